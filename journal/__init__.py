@@ -1,0 +1,5 @@
+"""The ground floor: durable files, and the append-only action log of one queue.
+
+Nothing here knows of queues, engines or message stores. The packages above import down:
+``qindex -> msgstore -> journal`` and ``rocketstore -> journal``.
+"""

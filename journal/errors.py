@@ -1,0 +1,88 @@
+"""Every error this project raises on purpose.
+
+Few and typed: a caller who catches :class:`StoreError` has caught them all. An error names the
+file and, where there is one, the offset.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "ClosedError",
+    "DamageError",
+    "ForkedError",
+    "LockedError",
+    "NotAStoreError",
+    "StorageError",
+    "StoreError",
+    "UsageError",
+    "WritesRefusedError",
+]
+
+
+class StoreError(Exception):
+    """Base of every error raised by this project."""
+
+
+class UsageError(StoreError, ValueError):
+    """A call that can't be right (wrong type, name, range, an ack twice); nothing has changed."""
+
+
+class ClosedError(StoreError):
+    """Use of an engine, queue or file after it was closed."""
+
+
+class ForkedError(ClosedError):
+    """Use, in a forked child, of an engine that the parent opened."""
+
+
+class NotAStoreError(StoreError):
+    """The path is no store directory: a file, or a directory of something else."""
+
+
+class LockedError(StoreError):
+    """Another process has the directory open for writing.
+
+    ``pid`` is that process, or ``None`` when the lock file does not tell.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], pid: int | None) -> None:
+        self.path = os.fspath(path)
+        self.pid = pid
+        who = f"process {pid}" if pid is not None else "another process"
+        super().__init__(f"{self.path}: is open for writing by {who}")
+
+
+class StorageError(StoreError):
+    """The operating system refused a file operation (full disk, I/O error, permission).
+
+    ``errno`` is the system's error number, ``path`` the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], doing: str, cause: OSError) -> None:
+        self.path = os.fspath(path)
+        self.errno = cause.errno
+        super().__init__(f"{self.path}: {doing}: {cause.strerror or cause}")
+
+
+class WritesRefusedError(StoreError):
+    """A write or sync failed earlier; the store takes no further writes until it is reopened.
+
+    After a failed fsync nobody knows what reached the disk, and asking again only hides that
+    (the kernel reports such an error once). Reading goes on.
+    """
+
+
+class DamageError(StoreError):
+    """Bytes on disk that no crash of ours explains.
+
+    ``path`` and ``offset`` (bytes from the start of the file) say where, ``what`` says what is
+    wrong there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], offset: int, what: str) -> None:
+        self.path = os.fspath(path)
+        self.offset = offset
+        self.what = what
+        super().__init__(f"{self.path}: at offset {offset}: {what}")

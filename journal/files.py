@@ -1,0 +1,240 @@
+"""The file seam: the one place that calls the operating system for store files.
+
+Everything above takes a :class:`FileSystem`, whose default is :data:`REAL`. Tests put two others
+in its place: one that records each operation, so that every state a crash can leave is rebuilt,
+and one that fails on demand. The methods of the real one *are* the functions of :mod:`os`, so
+that an owner who binds them once at open (``self._write = fs.write``) pays nothing for the seam.
+
+What is durable when a call returns:
+
+=====================  ==========================================================================
+``write``, ``pwrite``  the operating system has it: the death of the process loses nothing
+a store into ``mmap``  the same: the pages belong to the file, not to the process
+``fdatasync(fd)``      the file's bytes, written or mapped, and its length, survive power loss
+``sync_dir(path)``     creations, renames and removals of names in ``path`` survive power loss
+=====================  ==========================================================================
+
+Memory-mapped files are extended with ``fallocate`` before they are mapped, so that a full disk is
+an error of that call and never a SIGBUS at a store into the map.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap as _mmap
+import os
+from pathlib import Path
+from typing import Protocol
+
+from journal.errors import StorageError
+
+__all__ = [
+    "REAL",
+    "FileSystem",
+    "PathLike",
+    "ReadBuffer",
+    "RealFileSystem",
+    "make_dirs",
+    "pread_all",
+    "pwrite_all",
+    "read_file",
+    "read_optional",
+    "replace_file",
+    "write_all",
+]
+
+PathLike = str | os.PathLike[str]
+ReadBuffer = bytes | bytearray | memoryview | _mmap.mmap
+
+_TMP_SUFFIX = ".tmp"
+
+
+class FileSystem(Protocol):
+    """The operations a store needs. Each raises :class:`OSError` as the system call would."""
+
+    def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int: ...
+    def close(self, fd: int, /) -> None: ...
+    def read(self, fd: int, length: int, /) -> bytes: ...
+    def pread(self, fd: int, length: int, offset: int, /) -> bytes: ...
+    def write(self, fd: int, data: ReadBuffer, /) -> int: ...
+    def pwrite(self, fd: int, data: ReadBuffer, offset: int, /) -> int: ...
+    def truncate(self, fd: int, length: int, /) -> None: ...
+    def fallocate(self, fd: int, offset: int, length: int, /) -> None: ...
+    def fdatasync(self, fd: int, /) -> None: ...
+    def fsync(self, fd: int, /) -> None: ...
+    def mmap(self, fd: int, length: int, writable: bool, /) -> _mmap.mmap: ...
+    def rename(self, source: PathLike, target: PathLike, /) -> None: ...
+    def unlink(self, path: PathLike, /) -> None: ...
+    def mkdir(self, path: PathLike, /) -> None: ...
+    def rmdir(self, path: PathLike, /) -> None: ...
+    def listdir(self, path: PathLike, /) -> list[str]: ...
+    def stat(self, path: PathLike, /) -> os.stat_result: ...
+    def fstat(self, fd: int, /) -> os.stat_result: ...
+    def sync_dir(self, path: PathLike, /) -> None: ...
+    def lock(self, fd: int, /) -> bool: ...
+    def boot_id(self) -> bytes: ...
+
+
+class RealFileSystem:
+    """The operating system's own file operations."""
+
+    open = staticmethod(os.open)
+    close = staticmethod(os.close)
+    read = staticmethod(os.read)
+    pread = staticmethod(os.pread)
+    write = staticmethod(os.write)
+    pwrite = staticmethod(os.pwrite)
+    truncate = staticmethod(os.ftruncate)
+    fdatasync = staticmethod(os.fdatasync if hasattr(os, "fdatasync") else os.fsync)
+    fsync = staticmethod(os.fsync)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)
+    rmdir = staticmethod(os.rmdir)
+    listdir = staticmethod(os.listdir)
+    stat = staticmethod(os.stat)
+    fstat = staticmethod(os.fstat)
+
+    @staticmethod
+    def fallocate(fd: int, offset: int, length: int, /) -> None:
+        """Reserve blocks for ``length`` bytes from ``offset`` and extend the file to their end.
+
+        Where the file system has no such call (or the platform has none) zeros are written, so
+        that the promise (a later store into a map can't meet a full disk) holds everywhere.
+        """
+        fallocate = getattr(os, "posix_fallocate", None)
+        if fallocate is not None:
+            try:
+                fallocate(fd, offset, length)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        end = offset + length
+        position = max(offset, os.fstat(fd).st_size)
+        zeros = bytes(1 << 16)
+        while position < end:
+            position += os.pwrite(fd, zeros[: end - position], position)
+
+    @staticmethod
+    def mmap(fd: int, length: int, writable: bool, /) -> _mmap.mmap:
+        """Map the first ``length`` bytes of the file, shared with it."""
+        access = _mmap.ACCESS_WRITE if writable else _mmap.ACCESS_READ
+        return _mmap.mmap(fd, length, access=access)
+
+    @staticmethod
+    def sync_dir(path: PathLike, /) -> None:
+        """Make the names in directory ``path`` durable."""
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def lock(fd: int, /) -> bool:
+        """Take an exclusive lock that dies with the process; ``False`` when another has it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    @staticmethod
+    def boot_id() -> bytes:
+        """Name this run of the operating system: equal before and after means that no power was
+        lost in between, so that all that was ever written is still there. Empty if unknown."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        except OSError:
+            return b""
+
+
+REAL = RealFileSystem()
+
+
+def write_all(fs: FileSystem, fd: int, data: ReadBuffer) -> None:
+    """Append all of ``data`` at the file's position, however many calls it takes.
+
+    Raises :class:`OSError`; a part may then have been written.
+    """
+    done = fs.write(fd, data)
+    size = len(data)
+    while done < size:
+        done += fs.write(fd, memoryview(data)[done:])
+
+
+def pwrite_all(fs: FileSystem, fd: int, data: ReadBuffer, offset: int) -> None:
+    """Write all of ``data`` at ``offset``. Raises :class:`OSError`; a part may be written."""
+    done = fs.pwrite(fd, data, offset)
+    size = len(data)
+    while done < size:
+        done += fs.pwrite(fd, memoryview(data)[done:], offset + done)
+
+
+def pread_all(fs: FileSystem, fd: int, length: int, offset: int) -> bytes:
+    """Read ``length`` bytes at ``offset``; fewer only where the file ends."""
+    data = fs.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    got = len(data)
+    while got < length:
+        data = fs.pread(fd, length - got, offset + got)
+        if not data:
+            break
+        parts.append(data)
+        got += len(data)
+    return b"".join(parts)
+
+
+def read_file(fs: FileSystem, path: PathLike) -> bytes:
+    """Read a whole file. Raises :class:`FileNotFoundError` and other :class:`OSError`."""
+    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return pread_all(fs, fd, fs.fstat(fd).st_size, 0)
+    finally:
+        fs.close(fd)
+
+
+def read_optional(fs: FileSystem, path: PathLike) -> bytes | None:
+    """Read a whole file, or give ``None`` when there is none."""
+    try:
+        return read_file(fs, path)
+    except FileNotFoundError:
+        return None
+
+
+def replace_file(fs: FileSystem, path: PathLike, data: bytes) -> None:
+    """Put ``data`` in place of the file at once: after a crash it holds the old or the new.
+
+    Steps: write ``<path>.tmp``, sync it, rename it over ``path``, sync the directory. Durable on
+    return. Raises :class:`journal.errors.StorageError`; the old file is then untouched.
+    """
+    path = os.fspath(path)
+    tmp = path + _TMP_SUFFIX
+    try:
+        fd = fs.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(fs, fd, data)
+            fs.fdatasync(fd)
+        finally:
+            fs.close(fd)
+        fs.rename(tmp, path)
+        fs.sync_dir(os.path.dirname(path) or ".")
+    except OSError as error:
+        raise StorageError(path, "can't be written", error) from error
+
+
+def make_dirs(fs: FileSystem, path: PathLike) -> None:
+    """Create the directory and its missing parents, each durable in its parent on return."""
+    path = os.fspath(path)
+    try:
+        fs.mkdir(path)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_dirs(fs, os.path.dirname(path) or ".")
+        fs.mkdir(path)
+    fs.sync_dir(os.path.dirname(path) or ".")

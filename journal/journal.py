@@ -1,0 +1,219 @@
+"""The writer of one queue's action log, ``journal.jif``.
+
+The file is extended ahead of need (``fallocate``) and memory-mapped, and a record is appended by
+storing it into the map: that survives the death of the process as a ``write`` does, and costs a
+tenth of it. The price: behind the last record the file is zero-filled until it is closed or
+emptied, which the format allows (a parser stops at 40 zero bytes).
+
+``rebase`` drops the front of the journal once its entries stand in the segment files. Entries
+that were appended meanwhile are kept: they are put into a new file that takes the journal's name
+at once, so that at any moment ``journal.jif`` is a whole journal.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+
+from journal.errors import ClosedError, StorageError
+from journal.files import FileSystem, PathLike
+from journal.poison import Poison
+from journal.sync import GroupCommit
+
+__all__ = ["Journal"]
+
+_FIRST_CAPACITY = 16 << 10
+_MAX_STEP = 8 << 20
+_NEW_SUFFIX = ".new"
+
+
+class Journal:
+    """Append-only, memory-mapped, one writer at a time (the queue's lock).
+
+    The owner appends with the bound method ``write`` (the map's own, so that an append costs one
+    C call) and asks ``tell()`` for the offset first. ``write`` raises :class:`ValueError` when
+    the map is full: then :meth:`grow` makes room. Both change when the map does, so they are
+    looked up on each use.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: PathLike, poison: Poison, *, position: int = 0
+    ) -> None:
+        """Open or create the file and keep its first ``position`` bytes.
+
+        What lies behind is cut off: recovery has said that it is a torn or zero-filled tail.
+        Raises :class:`StorageError`.
+        """
+        self._fs = fs
+        self.path = os.fspath(path)
+        self._poison = poison
+        self._closed = False
+        self._name_synced = False
+        self.synced = 0
+        """Bytes from the start known to be durable."""
+        try:
+            self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if fs.fstat(self._fd).st_size > position:
+                    fs.truncate(self._fd, position)
+                self._map_at(position, _FIRST_CAPACITY)
+            except BaseException:
+                fs.close(self._fd)
+                raise
+        except OSError as error:
+            raise StorageError(self.path, "the journal can't be opened", error) from error
+        self._commits = GroupCommit(self._sync_now)
+        # Held while a sync uses the descriptor, so that no rebase closes it under the call.
+        self._fd_in_use = threading.Lock()
+
+    map: mmap.mmap
+    write: Callable[[bytes | memoryview], int]
+    tell: Callable[[], int]
+
+    def _map_at(self, position: int, room: int) -> None:
+        """Make room for ``room`` bytes behind ``position`` and go on writing there."""
+        step = min(max(position, _FIRST_CAPACITY), _MAX_STEP)
+        capacity = -(-(position + max(room, step)) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._fs.fallocate(self._fd, 0, capacity)
+        self._use(self._fs.mmap(self._fd, capacity, True), position)
+
+    def _use(self, new_map: mmap.mmap, position: int) -> None:
+        new_map.seek(position)
+        self.map = new_map
+        self.write = new_map.write
+        self.tell = new_map.tell
+
+    def grow(self, room: int) -> None:
+        """Make room for ``room`` more bytes.
+
+        Raises :class:`StorageError` on a full disk; nothing has changed then. Raises
+        :class:`ClosedError` and :class:`WritesRefusedError`.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.path}: the journal is closed")
+        self._poison.check()
+        try:
+            self._map_at(self.tell(), room)
+        except OSError as error:
+            raise StorageError(self.path, "the journal can't grow", error) from error
+
+    def append(self, data: bytes | memoryview) -> int:
+        """Append ``data``, one record or a batch, and give the offset of its first byte.
+
+        In the operating system on return. Raises as :meth:`grow`.
+        """
+        offset = self.tell()
+        try:
+            self.write(data)
+        except ValueError:
+            self.grow(len(data))
+            offset = self.tell()
+            self.write(data)
+        return offset
+
+    def sync(self) -> None:
+        """Make durable all that was appended before the call; concurrent callers share one sync.
+
+        Raises :class:`WritesRefusedError` after any failure, this one's included.
+        """
+        self._poison.check()
+        self._commits.commit()
+
+    @property
+    def syncs(self) -> int:
+        """How many syncs have been made."""
+        return self._commits.rounds
+
+    def _sync_now(self) -> None:
+        self._poison.check()
+        with self._fd_in_use:
+            position = self.tell()
+            try:
+                self._fs.fdatasync(self._fd)
+                if not self._name_synced:
+                    self._fs.sync_dir(os.path.dirname(self.path))
+                    self._name_synced = True
+            except OSError as error:
+                failure = StorageError(self.path, "sync failed", error)
+                self._poison.set(failure)
+                raise failure from error
+            self.synced = max(self.synced, position)
+
+    def rebase(self, front: int) -> None:
+        """Drop the first ``front`` bytes; what was appended behind them moves to the start.
+
+        With nothing behind, the file is emptied in place, as RabbitMQ does it. Otherwise the
+        commit point is the rename of a new file over the journal. What of it was durable stays
+        durable: then the new file is synced before the rename, and its name after.
+        Raises :class:`StorageError`, and writes are refused from then on: a half-done change of
+        files is for recovery to judge.
+        """
+        with self._fd_in_use:
+            end = self.tell()
+            try:
+                if end == front:
+                    self._empty()
+                else:
+                    self._replace(self.map[front:end], durable=self.synced > front)
+            except OSError as error:
+                failure = StorageError(self.path, "the journal can't be emptied", error)
+                self._poison.set(failure)
+                raise failure from error
+
+    def _empty(self) -> None:
+        # The old map must not be touched once the file is shorter than it.
+        self._use(mmap.mmap(-1, mmap.PAGESIZE), 0)
+        self._fs.truncate(self._fd, 0)
+        self.synced = 0
+        self._map_at(0, _FIRST_CAPACITY)
+
+    def _replace(self, tail: bytes, *, durable: bool) -> None:
+        fs = self._fs
+        new_path = self.path + _NEW_SUFFIX
+        old_fd = self._fd
+        fd = fs.open(new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self._fd = fd
+            self._map_at(0, len(tail) + _FIRST_CAPACITY)
+            self.write(tail)
+            if durable:
+                fs.fdatasync(fd)
+            fs.rename(new_path, self.path)
+            self._name_synced = False
+            if durable:
+                fs.sync_dir(os.path.dirname(self.path))
+                self._name_synced = True
+        except BaseException:
+            fs.close(fd)
+            self._fd = old_fd
+            raise
+        self.synced = len(tail) if durable else 0
+        fs.close(old_fd)
+
+    def close(self, *, cut: bool = True) -> None:
+        """Cut the zero-filled tail off (unless ``cut`` is false) and close the file.
+
+        Raises :class:`StorageError`; the file is closed all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        end = self.tell()
+        self._use(mmap.mmap(-1, mmap.PAGESIZE), mmap.PAGESIZE)
+        try:
+            if cut:
+                self._fs.truncate(self._fd, end)
+        except OSError as error:
+            raise StorageError(self.path, "the journal can't be cut", error) from error
+        finally:
+            self._fs.close(self._fd)
+
+    def refuse(self, error: Exception) -> None:
+        """Make each later append raise ``error`` (the engine was closed, or forked)."""
+
+        def refused(_data: bytes | memoryview) -> int:
+            raise error
+
+        self.write = refused

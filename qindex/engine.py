@@ -1,0 +1,379 @@
+"""The engine: one store directory, its queues, its lock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from types import TracebackType
+
+import msgpack
+
+from journal.errors import (
+    ClosedError,
+    ForkedError,
+    NotAStoreError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
+from journal.files import FileSystem, make_dirs, read_optional, replace_file
+from journal.findings import Finding
+from journal.lock import DirectoryLock
+from journal.poison import Poison
+from qindex import layout
+from qindex.guards import RefusingLock
+from qindex.housekeeper import Housekeeper
+from qindex.options import Options
+from qindex.queue import Queue
+from qindex.queue_core import QueueCore
+from qindex.queue_index import QueueIndex
+from qindex.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
+from qindex.rabbitmq.vhost_config import parse_vhost_config
+from qindex.recovery import RestingQueue, recover_queue
+from qindex.segment import Segment
+from qindex.segment_format import DEFAULT_ENTRY_COUNT, file_number
+from qindex.seq_file import SeqFile
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.snapshot import read_snapshot, remove_snapshot, write_snapshot
+from qindex.stats import EngineStats
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger("qindex.engine")
+
+_MAX_NAME_BYTES = 255
+
+
+class Engine:
+    """An open store. Made by :func:`qindex.open`; a context manager that closes itself.
+
+    ``findings``: what recovery met when the store was opened, if it had not been closed cleanly.
+    """
+
+    def __init__(self, directory: str, options: Options, fs: FileSystem) -> None:
+        self.directory = directory
+        self.options = options
+        self.findings: list[Finding] = []
+        self._fs = fs
+        self._poison = Poison()
+        self._lock: threading.RLock | RefusingLock = threading.RLock()
+        self._awake: dict[str, Queue] = {}
+        self._resting: dict[str, RestingQueue] = {}
+        self._queues_directory = os.path.join(directory, layout.QUEUES)
+        self._housekeeper: Housekeeper | None = None
+        self._directory_lock = self._enter()
+        try:
+            self._open()
+        except OSError as error:
+            self._directory_lock.release()
+            raise StorageError(directory, "the store can't be opened", error) from error
+        except BaseException:
+            self._directory_lock.release()
+            raise
+        if options.background:
+            self._housekeeper = Housekeeper(
+                self._awake_queues, idle=options.flush_idle, budget=options.memory_budget
+            )
+        _live_engines.add(self)
+
+    # -- opening --------------------------------------------------------------------------------
+
+    def _enter(self) -> DirectoryLock:
+        """Make the directory if need be, see that it is ours or free, and lock it."""
+        fs, directory = self._fs, self.directory
+        try:
+            try:
+                names = fs.listdir(directory)
+            except FileNotFoundError:
+                make_dirs(fs, directory)
+                names = []
+            known = layout.MARKER in names or layout.is_empty_store(names)
+            if not known and not layout.store_kind(fs, directory).ours:
+                raise NotAStoreError(
+                    f"{directory}: a RabbitMQ directory; open it with read_only=True"
+                )
+            return DirectoryLock(fs, os.path.join(directory, layout.LOCK))
+        except NotADirectoryError as error:
+            raise NotAStoreError(f"{directory}: is a file, not a store directory") from error
+        except OSError as error:
+            raise StorageError(directory, "the store can't be opened", error) from error
+
+    def _open(self) -> None:
+        fs, directory, options = self._fs, self.directory, self.options
+        marker = layout.read_marker(fs, directory)
+        if marker is None:
+            config = read_optional(fs, os.path.join(directory, layout.CONFIG))
+            count = options.segment_entry_count or (
+                parse_vhost_config(config).segment_entry_count if config else DEFAULT_ENTRY_COUNT
+            )
+            marker = layout.StoreMarker(count, options.vhost)
+            replace_file(fs, os.path.join(directory, layout.MARKER), layout.pack_marker(marker))
+        self._entry_count = marker.entry_count
+        self._vhost = marker.vhost
+        make_dirs(fs, self._queues_directory)
+        snapshot = read_snapshot(fs, directory, self._queues_directory)
+        remove_snapshot(fs, directory)
+        for name in sorted(fs.listdir(self._queues_directory)):
+            path = os.path.join(self._queues_directory, name)
+            if name.endswith(layout.DELETED_SUFFIX):
+                _remove_queue_directory(fs, path)
+            elif snapshot is not None and name in snapshot:
+                self._resting[name] = snapshot[name]
+            elif set(fs.listdir(path)) <= {layout.QUEUE_NAME + ".tmp"}:
+                # Its creation was cut short before it had so much as a name.
+                _remove_queue_directory(fs, path)
+            else:
+                self._resting[name] = self._recover(path)
+
+    def _recover(self, path: str) -> RestingQueue:
+        seq_file = SeqFile(self._fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
+        resting, findings = recover_queue(
+            self._fs, path, self._entry_count, seq_file, repair=self.options.repair
+        )
+        self.findings += findings
+        return resting
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def queue(self, name: str, *, message_ttl: float | None = None) -> Queue:
+        """Give the queue of this name; makes it when there is none.
+
+        ``message_ttl``: seconds after which a message is dropped when it gets to the head; kept
+        with the queue, ``None`` leaves it as it is. Made durably: the queue is there after a
+        crash. Raises :class:`UsageError` for a name that is empty or over 255 bytes.
+        """
+        raw = _checked_name(name)
+        if message_ttl is not None and not (
+            isinstance(message_ttl, int | float) and 0 <= message_ttl < 1e10
+        ):
+            raise UsageError(f"message_ttl must be seconds from 0 to 1e10, not {message_ttl!r}")
+        with self._lock:
+            hashed = directory_name(self._vhost, raw)
+            queue = self._awake.get(hashed)
+            if queue is None:
+                try:
+                    queue = self._wake(name, raw, hashed, message_ttl)
+                except OSError as error:
+                    raise StorageError(
+                        self.directory, f"queue {name!r} can't be opened", error
+                    ) from error
+                self._awake[hashed] = queue
+            elif message_ttl is not None and message_ttl != queue.message_ttl:
+                raise UsageError(
+                    f"queue {name!r} is open with message_ttl={queue.message_ttl!r}, "
+                    f"not {message_ttl!r}"
+                )
+            return queue
+
+    def _wake(self, name: str, raw: bytes, hashed: str, message_ttl: float | None) -> Queue:
+        fs = self._fs
+        path = os.path.join(self._queues_directory, hashed)
+        resting = self._resting.get(hashed)
+        if resting is None:
+            self._poison.check()
+            make_dirs(fs, path)
+            queue_name = format_queue_name(self._vhost, raw)
+            replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
+            resting = RestingQueue(path, 0)
+        elif not _files_agree(fs, resting):
+            _log.warning("%s: differs from the clean-shutdown snapshot: recovering", path)
+            resting = self._recover(path)
+        ttl = self._settings(path, message_ttl)
+        seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
+        segments = {
+            number: Segment.unloaded(number, self._entry_count, unacked, size)
+            for number, (unacked, size) in resting.segments.items()
+        }
+        index = QueueIndex(
+            fs,
+            path,
+            self._entry_count,
+            self._poison,
+            segments=segments,
+            next_seq=resting.next_seq,
+            seq_file=seq_file,
+        )
+        self._resting.pop(hashed, None)
+        ask = self._ask_flush if self.options.background else None
+        return Queue(name, index, self.options, message_ttl=ttl, request_flush=ask)
+
+    def _settings(self, path: str, message_ttl: float | None) -> float | None:
+        """Read the queue's settings, and write those that are new."""
+        file = os.path.join(path, layout.SETTINGS)
+        data = read_optional(self._fs, file)
+        stored: float | None = msgpack.unpackb(data).get("message_ttl") if data else None
+        if message_ttl is None or message_ttl == stored:
+            return stored
+        if stored is not None:
+            _log.info("%s: message_ttl was %r, is now %r", path, stored, message_ttl)
+        replace_file(self._fs, file, msgpack.packb({"message_ttl": message_ttl}))
+        return message_ttl
+
+    def _ask_flush(self, queue: QueueCore) -> None:
+        if self._housekeeper is not None:
+            self._housekeeper.ask(queue)
+
+    def _awake_queues(self) -> list[Queue]:
+        return list(self._awake.values())
+
+    def queue_names(self) -> list[str]:
+        """Give the names of all queues, sorted."""
+        with self._lock:
+            names = [queue.name for queue in self._awake.values()]
+            for hashed, resting in self._resting.items():
+                names.append(_stored_name(self._fs, resting.directory, hashed))
+            return sorted(names)
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue and its messages; it is an error when there is none.
+
+        Commit point: its directory is renamed; a crash after that finishes the deletion at the
+        next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`.
+        """
+        raw = _checked_name(name)
+        with self._lock:
+            hashed = directory_name(self._vhost, raw)
+            queue = self._awake.pop(hashed, None)
+            if queue is None and self._resting.pop(hashed, None) is None:
+                raise UsageError(f"there is no queue {name!r}")
+            if queue is not None:
+                queue._abandon(RefusingLock(ClosedError, f"queue {name!r} was deleted"))
+            fs = self._fs
+            path = os.path.join(self._queues_directory, hashed)
+            try:
+                fs.rename(path, path + layout.DELETED_SUFFIX)
+                fs.sync_dir(self._queues_directory)
+                _remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+            except OSError as error:
+                raise StorageError(path, "the queue can't be deleted", error) from error
+
+    # -- the whole store ------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make all that returned before, on all queues, durable against power loss."""
+        with self._lock:
+            queues = self._awake_queues()
+        for queue in queues:
+            queue.sync()
+
+    def flush(self) -> None:
+        """Bring the journals of all queues into their segment files."""
+        with self._lock:
+            queues = self._awake_queues()
+        for queue in queues:
+            queue.flush()
+
+    def stats(self) -> EngineStats:
+        """Give the figures of the store and of the queues that were used since it was opened."""
+        with self._lock:
+            queues = self._awake_queues()
+            return EngineStats(
+                directory=self.directory,
+                queues=tuple(sorted((queue.stats() for queue in queues), key=lambda one: one.name)),
+                dirty_bytes=sum(queue.unflushed()[2] for queue in queues),
+                writes_refused=self._poison.reason,
+            )
+
+    def close(self) -> None:
+        """Flush, leave a snapshot so that the next open is quick, and give the lock back.
+
+        Transient messages end here. Raises :class:`StorageError` when the system refuses; the
+        engine is closed all the same, and the next open recovers from the files.
+        """
+        if isinstance(self._lock, RefusingLock):
+            return
+        with self._lock:
+            self._lock = RefusingLock(ClosedError, f"{self.directory}: the engine is closed")
+        _live_engines.discard(self)
+        if self._housekeeper is not None:
+            self._housekeeper.stop()
+        failure: Exception | None = None
+        for hashed, queue in self._awake.items():
+            try:
+                queue._close()
+                self._resting[hashed] = queue._rest()
+            except (StoreError, OSError) as error:
+                failure = failure or error
+        try:
+            if failure is None and self._poison.reason is None:
+                write_snapshot(self._fs, self.directory, self._resting)
+        finally:
+            self._directory_lock.release()
+        if failure is not None:
+            raise failure
+
+    def _forked(self) -> None:
+        text = f"{self.directory}: was opened by another process; open it again in the child"
+        self._lock = RefusingLock(ForkedError, text)
+        for queue in self._awake.values():
+            queue._forked()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"
+
+
+_live_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_live_engines):
+        engine._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _checked_name(name: str) -> bytes:
+    if not isinstance(name, str):
+        raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a queue's name must be valid Unicode: {error}") from error
+    if not 0 < len(raw) <= _MAX_NAME_BYTES:
+        raise UsageError(
+            f"a queue's name must have 1 to {_MAX_NAME_BYTES} bytes as UTF-8, not {len(raw)}"
+        )
+    return raw
+
+
+def _stored_name(fs: FileSystem, path: str, hashed: str) -> str:
+    data = read_optional(fs, os.path.join(path, layout.QUEUE_NAME))
+    if data is None:
+        return hashed
+    return parse_queue_name(data, hashed).queue.decode("utf-8", "surrogateescape")
+
+
+def _files_agree(fs: FileSystem, resting: RestingQueue) -> bool:
+    """Tell whether the segment files are those of the snapshot, by name and size."""
+    sizes = {}
+    for name in fs.listdir(resting.directory):
+        number = file_number(name)
+        if number is not None or name == "journal.jif":
+            sizes[number] = fs.stat(os.path.join(resting.directory, name)).st_size
+    journal_size = sizes.pop(None, 0)
+    expected = {number: size for number, (_, size) in resting.segments.items()}
+    return journal_size == 0 and sizes == expected
+
+
+def _remove_queue_directory(fs: FileSystem, path: str) -> None:
+    for name in fs.listdir(path):
+        inner = os.path.join(path, name)
+        try:
+            fs.unlink(inner)
+        except (IsADirectoryError, PermissionError):
+            _remove_queue_directory(fs, inner)
+    fs.rmdir(path)

@@ -1,0 +1,124 @@
+"""Turn index entries into messages: read, verify, decode, many at once.
+
+Entries whose records are of one length and plain (neither key, headers nor properties) are handled
+as rows of one numpy array; others one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_digest
+
+from journal.errors import StoreError
+from journal.files import ReadBuffer
+from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
+from qindex import record_format
+from qindex.checks import correct_bit
+from qindex.message import Message
+
+__all__ = ["Entry", "decode_any", "journal_words", "plain_entries", "read_entry"]
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+_CORRECTABLE = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One index entry with its message.
+
+    ``message`` is ``None`` where the message is in the message store (``stored``), or where it is
+    damaged: then ``damage`` says how. ``corrected``: one flipped bit was put right.
+    ``expiry``: microseconds since 1970, 0 = never. ``size``: of the body, as the index has it.
+    """
+
+    msg_id: bytes
+    expiry: int
+    size: int
+    message: Message | None
+    stored: bool = False
+    damage: str = ""
+    corrected: bool = False
+
+
+def decode_any(record: bytes, msg_id: bytes) -> Message:
+    """Decode a record of either kind. Raises :class:`StoreError` with the reason."""
+    if record[:1] == b"\x83":
+        from qindex.rabbitmq.bridge import decode_rabbitmq
+
+        return decode_rabbitmq(record, msg_id)
+    return record_format.decode_record(record)
+
+
+def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
+    """Read one entry whose message id stands at offset ``payload`` of ``data``.
+
+    ``word``: its type and seq_id as in a journal. A damaged record gives an entry that says so.
+    """
+    msg_id, expiry, size, embedded = PAYLOAD.unpack_from(data, payload)
+    if not embedded:
+        return Entry(msg_id, expiry, size, None, stored=True)
+    head_end = payload + PAYLOAD_SIZE
+    record = bytes(data[head_end : head_end + embedded])
+    if len(record) < embedded:
+        return Entry(msg_id, expiry, size, None, damage="the record is cut off")
+    corrected = False
+    if record[:3] == record_format.MAGIC or record[:1] != b"\x83":
+        head = word.to_bytes(8, "big") + bytes(data[payload:head_end])
+        at = record_format.CHECK_OFFSET
+        blank = b"".join((head, record[:at], bytes(8), record[at + 8 :]))
+        if xxh3_64_digest(blank) != record[at : at + 8] or record[:3] != record_format.MAGIC:
+            whole = bytearray(head + record)
+            bit = correct_bit(bytes(whole)) if len(whole) <= _CORRECTABLE else None
+            if bit is None:
+                return Entry(msg_id, expiry, size, None, damage="the checksum does not hold")
+            whole[bit >> 3] ^= 0x80 >> (bit & 7)
+            fixed_word = int.from_bytes(whole[:8], "big")
+            if fixed_word != word or len(whole) != PUBLISH_HEAD_SIZE + embedded:
+                return Entry(msg_id, expiry, size, None, damage="the checksum does not hold")
+            msg_id, expiry, size, _ = PAYLOAD.unpack_from(whole, 8)
+            record = bytes(whole[PUBLISH_HEAD_SIZE:])
+            corrected = True
+    try:
+        message = decode_any(record, msg_id)
+    except StoreError as error:
+        return Entry(msg_id, expiry, size, None, damage=str(error))
+    return Entry(msg_id, expiry, size, message, corrected=corrected)
+
+
+def plain_entries(
+    data: ReadBuffer, payloads: I64, words: U64, embedded: I64
+) -> tuple[list[bytes], list[int]] | None:
+    """Read entries that are all sound, plain, embedded, of one length, and never expire.
+
+    Gives bodies and timestamps (nanoseconds), or ``None`` when any entry is not of that kind:
+    then each is for :func:`read_entry`. About 0.2 us an entry.
+    """
+    length = int(embedded[0])
+    if length < record_format.PLAIN_HEAD_SIZE + 2 or (embedded != length).any():
+        return None
+    row_length = PUBLISH_HEAD_SIZE + length
+    rows = record_format.gather_rows(data, payloads, words, row_length)
+    if not record_format.verify_rows(rows).all() or not record_format.is_plain(rows).all():
+        return None
+    if rows[:, 24:32].any():
+        return None
+    body_head = PUBLISH_HEAD_SIZE + record_format.PLAIN_HEAD_SIZE
+    for head_size, most in ((2, 0xFF), (3, 0xFFFF), (5, (1 << 32) - 1)):
+        size = length - record_format.PLAIN_HEAD_SIZE - head_size
+        if size <= most:
+            break
+    if size <= 0:
+        return None
+    bodies = np.ascontiguousarray(rows[:, body_head + head_size :]).view(f"V{size}").ravel()
+    listed: list[bytes] = bodies.tolist()
+    return listed, list(record_format.timestamps(rows))
+
+
+def journal_words(kinds: npt.NDArray[np.uint8], seqs: I64) -> U64:
+    """Put type bits and seq_ids together as they stand at the start of a journal record."""
+    return (kinds.astype(np.uint64) << np.uint64(TYPE_SHIFT)) | seqs.astype(np.uint64)

@@ -1,0 +1,221 @@
+"""A flush: bring what the journal holds into the segment files, so that the journal can be emptied.
+
+A flush has three parts, so that publishers wait for none of the disk's work:
+
+1. *Plan*, under the queue's lock: copy the state maps of the dirty segments (16 KiB each) and note
+   how far the journal goes. Publishers go on appending behind that point.
+2. *Write*, without the lock (:func:`write_plan`): for each segment, in ascending order: delete the
+   file when nothing in it is unacknowledged; else append what its file does not have, and sync it.
+   Then sync the directory if a file was created. Nothing of this changes what the queue is: until
+   part 3, the journal says the same.
+3. *Finish*, under the lock: drop the front of the journal (the commit point) and take over the new
+   file states.
+
+A crash in part 2 leaves entries in both journal and segments, or a segment file cut in its last
+record: recovery merges the former and cuts the latter, the journal still has them.
+
+A message that was published and acknowledged within one journal is never written to a segment.
+Within one append the publish records come first, in order of seq_id, then the next-step records:
+RabbitMQ reads that as well, and a run of equal publish records is read at once.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import StorageError
+from journal.files import FileSystem, ReadBuffer, write_all
+from journal.format import PAYLOAD_SIZE, PUBLISH_TRANSIENT
+from qindex.record_format import gather_rows
+from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed
+from qindex.segment_format import (
+    NEXT_STEP,
+    PERSISTENT,
+    PUBLISH,
+    PUBLISH_HEAD_SIZE,
+    STEP_SIZE,
+    file_name,
+)
+
+__all__ = ["FlushPlan", "SegmentPlan", "plan_segment", "write_plan"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+
+_JOURNAL_HEAD = 8
+_EMBEDDED_AT = _JOURNAL_HEAD + PAYLOAD_SIZE - 4
+_BATCH_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class SegmentPlan:
+    """What one segment needs.
+
+    ``states``: the state map now, ``filed``: that of the file, both as files know states.
+    ``first_rel``, ``journal_offsets``: where in the journal the publish records of entries
+    ``first_rel, first_rel + 1, ...`` stand (-1: not there). ``file_size``: bytes now.
+
+    The results: ``offsets`` and ``lengths`` of the publish records that were appended, for the
+    entries ``rels``; ``deleted``; ``file_size`` after.
+    """
+
+    number: int
+    states: bytearray
+    filed: bytearray
+    first_rel: int
+    journal_offsets: I64
+    file_size: int
+    rels: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    lengths: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    deleted: bool = False
+
+    @property
+    def unacked(self) -> int:
+        """Entries published less acknowledged."""
+        return len(self.states) - self.states.count(ABSENT) - self.states.count(ACKED)
+
+
+@dataclass(slots=True)
+class FlushPlan:
+    """All that one flush does. ``front``: bytes of ``journal`` that it makes superfluous.
+
+    ``dirty``: actions in those bytes; ``next_seq``: first seq_id not covered.
+    """
+
+    directory: str
+    journal: ReadBuffer
+    front: int
+    dirty: int
+    next_seq: int
+    segments: list[SegmentPlan]
+
+
+def plan_segment(segment: Segment, first_rel: int, journal_offsets: I64) -> SegmentPlan:
+    """Copy what a flush needs of a segment; see :class:`SegmentPlan`. The queue's lock is held."""
+    return SegmentPlan(
+        segment.number,
+        bytearray(as_filed(segment.states)),
+        bytearray(segment.filed),
+        first_rel,
+        journal_offsets,
+        segment.file_size,
+    )
+
+
+def write_plan(fs: FileSystem, plan: FlushPlan, *, durable: bool = True) -> int:
+    """Do part 2 of a flush; gives the bytes written.
+
+    All of it is durable on return (with ``durable``). Raises :class:`StorageError`: then the
+    journal must stay, and the segment's file may end in a part of a record.
+    """
+    written = 0
+    new_names = False
+    for segment in plan.segments:
+        path = os.path.join(plan.directory, file_name(segment.number))
+        try:
+            if segment.unacked == 0:
+                if segment.file_size:
+                    fs.unlink(path)
+                segment.deleted = True
+                segment.file_size = 0
+                continue
+            new_names |= segment.file_size == 0
+            written += _append(fs, path, plan.journal, segment, durable)
+        except OSError as error:
+            raise StorageError(path, "the segment can't be written", error) from error
+    if new_names and durable:
+        try:
+            fs.sync_dir(plan.directory)
+        except OSError as error:
+            raise StorageError(plan.directory, "the directory can't be synced", error) from error
+    return written
+
+
+def _append(
+    fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan, durable: bool
+) -> int:
+    states = np.frombuffer(segment.states, np.uint8)
+    filed = np.frombuffer(segment.filed, np.uint8)
+    fresh = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
+    rels = np.flatnonzero(fresh)
+    offsets = segment.journal_offsets[rels - segment.first_rel] if len(rels) else rels
+    steps = _step_records(states, filed, fresh)
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        start = segment.file_size
+        if fs.fstat(fd).st_size != start:
+            # The end of a file that recovery found torn, or that an earlier flush left so.
+            fs.truncate(fd, start)
+        lengths = _append_publishes(fs, fd, journal, rels, offsets)
+        size = start + int(lengths.sum())
+        if len(steps):
+            write_all(fs, fd, steps)
+            size += len(steps)
+        if durable:
+            fs.fdatasync(fd)
+    finally:
+        fs.close(fd)
+    segment.rels = rels
+    segment.lengths = lengths
+    segment.offsets = start + np.cumsum(lengths) - lengths
+    segment.file_size = size
+    return size - start
+
+
+def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:
+    """Give the next-step records: one for each step from the filed state to the present one."""
+    had = np.where(fresh, PUBLISHED, filed)
+    counts = np.where((had == ABSENT) | (states < had), 0, states - had)
+    rels = np.repeat(np.arange(len(states)), counts)
+    return (rels | NEXT_STEP).astype(">u2").tobytes()
+
+
+def _append_publishes(fs: FileSystem, fd: int, journal: ReadBuffer, rels: I64, offsets: I64) -> I64:
+    """Append the publish records that stand at ``offsets`` of the journal; gives their lengths in
+    the segment."""
+    if not len(rels):
+        return rels
+    flat = np.frombuffer(journal, np.uint8)
+    fields = flat[offsets[:, None] + (_EMBEDDED_AT + np.arange(4))]
+    embedded = np.ascontiguousarray(fields).view(">u4").ravel().astype(np.int64)
+    heads = PUBLISH | np.where(flat[offsets] >> 6 == PUBLISH_TRANSIENT, 0, PERSISTENT) | rels
+    lengths = embedded + PUBLISH_HEAD_SIZE
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(rels):
+        done = int(ends[first] - lengths[first])
+        last = max(first + 1, int(np.searchsorted(ends, done + _BATCH_BYTES, side="right")))
+        part = slice(first, last)
+        if (lengths[part] == lengths[first]).all():
+            length = int(lengths[first])
+            write_all(fs, fd, _equal_records(journal, heads[part], offsets[part], length))
+        else:
+            write_all(fs, fd, _unequal_records(journal, heads[part], offsets[part], lengths[part]))
+        first = last
+    return lengths
+
+
+def _equal_records(journal: ReadBuffer, heads: I64, offsets: I64, length: int) -> memoryview:
+    words = np.zeros(len(heads), np.uint64)
+    rows = gather_rows(journal, offsets + _JOURNAL_HEAD, words, length - STEP_SIZE + _JOURNAL_HEAD)
+    block = np.empty((len(heads), length), np.uint8)
+    block[:, STEP_SIZE:] = rows[:, _JOURNAL_HEAD:]
+    block[:, :STEP_SIZE] = heads.astype(">u2").view(np.uint8).reshape(-1, STEP_SIZE)
+    return block.ravel().data
+
+
+def _unequal_records(journal: ReadBuffer, heads: I64, offsets: I64, lengths: I64) -> bytes:
+    view = memoryview(journal)
+    parts: list[bytes | memoryview] = []
+    packed = heads.astype(">u2").tobytes()
+    starts = (offsets + _JOURNAL_HEAD).tolist()
+    ends = (offsets + _JOURNAL_HEAD + lengths - STEP_SIZE).tolist()
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        parts.append(packed[2 * index : 2 * index + 2])
+        parts.append(view[start:end])
+    return b"".join(parts)

@@ -1,0 +1,90 @@
+"""The engine's background thread: flushes that were asked for, idle queues, the memory budget."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from journal.errors import StoreError
+from qindex.queue_core import QueueCore
+
+__all__ = ["Housekeeper"]
+
+_log = logging.getLogger("qindex.housekeeper")
+
+
+class Housekeeper:
+    """One thread for all queues of an engine.
+
+    Flushes a queue (A) when it has been idle for ``idle`` seconds with actions in its journal,
+    (B) when it asks, and (C) when the unflushed entries of all queues hold more than ``budget``
+    bytes: then the one that holds most.
+    """
+
+    def __init__(
+        self, queues: Callable[[], Iterable[QueueCore]], *, idle: float, budget: int
+    ) -> None:
+        self._queues = queues
+        self._idle = idle
+        self._budget = budget
+        self._wake = threading.Condition()
+        self._asked: set[QueueCore] = set()
+        self._stopped = False
+        self._seen: dict[QueueCore, tuple[int, int]] = {}
+        self._thread = threading.Thread(target=self._run, name="qindex-housekeeper", daemon=True)
+        self._thread.start()
+
+    def ask(self, queue: QueueCore) -> None:
+        """Flush ``queue`` soon. Called with the queue's lock held, so it waits for nothing."""
+        if queue not in self._asked:
+            with self._wake:
+                self._asked.add(queue)
+                self._wake.notify()
+
+    def stop(self) -> None:
+        """End the thread; a flush under way is finished first."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        tick = max(self._idle / 2, 0.001)
+        while True:
+            with self._wake:
+                if not self._asked and not self._stopped:
+                    self._wake.wait(tick)
+                if self._stopped:
+                    return
+                asked, self._asked = self._asked, set()
+            for queue in asked or self._due():
+                self._flush(queue)
+
+    def _due(self) -> list[QueueCore]:
+        """Find idle queues, and the fullest when the budget is exceeded."""
+        due = []
+        total = 0
+        fullest: tuple[int, QueueCore | None] = (0, None)
+        seen: dict[QueueCore, tuple[int, int]] = {}
+        for queue in self._queues():
+            dirty, next_seq, held = queue.unflushed()
+            if not dirty:
+                continue
+            total += held
+            if held > fullest[0]:
+                fullest = (held, queue)
+            seen[queue] = (dirty, next_seq)
+            if self._seen.get(queue) == (dirty, next_seq):
+                due.append(queue)
+        self._seen = seen
+        if total > self._budget and fullest[1] is not None and fullest[1] not in due:
+            due.append(fullest[1])
+        return due
+
+    def _flush(self, queue: QueueCore) -> None:
+        try:
+            queue.flush()
+        except StoreError as error:
+            # The journal still has everything; publishers see the poison, if it came to that.
+            _log.error("flush of queue %r failed: %s", queue.name, error)

@@ -1,0 +1,291 @@
+"""Recovery: read a queue's journal and segments, and say what state each entry is in.
+
+Nothing is written here. An open that may write takes the result, sets damaged bytes aside and
+flushes; a read-only view, the command line and verify just look.
+
+What journal and segment say of one entry is merged by one rule, which covers every combination
+(RabbitMQ's table has gaps that hang the node): *published* if either says so, *delivered* if
+either does, *acknowledged* if either does; a deliver or ack of an entry that neither has published
+is dropped (its segment was deleted). So a flush that was cut short by a crash, which leaves the
+same entries in both, changes nothing.
+
+One combination is doubted: an ack in the journal of an entry that nobody was given. It is taken
+as an ack only where later entries were delivered (then its deliver record is what got lost);
+otherwise the message stays: a message too many is better than one too few.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from sortedcontainers import SortedDict
+
+from journal import format as journal_format
+from journal.files import FileSystem, read_file, read_optional
+from journal.findings import Cause, Finding
+from journal.format import ACK, DELIVER, PUBLISH_TRANSIENT, SEQ_MASK
+from journal.replay import Walk
+from qindex.layouts import journal_layout, segment_layout
+from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment
+from qindex.segment_format import file_number
+from qindex.sound_read import Data, Reading, read_soundly
+
+__all__ = ["JournalEntries", "LoadedQueue", "SegmentScan", "load_queue", "scan_segment"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class SegmentScan:
+    """What one segment file holds.
+
+    ``filed``: a byte of state for each entry. ``offsets``, ``lengths``: bytes, of each entry's
+    publish record, -1 where there is none. ``transient``: seq_ids of transient messages.
+    ``data``: the file with its damage corrected where that was possible.
+    """
+
+    filed: bytearray
+    offsets: I64
+    lengths: I64
+    transient: I64
+    size: int
+    data: Data
+    findings: list[Finding]
+    walk: Walk
+
+    def sound_bytes(self) -> bytes:
+        """Give the file as it should be: its sound records, those that were kept, and no more."""
+        ignored = {finding.offset for finding in self.findings if finding.consequence == DROPPED}
+        view = memoryview(self.data)
+        return b"".join(
+            view[at : at + length]
+            for at, length in zip(
+                self.walk.offsets.tolist(), self.walk.lengths.tolist(), strict=True
+            )
+            if at not in ignored
+        )
+
+
+DROPPED = "dropped"
+"""The consequence of a record that is whole but can't be right."""
+
+
+@dataclass(slots=True)
+class JournalEntries:
+    """Publish records found in a journal that no segment has: sorted by seq_id."""
+
+    seqs: I64
+    offsets: I64
+    data: Data
+
+    def offset_of(self, seq_id: int) -> int:
+        """Give the offset of the publish record of ``seq_id``, or -1."""
+        at = int(np.searchsorted(self.seqs, seq_id))
+        if at < len(self.seqs) and self.seqs[at] == seq_id:
+            return int(self.offsets[at])
+        return -1
+
+
+@dataclass(slots=True)
+class LoadedQueue:
+    """A queue as its files have it.
+
+    ``segments``: by number; those that the journal touches are loaded and dirty, others know
+    their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
+    messages published as transient and not acknowledged. ``unacked``: messages held.
+    ``sound_files``: what the files of damaged segments (by number) should hold; the states and
+    offsets of those are of these bytes.
+    """
+
+    directory: str
+    entry_count: int
+    segments: SortedDict
+    journal: JournalEntries
+    seen: int
+    transient: set[int]
+    journal_size: int
+    journal_records: int
+    findings: list[Finding] = field(default_factory=list)
+    sound_files: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def unacked(self) -> int:
+        """Messages published and not acknowledged."""
+        return sum(segment.unacked for segment in self.segments.values())
+
+
+def scan_segment(path: str, data: Data, number: int, entry_count: int) -> SegmentScan:
+    """Scan the bytes of one segment file. Never raises on any bytes."""
+    filed = np.zeros(entry_count, np.uint8)
+    offsets = np.full(entry_count, -1, np.int64)
+    lengths = np.full(entry_count, -1, np.int64)
+    reading = read_soundly(path, data, segment_layout(number, entry_count))
+    walk, findings = reading.walk, reading.findings
+    rels = walk.seqs - number * entry_count
+    publishes = walk.kinds < DELIVER
+    published = rels[publishes]
+    offsets[published] = walk.offsets[publishes]
+    lengths[published] = walk.lengths[publishes]
+    filed[published] = PUBLISHED
+    steps = rels[~publishes]
+    if len(steps):
+        step_offsets = walk.offsets[~publishes]
+        in_place = (offsets[steps] >= 0) & (offsets[steps] < step_offsets)
+        counts = np.bincount(steps[in_place], minlength=entry_count)
+        filed += np.minimum(counts, ACKED - PUBLISHED).astype(np.uint8)
+        for at in step_offsets[~in_place].tolist():
+            findings.append(
+                Finding(path, at, 2, Cause.DAMAGE, "deliver or ack before any publish", DROPPED)
+            )
+        for rel in np.flatnonzero(counts > ACKED - PUBLISHED).tolist():
+            what = f"more than one ack of seq_id {number * entry_count + rel}"
+            for at in step_offsets[in_place & (steps == rel)][ACKED - PUBLISHED :].tolist():
+                findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED))
+    alive = filed != ABSENT
+    alive &= filed != ACKED
+    is_transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
+    transient = is_transient[alive[is_transient - number * entry_count]]
+    return SegmentScan(
+        bytearray(filed.tobytes()),
+        offsets,
+        lengths,
+        transient,
+        len(data),
+        reading.data,
+        findings,
+        walk,
+    )
+
+
+def load_queue(
+    fs: FileSystem, directory: str, entry_count: int, *, seq_limit: int = SEQ_MASK
+) -> LoadedQueue:
+    """Read all of a queue's directory.
+
+    ``seq_limit``: no seq_id above it was ever given out. Raises :class:`OSError`. Damage is no
+    error here: see ``findings``. Memory: one segment file at a time, and the journal.
+    """
+    segments: SortedDict = SortedDict()
+    loaded = LoadedQueue(
+        directory, entry_count, segments, _no_journal(), 0, set(), 0, 0, findings=[]
+    )
+    journal_path = os.path.join(directory, journal_format.FILE_NAME)
+    data = read_optional(fs, journal_path) or b""
+    reading = read_soundly(journal_path, data, journal_layout(seq_limit))
+    loaded.findings += reading.findings
+    loaded.journal_size = reading.walk.end
+    loaded.journal_records = len(reading.walk)
+    touched = set(np.unique(reading.walk.seqs // entry_count).tolist())
+    for name in sorted(fs.listdir(directory)):
+        number = file_number(name)
+        if number is not None:
+            _load_segment(fs, loaded, name, number, keep=number in touched)
+    _merge(loaded, journal_path, reading)
+    for segment in segments.values():
+        if segment.loaded and not segment.dirty:
+            segment.unload()
+    return loaded
+
+
+def _no_journal() -> JournalEntries:
+    return JournalEntries(np.empty(0, np.int64), np.empty(0, np.int64), b"")
+
+
+def _load_segment(
+    fs: FileSystem, loaded: LoadedQueue, name: str, number: int, *, keep: bool
+) -> None:
+    path = os.path.join(loaded.directory, name)
+    scan = scan_segment(path, read_file(fs, path), number, loaded.entry_count)
+    if scan.findings:
+        loaded.findings += scan.findings
+        sound = loaded.sound_files[number] = scan.sound_bytes()
+        scan = scan_segment(path, sound, number, loaded.entry_count)
+    segment = Segment(number, loaded.entry_count)
+    segment.file_size = scan.size
+    segment.load(scan.filed, scan.offsets, scan.lengths)
+    found = np.flatnonzero(np.frombuffer(scan.filed, np.uint8))
+    if len(found):
+        loaded.seen = max(loaded.seen, segment.base + int(found[-1]) + 1)
+    loaded.transient.update(scan.transient.tolist())
+    if not keep and not segment.dirty:
+        segment.unload()
+    loaded.segments[number] = segment
+
+
+def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
+    """Bring the journal's records into the segments' states; see the module's text."""
+    walk = reading.walk
+    publishes = walk.kinds < DELIVER
+    seqs, offsets = _last_of_each(walk.seqs[publishes], walk.offsets[publishes])
+    loaded.seen = max(loaded.seen, int(seqs[-1]) + 1 if len(seqs) else 0)
+    delivered = walk.seqs[walk.kinds == DELIVER]
+    last_delivered = int(delivered.max()) if len(delivered) else -1
+    in_journal = np.ones(len(seqs), np.bool_)
+    count = loaded.entry_count
+    for number in np.unique(walk.seqs // count).tolist():
+        segment = loaded.segments.get(number)
+        if segment is None:
+            segment = loaded.segments[number] = Segment(number, count)
+        states = np.frombuffer(segment.states, np.uint8)
+        low, high = np.searchsorted(seqs, (segment.base, segment.base + count))
+        rels = seqs[low:high] - segment.base
+        in_journal[low:high] = states[rels] == ABSENT
+        states[rels] = np.maximum(states[rels], PUBLISHED)
+        acked = _apply_steps(loaded, path, walk, segment, states, last_delivered)
+        if not states.any():
+            del loaded.segments[number]
+        loaded.transient.difference_update(acked)
+    is_transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
+    for seq in is_transient.tolist():
+        segment = loaded.segments.get(seq // count)
+        if segment is not None and segment.states[seq - segment.base] in (PUBLISHED, DELIVERED):
+            loaded.transient.add(seq)
+    loaded.journal = JournalEntries(seqs[in_journal], offsets[in_journal], reading.data)
+
+
+def _last_of_each(seqs: I64, offsets: I64) -> tuple[I64, I64]:
+    """Sort by seq_id; of several records of one, keep the last: an earlier one was overtaken
+    (its publish never returned)."""
+    order = np.lexsort((offsets, seqs))
+    seqs, offsets = seqs[order], offsets[order]
+    last = np.ones(len(seqs), np.bool_)
+    last[:-1] = seqs[1:] != seqs[:-1]
+    return seqs[last], offsets[last]
+
+
+def _apply_steps(
+    loaded: LoadedQueue, path: str, walk: Walk, segment: Segment, states: U8, last_delivered: int
+) -> list[int]:
+    inside = (walk.seqs >= segment.base) & (walk.seqs < segment.base + len(states))
+    steps = inside & (walk.kinds >= DELIVER)
+    rels = walk.seqs[steps] - segment.base
+    kinds = walk.kinds[steps]
+    at = walk.offsets[steps]
+    unknown = states[rels] == ABSENT
+    delivers = (kinds == DELIVER) & ~unknown
+    acks = (kinds == ACK) & ~unknown
+    acked_rels = set(rels[kinds == ACK].tolist())
+    for index in np.flatnonzero((kinds == DELIVER) & unknown).tolist():
+        # With its ack behind it this is what a crash after the deletion of a segment leaves.
+        if int(rels[index]) not in acked_rels:
+            what = f"deliver of seq_id {segment.base + int(rels[index])}, never published"
+            loaded.findings.append(
+                Finding(path, int(at[index]), 8, Cause.DAMAGE, what, "dropped; no message is lost")
+            )
+    states[rels[delivers]] = np.maximum(states[rels[delivers]], DELIVERED)
+    given = states[rels] >= DELIVERED
+    doubtful = acks & ~given
+    for index in np.flatnonzero(doubtful).tolist():
+        seq = segment.base + int(rels[index])
+        explained = seq < last_delivered
+        consequence = "taken as acknowledged" if explained else "dropped; the message stays"
+        what = f"ack of seq_id {seq}, which was never delivered"
+        loaded.findings.append(Finding(path, int(at[index]), 8, Cause.DAMAGE, what, consequence))
+        given[index] = explained
+    taken = rels[acks & given]
+    states[taken] = ACKED
+    return [segment.base + rel for rel in taken.tolist()]

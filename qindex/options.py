@@ -1,0 +1,74 @@
+"""The options of an engine, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from journal.errors import UsageError
+
+__all__ = ["Durability", "Format", "Options"]
+
+Durability = Literal["os", "fsync", "buffered"]
+Format = Literal["qindex", "rabbitmq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an engine works; all are keyword arguments of :func:`qindex.open`.
+
+    ``durability``: what is safe when a call returns. ``"os"``: the operating system has it, the
+    death of the process loses nothing. ``"fsync"``: it is on disk; concurrent callers share a
+    sync. ``"buffered"``: the weakest contract; an append to the memory-mapped journal costs
+    nothing that holding it back would save, so it is kept as ``"os"`` keeps it, and a program
+    that asks for it must not rely on more than that its messages are there after :meth:`sync`.
+
+    ``max_journal_entries``: a queue is flushed when it has more actions since its last flush.
+    ``flush_idle``: seconds without an action after which a queue is flushed. ``memory_budget``:
+    bytes that unflushed entries of all queues may take before the largest is flushed.
+    ``embed_below``: message records of fewer bytes are embedded in the index.
+    ``max_message_bytes``: the largest body taken. ``background``: a thread flushes; without it
+    the call that fills the journal does.
+
+    ``repair``: open a damaged directory: damaged bytes are set aside in quarantine files.
+    ``read_only``: look, don't touch; any number may, beside a writer.
+    ``record_format``: of messages that are published: ours, or RabbitMQ's (then a node can take
+    the queue directories over); ``vhost``: the virtual host in names and records.
+    ``segment_entry_count``: of a directory that is being made; RabbitMQ's ``.config`` overrides.
+    """
+
+    durability: Durability = "os"
+    max_journal_entries: int = 65_536
+    flush_idle: float = 1.0
+    memory_budget: int = 256 << 20
+    embed_below: int = 4096
+    max_message_bytes: int = 128 << 20
+    background: bool = True
+    repair: bool = False
+    read_only: bool = False
+    record_format: Format = "qindex"
+    vhost: str = "/"
+    segment_entry_count: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise :class:`UsageError` for a value that can't be right."""
+        _one_of("durability", self.durability, get_args(Durability))
+        _one_of("record_format", self.record_format, get_args(Format))
+        for name, low, high in (
+            ("max_journal_entries", 1, 1 << 26),
+            ("flush_idle", 0.001, 1e9),
+            ("memory_budget", 1 << 16, 1 << 50),
+            ("embed_below", 0, 1 << 31),
+            ("max_message_bytes", 0, (1 << 32) - 1),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not low <= value <= high:
+                raise UsageError(f"{name} must be a number from {low} to {high}, not {value!r}")
+        count = self.segment_entry_count
+        if count is not None and not (isinstance(count, int) and 1 <= count <= 1 << 14):
+            raise UsageError(f"segment_entry_count must be from 1 to 16384, not {count!r}")
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

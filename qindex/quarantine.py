@@ -1,0 +1,44 @@
+"""Damaged bytes are set aside before anything is changed: nothing is ever thrown away in silence.
+
+They go to ``quarantine/`` beside the file they were found in, one file for each place, named
+``<file>.<offset>``, its bytes exactly those of the damaged place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from journal.files import FileSystem, make_dirs, read_file, replace_file
+from journal.findings import Finding
+
+__all__ = ["DIRECTORY", "quarantine", "quarantine_findings"]
+
+DIRECTORY = "quarantine"
+
+
+def quarantine(fs: FileSystem, path: str, offset: int, data: bytes) -> str:
+    """Set ``data``, found at ``offset`` of ``path``, aside; gives the new file's path.
+
+    Durable on return. Raises :class:`journal.errors.StorageError` and :class:`OSError`.
+    """
+    directory = os.path.join(os.path.dirname(path), DIRECTORY)
+    make_dirs(fs, directory)
+    target = os.path.join(directory, f"{os.path.basename(path)}.{offset}")
+    replace_file(fs, target, data)
+    return target
+
+
+def quarantine_findings(fs: FileSystem, findings: Iterable[Finding]) -> list[str]:
+    """Set the bytes of each finding aside; gives the new files' paths."""
+    contents: dict[str, bytes] = {}
+    made = []
+    for finding in findings:
+        if not finding.length:
+            continue
+        data = contents.get(finding.path)
+        if data is None:
+            data = contents[finding.path] = read_file(fs, finding.path)
+        piece = data[finding.offset : finding.offset + finding.length]
+        made.append(quarantine(fs, finding.path, finding.offset, piece))
+    return made

@@ -1,0 +1,81 @@
+"""A queue: what a user touches. Publishing is in :mod:`qindex.publisher`, delivering and settling
+in :mod:`qindex.consumer`."""
+
+from __future__ import annotations
+
+from time import time_ns
+
+from journal.errors import UsageError
+from qindex.consumer import READ_AHEAD, Consumer
+from qindex.delivery import Delivery
+from qindex.publisher import Publisher
+from qindex.stats import QueueStats
+
+__all__ = ["Queue"]
+
+
+class Queue(Publisher, Consumer):
+    """One durable queue, first in, first out. Made by :meth:`qindex.engine.Engine.queue`.
+
+    Thread-safe. What is durable when a call returns, the engine's ``durability`` says; with
+    ``confirm=True`` a publish is on disk when it returns, in any mode. All methods raise
+    :class:`~journal.errors.ClosedError` after close, :class:`~journal.errors.ForkedError` in a
+    forked child, and writing ones :class:`~journal.errors.StorageError` when the system refuses
+    (full disk) and :class:`~journal.errors.WritesRefusedError` after a write or sync has failed.
+    """
+
+    def peek(self, most: int = 1) -> list[Delivery]:
+        """Look at the next messages without taking them. O(most)."""
+        if not isinstance(most, int) or most < 0:
+            raise UsageError(f"the number of messages must be at least 0, not {most!r}")
+        with self._lock:
+            seen = [self._returned_by_seq[seq] for seq in sorted(self._returned)[:most]]
+            seen += self._window[: -1 - (most - len(seen)) : -1] if most > len(seen) else []
+            start = self._next_fetch
+            while len(seen) < most:
+                fetched, start = self._index.fetch(start, min(most - len(seen), READ_AHEAD))
+                if fetched is None:
+                    break
+                seen += self._deliveries(fetched)
+            now = time_ns() // 1000
+            return [
+                Delivery(None, one.seq_id, one.body, one.redelivered, one._extra)
+                for one in seen
+                if isinstance(one._extra, int)
+                or (one._extra.message is not None and not 0 < one._extra.expiry <= now)
+            ]
+
+    def stats(self) -> QueueStats:
+        """Give the queue's figures at this moment."""
+        with self._lock:
+            index = self._index
+            sizes = [segment.file_size for segment in index.segments.values()]
+            return QueueStats(
+                name=self.name,
+                ready=len(self),
+                unacked=self._out,
+                segments=len(sizes),
+                segment_bytes=sum(sizes),
+                journal_bytes=index.journal.tell(),
+                journal_entries=index.dirty,
+                next_seq_id=index.next_seq,
+                published=index.next_seq - self._first_seq,
+                acked=self._live_before + index.next_seq - self._first_seq - index.live,
+                flushes=index.flushes,
+                flushed_bytes=index.flushed_bytes,
+                journal_syncs=index.journal.syncs,
+            )
+
+    def purge(self) -> int:
+        """Drop all ready messages; gives their number. Those with consumers stay theirs."""
+        with self._lock:
+            while self._flushing:
+                self._flushed.wait()
+            dropped = self._index.purge()
+            self._window = []
+            self._returned = []
+            self._returned_by_seq = {}
+            self._next_fetch = self._index.next_seq
+        if self._sync_each:
+            self._index.journal.sync()
+        return dropped

@@ -1,0 +1,234 @@
+"""What both halves of a queue share: its state, its lock, its flush, its end."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
+from qindex.delivery import Delivery
+from qindex.flush import write_plan
+from qindex.guards import RefusingLock
+from qindex.options import Options
+from qindex.queue_index import QueueIndex
+from qindex.recovery import RestingQueue
+from qindex.segment import Segment
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["QueueCore"]
+
+_log = logging.getLogger("qindex.queue")
+
+_BACKLOG_FACTOR = 8
+"""A journal may grow to this many times max_journal_entries while a flush is under way; then
+publishers wait for it."""
+
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""A flush that fails for one of these leaves all as it was, and can be tried again."""
+
+
+class QueueCore:
+    """State of one queue. ``live - out`` messages are ready, ``out`` are with consumers."""
+
+    def __init__(
+        self,
+        name: str,
+        index: QueueIndex,
+        options: Options,
+        *,
+        message_ttl: float | None = None,
+        request_flush: Callable[[QueueCore], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.message_ttl = message_ttl
+        self._index = index
+        self._options = options
+        self._request_flush = request_flush
+        self._real_lock = threading.Lock()
+        self._lock: threading.Lock | RefusingLock = self._real_lock
+        self._arrived = threading.Condition(self._real_lock)
+        self._flushed = threading.Condition(self._real_lock)
+        self._waiting = 0
+        self._flushing = False
+        self._plain_only = options.record_format == "qindex" and message_ttl is None
+        self._sync_each = options.durability == "fsync"
+        self._max_dirty = options.max_journal_entries
+        # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
+        self._id_high = int.from_bytes(os.urandom(8), "big")
+        self._first_seq = index.next_seq
+        self._live_before = index.live
+        self._out = 0
+        # Read ahead, in reverse order: the next one is the last.
+        self._window: list[Delivery] = []
+        self._next_fetch = 0
+        # Given back: they come before everything in the window.
+        self._returned: list[int] = []
+        self._returned_by_seq: dict[int, Delivery] = {}
+        self._read_segment = Segment(0, 0)
+        self._ack_segment = self._read_segment
+
+    def _check_open(self) -> None:
+        """Raise what the queue raises since it was closed or forked. Lock held or not."""
+        if isinstance(self._lock, RefusingLock):
+            self._lock.__enter__()
+
+    def _check_size(self, size: int) -> None:
+        if size > self._options.max_message_bytes:
+            raise UsageError(
+                f"a body may have at most {self._options.max_message_bytes} bytes "
+                f"(max_message_bytes), not {size}"
+            )
+
+    def __len__(self) -> int:
+        """Messages that are ready: waiting, not with a consumer. O(1)."""
+        ready: int = self._index.live - self._out
+        return ready
+
+    def __bool__(self) -> bool:
+        """A queue is true, empty or not."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r}, {len(self)} ready, {self._out} unacked>"
+
+    # -- flushing -------------------------------------------------------------------------------
+
+    def _flush_due(self) -> None:
+        """See to a flush: the journal has more actions than it may. Lock held.
+
+        What the caller did is done; a flush that fails is logged, and the next one tries again.
+        """
+        if self._request_flush is None:
+            if not self._flushing:
+                self._real_lock.release()
+                try:
+                    self.flush()
+                except StoreError as error:
+                    _log.error("flush of queue %r failed: %s", self.name, error)
+                finally:
+                    self._real_lock.acquire()
+            return
+        self._request_flush(self)
+        limit = self._max_dirty * _BACKLOG_FACTOR
+        while self._index.dirty > limit and self._index.poison.reason is None:
+            if not self._flushed.wait(1.0) and not self._flushing:
+                break
+
+    def flush(self) -> None:
+        """Bring the journal into the segment files and empty it; durable on return.
+
+        Publishers and consumers go on meanwhile. Raises :class:`StorageError`: a full disk leaves
+        all as it was; after any other failure no more writes are taken.
+        """
+        with self._real_lock:
+            while self._flushing:
+                self._flushed.wait()
+            self._check_open()
+            self._flushing = True
+        try:
+            self._flush_now()
+        finally:
+            with self._real_lock:
+                self._flushing = False
+                self._flushed.notify_all()
+
+    def _flush_now(self) -> None:
+        index = self._index
+        index.poison.check()
+        with self._real_lock:
+            plan = index.plan()
+        if plan is None:
+            return
+        try:
+            index.seq_file.raise_floor(plan.next_seq)
+            index.flushed_bytes += write_plan(index.fs, plan)
+        except StorageError as error:
+            if error.errno not in _PASSING:
+                index.poison.set(error)
+                self._refuse_writes()
+            raise
+        with self._real_lock:
+            index.finish(plan)
+            index.trim(self._next_fetch // index.entry_count)
+
+    def _refuse_writes(self) -> None:
+        """Make appends fail from now on: the poison says why."""
+        try:
+            self._index.poison.check()
+        except StoreError as error:
+            self._index.journal.refuse(error)
+
+    def sync(self) -> None:
+        """Make all that returned before durable against power loss. Concurrent callers share."""
+        with self._lock:
+            pass
+        self._index.journal.sync()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _shut(self, lock: RefusingLock) -> None:
+        """Refuse all that comes; wake those who wait, they will see it."""
+        with self._real_lock:
+            self._lock = lock
+            self._arrived.notify_all()
+            self._flushed.notify_all()
+
+    def _close(self) -> None:
+        """Drop transient messages, flush, and close the journal. The engine calls it."""
+        with self._real_lock:
+            while self._flushing:
+                self._flushed.wait()
+            if isinstance(self._lock, RefusingLock):
+                return
+        self._shut(RefusingLock(ClosedError, f"queue {self.name!r} is closed"))
+        index = self._index
+        try:
+            if index.poison.reason is None:
+                with self._real_lock:
+                    index.drop_transient()
+                self._flush_now()
+        finally:
+            index.journal.close()
+
+    def _abandon(self, lock: RefusingLock) -> None:
+        """Close without a flush: the queue's directory is about to be deleted."""
+        self._shut(lock)
+        with self._real_lock:
+            while self._flushing:
+                self._flushed.wait()
+            self._index.journal.close(cut=False)
+
+    def _rest(self) -> RestingQueue:
+        """Give what the snapshot keeps of a queue that was closed."""
+        index = self._index
+        return RestingQueue(
+            index.directory,
+            index.next_seq,
+            {
+                number: (segment.unacked, segment.file_size)
+                for number, segment in index.segments.items()
+                if segment.unacked
+            },
+        )
+
+    def unflushed(self) -> tuple[int, int, int]:
+        """Give the dirty_count, the next seq_id, and the bytes of memory that the entries of
+        the journal take. No lock: figures of about this moment."""
+        index = self._index
+        if not index.dirty:
+            return 0, 0, 0
+        return index.dirty, index.next_seq, index.journal.tell() + 8 * len(index.positions)
+
+    def _forked(self) -> None:
+        """In a forked child: refuse everything. No lock is taken: its holder was left behind."""
+        self._lock = RefusingLock(
+            ForkedError,
+            f"queue {self.name!r} was opened by another process; open the store in the child",
+        )
+        self._real_lock = threading.Lock()

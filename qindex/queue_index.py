@@ -1,0 +1,416 @@
+"""The queue index: one queue's journal, its segments with their state maps, and the flush.
+
+Everything here is called with the queue's lock held, but for :func:`qindex.flush.write_plan`,
+which the flush calls without it. The hot paths (publish, deliver, ack) are in
+:mod:`qindex.queue`, which works on the attributes of this class directly.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+from sortedcontainers import SortedDict
+
+from journal import format as journal_format
+from journal.errors import DamageError, StorageError
+from journal.files import FileSystem, ReadBuffer, pread_all, read_file
+from journal.format import ACK, DELIVER, TYPE_SHIFT
+from journal.journal import Journal
+from journal.poison import Poison
+from qindex.entries import Entry, journal_words, plain_entries, read_entry
+from qindex.flush import FlushPlan, SegmentPlan, plan_segment
+from qindex.load import scan_segment
+from qindex.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment
+from qindex.segment_format import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
+from qindex.seq_file import SeqFile
+
+__all__ = ["Fetched", "QueueIndex"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+
+_WINDOW_BYTES = 1 << 20
+_JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
+
+
+class Fetched:
+    """Entries that were read ahead: columns of equal length, in order of seq_id.
+
+    ``redelivered``: state bytes (:data:`qindex.segment.DELIVERED` for an entry delivered before).
+    Either all are plain (``bodies`` and ``stamps``), or ``entries`` has each one.
+    """
+
+    __slots__ = ("bodies", "entries", "seqs", "stamps", "states")
+
+    def __init__(self, seqs: list[int], states: bytes) -> None:
+        self.seqs = seqs
+        self.states = states
+        self.bodies: list[bytes] = []
+        self.stamps: list[int] = []
+        self.entries: list[Entry] | None = None
+
+
+class QueueIndex:
+    """Journal, segments and counters of one queue.
+
+    ``live``: messages published and not acknowledged. ``dirty``: actions in the journal since
+    the last flush (RabbitMQ's dirty_count). ``positions``: journal offsets of the publish records
+    of seq_ids ``positions_base, positions_base + 1, ...``, -1 where the journal has none.
+    ``tail``: the segment that the next publish goes to.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        entry_count: int,
+        poison: Poison,
+        *,
+        segments: dict[int, Segment],
+        next_seq: int,
+        seq_file: SeqFile,
+    ) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.entry_count = entry_count
+        self.poison = poison
+        self.segments = SortedDict(segments)
+        self.seq_file = seq_file
+        self.next_seq = next_seq
+        self.live = sum(segment.unacked for segment in segments.values())
+        self.dirty = 0
+        self.positions: array[int] = array("q")
+        self.positions_base = next_seq
+        self.transient: set[int] = set()
+        self.flushes = 0
+        self.flushed_bytes = 0
+        self.journal = Journal(fs, os.path.join(directory, journal_format.FILE_NAME), poison)
+        # A tail that covers no seq_id: the first publish finds it full and takes the right one.
+        self.tail = Segment(0, 0)
+
+    # -- segments -------------------------------------------------------------------------------
+
+    def segment_of(self, seq_id: int) -> Segment:
+        """Give the loaded segment of a seq_id that was published. Raises as :meth:`load`."""
+        number = seq_id // self.entry_count
+        segment: Segment | None = self.segments.get(number)
+        if segment is None:
+            segment = self.segments[number] = Segment(number, self.entry_count)
+        elif not segment.loaded:
+            self.load(segment)
+        return segment
+
+    def roll(self) -> Segment:
+        """Take the segment of ``next_seq`` as the tail; reserves seq_ids when they run out.
+
+        Raises :class:`StorageError`; nothing has changed then.
+        """
+        if self.next_seq + self.entry_count > self.seq_file.reserved:
+            self.seq_file.reserve(self.next_seq)
+        self.tail = self.segment_of(self.next_seq)
+        return self.tail
+
+    def load(self, segment: Segment) -> None:
+        """Bring the state maps of ``segment`` into memory, and where its records stand.
+
+        Raises :class:`DamageError` when the file holds fewer sound entries than it should, the
+        first finding in it; the segment is loaded all the same, with the sound ones.
+        """
+        path = os.path.join(self.directory, file_name(segment.number))
+        try:
+            data = read_file(self.fs, path) if segment.file_size else b""
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise StorageError(path, "the segment can't be read", error) from error
+        unacked = segment.stored_unacked
+        scan = scan_segment(path, data, segment.number, self.entry_count)
+        segment.load(scan.filed, scan.offsets, scan.lengths)
+        if segment.unacked != unacked:
+            self.live += segment.unacked - unacked
+            at, what = segment.file_size, f"{unacked - segment.unacked} entries are missing"
+            if scan.findings:
+                at, what = scan.findings[0].offset, f"{scan.findings[0].what}; {what}"
+            raise DamageError(path, at, what)
+
+    def place(self, segment: Segment) -> None:
+        """Find out where in its file the records of a loaded segment stand."""
+        if segment.offsets is None:
+            path = os.path.join(self.directory, file_name(segment.number))
+            try:
+                data = read_file(self.fs, path) if segment.file_size else b""
+            except OSError as error:
+                raise StorageError(path, "the segment can't be read", error) from error
+            scan = scan_segment(path, data, segment.number, self.entry_count)
+            segment.offsets, segment.lengths = scan.offsets, scan.lengths
+
+    def trim(self, keep: int) -> None:
+        """Give back the maps of segments that nobody uses; ``keep``: number of the one that is
+        being read."""
+        for segment in self.segments.values():
+            if (
+                segment.loaded
+                and segment is not self.tail
+                and segment.number != keep
+                and not segment.outstanding
+                and not segment.dirty
+            ):
+                segment.unload()
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def fetch(self, start: int, most: int) -> tuple[Fetched | None, int]:
+        """Read ready entries in order from seq_id ``start`` on, ``most`` at the most.
+
+        Gives them, and the seq_id to go on from; ``None`` when there are none. Entries come from
+        one segment and one file (journal or segment) at a time, about 1 MiB at the most.
+        Raises :class:`DamageError` as :meth:`load` (asking again goes on behind), and
+        :class:`StorageError`.
+        """
+        count = self.entry_count
+        while start < self.next_seq:
+            number = start // count
+            segment: Segment | None = self.segments.get(number)
+            if segment is None:
+                following = next(self.segments.irange(number), None)
+                if following is None:
+                    return None, self.next_seq
+                start = following * count
+                continue
+            if not segment.loaded:
+                self.load(segment)
+            rel = start - segment.base
+            end = min(rel + most, count, self.next_seq - segment.base)
+            window = np.frombuffer(segment.states, np.uint8, end - rel, rel)
+            rels = np.flatnonzero((window == PUBLISHED) | (window == DELIVERED)) + rel
+            if len(rels):
+                fetched, behind = self._read(segment, rels)
+                if len(fetched.seqs) == len(rels):
+                    behind = segment.base + end
+                return fetched, behind
+            start = segment.base + end
+        return None, start
+
+    def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
+        in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
+        changes = np.flatnonzero(in_file != in_file[0])
+        if len(changes):
+            rels = rels[: changes[0]]
+        if in_file[0]:
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            ends = np.cumsum(segment.lengths[rels])
+            rels = rels[: max(1, int(np.searchsorted(ends, _WINDOW_BYTES, side="right")))]
+            offsets, lengths = segment.offsets[rels], segment.lengths[rels]
+            data, low = self._pread(segment, offsets, lengths)
+            offsets = offsets - low
+            heads = np.frombuffer(data, np.uint8)[offsets]
+            kinds = np.where(heads & (PERSISTENT >> 8), 0, 1).astype(np.uint8)
+            payloads = offsets + STEP_SIZE
+            embedded = lengths - PUBLISH_HEAD_SIZE
+        else:
+            first = int(rels[0]) + segment.base - self.positions_base
+            last = int(rels[-1]) + segment.base - self.positions_base
+            offsets = np.array(self.positions[first : last + 1])[rels - rels[0]]
+            data = self.journal.map
+            flat = np.frombuffer(data, np.uint8)
+            kinds = flat[offsets] >> 6
+            payloads = offsets + _JOURNAL_HEAD
+            at = payloads[:, None] + (journal_format.PAYLOAD_SIZE - 4 + np.arange(4))
+            embedded = flat[at].view(">u4").ravel().astype(np.int64)
+            ends = np.cumsum(embedded)
+            fit = max(1, int(np.searchsorted(ends, _WINDOW_BYTES, side="right")))
+            rels, kinds, payloads = rels[:fit], kinds[:fit], payloads[:fit]
+            embedded = embedded[:fit]
+        seqs = rels + segment.base
+        states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
+        fetched = Fetched(seqs.tolist(), states)
+        words = journal_words(kinds, seqs)
+        plain = plain_entries(data, payloads, words, embedded)
+        if plain is not None:
+            fetched.bodies, fetched.stamps = plain
+        else:
+            fetched.entries = [
+                read_entry(data, payload, word)
+                for payload, word in zip(payloads.tolist(), words.tolist(), strict=True)
+            ]
+        return fetched, int(seqs[-1]) + 1
+
+    def _pread(self, segment: Segment, offsets: I64, lengths: I64) -> tuple[ReadBuffer, int]:
+        """Read the bytes that hold these records; gives them and the offset of the first."""
+        low = int(offsets.min())
+        high = int((offsets + lengths).max())
+        path = os.path.join(self.directory, file_name(segment.number))
+        try:
+            fd = self.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = pread_all(self.fs, fd, high - low, low)
+            finally:
+                self.fs.close(fd)
+        except OSError as error:
+            raise StorageError(path, "the segment can't be read", error) from error
+        # A file that was cut behind our back: what is gone reads as zeros, and no checksum of
+        # zeros holds.
+        return data.ljust(high - low, b"\0"), low
+
+    def where(self, seq_id: int) -> tuple[str, int]:
+        """Tell the file and offset of the publish record of a seq_id."""
+        segment = self.segment_of(seq_id)
+        rel = seq_id - segment.base
+        if segment.filed[rel] != ABSENT:
+            self.place(segment)
+            assert segment.offsets is not None
+            path = os.path.join(self.directory, file_name(segment.number))
+            return path, int(segment.offsets[rel])
+        return self.journal.path, self.positions[seq_id - self.positions_base]
+
+    def bytes_of(self, seq_id: int) -> bytes:
+        """Give the bytes of the publish record of a seq_id, as they stand in its file."""
+        segment = self.segment_of(seq_id)
+        rel = seq_id - segment.base
+        if segment.filed[rel] != ABSENT:
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            length = int(segment.lengths[rel])
+            data, _ = self._pread(segment, segment.offsets[rel : rel + 1], np.array([length]))
+            return bytes(data)
+        offset = self.positions[seq_id - self.positions_base]
+        head = journal_format.PUBLISH_HEAD.unpack_from(self.journal.map, offset)
+        return self.journal.map[offset : offset + journal_format.PUBLISH_HEAD_SIZE + head[4]]
+
+    # -- actions on many entries ----------------------------------------------------------------
+
+    def append_actions(self, kind: int, seqs: I64) -> None:
+        """Append a deliver or ack record for each seq_id, in one piece."""
+        if len(seqs):
+            words = seqs.astype(np.uint64) | np.uint64(kind << TYPE_SHIFT)
+            self.journal.append(words.astype(">u8").tobytes())
+            self.dirty += len(seqs)
+
+    def set_states(self, seqs: I64, state: int) -> None:
+        """Set the state of entries whose segments are loaded."""
+        for number in np.unique(seqs // self.entry_count).tolist():
+            segment = self.segments[number]
+            inside = seqs[(seqs >= segment.base) & (seqs < segment.base + self.entry_count)]
+            np.frombuffer(segment.states, np.uint8)[inside - segment.base] = state
+
+    def states_of(self, seqs: I64) -> U8:
+        """Give the states of entries that were published."""
+        states = np.zeros(len(seqs), np.uint8)
+        numbers = seqs // self.entry_count
+        for number in np.unique(numbers).tolist():
+            segment = self.segment_of(number * self.entry_count)
+            inside = numbers == number
+            states[inside] = np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base]
+        return states
+
+    def drop(self, seqs: I64) -> None:
+        """Acknowledge ready entries that no consumer will get (expired, purged, damaged):
+        deliver and ack go to the journal, as for any other."""
+        states = self.states_of(seqs)
+        self.append_actions(DELIVER, seqs[states == PUBLISHED])
+        self.append_actions(ACK, seqs)
+        self.set_states(seqs, ACKED)
+        self.live -= len(seqs)
+        self.transient.difference_update(seqs.tolist() if self.transient else ())
+
+    def drop_transient(self) -> None:
+        """Acknowledge the transient messages: they end with the engine's run."""
+        if self.transient:
+            seqs = np.array(sorted(self.transient), np.int64)
+            states = self.states_of(seqs)
+            self.set_states(seqs[states == OUT], DELIVERED)
+            self.drop(seqs[(states != ABSENT) & (states != ACKED)])
+
+    def purge(self) -> int:
+        """Drop all ready entries; gives their number. No flush may be under way.
+
+        The files of segments that are not in memory (nothing of theirs is with a consumer or in
+        the journal) are deleted at once; for the others acks are appended.
+        """
+        dropped = 0
+        for segment in list(self.segments.values()):
+            if not segment.loaded:
+                path = os.path.join(self.directory, file_name(segment.number))
+                try:
+                    self.fs.unlink(path)
+                except OSError as error:
+                    raise StorageError(path, "the segment can't be deleted", error) from error
+                dropped += segment.stored_unacked
+                self.live -= segment.stored_unacked
+                del self.segments[segment.number]
+                continue
+            states = np.frombuffer(segment.states, np.uint8)
+            ready = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED)) + segment.base
+            self.drop(ready)
+            dropped += len(ready)
+        return dropped
+
+    # -- flush ----------------------------------------------------------------------------------
+
+    def plan(self) -> FlushPlan | None:
+        """Part 1 of a flush (:mod:`qindex.flush`), or ``None`` when nothing is to be done."""
+        front = self.journal.tell()
+        positions = np.array(self.positions, np.int64)
+        plans = []
+        for segment in self.segments.values():
+            if segment.dirty:
+                first = self.positions_base - segment.base
+                rel = max(first, 0)
+                offsets = positions[rel - first : rel - first + self.entry_count - rel]
+                plans.append(plan_segment(segment, rel, offsets))
+        if not plans and not front:
+            return None
+        return FlushPlan(self.directory, self.journal.map, front, self.dirty, self.next_seq, plans)
+
+    def finish(self, plan: FlushPlan) -> None:
+        """Part 3 of a flush: empty the journal up to the plan's point, and take over what the
+        segment files hold now. Raises :class:`StorageError`; writes are then refused."""
+        self.journal.rebase(plan.front)
+        done = plan.next_seq - self.positions_base
+        rest = np.array(self.positions[done:], np.int64)
+        rest[rest >= 0] -= plan.front
+        self.positions = array("q", rest.tobytes())
+        self.positions_base = plan.next_seq
+        self.dirty -= plan.dirty
+        self.flushes += 1
+        for planned in plan.segments:
+            self._take_over(planned)
+
+    def _take_over(self, planned: SegmentPlan) -> None:
+        segment = self.segments[planned.number]
+        segment.file_size = planned.file_size
+        if planned.deleted:
+            segment.filed = bytearray(self.entry_count)
+            segment.offsets = segment.lengths = None
+            # What the file held, acknowledged, is now as if it had never been there.
+            states = np.frombuffer(segment.states, np.uint8)
+            states[np.frombuffer(planned.states, np.uint8) == ACKED] = ABSENT
+            if segment is not self.tail and not states.any():
+                del self.segments[planned.number]
+            return
+        filed = np.frombuffer(planned.states, np.uint8).copy()
+        vanished = (np.frombuffer(planned.filed, np.uint8) == ABSENT) & (filed == ACKED)
+        filed[vanished] = ABSENT
+        segment.filed = bytearray(filed.tobytes())
+        if segment.offsets is not None and segment.lengths is not None:
+            segment.offsets[planned.rels] = planned.offsets
+            segment.lengths[planned.rels] = planned.lengths
+        # An entry that came and went within one journal leaves no trace in the state map either.
+        states = np.frombuffer(segment.states, np.uint8)
+        states[vanished] = ABSENT
+
+    def outstanding_up_to(self, seq_id: int) -> I64:
+        """Give the seq_ids up to ``seq_id`` that are with a consumer, ascending."""
+        found = [
+            np.flatnonzero(np.frombuffer(segment.states, np.uint8) == OUT) + segment.base
+            for segment in self.segments.values()
+            if segment.loaded and segment.base <= seq_id
+        ]
+        seqs = np.concatenate(found) if found else np.empty(0, np.int64)
+        return seqs[seqs <= seq_id]

@@ -1,0 +1,233 @@
+"""The bytes of our own message record: a msgpack array with a checksum (version 1).
+
+::
+
+    0    1    2    3              11   12             20
+    +----+----+----+--------------+----+--------------+-----+---------+------------+------+
+    | 97 | 01 | cf | checksum (8) | cf | timestamp(8) | key | headers | properties | body |
+    +----+----+----+--------------+----+--------------+-----+---------+------------+------+
+      |    |                             ns since 1970   |    map|nil    map|nil      bin
+      |    version                                       str|nil
+      array of 7
+
+The first byte tells it from RabbitMQ's record, which starts with 83. The checksum is xxh3 (64
+bits, big-endian) and covers more than the record, so that a flipped bit anywhere is found:
+
+* embedded in a journal or segment: the whole *journal publish record* (type, seq_id, message id,
+  expiry, size, length, record) with the eight checksum bytes zero. In a segment, which has
+  two bytes in place of the first eight, those eight are put back before the sum is taken.
+* in the message store: the 16 bytes of message id, then the record with its checksum zero.
+
+A sound record can therefore be found again after damaged bytes: :data:`MAGIC` tells where one may
+start, the checksum whether one does.
+
+Checksums are taken of many records at once: rows of equal length are made one numpy array, and
+the C hash function is mapped over its rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from journal.errors import StoreError, UsageError
+from journal.files import ReadBuffer
+from journal.format import PUBLISH_HEAD_SIZE
+from qindex.message import Message
+
+__all__ = [
+    "CHECK_OFFSET",
+    "MAGIC",
+    "PLAIN_HEAD_SIZE",
+    "RecordError",
+    "decode_record",
+    "embedded_length",
+    "encode_record",
+    "gather_rows",
+    "is_plain",
+    "plain_body_head",
+    "seal_embedded",
+    "seal_stored",
+    "stored_is_sound",
+    "timestamps",
+    "verify_rows",
+]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+MAGIC = b"\x97\x01\xcf"
+"""How each record of this version starts."""
+
+CHECK_OFFSET = 3
+CHECK_SIZE = 8
+_CHECK_IN_ROW = PUBLISH_HEAD_SIZE + CHECK_OFFSET
+_ZERO_CHECK = bytes(CHECK_SIZE)
+_FIXED_HEAD = struct.Struct(">3s8sBQ")
+_NO_KEY_HEADERS_PROPERTIES = b"\xc0\xc0\xc0"
+_NOTHING_AT = _FIXED_HEAD.size
+PLAIN_HEAD_SIZE = _NOTHING_AT + 3
+"""Bytes of a record without key, headers and properties, up to its body's own head."""
+
+_MAX_BODY = (1 << 32) - 1
+
+
+class RecordError(StoreError):
+    """Bytes that are no message record; the message says why."""
+
+
+def plain_body_head(size: int) -> bytes:
+    """Give the msgpack head of a body of ``size`` bytes (bin 8, 16 or 32)."""
+    if size < 1 << 8:
+        return b"\xc4%c" % size
+    if size < 1 << 16:
+        return b"\xc5" + size.to_bytes(2, "big")
+    return b"\xc6" + size.to_bytes(4, "big")
+
+
+def encode_record(message: Message) -> bytes:
+    """Give the record of ``message`` with a zero checksum (see :func:`seal_embedded`).
+
+    Raises :class:`UsageError` for headers or properties that msgpack can't hold.
+    """
+    if len(message.body) > _MAX_BODY:
+        raise UsageError(f"a body may have at most {_MAX_BODY} bytes, not {len(message.body)}")
+    try:
+        middle = b"".join(
+            msgpack.packb(value, use_bin_type=True)
+            for value in (
+                message.key,
+                dict(message.headers) or None,
+                dict(message.properties) or None,
+            )
+        )
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"key, headers or properties can't be stored: {error}") from error
+    head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, message.timestamp)
+    return b"".join((head, middle, plain_body_head(len(message.body)), message.body))
+
+
+def seal_embedded(publish_record: bytes) -> bytes:
+    """Put the checksum into a journal publish record whose embedded record has none yet."""
+    at = _CHECK_IN_ROW
+    check = xxh3_64_digest(publish_record)
+    return publish_record[:at] + check + publish_record[at + CHECK_SIZE :]
+
+
+def seal_stored(msg_id: bytes, record: bytes) -> bytes:
+    """Put the checksum of a record for the message store into it."""
+    check = xxh3_64_digest(msg_id + record)
+    return b"".join((record[:CHECK_OFFSET], check, record[CHECK_OFFSET + CHECK_SIZE :]))
+
+
+def stored_is_sound(msg_id: bytes, record: bytes) -> bool:
+    """Tell whether a record from the message store is what was written under ``msg_id``."""
+    at = CHECK_OFFSET
+    if record[:at] != MAGIC or len(record) < PLAIN_HEAD_SIZE:
+        return False
+    blank = b"".join((msg_id, record[:at], _ZERO_CHECK, record[at + CHECK_SIZE :]))
+    return xxh3_64_digest(blank) == record[at : at + CHECK_SIZE]
+
+
+def gather_rows(data: ReadBuffer, payloads: I64, words: U64, row_length: int) -> U8:
+    """Copy publish records of one length into rows, as they stand in a journal.
+
+    ``payloads``: offsets of the message ids in ``data`` (shape ``(n,)``), in a journal or a
+    segment. ``words``: the first eight bytes of each as a number. ``row_length``: bytes of the
+    whole journal record. Gives shape ``(n, row_length)``; O(n * row_length).
+    """
+    count = len(payloads)
+    rows = np.empty((count, row_length), np.uint8)
+    rows[:, :8] = words.astype(">u8").view(np.uint8).reshape(count, 8)
+    width = row_length - 8
+    steps = np.diff(payloads)
+    if count == 1 or (steps == steps[0]).all():
+        stride = int(steps[0]) if count > 1 else width
+        if stride >= 0:
+            rows[:, 8:] = np.ndarray((count, width), np.uint8, data, int(payloads[0]), (stride, 1))
+            return rows
+    flat = np.frombuffer(data, np.uint8)
+    rows[:, 8:] = flat[payloads[:, None] + np.arange(width)]
+    return rows
+
+
+def verify_rows(rows: U8) -> Bools:
+    """Tell for each row (a journal publish record of ours) whether its checksum holds.
+
+    The checksum bytes of ``rows`` are zero on return. Shape ``(n,)``.
+    """
+    count, width = rows.shape
+    if width < PUBLISH_HEAD_SIZE + PLAIN_HEAD_SIZE:
+        return np.zeros(count, np.bool_)
+    at = _CHECK_IN_ROW
+    checks = rows[:, at : at + CHECK_SIZE].copy().view(">u8").ravel()
+    rows[:, at : at + CHECK_SIZE] = 0
+    sums = np.fromiter(
+        map(xxh3_64_intdigest, rows.view(f"V{width}").ravel().tolist()), np.uint64, count
+    )
+    magic = (rows[:, PUBLISH_HEAD_SIZE : PUBLISH_HEAD_SIZE + 3] == list(MAGIC)).all(axis=1)
+    sound: Bools = (sums == checks) & magic
+    return sound
+
+
+def is_plain(rows: U8) -> Bools:
+    """Tell for each row whether its message has neither key nor headers nor properties."""
+    start = PUBLISH_HEAD_SIZE + _NOTHING_AT
+    nothing = list(_NO_KEY_HEADERS_PROPERTIES)
+    plain: Bools = (rows[:, start : start + 3] == nothing).all(axis=1)
+    return plain
+
+
+def timestamps(rows: U8) -> Sequence[int]:
+    """Give the timestamps of rows, in nanoseconds."""
+    start = PUBLISH_HEAD_SIZE + CHECK_OFFSET + CHECK_SIZE + 1
+    stamps: list[int] = (
+        np.ascontiguousarray(rows[:, start : start + 8]).view(">u8").ravel().tolist()
+    )
+    return stamps
+
+
+def embedded_length(data: ReadBuffer, start: int) -> int | None:
+    """Find the length of the record at ``start`` from its own structure, or ``None``.
+
+    This is a second witness of the length beside the index entry's field.
+    """
+    view = memoryview(data)[start:]
+    if view[:3] != MAGIC:
+        return None
+    unpacker = msgpack.Unpacker(raw=True, strict_map_key=False, max_buffer_size=len(view) or 1)
+    unpacker.feed(view[: min(len(view), 1 << 20)])
+    try:
+        unpacker.skip()
+    except (msgpack.exceptions.UnpackException, ValueError):
+        return None
+    return int(unpacker.tell())
+
+
+def decode_record(record: bytes) -> Message:
+    """Decode a record. Its checksum is the caller's affair; raises :class:`RecordError`."""
+    if record[:3] != MAGIC:
+        raise RecordError(f"not a message record of version 1: starts with {record[:3].hex()}")
+    try:
+        parts = msgpack.unpackb(record, strict_map_key=False)
+        _version, _check, timestamp, key, headers, properties, body = parts
+    except (msgpack.exceptions.UnpackException, ValueError, RecursionError) as error:
+        raise RecordError(f"not a message record: {error}") from error
+    shapes = (
+        (timestamp, int),
+        (key, str | None),
+        (headers, dict | None),
+        (properties, dict | None),
+        (body, bytes),
+    )
+    for value, kind in shapes:
+        if not isinstance(value, kind):
+            raise RecordError(f"not a message record: {type(value).__name__} out of place")
+    return Message(body, key, headers or {}, properties or {}, timestamp)

@@ -1,0 +1,148 @@
+"""Open a queue that was not closed cleanly: make its files whole again.
+
+Reads top to bottom: load (nothing written), judge, set aside, rewrite, flush, empty the journal. A
+crash at any step leaves a directory that the next recovery reads the same way: until the last
+step the journal still says all it said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from journal import format as journal_format
+from journal.errors import DamageError, StorageError
+from journal.files import FileSystem, read_file, replace_file
+from journal.findings import Cause, Finding
+from qindex.flush import FlushPlan, plan_segment, write_plan
+from qindex.load import LoadedQueue, load_queue, scan_segment
+from qindex.quarantine import quarantine_findings
+from qindex.segment import ACKED
+from qindex.segment_format import file_name
+from qindex.seq_file import SeqFile
+
+__all__ = ["RestingQueue", "recover_queue"]
+
+_log = logging.getLogger("qindex.recovery")
+
+
+@dataclass(slots=True)
+class RestingQueue:
+    """A queue on disk whose journal is empty: all there is to know of it.
+
+    ``segments``: for each number the entries not acknowledged and the bytes of its file.
+    """
+
+    directory: str
+    next_seq: int
+    segments: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def live(self) -> int:
+        """Messages held."""
+        return sum(unacked for unacked, _ in self.segments.values())
+
+
+def recover_queue(
+    fs: FileSystem, directory: str, entry_count: int, seq_file: SeqFile, *, repair: bool
+) -> tuple[RestingQueue, list[Finding]]:
+    """Recover the queue in ``directory``; gives it, and what was found.
+
+    What a crash leaves is repaired and logged. Raises :class:`DamageError` for what no crash
+    leaves, unless ``repair``: then the damaged bytes are set aside in quarantine files and the
+    rest is kept. Raises :class:`StorageError` when the system refuses; nothing is lost by that.
+    All is durable on return.
+    """
+    try:
+        limit = seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID
+        loaded = load_queue(fs, directory, entry_count, seq_limit=limit)
+        _judge(loaded, repair)
+        quarantine_findings(fs, [one for one in loaded.findings if one.cause is Cause.DAMAGE])
+        _rewrite(fs, loaded)
+        resting = _flush(fs, loaded, seq_file)
+        _empty_journal(fs, directory)
+    except OSError as error:
+        raise StorageError(directory, "the queue can't be recovered", error) from error
+    return resting, loaded.findings
+
+
+def _judge(loaded: LoadedQueue, repair: bool) -> None:
+    damage = [one for one in loaded.findings if one.cause is Cause.DAMAGE]
+    for finding in loaded.findings:
+        _log.warning("%s", finding)
+    if damage and not repair:
+        first = damage[0]
+        more = f" (and {len(damage) - 1} more places)" if len(damage) > 1 else ""
+        raise DamageError(
+            first.path,
+            first.offset,
+            f"{first.what}{more}; nothing was changed: open with repair=True to set the damaged "
+            "bytes aside and go on with the rest",
+        )
+
+
+def _rewrite(fs: FileSystem, loaded: LoadedQueue) -> None:
+    """Put sound files in place of damaged or torn ones."""
+    for number, sound in loaded.sound_files.items():
+        path = os.path.join(loaded.directory, file_name(number))
+        if not sound:
+            fs.unlink(path)
+        else:
+            replace_file(fs, path, sound)
+
+
+def _flush(fs: FileSystem, loaded: LoadedQueue, seq_file: SeqFile) -> RestingQueue:
+    for seq in loaded.transient:
+        segment = loaded.segments[seq // loaded.entry_count]
+        if not segment.loaded:
+            _reload(fs, loaded, segment.number)
+        segment.states[seq - segment.base] = ACKED
+    next_seq = seq_file.next_after_crash(loaded.seen)
+    if next_seq >= seq_file.reserved:
+        seq_file.reserve(next_seq)
+    seq_file.raise_floor(next_seq)
+    plans = []
+    entries = loaded.journal
+    for segment in loaded.segments.values():
+        if segment.dirty:
+            offsets = np.full(loaded.entry_count, -1, np.int64)
+            low, high = np.searchsorted(
+                entries.seqs, (segment.base, segment.base + loaded.entry_count)
+            )
+            offsets[entries.seqs[low:high] - segment.base] = entries.offsets[low:high]
+            plans.append(plan_segment(segment, 0, offsets))
+    write_plan(fs, FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans))
+    segments = {
+        number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()
+    }
+    segments.update({plan.number: (plan.unacked, plan.file_size) for plan in plans})
+    kept = {number: counts for number, counts in segments.items() if counts[0]}
+    return RestingQueue(loaded.directory, next_seq, kept)
+
+
+def _reload(fs: FileSystem, loaded: LoadedQueue, number: int) -> None:
+    """Bring the maps of a segment back that the load did not keep."""
+    path = os.path.join(loaded.directory, file_name(number))
+    scan = scan_segment(path, read_file(fs, path), number, loaded.entry_count)
+    loaded.segments[number].load(scan.filed, scan.offsets, scan.lengths)
+
+
+def _empty_journal(fs: FileSystem, directory: str) -> None:
+    """The commit point: from here on the segments alone say what the queue holds."""
+    path = os.path.join(directory, journal_format.FILE_NAME)
+    for name in fs.listdir(directory):
+        if name.endswith((".new", ".tmp")):
+            fs.unlink(os.path.join(directory, name))
+    try:
+        fd = fs.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if fs.fstat(fd).st_size:
+            fs.truncate(fd, 0)
+            fs.fdatasync(fd)
+    finally:
+        fs.close(fd)

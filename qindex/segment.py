@@ -1,0 +1,120 @@
+"""One segment of a queue in memory: what state each of its entries is in, and where they stand.
+
+A segment holds ``entry_count`` entries (16,384). For each there is one byte of state, now
+(``states``) and as its file has it (``filed``); what differs is what the journal holds and the
+next flush must append. From both, counts are taken with numpy when they are asked for, so that
+publish and ack pay for no counter.
+
+A segment that is neither written to nor read from gives its maps back (:meth:`Segment.unload`)
+and keeps its number of unacknowledged entries; its file holds the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ABSENT", "ACKED", "DELIVERED", "OUT", "PUBLISHED", "Segment", "as_filed"]
+
+ABSENT = 0
+"""Not published, or published and acknowledged without ever reaching a segment file."""
+PUBLISHED = 1
+"""Published, never delivered."""
+DELIVERED = 2
+"""Delivered before (in an earlier run, or requeued), and ready again."""
+ACKED = 3
+OUT = 4
+"""Delivered to a consumer of this run that has not yet acknowledged. Files know it as DELIVERED."""
+
+_AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED])
+_FILED_TABLE = _AS_FILED + bytes(range(len(_AS_FILED), 256))
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+
+
+def as_filed(states: bytes | bytearray) -> bytes | bytearray:
+    """Give a copy of a state map as a file would have it."""
+    return states.translate(_FILED_TABLE)
+
+
+class Segment:
+    """State of one segment; the owner (the queue index) holds the lock.
+
+    ``base``: seq_id of its first entry. ``states``, ``filed``: one byte an entry, both ``None``
+    while unloaded. ``offsets``, ``lengths``: where in the file each entry's publish record stands
+    (-1: nowhere), loaded when the segment is read from. ``file_size``: bytes in the file, 0 for
+    none.
+    """
+
+    __slots__ = (
+        "base",
+        "file_size",
+        "filed",
+        "lengths",
+        "number",
+        "offsets",
+        "states",
+        "stored_unacked",
+    )
+
+    states: bytearray
+    filed: bytearray
+
+    def __init__(self, number: int, entry_count: int) -> None:
+        self.number = number
+        self.base = number * entry_count
+        self.file_size = 0
+        self.stored_unacked = 0
+        self.offsets: I64 | None = None
+        self.lengths: I64 | None = None
+        self.states = bytearray(entry_count)
+        self.filed = bytearray(entry_count)
+
+    @classmethod
+    def unloaded(cls, number: int, entry_count: int, unacked: int, file_size: int) -> Segment:
+        """Make a segment of which only the counts are known."""
+        segment = cls(number, 0)
+        segment.base = number * entry_count
+        segment.stored_unacked = unacked
+        segment.file_size = file_size
+        return segment
+
+    @property
+    def loaded(self) -> bool:
+        """Tell whether the state maps are in memory."""
+        return bool(self.states)
+
+    @property
+    def dirty(self) -> bool:
+        """Tell whether the file lacks anything: a state, or its deletion. O(entry_count) in C."""
+        if not self.states:
+            return False
+        return as_filed(self.states) != self.filed or (self.file_size > 0 and not self.unacked)
+
+    @property
+    def unacked(self) -> int:
+        """Entries published less acknowledged. O(entry_count) in C."""
+        if not self.states:
+            return self.stored_unacked
+        return len(self.states) - self.states.count(ABSENT) - self.states.count(ACKED)
+
+    @property
+    def outstanding(self) -> int:
+        """Entries delivered to a consumer and not yet acknowledged."""
+        return self.states.count(OUT)
+
+    def load(self, filed: bytearray, offsets: I64, lengths: I64) -> None:
+        """Take over what a scan of the file gave; the states are those of the file."""
+        self.filed = filed
+        self.states = bytearray(filed)
+        self.offsets = offsets
+        self.lengths = lengths
+
+    def unload(self) -> None:
+        """Give the maps back. Only for a segment that is not dirty and has nothing outstanding."""
+        self.stored_unacked = self.unacked
+        self.states = bytearray()
+        self.filed = bytearray()
+        self.offsets = None
+        self.lengths = None

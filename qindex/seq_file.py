@@ -1,0 +1,78 @@
+"""The owner of ``qindex.seq``; see :mod:`qindex.seq_format` for what it is for."""
+
+from __future__ import annotations
+
+import os
+
+from journal.errors import StorageError
+from journal.files import FileSystem, PathLike, pwrite_all, read_optional
+from journal.poison import Poison
+from qindex.seq_format import (
+    FLOOR_SLOTS,
+    RESERVE_SLOTS,
+    SLOT_SIZE,
+    SeqSlot,
+    pack_slot,
+    short_boot_id,
+    sound_slots,
+)
+
+__all__ = ["RESERVE", "SeqFile"]
+
+RESERVE = 1 << 20
+"""seq_ids reserved at once: one sync for each million messages."""
+
+
+class SeqFile:
+    """Floor and reservation of one queue's seq_ids. Raises :class:`StorageError`.
+
+    ``reserved``: no seq_id at or above it may be given out before :meth:`reserve`.
+    """
+
+    def __init__(self, fs: FileSystem, path: PathLike, poison: Poison) -> None:
+        self._fs = fs
+        self._path = os.fspath(path)
+        self._poison = poison
+        self._boot = short_boot_id(fs.boot_id())
+        slots = list(sound_slots(read_optional(fs, path) or b""))
+        self.reserved = max((slot.reserved for slot in slots), default=0)
+        self._floor = max((slot.floor for slot in slots if slot.boot == self._boot), default=-1)
+        self._writes = 0
+
+    def next_after_crash(self, seen: int) -> int:
+        """Give the first seq_id that was certainly never given out; ``seen``: one above the
+        highest that recovery found. In the same run of the operating system nothing that was
+        written is lost, so the floor and what was seen tell; else only the reservation does."""
+        return max(self._floor if self._floor >= 0 else self.reserved, seen)
+
+    def reserve(self, needed: int) -> None:
+        """Reserve seq_ids up to beyond ``needed``, durably on return."""
+        slot = SeqSlot(max(needed, self._floor), needed + RESERVE, self._boot)
+        self._put(slot, RESERVE_SLOTS, durable=True)
+        self.reserved = slot.reserved
+        self._floor = slot.floor
+
+    def raise_floor(self, floor: int) -> None:
+        """Note that seq_ids below ``floor`` are given out; called before the journal, which says
+        so too, is emptied."""
+        if floor > self._floor:
+            self._put(SeqSlot(floor, self.reserved, self._boot), FLOOR_SLOTS, durable=False)
+            self._floor = floor
+
+    def _put(self, slot: SeqSlot, slots: tuple[int, int], *, durable: bool) -> None:
+        self._writes += 1
+        fs = self._fs
+        try:
+            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * slots[self._writes % 2])
+                if durable:
+                    fs.fdatasync(fd)
+            finally:
+                fs.close(fd)
+            if durable:
+                fs.sync_dir(os.path.dirname(self._path))
+        except OSError as error:
+            failure = StorageError(self._path, "seq_ids can't be reserved", error)
+            self._poison.set(failure)
+            raise failure from error

@@ -1,0 +1,75 @@
+"""The bytes of ``qindex.seq``: what keeps seq_ids from ever being given twice.
+
+A queue whose messages were all acknowledged leaves no trace of the seq_ids it gave out: segments
+are deleted and the journal is emptied. This file keeps two numbers:
+
+* ``floor``: seq_ids below it have been given out. Written before each flush empties the journal;
+  in the operating system, so it counts after the death of the process.
+* ``reserved``: no seq_id at or above it has been given out. Written and synced ahead of need, so
+  it counts after a loss of power.
+
+Which of the two counts, ``boot`` tells: the identity of the operating system's run in which the
+slot was written. The file is four slots of 40 bytes, big-endian::
+
+    0       8          16      32         40
+    +-------+----------+-------+----------+
+    | floor | reserved | boot  | checksum |   xxh3 of the 32 bytes before it
+    +-------+----------+-------+----------+
+
+Both numbers only ever rise, so the highest in any sound slot counts. Slots 0 and 1 are written in
+turn by reservations, each synced before the next, 2 and 3 in turn by floors, never synced: a torn
+write of a floor can't harm a reservation, and one of a reservation not the one before it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_digest, xxh3_128_digest
+
+__all__ = [
+    "FILE_NAME",
+    "FLOOR_SLOTS",
+    "RESERVE_SLOTS",
+    "SLOT_SIZE",
+    "SeqSlot",
+    "pack_slot",
+    "short_boot_id",
+    "sound_slots",
+]
+
+FILE_NAME = "qindex.seq"
+_SLOT = struct.Struct(">QQ16s")
+SLOT_SIZE = _SLOT.size + 8
+RESERVE_SLOTS = (0, 1)
+FLOOR_SLOTS = (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class SeqSlot:
+    """One slot."""
+
+    floor: int
+    reserved: int
+    boot: bytes
+
+
+def short_boot_id(boot_id: bytes) -> bytes:
+    """Give the 16 bytes that stand for a run of the operating system."""
+    return xxh3_128_digest(boot_id)
+
+
+def pack_slot(slot: SeqSlot) -> bytes:
+    """Give the bytes of a slot."""
+    body = _SLOT.pack(slot.floor, slot.reserved, slot.boot)
+    return body + xxh3_64_digest(body)
+
+
+def sound_slots(data: bytes) -> Iterator[SeqSlot]:
+    """Give the slots of a file whose checksum holds."""
+    for at in range(0, len(data) - SLOT_SIZE + 1, SLOT_SIZE):
+        body, check = data[at : at + _SLOT.size], data[at + _SLOT.size : at + SLOT_SIZE]
+        if xxh3_64_digest(body) == check:
+            yield SeqSlot(*_SLOT.unpack(body))

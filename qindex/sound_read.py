@@ -1,0 +1,280 @@
+"""Read a journal or segment file and keep what is sound: one damaged place costs one record.
+
+The walk of a file trusts its length fields; this module does not. Each publish record is held
+against its checksum, and where one fails, or the walk meets bytes that are no record, the next
+sound record is looked for and the walk goes on there:
+
+1. *The head is wrong, the rest is whole.* The record's own structure tells its length, the
+   checksum whether a corrected type, seq_id or length is the right one: nothing is lost.
+2. *One bit of the record flipped.* Trying each bit against the checksum finds it: nothing is lost.
+3. *The record is lost, its frame holds*: behind it stand whole records (delivers, acks, entries
+   whose message is in the message store) up to the next sound publish record. They are kept.
+4. *A deliver or ack is damaged*: the same, one step further.
+5. Otherwise all bytes up to the next sound publish record are lost.
+
+Each place is reported (:class:`journal.findings.Finding`), with its cause: a tail that is torn or
+zero, or whole zero pages, is what a crash leaves; anything else is damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from journal.findings import Cause, Finding
+from journal.format import DELIVER, PAYLOAD, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
+from journal.replay import Ending, Walk, join_walks
+from qindex.checks import correct_bit, correct_head, publish_starts, sound_publishes
+
+__all__ = ["Layout", "Patch", "Reading", "read_soundly"]
+
+_FIRST_CHUNK = 2048
+_MAX_CHUNK = 1 << 16
+_MAX_CORRECTED = 8 << 10
+_PAGE = 4096
+
+Data = bytes | bytearray
+Patch = tuple[int, bytes]
+"""Offset, and the bytes that belong there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What tells journals and segments apart.
+
+    ``head_size``: bytes of a publish record up to its embedded record; ``step_size``: of a
+    deliver or ack. ``walk(data, start, stop, max_records)`` walks a part of the file;
+    ``pack_head(kind, seq_id)`` gives the first bytes of a publish record, and
+    ``read_head(data, offset)`` the kind and seq_id that stand there, whatever they are.
+    """
+
+    head_size: int
+    step_size: int
+    walk: Callable[[Data, int, int, int], Walk]
+    pack_head: Callable[[int, int], bytes]
+    read_head: Callable[[Data, int], tuple[int, int]]
+
+    @property
+    def payload_at(self) -> int:
+        """Bytes of a publish record before its message id."""
+        return self.head_size - PAYLOAD.size
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was kept: sound records as columns, and the file's bytes with ``patches`` put in."""
+
+    walk: Walk
+    data: Data
+    findings: list[Finding] = field(default_factory=list)
+    patches: list[Patch] = field(default_factory=list)
+
+
+def read_soundly(path: str, data: Data, layout: Layout) -> Reading:
+    """Read the whole of one file. Never raises on any bytes.
+
+    O(size), and a bounded amount more for each damaged place.
+    """
+    return _Reader(path, data, layout).read()
+
+
+@dataclass(slots=True)
+class _Resume:
+    """Where to go on: bytes ``lost_from .. at`` are lost (none where a patch restored them)."""
+
+    lost_from: int
+    at: int
+    what: str
+    patch: Patch | None = None
+
+
+class _Reader:
+    def __init__(self, path: str, data: Data, layout: Layout) -> None:
+        self._path = path
+        self._data = data
+        self._layout = layout
+        self._pieces: list[Walk] = []
+        self._findings: list[Finding] = []
+        self._patches: list[Patch] = []
+        # Behind the last publish record known to be sound; bytes before it are not doubted.
+        self._floor = 0
+        self._last_seq = -1
+
+    def read(self) -> Reading:
+        size = len(self._data)
+        position = 0
+        chunk = _FIRST_CHUNK
+        walk = self._layout.walk(self._data, 0, 0, 1)
+        self._pieces.append(walk)
+        while position < size:
+            walk = self._layout.walk(self._data, position, size, chunk)
+            bad = self._first_unsound(walk)
+            if bad is None and walk.ending in (Ending.END, Ending.PAUSE):
+                self._keep(walk)
+                position = walk.end
+                chunk = min(chunk * 2, _MAX_CHUNK)
+                continue
+            chunk = _FIRST_CHUNK
+            self._keep(walk.take(slice(0, len(walk) if bad is None else bad)))
+            if bad is None:
+                anomaly, nominal_end = walk.end, None
+            else:
+                anomaly = int(walk.offsets[bad])
+                nominal_end = anomaly + int(walk.lengths[bad])
+            if self._is_zero_tail(anomaly):
+                break
+            resume = self._resume(anomaly, nominal_end)
+            position = self._report(resume, walk.ending if bad is None else None)
+        joined = join_walks(self._pieces)
+        return Reading(joined, self._data, self._findings, self._patches)
+
+    def _first_unsound(self, walk: Walk) -> int | None:
+        publishes = np.flatnonzero(walk.kinds < DELIVER)
+        if not len(publishes):
+            return None
+        words = walk.kinds[publishes].astype(np.uint64) << np.uint64(TYPE_SHIFT)
+        words |= walk.seqs[publishes].astype(np.uint64)
+        sound = sound_publishes(
+            self._data,
+            walk.offsets[publishes] + self._layout.payload_at,
+            words,
+            walk.lengths[publishes] - self._layout.head_size,
+        )
+        wrong = publishes[~sound]
+        return int(wrong[0]) if len(wrong) else None
+
+    def _keep(self, walk: Walk) -> None:
+        self._pieces.append(walk)
+        publishes = np.flatnonzero(walk.kinds < DELIVER)
+        if len(publishes):
+            last = publishes[-1]
+            self._floor = int(walk.offsets[last] + walk.lengths[last])
+            self._last_seq = int(walk.seqs[last])
+
+    def _drop_from(self, offset: int) -> None:
+        """Take back what was kept from ``offset`` on: it was misread."""
+        self._pieces = [piece.take(piece.offsets < offset) for piece in self._pieces]
+
+    def _is_zero_tail(self, offset: int) -> bool:
+        if any(self._data[offset : offset + 64]):
+            return False
+        tail = self._data[offset:]
+        if tail.count(0) != len(tail):
+            return False
+        if offset == 0 or self._layout.step_size < 8:
+            self._find(offset, len(tail), Cause.CRASH, "zero-filled tail", "nothing is lost")
+        return True
+
+    def _resume(self, anomaly: int, nominal_end: int | None) -> _Resume:
+        layout, data = self._layout, self._data
+        limit = len(data)
+        for start in publish_starts(data, self._floor, layout.head_size):
+            patch = self._sound_at(start)
+            if patch is None or (not patch and start == anomaly):
+                continue
+            if start <= anomaly:
+                self._drop_from(start)
+                return _Resume(start, start, "damaged head of a publish record", patch or None)
+            limit = start
+            break
+        if nominal_end is not None and self._frames_hold(nominal_end, limit):
+            fixed = self._corrected(anomaly, nominal_end)
+            if fixed is not None:
+                return _Resume(anomaly, anomaly, "one flipped bit in a publish record", fixed)
+            return _Resume(anomaly, nominal_end, "damaged publish record")
+        behind = anomaly + layout.step_size
+        if self._frames_hold(behind, limit):
+            return _Resume(anomaly, behind, "damaged deliver or ack record")
+        return _Resume(anomaly, limit, "no record")
+
+    def _sound_at(self, start: int) -> Patch | tuple[()] | None:
+        """Tell whether a publish record starts here: ``()`` a sound one, a patch one whose head
+        had to be corrected, ``None`` none."""
+        layout, data = self._layout, self._data
+        payload = start + layout.payload_at
+        kind, seq = layout.read_head(data, start)
+        embedded = PAYLOAD.unpack_from(data, payload)[3]
+        if kind < DELIVER and start + layout.head_size + embedded <= len(data) and embedded:
+            word = np.array([kind << TYPE_SHIFT | seq], np.uint64)
+            at = np.array([payload], np.int64)
+            if sound_publishes(data, at, word, np.array([embedded], np.int64))[0]:
+                return ()
+        kinds = (kind, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT) if kind < DELIVER else (0, 1)
+        found = correct_head(data, payload, kinds, tuple({seq, self._last_seq + 1}))
+        if found is None:
+            return None
+        kind, seq, length = found
+        head = layout.pack_head(kind, seq)
+        fields = PAYLOAD.unpack_from(data, payload)[:3]
+        return start, head + PAYLOAD.pack(*fields, length)
+
+    def _frames_hold(self, start: int, stop: int) -> bool:
+        """Tell whether only whole records stand between, up to the end or a zero tail, none of
+        them one that a search for sound publish records would have found (those embed one)."""
+        if start > stop:
+            return False
+        while start < stop:
+            walk = self._layout.walk(self._data, start, stop, _MAX_CHUNK)
+            if (walk.lengths > self._layout.head_size).any():
+                return False
+            if walk.ending is not Ending.PAUSE:
+                rest = self._data[walk.end :] if stop == len(self._data) else b"\1"
+                return walk.end == stop or rest.count(0) == len(rest)
+            start = walk.end
+        return True
+
+    def _corrected(self, start: int, end: int) -> Patch | None:
+        if end - start > _MAX_CORRECTED:
+            return None
+        layout = self._layout
+        kind, seq = layout.read_head(self._data, start)
+        word = (kind << TYPE_SHIFT | seq).to_bytes(8, "big")
+        record = bytearray(word + self._data[start + layout.payload_at : end])
+        bit = correct_bit(bytes(record))
+        if bit is None or bit < 64:
+            return None
+        record[bit >> 3] ^= 0x80 >> (bit & 7)
+        at = start + layout.payload_at + (bit >> 3) - 8
+        return at, bytes(record[bit >> 3 : (bit >> 3) + 1])
+
+    def _report(self, resume: _Resume, ending: Ending | None) -> int:
+        if resume.patch is not None:
+            at, good = resume.patch
+            if not isinstance(self._data, bytearray):
+                self._data = bytearray(self._data)
+            self._data[at : at + len(good)] = good
+            self._patches.append(resume.patch)
+            self._find(
+                at, len(good), Cause.DAMAGE, resume.what, "corrected from the checksum: none lost"
+            )
+            return resume.at
+        lost = self._data[resume.lost_from : resume.at]
+        at_end = resume.at == len(self._data)
+        if at_end and (ending is Ending.TORN or lost[-1:] == b"\0"):
+            self._find(resume.lost_from, len(lost), Cause.CRASH, "torn record at the end", "cut")
+        elif _has_zero_page(lost, resume.lost_from):
+            self._find(resume.lost_from, len(lost), Cause.CRASH, "pages that were never written")
+        else:
+            self._find(
+                resume.lost_from,
+                len(lost),
+                Cause.DAMAGE,
+                resume.what,
+                "its message is lost" if resume.what != "no record" else "what stood there is lost",
+            )
+        return resume.at
+
+    def _find(
+        self, offset: int, length: int, cause: Cause, what: str, consequence: str = ""
+    ) -> None:
+        self._findings.append(Finding(self._path, offset, length, cause, what, consequence))
+
+
+def _has_zero_page(lost: Data, offset: int) -> bool:
+    """Tell whether a whole page of the file within these bytes is zero: a page that had not
+    reached the disk when the power went."""
+    first = -offset % _PAGE
+    zero = bytes(_PAGE)
+    return any(lost[at : at + _PAGE] == zero for at in range(first, len(lost) - _PAGE + 1, _PAGE))

@@ -1,0 +1,45 @@
+"""Figures of a queue and of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EngineStats", "QueueStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue at one moment.
+
+    ``ready``: messages waiting; ``unacked``: with a consumer; ``segments``: segment files and
+    maps known; ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since
+    the last flush (dirty_count); ``next_seq_id``: the next publish gets it. Since open:
+    ``published``, ``acked``, ``flushes``, ``flushed_bytes``, ``journal_syncs``.
+    """
+
+    name: str
+    ready: int
+    unacked: int
+    segments: int
+    segment_bytes: int
+    journal_bytes: int
+    journal_entries: int
+    next_seq_id: int
+    published: int
+    acked: int
+    flushes: int
+    flushed_bytes: int
+    journal_syncs: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """All queues of an engine at one moment; ``dirty_bytes``: memory that unflushed entries take.
+
+    ``writes_refused``: why no more writes are taken, or ``None``.
+    """
+
+    directory: str
+    queues: tuple[QueueStats, ...]
+    dirty_bytes: int
+    writes_refused: str | None
