@@ -1,0 +1,16 @@
+"""The examples in the docstrings are true."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from qindex.rabbitmq import names, properties_format, record
+
+
+@pytest.mark.parametrize("module", [names, properties_format, record])
+def test_examples(module: object) -> None:
+    result = doctest.testmod(module)  # type: ignore[arg-type]
+    assert result.attempted >= 2
+    assert result.failed == 0
