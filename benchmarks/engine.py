@@ -1,0 +1,131 @@
+"""The engine beside its peers and the floor, in one run.
+
+    python -m benchmarks.engine [--quick] [--only GROUP] [--who NAME] [--dir DIR] [--json FILE]
+
+prints one JSON line for each figure and each bar on standard output (or into FILE), and progress
+and tables on standard error. What it means:
+
+* 100-byte bodies, all distinct; every contender in its own process and in fresh directories on
+  one disk; rounds (floor, ours, each peer in turn) repeated, medians shown, the spread beside
+  them; every delivered body is compared with the one that was published, outside the clock.
+* ``floor``: a Python loop of one ``os.write`` for each message, of as many bytes as a journal
+  record has; in batch figures one write for all.
+* Peers run in the fastest mode that keeps what returned through a SIGKILL. Those that can't
+  (queuelib) are shown, and are never the "best peer".
+* A peer that is not installed is left out, with a line that says so. ``pip install .[bench]``
+  installs them all.
+
+The exit status is 0 when everything asked for was measured, 1 when a contender failed, 2 on wrong
+use. A bar that does not hold is in the output and does not change the status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from benchmarks.bars import judge
+from benchmarks.contender import Contender
+from benchmarks.figures import GROUPS
+from benchmarks.measure import Report
+from benchmarks.peers import CONTENDERS, installed
+from benchmarks.session import Session
+from benchmarks.sizes import FULL, QUICK
+
+__all__ = ["main"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine",
+        description="Measure the engine beside its peers and the floor.",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=sorted(GROUPS),
+        metavar="GROUP",
+        help=f"measure this group of figures only (may be repeated): {', '.join(GROUPS)}",
+    )
+    parser.add_argument(
+        "--who",
+        action="append",
+        choices=sorted(CONTENDERS),
+        metavar="NAME",
+        help=f"measure this contender only (may be repeated): {', '.join(CONTENDERS)}",
+    )
+    parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each rate (default 3)")
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
+    return parser
+
+
+def file_system(path: Path) -> str:
+    """Name the file system that holds ``path``: on one in memory a sync costs nothing."""
+    best, name = Path(), "an unknown file system"
+    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+        for line in mounts:
+            _, mount, kind, *_ = line.split()
+            if path.resolve().is_relative_to(mount) and len(Path(mount).parts) >= len(best.parts):
+                best, name = Path(mount), kind
+    if name in ("tmpfs", "ramfs"):
+        return f"{name} (in memory: fsync figures mean nothing here; choose a disk with --dir)"
+    return name
+
+
+def _chosen(wanted: Sequence[str] | None, report: Report) -> dict[str, type[Contender]]:
+    chosen: dict[str, type[Contender]] = {}
+    for name, kind in CONTENDERS.items():
+        if wanted is not None and name not in wanted:
+            continue
+        if installed(kind):
+            chosen[name] = kind
+        else:
+            report.say(f"{name} is not installed: left out")
+    return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if options.dir is not None and not options.dir.is_dir():
+        parser.error(f"--dir {options.dir} is no directory")
+    sizes = QUICK if options.quick else FULL
+    groups = {name: run for name, run in GROUPS.items() if not options.only or name in options.only}
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+    with ExitStack() as stack:
+        lines: TextIO = sys.stdout
+        if options.json is not None:
+            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
+        report = Report(lines, console)
+        directory = Path(tempfile.mkdtemp(prefix="qindex-benchmark-", dir=options.dir))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
+        session = Session(_chosen(options.who, report), directory, options.rounds, report)
+        stack.callback(session.close)
+        for name, run in groups.items():
+            start = time.monotonic()
+            run(session, sizes)
+            report.say(f"{name}: {time.monotonic() - start:.1f} s")
+        if options.quick:
+            report.say("--quick is too short to judge by: the bars below show the form only")
+        report.judge(judge(report, sizes, set(groups)))
+        report.print_tables()
+    return 1 if session.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
