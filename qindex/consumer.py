@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic, time_ns
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import DamageError, StoreError, UsageError
+from journal.errors import DamageError, UsageError
 from journal.format import ACK, DELIVER, TYPE_SHIFT
-from qindex.delivery import Batch, Delivery
+from qindex.delivery import Batch, BatchDelivery, Delivery
 from qindex.entries import Entry
 from qindex.quarantine import quarantine
 from qindex.queue_core import QueueCore
-from qindex.queue_index import Fetched
 from qindex.segment import ACKED, DELIVERED, OUT, PUBLISHED
 
 __all__ = ["READ_AHEAD", "Consumer"]
@@ -31,7 +30,7 @@ _log = logging.getLogger("qindex.queue")
 
 _DELIVER_WORD = DELIVER << TYPE_SHIFT
 _ACK_WORD = ACK << TYPE_SHIFT
-READ_AHEAD = 512
+READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
 
 
@@ -48,112 +47,110 @@ class Consumer(QueueCore):
         O(1), whatever the backlog.
         """
         with self._lock:
-            if self._window and not self._returned:
-                delivery = self._window.pop()
-            else:
-                found = self._next(timeout)
-                if found is None:
-                    return None
-                delivery = found
-            while delivery._extra.__class__ is not int and not self._admit(delivery):
-                found = self._next(timeout)
-                if found is None:
-                    return None
-                delivery = found
-            seq = delivery.seq_id
-            segment = self._read_segment
-            rel = seq - segment.base
-            if not 0 <= rel < len(segment.states):
-                segment = self._read_segment = self._index.segment_of(seq)
+            while True:
+                window = self._window
+                at = self._at
+                if self._returned or at == len(window.seqs):
+                    if not self._available(timeout):
+                        return None
+                    if self._returned:
+                        given = self._take_returned()
+                        if given is None:
+                            continue
+                        return given
+                    window = self._window
+                    at = self._at
+                seq = window.seqs[at]
+                extra = window.extras[at]
+                if extra.__class__ is not int:
+                    self._at = at + 1
+                    if not self._admit(seq, window.bodies[at], extra):
+                        continue
+                segment = self._read_segment
                 rel = seq - segment.base
-            states = segment.states
-            if states[rel] == PUBLISHED:
-                index = self._index
-                try:
-                    index.journal.write((_DELIVER_WORD | seq).to_bytes(8, "big"))
-                except ValueError:
-                    self._append_or_put_back(delivery, _DELIVER_WORD | seq)
-                index.dirty += 1
-            states[rel] = OUT
-            self._out += 1
-            return delivery
+                if not 0 <= rel < len(segment.states):
+                    segment = self._read_segment = self._index.segment_of(seq)
+                    rel = seq - segment.base
+                states = segment.states
+                fresh = states[rel] == PUBLISHED
+                if fresh:
+                    index = self._index
+                    try:
+                        index.journal.write((_DELIVER_WORD | seq).to_bytes(8, "big"))
+                    except ValueError:
+                        index.journal.append((_DELIVER_WORD | seq).to_bytes(8, "big"))
+                    index.dirty += 1
+                states[rel] = OUT
+                self._at = at + 1
+                self._out += 1
+                return Delivery(self, seq, window.bodies[at], not fresh, extra)
 
-    def _append_or_put_back(self, delivery: Delivery, word: int) -> None:
-        try:
-            self._index.journal.append(word.to_bytes(8, "big"))
-        except BaseException:
-            self._window.append(delivery)
-            raise
-
-    def _next(self, timeout: float | None) -> Delivery | None:
-        """Give the next ready message, not yet marked as delivered; waits. Lock held."""
+    def _available(self, timeout: float | None) -> bool:
+        """Wait until something is given back or in the window; false when the time is up."""
         deadline = None if timeout is None else monotonic() + timeout
-        while True:
-            if self._returned:
-                return self._returned_by_seq.pop(heapq.heappop(self._returned))
-            if self._window:
-                return self._window.pop()
+        while not self._returned and self._at == len(self._window.seqs):
             if self._fill(READ_AHEAD):
-                continue
+                break
             left = None if deadline is None else deadline - monotonic()
             if left is not None and left <= 0:
-                return None
+                return False
             self._waiting += 1
             try:
                 self._arrived.wait(left)
             finally:
                 self._waiting -= 1
             self._check_open()
+        return True
 
     def _fill(self, most: int) -> bool:
         """Read ahead into an empty window; false when nothing is ready."""
         fetched, self._next_fetch = self._index.fetch(self._next_fetch, most)
         if fetched is None:
             return False
-        self._window = self._deliveries(fetched)
-        self._window.reverse()
+        self._window = fetched
+        self._at = 0
         return True
 
-    def _deliveries(self, fetched: Fetched) -> list[Delivery]:
-        again = [state == DELIVERED for state in fetched.states]
-        if fetched.entries is None:
-            columns = zip(fetched.seqs, fetched.bodies, again, fetched.stamps, strict=True)
-            return [Delivery(self, *column) for column in columns]
-        return [
-            Delivery(
-                self,
-                seq,
-                entry.message.body if entry.message is not None else b"",
-                redelivered,
-                _extra_of(entry),
-            )
-            for seq, entry, redelivered in zip(fetched.seqs, fetched.entries, again, strict=True)
-        ]
+    def _take_returned(self) -> Delivery | None:
+        """Deliver the first of what was given back; ``None`` when it had expired."""
+        seq = heapq.heappop(self._returned)
+        body, extra = self._returned_by_seq.pop(seq)
+        if not isinstance(extra, int) and not self._admit(seq, body, extra):
+            return None
+        segment = self._index.segment_of(seq)
+        segment.states[seq - segment.base] = OUT
+        self._out += 1
+        return Delivery(self, seq, body, True, extra)
 
-    def _admit(self, delivery: Delivery) -> bool:
+    def _give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
+        """Make a message ready again, in its place before all that was not delivered yet."""
+        self._returned_by_seq[seq] = body, extra
+        heapq.heappush(self._returned, seq)
+
+    def _admit(self, seq: int, body: bytes, extra: int | Entry) -> bool:
         """Decide on an entry that is not plain: false when it was dropped (expired).
 
         Raises :class:`DamageError` for a damaged one, after setting its bytes aside.
         """
-        entry = delivery._extra
-        assert isinstance(entry, Entry)
-        if entry.corrected:
-            path, offset = self._index.where(delivery.seq_id)
-            _log.warning("%s: at offset %d: one flipped bit, corrected", path, offset)
-        if entry.expiry and entry.expiry <= time_ns() // 1000:
-            self._index.drop(np.array([delivery.seq_id]))
-            return False
-        if entry.message is None:
-            what = entry.damage or "its message is in a message store that is not here"
-            self._set_aside(delivery.seq_id, what)
-        return True
-
-    def _set_aside(self, seq_id: int, what: str) -> None:
+        assert isinstance(extra, Entry)
         index = self._index
-        path, offset = index.where(seq_id)
-        quarantine(index.fs, path, offset, index.bytes_of(seq_id))
-        index.drop(np.array([seq_id]))
-        error = DamageError(path, offset, f"the message with seq_id {seq_id} is damaged: {what}")
+        try:
+            if extra.corrected:
+                path, offset = index.where(seq)
+                _log.warning("%s: at offset %d: one flipped bit, corrected", path, offset)
+            if extra.expiry and extra.expiry <= time_ns() // 1000:
+                index.drop(np.array([seq]))
+                return False
+            if extra.message is not None:
+                return True
+            path, offset = index.where(seq)
+            quarantine(index.fs, path, offset, index.bytes_of(seq))
+            index.drop(np.array([seq]))
+        except BaseException:
+            self._give_back(seq, body, extra)
+            raise
+        what = extra.damage or "it is in a message store that is not here"
+        error = DamageError(path, offset, f"the message with seq_id {seq} is damaged: {what}")
         _log.error("%s", error)
         raise error
 
@@ -166,71 +163,61 @@ class Consumer(QueueCore):
         """
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"the number of messages must be at least 1, not {most!r}")
-        batch = Batch()
         with self._lock:
-            found = self._next(timeout)
-            if found is None:
-                return batch
-            self._put_back([found])
-            try:
-                while len(batch) < most:
-                    taken = self._take_ready(most - len(batch), first=not batch)
-                    if not taken:
-                        break
-                    batch += taken
-            finally:
-                self._mark_out(batch)
-        return batch
+            batch = Batch(self, self._nacks)
+            if self._available(timeout):
+                try:
+                    while len(batch) < most and self._take_into(batch, most - len(batch)):
+                        pass
+                finally:
+                    self._mark_out(batch)
+            return batch
 
-    def _take_ready(self, most: int, *, first: bool) -> list[Delivery]:
-        """Take messages that may be delivered from what was given back, or from the window."""
+    def _take_into(self, batch: Batch, most: int) -> bool:
+        """Move messages that may be delivered into ``batch``; false when it has to end here."""
         if self._returned:
-            seqs = [heapq.heappop(self._returned) for _ in range(min(most, len(self._returned)))]
-            taken = [self._returned_by_seq.pop(seq) for seq in seqs]
-        elif self._window or self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):
-            taken = self._window[-most:]
-            del self._window[-most:]
-            taken.reverse()
-        else:
-            return []
-        admitted: list[Delivery] = []
-        for at, delivery in enumerate(taken):
-            if delivery._extra.__class__ is int:
-                admitted.append(delivery)
-                continue
-            entry = delivery._extra
-            assert isinstance(entry, Entry)
-            if entry.message is None and (admitted or not first):
-                # Its error is for the next call, and belongs to no message of this batch.
-                self._put_back(taken[at:])
-                break
-            try:
-                if self._admit(delivery):
-                    admitted.append(delivery)
-            except StoreError:
-                self._put_back(taken[at + 1 :])
-                raise
-        return admitted
-
-    def _put_back(self, deliveries: list[Delivery]) -> None:
-        """Make these the next ones again; they were not marked as delivered."""
-        if self._returned:
-            for delivery in deliveries:
-                self._returned_by_seq[delivery.seq_id] = delivery
-                heapq.heappush(self._returned, delivery.seq_id)
-        else:
-            self._window.extend(reversed(deliveries))
+            seq = self._returned[0]
+            body, extra = self._returned_by_seq[seq]
+            if batch and _is_damaged(extra):
+                return False
+            heapq.heappop(self._returned)
+            del self._returned_by_seq[seq]
+            if isinstance(extra, int) or self._admit(seq, body, extra):
+                batch._extend((seq,), (body,), bytes((DELIVERED,)), (extra,))
+            return True
+        at = self._at
+        if at == len(self._window.seqs):
+            if not self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):
+                return False
+            at = 0
+        window = self._window
+        if window.plain:
+            end = min(len(window.seqs), at + most)
+            part = slice(at, end)
+            self._at = end
+            batch._extend(
+                window.seqs[part], window.bodies[part], window.states[part], window.extras[part]
+            )
+            return True
+        seq, body, extra = window.seqs[at], window.bodies[at], window.extras[at]
+        if batch and _is_damaged(extra):
+            return False
+        self._at = at + 1
+        if self._admit(seq, body, extra):
+            batch._extend((seq,), (body,), window.states[at : at + 1], (extra,))
+        return True
 
     def _mark_out(self, batch: Batch) -> None:
         if not batch:
             return
-        seqs = np.array([delivery.seq_id for delivery in batch], np.int64)
+        seqs = _array(batch.seq_ids)
         index = self._index
         try:
             states = index.states_of(seqs)
             index.append_actions(DELIVER, seqs[states == PUBLISHED])
         except BaseException:
-            self._put_back(list(batch))
+            for seq, body, extra in zip(batch.seq_ids, batch.bodies, batch._extras, strict=True):
+                self._give_back(seq, body, extra)
             raise
         index.set_states(seqs, OUT)
         self._out += len(batch)
@@ -278,6 +265,8 @@ class Consumer(QueueCore):
             states = segment.states
             if states[rel] != OUT:
                 raise _not_ours(delivery, self)
+            if self._nacked_at:
+                self._check_taken(delivery)
             index = self._index
             try:
                 index.journal.write((_ACK_WORD | seq).to_bytes(8, "big"))
@@ -290,48 +279,19 @@ class Consumer(QueueCore):
             index.dirty = dirty = index.dirty + 1
             if dirty > self._max_dirty:
                 self._flush_due()
-            if index.transient:
-                index.transient.discard(seq)
+            if index.transient or self._nacked_at:
+                self._forget((seq,))
         if self._sync_each:
             self._index.journal.sync()
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
-        batch = deliveries if isinstance(deliveries, list) else list(deliveries)
-        if not batch:
-            return
         with self._lock:
-            self._settle(batch, ACK)
-        if self._sync_each:
+            seqs = self._outstanding(deliveries)
+            if len(seqs):
+                self._ack_all(seqs)
+        if self._sync_each and len(seqs):
             self._index.journal.sync()
-
-    def _settle(self, batch: list[Delivery], kind: int) -> I64:
-        """Check that all of ``batch`` are outstanding, and settle them."""
-        for delivery in batch:
-            if delivery._queue is not self:
-                raise _not_ours(delivery, self)
-        seqs = np.array([delivery.seq_id for delivery in batch], np.int64)
-        ascending = bool((seqs[1:] > seqs[:-1]).all())
-        if not ascending and len(np.unique(seqs)) != len(seqs):
-            raise UsageError("a delivery stands twice in the batch")
-        index = self._index
-        states = index.states_of(seqs)
-        if (states != OUT).any():
-            raise _not_ours(batch[int(np.flatnonzero(states != OUT)[0])], self)
-        if kind == ACK:
-            index.append_actions(ACK, seqs)
-            index.set_states(seqs, ACKED)
-            index.live -= len(seqs)
-            if index.transient:
-                index.transient.difference_update(seqs.tolist())
-        else:
-            index.set_states(seqs, DELIVERED)
-        for delivery in batch:
-            delivery._queue = None
-        self._out -= len(seqs)
-        if index.dirty > self._max_dirty:
-            self._flush_due()
-        return seqs
 
     def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
@@ -339,19 +299,23 @@ class Consumer(QueueCore):
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         with self._lock:
-            index = self._index
-            seqs = index.outstanding_up_to(seq_id)
-            index.append_actions(ACK, seqs)
-            index.set_states(seqs, ACKED)
-            index.live -= len(seqs)
-            self._out -= len(seqs)
-            if index.transient:
-                index.transient.difference_update(seqs.tolist())
-            if index.dirty > self._max_dirty:
-                self._flush_due()
+            seqs = self._index.outstanding_up_to(seq_id)
+            if len(seqs):
+                self._ack_all(seqs)
         if self._sync_each and len(seqs):
             self._index.journal.sync()
         return len(seqs)
+
+    def _ack_all(self, seqs: I64) -> None:
+        index = self._index
+        index.append_actions(ACK, seqs)
+        index.set_states(seqs, ACKED)
+        index.live -= len(seqs)
+        self._out -= len(seqs)
+        if index.transient or self._nacked_at:
+            self._forget(seqs.tolist())
+        if index.dirty > self._max_dirty:
+            self._flush_due()
 
     def nack(self, delivery: Delivery, requeue: bool = True) -> None:
         """Give a message back: it returns to its place in the queue, or with ``requeue=False``
@@ -360,18 +324,64 @@ class Consumer(QueueCore):
             self.ack(delivery)
             return
         with self._lock:
-            if delivery._queue is not self:
-                raise _not_ours(delivery, self)
-            self._settle([delivery], DELIVER)
-            again = Delivery(self, delivery.seq_id, delivery.body, True, delivery._extra)
-            self._returned_by_seq[delivery.seq_id] = again
-            heapq.heappush(self._returned, delivery.seq_id)
+            self._outstanding([delivery])
+            seq = delivery.seq_id
+            segment = self._index.segment_of(seq)
+            segment.states[seq - segment.base] = DELIVERED
+            self._give_back(seq, delivery.body, delivery._extra)
+            delivery._queue = None
+            self._out -= 1
+            self._nacks += 1
+            self._nacked_at[seq] = self._nacks
             if self._waiting:
                 self._arrived.notify()
 
     def requeue(self, delivery: Delivery) -> None:
         """Give a message back to its place; the same as ``nack(delivery, requeue=True)``."""
         self.nack(delivery, requeue=True)
+
+    def _outstanding(self, deliveries: Iterable[Delivery]) -> I64:
+        """Give the seq_ids of these deliveries, all of them outstanding.
+
+        Raises :class:`UsageError` for the first that is not, or that stands there twice.
+        """
+        if isinstance(deliveries, Batch) and deliveries._queue is self:
+            seqs = _array(deliveries.seq_ids)
+            if self._nacked_at:
+                for delivery in deliveries:
+                    self._check_taken(delivery)
+        else:
+            deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
+            for delivery in deliveries:
+                if delivery._queue is not self:
+                    raise _not_ours(delivery, self)
+                self._check_taken(delivery)
+            seqs = np.array([delivery.seq_id for delivery in deliveries], np.int64)
+            if len(np.unique(seqs)) != len(seqs):
+                raise UsageError("a delivery stands twice in the batch")
+        settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
+        if len(settled):
+            raise _not_ours(deliveries[int(settled[0])], self)
+        return seqs
+
+    def _check_taken(self, delivery: Delivery) -> None:
+        """Refuse a delivery of a batch whose message was given back since."""
+        if isinstance(delivery, BatchDelivery) and not self._is_out(
+            delivery.seq_id, delivery.taken
+        ):
+            raise _not_ours(delivery, self)
+
+    def _is_out(self, seq_id: int, taken: int) -> bool:
+        """Tell whether an entry is still with the consumer that took it with a batch."""
+        segment = self._index.segment_of(seq_id)
+        is_out = segment.states[seq_id - segment.base] == OUT
+        return is_out and self._nacked_at.get(seq_id, 0) <= taken
+
+    def _forget(self, seqs: Iterable[int]) -> None:
+        """Drop what was noted of entries that are acknowledged."""
+        for seq in seqs:
+            self._index.transient.discard(seq)
+            self._nacked_at.pop(seq, None)
 
 
 def _not_ours(delivery: Delivery, queue: Consumer) -> UsageError:
@@ -385,16 +395,12 @@ def _not_ours(delivery: Delivery, queue: Consumer) -> UsageError:
     )
 
 
-def _extra_of(entry: Entry) -> int | Entry:
-    """Give what a delivery needs to keep of an entry: of a plain message only its timestamp."""
-    message = entry.message
-    if (
-        message is None
-        or entry.expiry
-        or entry.corrected
-        or message.key is not None
-        or message.headers
-        or message.properties
-    ):
-        return entry
-    return message.timestamp
+def _is_damaged(extra: int | Entry) -> bool:
+    return not isinstance(extra, int) and extra.message is None
+
+
+def _array(seqs: list[int]) -> I64:
+    """Give ascending seq_ids as an array; most often they are a run."""
+    if seqs and seqs[-1] - seqs[0] + 1 == len(seqs):
+        return np.arange(seqs[0], seqs[-1] + 1, dtype=np.int64)
+    return np.array(seqs, np.int64)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from journal.errors import UsageError
 from qindex.entries import Entry
 from qindex.message import Message
+from qindex.segment import DELIVERED
 
 if TYPE_CHECKING:
     from qindex.consumer import Consumer
 
-__all__ = ["Batch", "Delivery"]
+__all__ = ["Batch", "BatchDelivery", "Delivery"]
 
 
 class Delivery:
@@ -106,7 +108,7 @@ class Delivery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._queue is not None:
+        if not self.settled:
             if kind is None:
                 self.ack()
             else:
@@ -117,12 +119,94 @@ class Delivery:
         return f"<Delivery seq_id={self.seq_id}, {len(self.body)} bytes{again}>"
 
 
-class Batch(list[Delivery]):
-    """Deliveries taken at once, in order; acknowledge them with ``ack_many``."""
+class BatchDelivery(Delivery):
+    """One message of a :class:`Batch`, made when it is looked at.
 
-    __slots__ = ()
+    ``taken``: how many messages of the queue had been given back when the batch was taken.
+    """
+
+    __slots__ = ("taken",)
+
+    def __init__(
+        self,
+        queue: Consumer | None,
+        seq_id: int,
+        body: bytes,
+        redelivered: bool,
+        extra: int | Entry,
+        taken: int,
+    ) -> None:
+        self._queue = queue
+        self.seq_id = seq_id
+        self.body = body
+        self.redelivered = redelivered
+        self._extra = extra
+        self.taken = taken
 
     @property
-    def bodies(self) -> list[bytes]:
-        """The bodies, in order."""
-        return [delivery.body for delivery in self]
+    def settled(self) -> bool:
+        """Whether it was acknowledged or given back."""
+        return self._queue is None or not self._queue._is_out(self.seq_id, self.taken)
+
+
+class Batch(Sequence[Delivery]):
+    """Deliveries taken at once, in order; acknowledge them with ``ack_many``.
+
+    A sequence that makes its deliveries as they are looked at. ``bodies`` and ``seq_ids`` are
+    there at no cost.
+    """
+
+    __slots__ = ("_extras", "_queue", "_states", "_taken", "bodies", "seq_ids")
+
+    def __init__(self, queue: Consumer, taken: int) -> None:
+        self._queue = queue
+        self._taken = taken
+        self.seq_ids: list[int] = []
+        self.bodies: list[bytes] = []
+        self._states = bytearray()
+        self._extras: list[int | Entry] = []
+
+    def _extend(
+        self,
+        seq_ids: Sequence[int],
+        bodies: Sequence[bytes],
+        states: bytes,
+        extras: Sequence[int | Entry],
+    ) -> None:
+        self.seq_ids += seq_ids
+        self.bodies += bodies
+        self._states += states
+        self._extras += extras
+
+    def __len__(self) -> int:
+        return len(self.seq_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Delivery]: ...
+    def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        return BatchDelivery(
+            self._queue,
+            self.seq_ids[index],
+            self.bodies[index],
+            self._states[index] == DELIVERED,
+            self._extras[index],
+            self._taken,
+        )
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return map(
+            BatchDelivery,
+            repeat(self._queue),
+            self.seq_ids,
+            self.bodies,
+            map(DELIVERED.__eq__, self._states),
+            self._extras,
+            repeat(self._taken),
+        )
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} deliveries>"

@@ -3,12 +3,16 @@ in :mod:`qindex.consumer`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import time_ns
 
 from journal.errors import UsageError
 from qindex.consumer import READ_AHEAD, Consumer
 from qindex.delivery import Delivery
+from qindex.entries import Entry
 from qindex.publisher import Publisher
+from qindex.queue_index import NOTHING_FETCHED, Fetched
+from qindex.segment import DELIVERED
 from qindex.stats import QueueStats
 
 __all__ = ["Queue"]
@@ -29,21 +33,30 @@ class Queue(Publisher, Consumer):
         if not isinstance(most, int) or most < 0:
             raise UsageError(f"the number of messages must be at least 0, not {most!r}")
         with self._lock:
-            seen = [self._returned_by_seq[seq] for seq in sorted(self._returned)[:most]]
-            seen += self._window[: -1 - (most - len(seen)) : -1] if most > len(seen) else []
-            start = self._next_fetch
-            while len(seen) < most:
-                fetched, start = self._index.fetch(start, min(most - len(seen), READ_AHEAD))
-                if fetched is None:
-                    break
-                seen += self._deliveries(fetched)
             now = time_ns() // 1000
-            return [
-                Delivery(None, one.seq_id, one.body, one.redelivered, one._extra)
-                for one in seen
-                if isinstance(one._extra, int)
-                or (one._extra.message is not None and not 0 < one._extra.expiry <= now)
-            ]
+            seen = []
+            for seq, body, again, extra in self._ahead(most):
+                if isinstance(extra, int) or (
+                    extra.message is not None and not 0 < extra.expiry <= now
+                ):
+                    seen.append(Delivery(None, seq, body, again, extra))
+                if len(seen) == most:
+                    break
+            return seen
+
+    def _ahead(self, most: int) -> Iterator[tuple[int, bytes, bool, int | Entry]]:
+        """Go through what is ready, in order; nothing is taken. Lock held."""
+        for seq in sorted(self._returned):
+            body, extra = self._returned_by_seq[seq]
+            yield seq, body, True, extra
+        window: Fetched | None = self._window
+        first, start = self._at, self._next_fetch
+        while window is not None:
+            for at in range(first, len(window)):
+                again = window.states[at] == DELIVERED
+                yield window.seqs[at], window.bodies[at], again, window.extras[at]
+            first = 0
+            window, start = self._index.fetch(start, min(max(most, 1), READ_AHEAD))
 
     def stats(self) -> QueueStats:
         """Give the queue's figures at this moment."""
@@ -72,7 +85,9 @@ class Queue(Publisher, Consumer):
             while self._flushing:
                 self._flushed.wait()
             dropped = self._index.purge()
-            self._window = []
+            self._window = NOTHING_FETCHED
+            self._at = 0
+            self._forget(self._returned)
             self._returned = []
             self._returned_by_seq = {}
             self._next_fetch = self._index.next_seq

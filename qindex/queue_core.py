@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
-from qindex.delivery import Delivery
+from qindex.entries import Entry
 from qindex.flush import write_plan
 from qindex.guards import RefusingLock
 from qindex.options import Options
-from qindex.queue_index import QueueIndex
+from qindex.queue_index import NOTHING_FETCHED, QueueIndex
 from qindex.recovery import RestingQueue
 from qindex.segment import Segment
 
@@ -64,12 +64,17 @@ class QueueCore:
         self._first_seq = index.next_seq
         self._live_before = index.live
         self._out = 0
-        # Read ahead, in reverse order: the next one is the last.
-        self._window: list[Delivery] = []
+        # Read ahead; the entry at ``_at`` is the next one.
+        self._window = NOTHING_FETCHED
+        self._at = 0
         self._next_fetch = 0
-        # Given back: they come before everything in the window.
+        # Given back, a heap of seq_ids: they come before everything in the window.
         self._returned: list[int] = []
-        self._returned_by_seq: dict[int, Delivery] = {}
+        self._returned_by_seq: dict[int, tuple[bytes, int | Entry]] = {}
+        # When (which nack of this run) an entry was given back, until it is acknowledged: tells a
+        # batch from before that the entry is no longer its own.
+        self._nacked_at: dict[int, int] = {}
+        self._nacks = 0
         self._read_segment = Segment(0, 0)
         self._ack_segment = self._read_segment
 
@@ -148,14 +153,16 @@ class QueueCore:
         try:
             index.seq_file.raise_floor(plan.next_seq)
             index.flushed_bytes += write_plan(index.fs, plan)
+            prepared = index.journal.prepare(plan.front)
         except StorageError as error:
             if error.errno not in _PASSING:
                 index.poison.set(error)
                 self._refuse_writes()
             raise
         with self._real_lock:
-            index.finish(plan)
+            old = index.finish(plan, prepared)
             index.trim(self._next_fetch // index.entry_count)
+        index.journal.retire(old)
 
     def _refuse_writes(self) -> None:
         """Make appends fail from now on: the poison says why."""

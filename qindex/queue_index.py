@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from journal import format as journal_format
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, ReadBuffer, pread_all, read_file
 from journal.format import ACK, DELIVER, TYPE_SHIFT
-from journal.journal import Journal
+from journal.journal import Journal, Retired
 from journal.poison import Poison
 from qindex.entries import Entry, journal_words, plain_entries, read_entry
 from qindex.flush import FlushPlan, SegmentPlan, plan_segment
@@ -27,30 +28,47 @@ from qindex.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment
 from qindex.segment_format import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
 from qindex.seq_file import SeqFile
 
-__all__ = ["Fetched", "QueueIndex"]
+__all__ = ["NOTHING_FETCHED", "Fetched", "QueueIndex"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _WINDOW_BYTES = 1 << 20
+_KEPT_BYTES = 8 << 20
+"""The bytes of the segment that is being read are kept, once scanned, when they are no more."""
 _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
 
 
 class Fetched:
     """Entries that were read ahead: columns of equal length, in order of seq_id.
 
-    ``redelivered``: state bytes (:data:`qindex.segment.DELIVERED` for an entry delivered before).
-    Either all are plain (``bodies`` and ``stamps``), or ``entries`` has each one.
+    ``states``: :data:`qindex.segment.PUBLISHED`, or ``DELIVERED`` for an entry that was delivered
+    before. ``extras``: of a plain message its timestamp (nanoseconds), of another the
+    :class:`Entry`; ``plain``: all are plain. ``bodies``: empty for a message that is damaged.
     """
 
-    __slots__ = ("bodies", "entries", "seqs", "stamps", "states")
+    __slots__ = ("bodies", "extras", "plain", "seqs", "states")
 
-    def __init__(self, seqs: list[int], states: bytes) -> None:
+    def __init__(
+        self,
+        seqs: list[int],
+        states: bytes,
+        bodies: list[bytes],
+        extras: Sequence[int | Entry],
+        plain: bool,
+    ) -> None:
         self.seqs = seqs
         self.states = states
-        self.bodies: list[bytes] = []
-        self.stamps: list[int] = []
-        self.entries: list[Entry] | None = None
+        self.bodies = bodies
+        self.extras = extras
+        self.plain = plain
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+
+NOTHING_FETCHED = Fetched([], b"", [], [], True)
 
 
 class QueueIndex:
@@ -90,6 +108,7 @@ class QueueIndex:
         self.journal = Journal(fs, os.path.join(directory, journal_format.FILE_NAME), poison)
         # A tail that covers no seq_id: the first publish finds it full and takes the right one.
         self.tail = Segment(0, 0)
+        self._reading = self.tail
 
     # -- segments -------------------------------------------------------------------------------
 
@@ -129,6 +148,7 @@ class QueueIndex:
         unacked = segment.stored_unacked
         scan = scan_segment(path, data, segment.number, self.entry_count)
         segment.load(scan.filed, scan.offsets, scan.lengths)
+        segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
         if segment.unacked != unacked:
             self.live += segment.unacked - unacked
             at, what = segment.file_size, f"{unacked - segment.unacked} entries are missing"
@@ -146,6 +166,7 @@ class QueueIndex:
                 raise StorageError(path, "the segment can't be read", error) from error
             scan = scan_segment(path, data, segment.number, self.entry_count)
             segment.offsets, segment.lengths = scan.offsets, scan.lengths
+            segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
 
     def trim(self, keep: int) -> None:
         """Give back the maps of segments that nobody uses; ``keep``: number of the one that is
@@ -206,7 +227,7 @@ class QueueIndex:
             ends = np.cumsum(segment.lengths[rels])
             rels = rels[: max(1, int(np.searchsorted(ends, _WINDOW_BYTES, side="right")))]
             offsets, lengths = segment.offsets[rels], segment.lengths[rels]
-            data, low = self._pread(segment, offsets, lengths)
+            data, low, verified = self._bytes_from(segment, offsets, lengths)
             offsets = offsets - low
             heads = np.frombuffer(data, np.uint8)[offsets]
             kinds = np.where(heads & (PERSISTENT >> 8), 0, 1).astype(np.uint8)
@@ -216,7 +237,7 @@ class QueueIndex:
             first = int(rels[0]) + segment.base - self.positions_base
             last = int(rels[-1]) + segment.base - self.positions_base
             offsets = np.array(self.positions[first : last + 1])[rels - rels[0]]
-            data = self.journal.map
+            data, verified = self.journal.map, False
             flat = np.frombuffer(data, np.uint8)
             kinds = flat[offsets] >> 6
             payloads = offsets + _JOURNAL_HEAD
@@ -228,17 +249,29 @@ class QueueIndex:
             embedded = embedded[:fit]
         seqs = rels + segment.base
         states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
-        fetched = Fetched(seqs.tolist(), states)
+        behind = int(seqs[-1]) + 1
         words = journal_words(kinds, seqs)
-        plain = plain_entries(data, payloads, words, embedded)
-        if plain is not None:
-            fetched.bodies, fetched.stamps = plain
-        else:
-            fetched.entries = [
-                read_entry(data, payload, word)
-                for payload, word in zip(payloads.tolist(), words.tolist(), strict=True)
-            ]
-        return fetched, int(seqs[-1]) + 1
+        columns = plain_entries(data, payloads, words, embedded, verified=verified)
+        if columns is not None:
+            return Fetched(seqs.tolist(), states, *columns, True), behind
+        entries = [
+            read_entry(data, payload, word)
+            for payload, word in zip(payloads.tolist(), words.tolist(), strict=True)
+        ]
+        bodies = [b"" if one.message is None else one.message.body for one in entries]
+        return Fetched(seqs.tolist(), states, bodies, entries, False), behind
+
+    def _bytes_from(
+        self, segment: Segment, offsets: I64, lengths: I64
+    ) -> tuple[ReadBuffer, int, bool]:
+        """Give bytes that hold these records, the file offset of the first byte, and whether
+        the records' checksums were verified when they were read."""
+        if segment is not self._reading:
+            self._reading.verified = b""
+            self._reading = segment
+        if int((offsets + lengths).max()) <= len(segment.verified):
+            return segment.verified, 0, True
+        return *self._pread(segment, offsets, lengths), False
 
     def _pread(self, segment: Segment, offsets: I64, lengths: I64) -> tuple[ReadBuffer, int]:
         """Read the bytes that hold these records; gives them and the offset of the first."""
@@ -294,18 +327,24 @@ class QueueIndex:
 
     def set_states(self, seqs: I64, state: int) -> None:
         """Set the state of entries whose segments are loaded."""
-        for number in np.unique(seqs // self.entry_count).tolist():
-            segment = self.segments[number]
-            inside = seqs[(seqs >= segment.base) & (seqs < segment.base + self.entry_count)]
-            np.frombuffer(segment.states, np.uint8)[inside - segment.base] = state
+        for segment, inside in self._by_segment(seqs):
+            np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base] = state
+
+    def _by_segment(self, seqs: I64) -> Iterator[tuple[Segment, slice | Bools]]:
+        """Group seq_ids by their segments; each group as an index into ``seqs``."""
+        if not len(seqs):
+            return
+        numbers = seqs // self.entry_count
+        if (numbers == numbers[0]).all():
+            yield self.segment_of(int(seqs[0])), slice(None)
+            return
+        for number in np.unique(numbers).tolist():
+            yield self.segment_of(number * self.entry_count), numbers == number
 
     def states_of(self, seqs: I64) -> U8:
         """Give the states of entries that were published."""
         states = np.zeros(len(seqs), np.uint8)
-        numbers = seqs // self.entry_count
-        for number in np.unique(numbers).tolist():
-            segment = self.segment_of(number * self.entry_count)
-            inside = numbers == number
+        for segment, inside in self._by_segment(seqs):
             states[inside] = np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base]
         return states
 
@@ -368,10 +407,11 @@ class QueueIndex:
             return None
         return FlushPlan(self.directory, self.journal.map, front, self.dirty, self.next_seq, plans)
 
-    def finish(self, plan: FlushPlan) -> None:
+    def finish(self, plan: FlushPlan, prepared: Retired | None) -> Retired | None:
         """Part 3 of a flush: empty the journal up to the plan's point, and take over what the
-        segment files hold now. Raises :class:`StorageError`; writes are then refused."""
-        self.journal.rebase(plan.front)
+        segment files hold now. Gives what :meth:`Journal.retire` is to have, without the lock.
+        Raises :class:`StorageError`; writes are then refused."""
+        old = self.journal.rebase(plan.front, prepared)
         done = plan.next_seq - self.positions_base
         rest = np.array(self.positions[done:], np.int64)
         rest[rest >= 0] -= plan.front
@@ -381,6 +421,7 @@ class QueueIndex:
         self.flushes += 1
         for planned in plan.segments:
             self._take_over(planned)
+        return old
 
     def _take_over(self, planned: SegmentPlan) -> None:
         segment = self.segments[planned.number]

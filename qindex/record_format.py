@@ -72,6 +72,8 @@ _CHECK_IN_ROW = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 _ZERO_CHECK = bytes(CHECK_SIZE)
 _FIXED_HEAD = struct.Struct(">3s8sBQ")
 _NO_KEY_HEADERS_PROPERTIES = b"\xc0\xc0\xc0"
+_NOTHING_ROW = np.frombuffer(_NO_KEY_HEADERS_PROPERTIES, np.uint8)
+_MAGIC_ROW = np.frombuffer(MAGIC, np.uint8)
 _NOTHING_AT = _FIXED_HEAD.size
 PLAIN_HEAD_SIZE = _NOTHING_AT + 3
 """Bytes of a record without key, headers and properties, up to its body's own head."""
@@ -172,16 +174,16 @@ def verify_rows(rows: U8) -> Bools:
     sums = np.fromiter(
         map(xxh3_64_intdigest, rows.view(f"V{width}").ravel().tolist()), np.uint64, count
     )
-    magic = (rows[:, PUBLISH_HEAD_SIZE : PUBLISH_HEAD_SIZE + 3] == list(MAGIC)).all(axis=1)
-    sound: Bools = (sums == checks) & magic
+    sound: Bools = sums == checks
     return sound
 
 
 def is_plain(rows: U8) -> Bools:
-    """Tell for each row whether its message has neither key nor headers nor properties."""
+    """Tell for each row whether it embeds a record of ours with neither key nor headers nor
+    properties."""
     start = PUBLISH_HEAD_SIZE + _NOTHING_AT
-    nothing = list(_NO_KEY_HEADERS_PROPERTIES)
-    plain: Bools = (rows[:, start : start + 3] == nothing).all(axis=1)
+    plain: Bools = (rows[:, start : start + 3] == _NOTHING_ROW).all(axis=1)
+    plain &= (rows[:, PUBLISH_HEAD_SIZE : PUBLISH_HEAD_SIZE + 3] == _MAGIC_ROW).all(axis=1)
     return plain
 
 

@@ -44,7 +44,7 @@ class Segment:
     ``base``: seq_id of its first entry. ``states``, ``filed``: one byte an entry, both ``None``
     while unloaded. ``offsets``, ``lengths``: where in the file each entry's publish record stands
     (-1: nowhere), loaded when the segment is read from. ``file_size``: bytes in the file, 0 for
-    none.
+    none. ``verified``: the file's bytes as a scan found them sound, while it is being read.
     """
 
     __slots__ = (
@@ -56,6 +56,7 @@ class Segment:
         "offsets",
         "states",
         "stored_unacked",
+        "verified",
     )
 
     states: bytearray
@@ -68,6 +69,7 @@ class Segment:
         self.stored_unacked = 0
         self.offsets: I64 | None = None
         self.lengths: I64 | None = None
+        self.verified: bytes | bytearray = b""
         self.states = bytearray(entry_count)
         self.filed = bytearray(entry_count)
 
@@ -118,3 +120,4 @@ class Segment:
         self.filed = bytearray()
         self.offsets = None
         self.lengths = None
+        self.verified = b""
