@@ -12,18 +12,23 @@ at once, so that at any moment ``journal.jif`` is a whole journal.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.block_sums import extent
 from journal.errors import ClosedError, StorageError
-from journal.files import FileSystem, PathLike, pwrite_all
+from journal.files import FileSystem, PathLike, pwrite_all, write_all
 from journal.poison import Poison
 from journal.sync import GroupCommit
 
 __all__ = ["Journal", "Retired"]
+
+_log = logging.getLogger("qindex.journal")
 
 _FIRST_CAPACITY = 16 << 10
 _MAX_STEP = 8 << 20
@@ -34,11 +39,13 @@ _IN_PLACE = 1 << 20
 
 @dataclass(slots=True)
 class Retired:
-    """A file that is about to become the journal, or was it: descriptor, map, bytes."""
+    """A file that is about to become the journal, or was it: descriptor, map, bytes, and their
+    checksums."""
 
     fd: int
     map: mmap.mmap | None
     size: int
+    sums: bytes = b""
 
 
 class Journal:
@@ -76,9 +83,15 @@ class Journal:
                 raise
         except OSError as error:
             raise StorageError(self.path, "the journal can't be opened", error) from error
+        self._sums_fd: int | None = None
+        self._sealed = position
+        _remove(fs, self.path + SUMS_SUFFIX)
         self._commits = GroupCommit(self._sync_now)
         # Held while a sync uses the descriptor, so that no rebase closes it under the call.
         self._fd_in_use = threading.Lock()
+        poison.watch(self)
+        if poison.reason is not None:
+            self.refuse()
 
     map: mmap.mmap
     write: Callable[[bytes | memoryview], int]
@@ -96,6 +109,8 @@ class Journal:
         self.map = new_map
         self.write = new_map.write
         self.tell = new_map.tell
+        if self._poison.reason is not None:
+            self.refuse()
 
     def grow(self, room: int) -> None:
         """Make room for ``room`` more bytes.
@@ -138,8 +153,41 @@ class Journal:
             failure = StorageError(self.path, "append failed", error)
             self._poison.set(failure)
             raise failure from error
+        self.seal()
         self.map.seek(offset + len(data))
+        self._put_sums(extent(data, offset))
+        self._sealed = offset + len(data)
         return offset
+
+    def seal(self) -> None:
+        """Write checksums of what was appended since the last call (:mod:`journal.block_sums`).
+
+        The owner calls it now and then, with its lock held. They are a help against bit rot: when
+        they can't be written, that is all that is lost.
+        """
+        start, end = self._sealed, self.tell()
+        if end <= start or self._closed:
+            return
+        self._put_sums(extent(self.map[start:end], start))
+        self._sealed = end
+
+    def _put_sums(self, sums: bytes) -> None:
+        fs = self._fs
+        try:
+            if self._sums_fd is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+                self._sums_fd = fs.open(self.path + SUMS_SUFFIX, flags, 0o644)
+            write_all(fs, self._sums_fd, sums)
+        except OSError as error:
+            _log.warning("%s: can't be written: %s", self.path + SUMS_SUFFIX, error)
+
+    def _drop_sums(self) -> None:
+        """Remove the checksums, before the bytes they are of go."""
+        if self._sums_fd is not None:
+            self._fs.close(self._sums_fd)
+            self._sums_fd = None
+            _remove(self._fs, self.path + SUMS_SUFFIX)
+        self._sealed = 0
 
     def sync(self) -> None:
         """Make durable all that was appended before the call; concurrent callers share one sync.
@@ -157,6 +205,8 @@ class Journal:
     def _sync_now(self) -> None:
         self._poison.check()
         with self._fd_in_use:
+            if self._closed:
+                raise ClosedError(f"{self.path}: the journal is closed")
             position = self.tell()
             try:
                 self._fs.fdatasync(self._fd)
@@ -169,15 +219,14 @@ class Journal:
                 raise failure from error
             self.synced = max(self.synced, position)
 
-    def prepare(self, front: int) -> Retired | None:
-        """Copy what stands behind the first ``front`` bytes into a new file, ahead of
-        :meth:`rebase`, which then has little left to copy. Needs no lock: appends go on.
+    def prepare(self, front: int, end: int) -> Retired | None:
+        """Copy bytes ``front .. end`` into a new file, ahead of :meth:`rebase`, which then has
+        little left to copy. Needs no lock: appends go on behind ``end``, which the owner took
+        between two appends (a record may be completed after it was written).
 
         Raises :class:`StorageError`; nothing has changed then.
         """
         old_map = self.map
-        # The journal may grow into a new map meanwhile; what is not copied here, rebase copies.
-        end = min(self.tell(), len(old_map))
         if end <= front:
             return None
         fs = self._fs
@@ -189,6 +238,7 @@ class Journal:
                 fs.fallocate(fd, 0, end - front)
                 with memoryview(old_map) as view:
                     pwrite_all(fs, fd, view[front:end], 0)
+                    sums = extent(view[front:end], 0)
                 if self.synced > front:
                     fs.fdatasync(fd)
             except BaseException:
@@ -196,7 +246,7 @@ class Journal:
                 raise
         except OSError as error:
             raise StorageError(self.path, "the journal can't be copied", error) from error
-        return Retired(fd, None, end - front)
+        return Retired(fd, None, end - front, sums)
 
     def rebase(self, front: int, prepared: Retired | None) -> Retired | None:
         """Drop the first ``front`` bytes; what was appended behind them moves to the start.
@@ -206,11 +256,12 @@ class Journal:
         What of it was durable stays durable: then the new file is synced before the rename, and
         its name after. Gives what is left of the old file, for :meth:`retire`, without the lock.
         Raises :class:`StorageError`, and writes are refused from then on: a half-done change of
-        files is for recovery to judge.
+        files is for recovery to judge. Reading goes on: the old records stay mapped.
         """
         with self._fd_in_use:
-            end = self.tell()
+            old_map, end = self.map, self.tell()
             try:
+                self._drop_sums()
                 if end == front and prepared is None and len(self.map) <= _IN_PLACE:
                     self._empty()
                     return None
@@ -218,6 +269,7 @@ class Journal:
             except OSError as error:
                 failure = StorageError(self.path, "the journal can't be emptied", error)
                 self._poison.set(failure)
+                self._use(old_map, end)
                 raise failure from error
 
     def retire(self, old: Retired | None) -> None:
@@ -227,11 +279,16 @@ class Journal:
             old.map = None
 
     def _empty(self) -> None:
+        self._fs.truncate(self._fd, 0)
         # The old map must not be touched once the file is shorter than it.
         self._use(mmap.mmap(-1, mmap.PAGESIZE), 0)
-        self._fs.truncate(self._fd, 0)
         self.synced = 0
-        self._map_at(0, _FIRST_CAPACITY)
+        try:
+            self._map_at(0, _FIRST_CAPACITY)
+        except OSError as error:
+            # The journal is empty, as was asked for, but has no room; what would be stored into
+            # the stand-in would be lost.
+            self._poison.set(StorageError(self.path, "the journal can't grow", error))
 
     def _replace(self, front: int, end: int, prepared: Retired | None) -> Retired:
         fs = self._fs
@@ -263,6 +320,9 @@ class Journal:
             fs.close(fd)
             raise
         self.synced = tail if durable else 0
+        if prepared is not None:
+            self._put_sums(prepared.sums)
+            self._sealed = copied
         return old
 
     def close(self, *, cut: bool = True) -> None:
@@ -270,23 +330,33 @@ class Journal:
 
         Raises :class:`StorageError`; the file is closed all the same.
         """
-        if self._closed:
-            return
-        self._closed = True
-        end = self.tell()
-        self._use(mmap.mmap(-1, mmap.PAGESIZE), mmap.PAGESIZE)
-        try:
-            if cut:
-                self._fs.truncate(self._fd, end)
-        except OSError as error:
-            raise StorageError(self.path, "the journal can't be cut", error) from error
-        finally:
-            self._fs.close(self._fd)
+        with self._fd_in_use:
+            if self._closed:
+                return
+            self._closed = True
+            end = self.tell()
+            self._use(mmap.mmap(-1, mmap.PAGESIZE), mmap.PAGESIZE)
+            try:
+                if self._sums_fd is not None:
+                    self._fs.close(self._sums_fd)
+                if cut:
+                    self._fs.truncate(self._fd, end)
+            except OSError as error:
+                raise StorageError(self.path, "the journal can't be cut", error) from error
+            finally:
+                self._fs.close(self._fd)
 
-    def refuse(self, error: Exception) -> None:
-        """Make each later append raise ``error`` (the engine was closed, or forked)."""
+    def refuse(self) -> None:
+        """Make each later append raise what the poison raises. The poison calls this."""
+        self.write = self._refused
 
-        def refused(_data: bytes | memoryview) -> int:
-            raise error
+    def _refused(self, _data: bytes | memoryview) -> int:
+        self._poison.check()
+        raise ClosedError(f"{self.path}: takes no more appends")
 
-        self.write = refused
+
+def _remove(fs: FileSystem, path: str) -> None:
+    try:
+        fs.unlink(path)
+    except FileNotFoundError:
+        return

@@ -7,23 +7,37 @@ engine, kept here, and every later write is refused with the first reason. Readi
 
 from __future__ import annotations
 
+import weakref
+from typing import Protocol
+
 from journal.errors import WritesRefusedError
 
 __all__ = ["Poison"]
 
 
+class _Refuser(Protocol):
+    def refuse(self) -> None: ...
+
+
 class Poison:
     """Shared by all files of one engine; ``reason`` is ``None`` while all is well."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("_writers", "reason")
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._writers: weakref.WeakSet[_Refuser] = weakref.WeakSet()
+
+    def watch(self, writer: _Refuser) -> None:
+        """Call ``writer.refuse()`` when writes are refused: for one whose hot path does not ask."""
+        self._writers.add(writer)
 
     def set(self, error: BaseException) -> None:
         """Refuse writes from now on; the first reason is kept."""
         if self.reason is None:
             self.reason = str(error)
+        for writer in list(self._writers):
+            writer.refuse()
 
     def check(self) -> None:
         """Raise :class:`WritesRefusedError` when a write or sync has failed before."""

@@ -11,8 +11,9 @@ b'first' o-17
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from journal.errors import (
     ClosedError,
@@ -33,6 +34,9 @@ from qindex.message import Message
 from qindex.options import Options
 from qindex.queue import Queue
 from qindex.stats import EngineStats, QueueStats
+
+if TYPE_CHECKING:
+    from qindex.read_only import ReadOnlyEngine
 
 __all__ = [
     "Batch",
@@ -59,9 +63,39 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+# Silent by default: without this, Python prints warnings of a program that set up no logging.
+logging.getLogger("qindex").addHandler(logging.NullHandler())
 
-def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> Engine:
+
+@overload
+def open(
+    directory: PathLike,
+    *,
+    fs: FileSystem = REAL,
+    read_only: Literal[False] = False,
+    **options: Any,
+) -> Engine: ...
+
+
+@overload
+def open(
+    directory: PathLike, *, fs: FileSystem = REAL, read_only: Literal[True], **options: Any
+) -> ReadOnlyEngine: ...
+
+
+@overload
+def open(
+    directory: PathLike, *, fs: FileSystem = REAL, read_only: bool, **options: Any
+) -> Engine | ReadOnlyEngine: ...
+
+
+def open(
+    directory: PathLike, *, fs: FileSystem = REAL, read_only: bool = False, **options: Any
+) -> Engine | ReadOnlyEngine:
     """Open the store in ``directory``; makes one where there is nothing.
+
+    With ``read_only=True`` nothing is written and no lock is taken, beside a writer or not; the
+    directory may also be a RabbitMQ virtual host's (see :mod:`qindex.reader`), and must be there.
 
     ``options``: see :class:`qindex.options.Options`. ``fs``: the file seam, for tests.
     Raises :class:`NotAStoreError` for a file or a directory of something else,
@@ -70,7 +104,11 @@ def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> Engin
     :class:`StorageError` when the system refuses, :class:`UsageError` for bad options.
     """
     try:
-        checked = Options(**options)
+        checked = Options(read_only=read_only, **options)
     except TypeError as error:
         raise UsageError(f"not an option of qindex.open: {error}") from error
+    if read_only:
+        from qindex.read_only import ReadOnlyEngine
+
+        return ReadOnlyEngine(directory, fs)
     return Engine(os.path.abspath(os.fspath(directory)), checked, fs)

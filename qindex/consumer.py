@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from threading import TIMEOUT_MAX
 from time import monotonic, time_ns
 
 import numpy as np
@@ -66,6 +67,7 @@ class Consumer(QueueCore):
                     self._at = at + 1
                     if not self._admit(seq, window.bodies[at], extra):
                         continue
+                    self._at = at
                 segment = self._read_segment
                 rel = seq - segment.base
                 if not 0 <= rel < len(segment.states):
@@ -79,19 +81,23 @@ class Consumer(QueueCore):
                         index.journal.write((_DELIVER_WORD | seq).to_bytes(8, "big"))
                     except ValueError:
                         index.journal.append((_DELIVER_WORD | seq).to_bytes(8, "big"))
-                    index.dirty += 1
                 states[rel] = OUT
                 self._at = at + 1
-                self._out += 1
+                self._index.taken += 1
                 return Delivery(self, seq, window.bodies[at], not fresh, extra)
 
     def _available(self, timeout: float | None) -> bool:
         """Wait until something is given back or in the window; false when the time is up."""
         deadline = None if timeout is None else monotonic() + timeout
         while not self._returned and self._at == len(self._window.seqs):
+            if self._index.dirty > self._max_dirty:
+                # Deliveries count too; a flush may let others in, who fill the window.
+                self._flush_due()
+                if self._returned or self._at < len(self._window.seqs):
+                    break
             if self._fill(READ_AHEAD):
                 break
-            left = None if deadline is None else deadline - monotonic()
+            left = _time_left(deadline)
             if left is not None and left <= 0:
                 return False
             self._waiting += 1
@@ -117,10 +123,19 @@ class Consumer(QueueCore):
         body, extra = self._returned_by_seq.pop(seq)
         if not isinstance(extra, int) and not self._admit(seq, body, extra):
             return None
-        segment = self._index.segment_of(seq)
+        index = self._index
+        try:
+            segment = index.segment_of(seq)
+            # If so, it is here because it could not be marked as delivered before.
+            fresh = segment.states[seq - segment.base] == PUBLISHED
+            if fresh:
+                index.append_actions(DELIVER, np.array([seq]))
+        except BaseException:
+            self._give_back(seq, body, extra)
+            raise
         segment.states[seq - segment.base] = OUT
-        self._out += 1
-        return Delivery(self, seq, body, True, extra)
+        index.taken += 1
+        return Delivery(self, seq, body, not fresh, extra)
 
     def _give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
         """Make a message ready again, in its place before all that was not delivered yet."""
@@ -164,7 +179,7 @@ class Consumer(QueueCore):
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"the number of messages must be at least 1, not {most!r}")
         with self._lock:
-            batch = Batch(self, self._nacks)
+            batch = Batch(self, self._index.nacks)
             if self._available(timeout):
                 try:
                     while len(batch) < most and self._take_into(batch, most - len(batch)):
@@ -183,7 +198,8 @@ class Consumer(QueueCore):
             heapq.heappop(self._returned)
             del self._returned_by_seq[seq]
             if isinstance(extra, int) or self._admit(seq, body, extra):
-                batch._extend((seq,), (body,), bytes((DELIVERED,)), (extra,))
+                state = self._index.states_of(np.array([seq])).tobytes()
+                batch._extend((seq,), (body,), state, (extra,))
             return True
         at = self._at
         if at == len(self._window.seqs):
@@ -220,33 +236,44 @@ class Consumer(QueueCore):
                 self._give_back(seq, body, extra)
             raise
         index.set_states(seqs, OUT)
-        self._out += len(batch)
-        if index.dirty > self._max_dirty:
-            self._flush_due()
+        index.taken += len(batch)
+        self._tick()
 
     def consume(self, prefetch: int = 100, timeout: float | None = None) -> Iterator[Delivery]:
         """Yield messages as they come; ends when none came for ``timeout`` seconds.
 
         At most ``prefetch`` of those it gave are unacknowledged at a time: then it waits for an
-        ack (by another thread) before it gives the next.
+        ack (by another thread), up to ``timeout`` seconds too, before it gives the next.
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
         given: list[Delivery] = []
         while True:
             if len(given) >= prefetch:
-                given = [delivery for delivery in given if not delivery.settled]
-            if len(given) >= prefetch:
-                with self._lock:
-                    self._waiting += 1
-                    self._arrived.wait(0.05)
-                    self._waiting -= 1
-                continue
+                given = self._await_settled(given, timeout)
+                if len(given) >= prefetch:
+                    return
             delivery = self.get(timeout)
             if delivery is None:
                 return
             given.append(delivery)
             yield delivery
+
+    def _await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
+        """Wait until one of these is settled, or the time is up; gives those that are not."""
+        deadline = None if timeout is None else monotonic() + timeout
+        with self._lock:
+            while True:
+                held = [delivery for delivery in given if not delivery.settled]
+                left = _time_left(deadline)
+                if len(held) < len(given) or (left is not None and left <= 0):
+                    return held
+                self._holding += 1
+                try:
+                    self._settled.wait(left)
+                finally:
+                    self._holding -= 1
+                self._check_open()
 
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge: the message is done with, and never comes back once this is durable.
@@ -274,12 +301,10 @@ class Consumer(QueueCore):
                 index.journal.append((_ACK_WORD | seq).to_bytes(8, "big"))
             states[rel] = ACKED
             delivery._queue = None
-            self._out -= 1
-            index.live -= 1
-            index.dirty = dirty = index.dirty + 1
-            if dirty > self._max_dirty:
-                self._flush_due()
-            if index.transient or self._nacked_at:
+            index.acks += 1
+            if not seq & self._check_mask:
+                self._tick()
+            if index.transient or self._nacked_at or self._holding:
                 self._forget((seq,))
         if self._sync_each:
             self._index.journal.sync()
@@ -310,12 +335,10 @@ class Consumer(QueueCore):
         index = self._index
         index.append_actions(ACK, seqs)
         index.set_states(seqs, ACKED)
-        index.live -= len(seqs)
-        self._out -= len(seqs)
-        if index.transient or self._nacked_at:
+        index.acks += len(seqs)
+        if index.transient or self._nacked_at or self._holding:
             self._forget(seqs.tolist())
-        if index.dirty > self._max_dirty:
-            self._flush_due()
+        self._tick()
 
     def nack(self, delivery: Delivery, requeue: bool = True) -> None:
         """Give a message back: it returns to its place in the queue, or with ``requeue=False``
@@ -330,9 +353,11 @@ class Consumer(QueueCore):
             segment.states[seq - segment.base] = DELIVERED
             self._give_back(seq, delivery.body, delivery._extra)
             delivery._queue = None
-            self._out -= 1
-            self._nacks += 1
-            self._nacked_at[seq] = self._nacks
+            index = self._index
+            index.nacks += 1
+            self._nacked_at[seq] = index.nacks
+            if self._holding:
+                self._settled.notify_all()
             if self._waiting:
                 self._arrived.notify()
 
@@ -371,17 +396,25 @@ class Consumer(QueueCore):
         ):
             raise _not_ours(delivery, self)
 
-    def _is_out(self, seq_id: int, taken: int) -> bool:
-        """Tell whether an entry is still with the consumer that took it with a batch."""
-        segment = self._index.segment_of(seq_id)
-        is_out = segment.states[seq_id - segment.base] == OUT
-        return is_out and self._nacked_at.get(seq_id, 0) <= taken
+    def _is_out(self, seq_id: int, taken: int | None = None) -> bool:
+        """Tell whether an entry is still with a consumer: the one that took it with a batch when
+        ``taken`` messages had been given back."""
+        # Asked without the lock too, so nothing is loaded or made here: a segment that is not in
+        # memory has nothing with a consumer.
+        segment = self._index.segments.get(seq_id // self._index.entry_count)
+        if segment is None:
+            return False
+        states, rel = segment.states, seq_id - segment.base
+        is_out = rel < len(states) and states[rel] == OUT
+        return is_out and (taken is None or self._nacked_at.get(seq_id, 0) <= taken)
 
     def _forget(self, seqs: Iterable[int]) -> None:
-        """Drop what was noted of entries that are acknowledged."""
+        """Drop what was noted of entries that are acknowledged, and wake who waits for acks."""
         for seq in seqs:
             self._index.transient.discard(seq)
             self._nacked_at.pop(seq, None)
+        if self._holding:
+            self._settled.notify_all()
 
 
 def _not_ours(delivery: Delivery, queue: Consumer) -> UsageError:
@@ -393,6 +426,11 @@ def _not_ours(delivery: Delivery, queue: Consumer) -> UsageError:
         f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
         f"not to {queue.name!r}"
     )
+
+
+def _time_left(deadline: float | None) -> float | None:
+    """Give the seconds left, no more than a lock can wait for; ``None``: for ever."""
+    return None if deadline is None else min(deadline - monotonic(), TIMEOUT_MAX)
 
 
 def _is_damaged(extra: int | Entry) -> bool:

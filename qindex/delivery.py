@@ -84,7 +84,7 @@ class Delivery:
     @property
     def settled(self) -> bool:
         """Whether it was acknowledged or given back (or was only looked at)."""
-        return self._queue is None
+        return self._queue is None or not self._queue._is_out(self.seq_id)
 
     def ack(self) -> None:
         """Acknowledge; see :meth:`qindex.queue.Queue.ack`."""

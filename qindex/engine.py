@@ -8,10 +8,10 @@ import threading
 import weakref
 from types import TracebackType
 
-import msgpack
-
+from journal import format as journal_format
 from journal.errors import (
     ClosedError,
+    DamageError,
     ForkedError,
     NotAStoreError,
     StorageError,
@@ -26,6 +26,7 @@ from qindex import layout
 from qindex.guards import RefusingLock
 from qindex.housekeeper import Housekeeper
 from qindex.options import Options
+from qindex.quarantine import quarantine
 from qindex.queue import Queue
 from qindex.queue_core import QueueCore
 from qindex.queue_index import QueueIndex
@@ -175,8 +176,12 @@ class Engine:
             self._poison.check()
             make_dirs(fs, path)
             queue_name = format_queue_name(self._vhost, raw)
-            replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
-            resting = RestingQueue(path, 0)
+            if set(fs.listdir(path)) & {journal_format.FILE_NAME, SEQ_FILE_NAME}:
+                # Its deletion was asked for and failed: it is still all there.
+                resting = self._recover(path)
+            else:
+                replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
+                resting = RestingQueue(path, 0)
         elif not _files_agree(fs, resting):
             _log.warning("%s: differs from the clean-shutdown snapshot: recovering", path)
             resting = self._recover(path)
@@ -203,12 +208,21 @@ class Engine:
         """Read the queue's settings, and write those that are new."""
         file = os.path.join(path, layout.SETTINGS)
         data = read_optional(self._fs, file)
-        stored: float | None = msgpack.unpackb(data).get("message_ttl") if data else None
+        stored: float | None = None
+        try:
+            stored = layout.unpack_checked(data)["message_ttl"] if data is not None else None
+        except ValueError as error:
+            damage = DamageError(file, 0, f"the settings of the queue are damaged: {error}")
+            if not self.options.repair:
+                raise damage from error
+            _log.error("%s: set aside; without them", damage)
+            quarantine(self._fs, file, 0, data or b"")
+            self._fs.unlink(file)
         if message_ttl is None or message_ttl == stored:
             return stored
         if stored is not None:
             _log.info("%s: message_ttl was %r, is now %r", path, stored, message_ttl)
-        replace_file(self._fs, file, msgpack.packb({"message_ttl": message_ttl}))
+        replace_file(self._fs, file, layout.pack_checked({"message_ttl": message_ttl}))
         return message_ttl
 
     def _ask_flush(self, queue: QueueCore) -> None:
@@ -243,6 +257,9 @@ class Engine:
             fs = self._fs
             path = os.path.join(self._queues_directory, hashed)
             try:
+                if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
+                    # A deletion of its namesake that failed half-way.
+                    _remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
                 fs.rename(path, path + layout.DELETED_SUFFIX)
                 fs.sync_dir(self._queues_directory)
                 _remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
@@ -307,6 +324,8 @@ class Engine:
     def _forked(self) -> None:
         text = f"{self.directory}: was opened by another process; open it again in the child"
         self._lock = RefusingLock(ForkedError, text)
+        # The child shares the lock with its parent; a copy left open here would outlive it.
+        self._directory_lock.release()
         for queue in self._awake.values():
             queue._forked()
 

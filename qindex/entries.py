@@ -19,7 +19,14 @@ from qindex import record_format
 from qindex.checks import correct_bit
 from qindex.message import Message
 
-__all__ = ["Entry", "decode_any", "journal_words", "plain_entries", "read_entry"]
+__all__ = [
+    "Entry",
+    "decode_any",
+    "decode_stored",
+    "journal_words",
+    "plain_entries",
+    "read_entry",
+]
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -52,6 +59,17 @@ def decode_any(record: bytes, msg_id: bytes) -> Message:
 
         return decode_rabbitmq(record, msg_id)
     return record_format.decode_record(record)
+
+
+def decode_stored(record: bytes, msg_id: bytes) -> Message:
+    """Decode a record of either kind from the message store, where it stands under ``msg_id``.
+
+    Raises :class:`StoreError` with the reason, which may be that its checksum does not hold.
+    """
+    message = decode_any(record, msg_id)
+    if record[:1] != b"\x83" and not record_format.stored_is_sound(msg_id, record):
+        raise record_format.RecordError("the checksum does not hold")
+    return message
 
 
 def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
@@ -106,7 +124,7 @@ def plain_entries(
     rows = record_format.gather_rows(data, payloads, words, row_length)
     if not verified and not record_format.verify_rows(rows).all():
         return None
-    if not record_format.is_plain(rows).all():
+    if not record_format.all_plain(rows):
         return None
     if rows[:, 24:32].any():
         return None
@@ -119,7 +137,7 @@ def plain_entries(
         return None
     bodies = np.ascontiguousarray(rows[:, body_head + head_size :]).view(f"V{size}").ravel()
     listed: list[bytes] = bodies.tolist()
-    return listed, list(record_format.timestamps(rows))
+    return listed, record_format.timestamps(rows)
 
 
 def journal_words(kinds: npt.NDArray[np.uint8], seqs: I64) -> U64:

@@ -6,8 +6,8 @@ A flush has three parts, so that publishers wait for none of the disk's work:
    how far the journal goes. Publishers go on appending behind that point.
 2. *Write*, without the lock (:func:`write_plan`): for each segment, in ascending order: delete the
    file when nothing in it is unacknowledged; else append what its file does not have, and sync it.
-   Then sync the directory if a file was created. Nothing of this changes what the queue is: until
-   part 3, the journal says the same.
+   Then sync the directory if a file was created or deleted. Nothing of this changes what the queue
+   is: until part 3, the journal says the same.
 3. *Finish*, under the lock: drop the front of the journal (the commit point) and take over the new
    file states.
 
@@ -27,10 +27,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.block_sums import extent
 from journal.errors import StorageError
 from journal.files import FileSystem, ReadBuffer, write_all
 from journal.format import PAYLOAD_SIZE, PUBLISH_TRANSIENT
-from qindex.record_format import gather_rows
+from qindex.record_format import gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed
 from qindex.segment_format import (
     NEXT_STEP,
@@ -41,7 +43,7 @@ from qindex.segment_format import (
     file_name,
 )
 
-__all__ = ["FlushPlan", "SegmentPlan", "plan_segment", "write_plan"]
+__all__ = ["FlushPlan", "SegmentPlan", "append_sums", "plan_segment", "remove_sums", "write_plan"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -84,13 +86,13 @@ class SegmentPlan:
 class FlushPlan:
     """All that one flush does. ``front``: bytes of ``journal`` that it makes superfluous.
 
-    ``dirty``: actions in those bytes; ``next_seq``: first seq_id not covered.
+    ``actions``: the queue's actions up to there; ``next_seq``: first seq_id not covered.
     """
 
     directory: str
     journal: ReadBuffer
     front: int
-    dirty: int
+    actions: int
     next_seq: int
     segments: list[SegmentPlan]
 
@@ -114,26 +116,38 @@ def write_plan(fs: FileSystem, plan: FlushPlan, *, durable: bool = True) -> int:
     journal must stay, and the segment's file may end in a part of a record.
     """
     written = 0
-    new_names = False
+    names_changed = False
     for segment in plan.segments:
         path = os.path.join(plan.directory, file_name(segment.number))
         try:
             if segment.unacked == 0:
                 if segment.file_size:
-                    fs.unlink(path)
+                    remove_sums(fs, path)
+                    _unlink(fs, path)
+                    names_changed = True
                 segment.deleted = True
                 segment.file_size = 0
                 continue
-            new_names |= segment.file_size == 0
+            names_changed |= segment.file_size == 0
             written += _append(fs, path, plan.journal, segment, durable)
         except OSError as error:
             raise StorageError(path, "the segment can't be written", error) from error
-    if new_names and durable:
+    if names_changed and durable:
+        # Of a removed file too: were it back after a loss of power, with the journal that holds
+        # its acks emptied, acknowledged messages would be back.
         try:
             fs.sync_dir(plan.directory)
         except OSError as error:
             raise StorageError(plan.directory, "the directory can't be synced", error) from error
     return written
+
+
+def _unlink(fs: FileSystem, path: str) -> None:
+    try:
+        fs.unlink(path)
+    except FileNotFoundError:
+        # An earlier try of this flush removed it, and failed later on (a full disk).
+        return
 
 
 def _append(
@@ -150,21 +164,58 @@ def _append(
         start = segment.file_size
         if fs.fstat(fd).st_size != start:
             # The end of a file that recovery found torn, or that an earlier flush left so.
+            remove_sums(fs, path)
             fs.truncate(fd, start)
-        lengths = _append_publishes(fs, fd, journal, rels, offsets)
-        size = start + int(lengths.sum())
+        appender = _Appender(fs, fd, start)
+        lengths = _append_publishes(appender, journal, rels, offsets)
         if len(steps):
-            write_all(fs, fd, steps)
-            size += len(steps)
+            appender.append(steps)
         if durable:
             fs.fdatasync(fd)
     finally:
         fs.close(fd)
+    append_sums(fs, path, appender.sums)
+    size = appender.size
     segment.rels = rels
     segment.lengths = lengths
     segment.offsets = start + np.cumsum(lengths) - lengths
     segment.file_size = size
     return size - start
+
+
+class _Appender:
+    """Appends to a segment file and takes the checksums of what it appends."""
+
+    def __init__(self, fs: FileSystem, fd: int, size: int) -> None:
+        self._fs = fs
+        self._fd = fd
+        self.size = size
+        self.sums: list[bytes] = []
+
+    def append(self, data: bytes | memoryview) -> None:
+        write_all(self._fs, self._fd, data)
+        self.sums.append(extent(data, self.size))
+        self.size += len(data)
+
+
+def append_sums(fs: FileSystem, path: str, sums: list[bytes]) -> None:
+    """Append extents to the sum file of ``path``; see :mod:`journal.block_sums`."""
+    if sums:
+        fd = fs.open(
+            path + SUMS_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        try:
+            write_all(fs, fd, b"".join(sums))
+        finally:
+            fs.close(fd)
+
+
+def remove_sums(fs: FileSystem, path: str) -> None:
+    """Remove the sum file of ``path``; done before the bytes it is of change."""
+    try:
+        fs.unlink(path + SUMS_SUFFIX)
+    except FileNotFoundError:
+        return
 
 
 def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:
@@ -175,16 +226,12 @@ def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:
     return (rels | NEXT_STEP).astype(">u2").tobytes()
 
 
-def _append_publishes(fs: FileSystem, fd: int, journal: ReadBuffer, rels: I64, offsets: I64) -> I64:
+def _append_publishes(appender: _Appender, journal: ReadBuffer, rels: I64, offsets: I64) -> I64:
     """Append the publish records that stand at ``offsets`` of the journal; gives their lengths in
     the segment."""
     if not len(rels):
         return rels
-    flat = np.frombuffer(journal, np.uint8)
-    fields = flat[offsets[:, None] + (_EMBEDDED_AT + np.arange(4))]
-    embedded = np.ascontiguousarray(fields).view(">u4").ravel().astype(np.int64)
-    heads = PUBLISH | np.where(flat[offsets] >> 6 == PUBLISH_TRANSIENT, 0, PERSISTENT) | rels
-    lengths = embedded + PUBLISH_HEAD_SIZE
+    heads, lengths = _heads_and_lengths(journal, rels, offsets)
     ends = np.cumsum(lengths)
     first = 0
     while first < len(rels):
@@ -193,18 +240,32 @@ def _append_publishes(fs: FileSystem, fd: int, journal: ReadBuffer, rels: I64, o
         part = slice(first, last)
         if (lengths[part] == lengths[first]).all():
             length = int(lengths[first])
-            write_all(fs, fd, _equal_records(journal, heads[part], offsets[part], length))
+            appender.append(_equal_records(journal, heads[part], offsets[part], length))
         else:
-            write_all(fs, fd, _unequal_records(journal, heads[part], offsets[part], lengths[part]))
+            appender.append(_unequal_records(journal, heads[part], offsets[part], lengths[part]))
         first = last
     return lengths
 
 
+def _heads_and_lengths(journal: ReadBuffer, rels: I64, offsets: I64) -> tuple[I64, I64]:
+    """Give the first two bytes (as numbers) and the length of each record in the segment."""
+    stride = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 0
+    if stride > 0 and (np.diff(offsets) == stride).all():
+        # A run of records: read in place, without an index for each byte.
+        shape, strides, first = (len(offsets),), (stride,), int(offsets[0])
+        kinds = np.ndarray(shape, np.uint8, journal, first, strides) >> 6
+        embedded = np.ndarray(shape, ">u4", journal, first + _EMBEDDED_AT, strides)
+    else:
+        flat = np.frombuffer(journal, np.uint8)
+        kinds = flat[offsets] >> 6
+        embedded = flat[offsets[:, None] + (_EMBEDDED_AT + np.arange(4))].view(">u4").ravel()
+    heads = PUBLISH | np.where(kinds == PUBLISH_TRANSIENT, 0, PERSISTENT) | rels
+    return heads, embedded.astype(np.int64) + PUBLISH_HEAD_SIZE
+
+
 def _equal_records(journal: ReadBuffer, heads: I64, offsets: I64, length: int) -> memoryview:
-    words = np.zeros(len(heads), np.uint64)
-    rows = gather_rows(journal, offsets + _JOURNAL_HEAD, words, length - STEP_SIZE + _JOURNAL_HEAD)
     block = np.empty((len(heads), length), np.uint8)
-    block[:, STEP_SIZE:] = rows[:, _JOURNAL_HEAD:]
+    block[:, STEP_SIZE:] = gather_bytes(journal, offsets + _JOURNAL_HEAD, length - STEP_SIZE)
     block[:, :STEP_SIZE] = heads.astype(">u2").view(np.uint8).reshape(-1, STEP_SIZE)
     return block.ravel().data
 

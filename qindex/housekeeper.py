@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from journal.errors import StoreError
 from qindex.queue_core import QueueCore
@@ -50,16 +51,22 @@ class Housekeeper:
         self._thread.join()
 
     def _run(self) -> None:
-        tick = max(self._idle / 2, 0.001)
+        tick = min(max(self._idle / 2, 0.001), threading.TIMEOUT_MAX)
+        look_at = monotonic() + tick
         while True:
             with self._wake:
                 if not self._asked and not self._stopped:
-                    self._wake.wait(tick)
+                    self._wake.wait(max(look_at - monotonic(), 0))
                 if self._stopped:
                     return
                 asked, self._asked = self._asked, set()
-            for queue in asked or self._due():
+            for queue in asked:
                 self._flush(queue)
+            # However often one queue asks: the others have their turn too.
+            if monotonic() >= look_at:
+                for queue in self._due():
+                    self._flush(queue)
+                look_at = monotonic() + tick
 
     def _due(self) -> list[QueueCore]:
         """Find idle queues, and the fullest when the budget is exceeded."""

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
+from xxhash import xxh3_64_digest
 
 from journal.errors import NotAStoreError
 from journal.files import FileSystem, read_optional
@@ -34,9 +36,11 @@ __all__ = [
     "Kind",
     "StoreMarker",
     "is_empty_store",
+    "pack_checked",
     "pack_marker",
     "read_marker",
     "store_kind",
+    "unpack_checked",
 ]
 
 MARKER = "qindex.store"
@@ -72,16 +76,30 @@ class Kind:
 
 
 def pack_marker(marker: StoreMarker) -> bytes:
-    """Give the marker file's bytes: msgpack."""
-    return bytes(
-        msgpack.packb(
-            {
-                "qindex": _VERSION,
-                "segment_entry_count": marker.entry_count,
-                "vhost": marker.vhost,
-            }
-        )
+    """Give the marker file's bytes: msgpack and its checksum, twice.
+
+    Without the entry count no segment can be read, so one flipped bit must not cost it.
+    """
+    return 2 * pack_checked(
+        {
+            "qindex": _VERSION,
+            "segment_entry_count": marker.entry_count,
+            "vhost": marker.vhost,
+        }
     )
+
+
+def pack_checked(value: object) -> bytes:
+    """Give ``value`` as msgpack, and eight bytes of xxh3 over that."""
+    packed: bytes = msgpack.packb(value)
+    return packed + xxh3_64_digest(packed)
+
+
+def unpack_checked(data: bytes) -> Any:
+    """Give the value back. Raises :class:`ValueError` when the checksum does not hold."""
+    if xxh3_64_digest(data[:-8]) != data[-8:]:
+        raise ValueError("the checksum does not hold")
+    return msgpack.unpackb(data[:-8])
 
 
 def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
@@ -93,8 +111,12 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
     data = read_optional(fs, path)
     if data is None:
         return None
+    half = len(data) // 2
     try:
-        value = msgpack.unpackb(data)
+        try:
+            value = unpack_checked(data[:half])
+        except ValueError:
+            value = unpack_checked(data[half:])
         version, count, vhost = value["qindex"], value["segment_entry_count"], value["vhost"]
     except (ValueError, KeyError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise NotAStoreError(f"{path}: not the marker of a qindex store") from error

@@ -24,6 +24,8 @@ import numpy.typing as npt
 from sortedcontainers import SortedDict
 
 from journal import format as journal_format
+from journal.block_sums import BLOCK, Healed, heal
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.files import FileSystem, read_file, read_optional
 from journal.findings import Cause, Finding
 from journal.format import ACK, DELIVER, PUBLISH_TRANSIENT, SEQ_MASK
@@ -33,7 +35,16 @@ from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment
 from qindex.segment_format import file_number
 from qindex.sound_read import Data, Reading, read_soundly
 
-__all__ = ["JournalEntries", "LoadedQueue", "SegmentScan", "load_queue", "scan_segment"]
+__all__ = [
+    "JournalEntries",
+    "LoadedQueue",
+    "SegmentScan",
+    "apply_steps",
+    "last_of_each",
+    "load_queue",
+    "read_healed",
+    "scan_segment",
+]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -118,12 +129,17 @@ class LoadedQueue:
         return sum(segment.unacked for segment in self.segments.values())
 
 
-def scan_segment(path: str, data: Data, number: int, entry_count: int) -> SegmentScan:
-    """Scan the bytes of one segment file. Never raises on any bytes."""
+def scan_segment(
+    path: str, data: Data, number: int, entry_count: int, verified: bool = False
+) -> SegmentScan:
+    """Scan the bytes of one segment file. Never raises on any bytes.
+
+    ``verified``: checksums of all its bytes were found to hold; those of records are not taken.
+    """
     filed = np.zeros(entry_count, np.uint8)
     offsets = np.full(entry_count, -1, np.int64)
     lengths = np.full(entry_count, -1, np.int64)
-    reading = read_soundly(path, data, segment_layout(number, entry_count))
+    reading = read_soundly(path, data, segment_layout(number, entry_count), verified)
     walk, findings = reading.walk, reading.findings
     rels = walk.seqs - number * entry_count
     publishes = walk.kinds < DELIVER
@@ -161,6 +177,29 @@ def scan_segment(path: str, data: Data, number: int, entry_count: int) -> Segmen
     )
 
 
+def read_healed(
+    fs: FileSystem, path: str, findings: list[Finding], data: bytes | None = None
+) -> Healed:
+    """Read an index file and put right what its sum file (:mod:`journal.block_sums`) finds wrong;
+    each place is added to ``findings``. ``data``: the file's bytes, if they were read.
+
+    Raises :class:`OSError`.
+    """
+    if data is None:
+        data = read_file(fs, path)
+    healed = heal(data, read_optional(fs, path + SUMS_SUFFIX))
+    for at in healed.fixed:
+        what, consequence = "one flipped bit", "put right by the checksum of its block: none lost"
+        findings.append(Finding(path, at, 1, Cause.DAMAGE, what, consequence))
+    for at in healed.broken:
+        # Not damage by itself: after a loss of power the sums may be ahead of the file. What is
+        # wrong with publish records, their own checksums tell.
+        length = min(BLOCK, len(data) - at)
+        what, consequence = "the checksum of the block does not hold", "its records are checked"
+        findings.append(Finding(path, at, length, Cause.CRASH, what, consequence))
+    return healed
+
+
 def load_queue(
     fs: FileSystem, directory: str, entry_count: int, *, seq_limit: int = SEQ_MASK
 ) -> LoadedQueue:
@@ -175,7 +214,8 @@ def load_queue(
     )
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     data = read_optional(fs, journal_path) or b""
-    reading = read_soundly(journal_path, data, journal_layout(seq_limit))
+    healed = read_healed(fs, journal_path, loaded.findings, data)
+    reading = read_soundly(journal_path, healed.data, journal_layout(seq_limit), healed.whole)
     loaded.findings += reading.findings
     loaded.journal_size = reading.walk.end
     loaded.journal_records = len(reading.walk)
@@ -199,9 +239,12 @@ def _load_segment(
     fs: FileSystem, loaded: LoadedQueue, name: str, number: int, *, keep: bool
 ) -> None:
     path = os.path.join(loaded.directory, name)
-    scan = scan_segment(path, read_file(fs, path), number, loaded.entry_count)
-    if scan.findings:
-        loaded.findings += scan.findings
+    findings: list[Finding] = []
+    healed = read_healed(fs, path, findings)
+    scan = scan_segment(path, healed.data, number, loaded.entry_count, healed.whole)
+    findings += scan.findings
+    if findings:
+        loaded.findings += findings
         sound = loaded.sound_files[number] = scan.sound_bytes()
         scan = scan_segment(path, sound, number, loaded.entry_count)
     segment = Segment(number, loaded.entry_count)
@@ -220,8 +263,9 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
     """Bring the journal's records into the segments' states; see the module's text."""
     walk = reading.walk
     publishes = walk.kinds < DELIVER
-    seqs, offsets = _last_of_each(walk.seqs[publishes], walk.offsets[publishes])
-    loaded.seen = max(loaded.seen, int(seqs[-1]) + 1 if len(seqs) else 0)
+    seqs, offsets = last_of_each(walk.seqs[publishes], walk.offsets[publishes])
+    # A deliver or ack counts too: its seq_id was given out, even if its segment is gone.
+    loaded.seen = max(loaded.seen, int(walk.seqs.max()) + 1 if len(walk) else 0)
     delivered = walk.seqs[walk.kinds == DELIVER]
     last_delivered = int(delivered.max()) if len(delivered) else -1
     in_journal = np.ones(len(seqs), np.bool_)
@@ -235,8 +279,8 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
         rels = seqs[low:high] - segment.base
         in_journal[low:high] = states[rels] == ABSENT
         states[rels] = np.maximum(states[rels], PUBLISHED)
-        acked = _apply_steps(loaded, path, walk, segment, states, last_delivered)
-        if not states.any():
+        acked = apply_steps(loaded.findings, path, walk, segment.base, states, last_delivered)
+        if not states.any() and not segment.file_size:
             del loaded.segments[number]
         loaded.transient.difference_update(acked)
     is_transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
@@ -247,7 +291,7 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
     loaded.journal = JournalEntries(seqs[in_journal], offsets[in_journal], reading.data)
 
 
-def _last_of_each(seqs: I64, offsets: I64) -> tuple[I64, I64]:
+def last_of_each(seqs: I64, offsets: I64) -> tuple[I64, I64]:
     """Sort by seq_id; of several records of one, keep the last: an earlier one was overtaken
     (its publish never returned)."""
     order = np.lexsort((offsets, seqs))
@@ -257,35 +301,43 @@ def _last_of_each(seqs: I64, offsets: I64) -> tuple[I64, I64]:
     return seqs[last], offsets[last]
 
 
-def _apply_steps(
-    loaded: LoadedQueue, path: str, walk: Walk, segment: Segment, states: U8, last_delivered: int
+def apply_steps(
+    findings: list[Finding], path: str, walk: Walk, base: int, states: U8, last_delivered: int
 ) -> list[int]:
-    inside = (walk.seqs >= segment.base) & (walk.seqs < segment.base + len(states))
+    """Bring the delivers and acks of a journal into the ``states`` of the segment whose first
+    seq_id is ``base``; gives the seq_ids that were acknowledged. See the module's text.
+
+    ``last_delivered``: the highest seq_id of all delivers in the journal, -1 for none.
+    """
+    inside = (walk.seqs >= base) & (walk.seqs < base + len(states))
     steps = inside & (walk.kinds >= DELIVER)
-    rels = walk.seqs[steps] - segment.base
+    rels = walk.seqs[steps] - base
     kinds = walk.kinds[steps]
     at = walk.offsets[steps]
     unknown = states[rels] == ABSENT
+    segment_is_gone = not states.any()
     delivers = (kinds == DELIVER) & ~unknown
     acks = (kinds == ACK) & ~unknown
     acked_rels = set(rels[kinds == ACK].tolist())
     for index in np.flatnonzero((kinds == DELIVER) & unknown).tolist():
         # With its ack behind it this is what a crash after the deletion of a segment leaves.
         if int(rels[index]) not in acked_rels:
-            what = f"deliver of seq_id {segment.base + int(rels[index])}, never published"
-            loaded.findings.append(
-                Finding(path, int(at[index]), 8, Cause.DAMAGE, what, "dropped; no message is lost")
+            what = f"deliver of seq_id {base + int(rels[index])}, never published"
+            # A loss of power can undo the ack, which was not synced, and leave the deletion.
+            cause = Cause.CRASH if segment_is_gone else Cause.DAMAGE
+            findings.append(
+                Finding(path, int(at[index]), 8, cause, what, "dropped; no message is lost")
             )
     states[rels[delivers]] = np.maximum(states[rels[delivers]], DELIVERED)
     given = states[rels] >= DELIVERED
     doubtful = acks & ~given
     for index in np.flatnonzero(doubtful).tolist():
-        seq = segment.base + int(rels[index])
+        seq = base + int(rels[index])
         explained = seq < last_delivered
         consequence = "taken as acknowledged" if explained else "dropped; the message stays"
         what = f"ack of seq_id {seq}, which was never delivered"
-        loaded.findings.append(Finding(path, int(at[index]), 8, Cause.DAMAGE, what, consequence))
+        findings.append(Finding(path, int(at[index]), 8, Cause.DAMAGE, what, consequence))
         given[index] = explained
     taken = rels[acks & given]
     states[taken] = ACKED
-    return [segment.base + rel for rel in taken.tolist()]
+    return [base + rel for rel in taken.tolist()]

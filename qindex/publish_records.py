@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64_digest
 
 from journal.format import PUBLISH_HEAD_SIZE, pack_publish
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, plain_parts
-from qindex.record_format import seal_embedded
+from qindex.record_format import row_sums, seal_embedded
 
 __all__ = ["embedded_record", "plain_batch", "plain_record", "stored_entry"]
 
@@ -66,9 +66,7 @@ def _equal_batch(
     rows[:, _ID_LOW_AT : _ID_LOW_AT + 8] = seq_bytes
     if size:
         rows[:, len(head) :] = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, size)
-    listed = rows.view(f"V{width}").ravel().tolist()
-    checks = np.fromiter(map(xxh3_64_intdigest, listed), np.uint64, count)
-    rows[:, CHECK_START:CHECK_END] = checks.astype(">u8").view(np.uint8).reshape(count, 8)
+    rows[:, CHECK_START:CHECK_END] = row_sums(rows).astype(">u8").view(np.uint8).reshape(count, 8)
     return rows.ravel().data, np.arange(0, count * width, width, dtype=np.int64)
 
 

@@ -67,11 +67,7 @@ class Publisher(QueueCore):
         with self._lock:
             index = self._index
             seq = index.next_seq
-            tail = index.tail
-            rel = seq - tail.base
-            if not 0 <= rel < len(tail.states):
-                tail = index.roll()
-                rel = seq - tail.base
+            tail = index.tail if seq < index.tail_end else index.roll()
             if size < 256:
                 first, second = PLAIN_HEADS[size]
                 record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, time_ns(), second) + body
@@ -88,14 +84,12 @@ class Publisher(QueueCore):
                 journal.write(record)
             journal.map[offset + CHECK_START : offset + CHECK_END] = xxh3_64_digest(record)
             index.positions.append(offset)
-            tail.states[rel] = PUBLISHED
+            tail.states[seq - tail.base] = PUBLISHED
             index.next_seq = seq + 1
-            index.live += 1
-            index.dirty = dirty = index.dirty + 1
             if self._waiting:
                 self._arrived.notify()
-            if dirty > self._max_dirty:
-                self._flush_due()
+            if not seq & self._check_mask:
+                self._tick()
         if confirm or self._sync_each:
             self._index.journal.sync()
         return seq
@@ -125,14 +119,16 @@ class Publisher(QueueCore):
             # Checked while nothing has changed: seq_ids for all of the batch.
             if seq + len(batch) + index.entry_count > index.seq_file.reserved:
                 index.seq_file.reserve(seq + len(batch))
+            if seq >= index.tail_end:
+                index.roll()
             if self._plain_only and ttl is None and persistent:
                 block, offsets = plain_batch(seq, self._id_high, batch, time_ns())
             else:
                 block, offsets = self._any_batch(seq, batch, ttl, persistent)
             base = index.journal.append(block)
-            self._take_batch(seq, offsets + base)
             if not persistent:
                 index.transient.update(range(seq, seq + len(batch)))
+            self._take_batch(seq, offsets + base)
         if confirm or self._sync_each:
             self._index.journal.sync()
         return range(seq, seq + len(batch))
@@ -142,13 +138,9 @@ class Publisher(QueueCore):
         index = self._index
         index.positions.frombytes(offsets.tobytes())
         end = seq + len(offsets)
-        index.dirty += len(offsets)
-        index.live += len(offsets)
         while seq < end:
             index.next_seq = seq
-            tail = index.tail
-            if not 0 <= seq - tail.base < len(tail.states):
-                tail = index.roll()
+            tail = index.tail if seq < index.tail_end else index.roll()
             rel = seq - tail.base
             count = min(end - seq, len(tail.states) - rel)
             tail.states[rel : rel + count] = bytes((PUBLISHED,)) * count
@@ -156,8 +148,7 @@ class Publisher(QueueCore):
         index.next_seq = end
         if self._waiting:
             self._arrived.notify(len(offsets))
-        if index.dirty > self._max_dirty:
-            self._flush_due()
+        self._tick()
 
     def _publish_any(
         self, message: Message, *, ttl: float | None, persistent: bool, confirm: bool
@@ -170,8 +161,7 @@ class Publisher(QueueCore):
             index = self._index
             seq = index.next_seq
             record = self._publish_record(seq, stamped, expiry, persistent)
-            tail = index.tail
-            if not 0 <= seq - tail.base < len(tail.states):
+            if seq >= index.tail_end:
                 index.roll()
             base = index.journal.append(record)
             if not persistent:
@@ -208,12 +198,12 @@ class Publisher(QueueCore):
         return embedded_record(seq, persistent, msg_id, expiry, size, record, ours)
 
     def _expiry(self, ttl: float | None) -> int:
+        if ttl is not None and not (isinstance(ttl, int | float) and 0 <= ttl < 1e10):
+            raise UsageError(f"ttl must be seconds from 0 to 1e10, not {ttl!r}")
         given = [value for value in (ttl, self.message_ttl) if value is not None]
         if not given:
             return 0
         seconds = min(given)
-        if not isinstance(seconds, int | float) or not 0 <= seconds < 1e10:
-            raise UsageError(f"ttl must be seconds from 0 to 1e10, not {seconds!r}")
         return time_ns() // 1000 + int(seconds * 1e6)
 
 

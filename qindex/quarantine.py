@@ -1,15 +1,17 @@
 """Damaged bytes are set aside before anything is changed: nothing is ever thrown away in silence.
 
 They go to ``quarantine/`` beside the file they were found in, one file for each place, named
-``<file>.<offset>``, its bytes exactly those of the damaged place.
+``<file>.<offset>`` (and ``.1``, ``.2``, ... where that name is taken by other bytes), its bytes
+exactly those of the damaged place.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import count
 
-from journal.files import FileSystem, make_dirs, read_file, replace_file
+from journal.files import FileSystem, make_dirs, read_file, read_optional, replace_file
 from journal.findings import Finding
 
 __all__ = ["DIRECTORY", "quarantine", "quarantine_findings"]
@@ -24,8 +26,15 @@ def quarantine(fs: FileSystem, path: str, offset: int, data: bytes) -> str:
     """
     directory = os.path.join(os.path.dirname(path), DIRECTORY)
     make_dirs(fs, directory)
-    target = os.path.join(directory, f"{os.path.basename(path)}.{offset}")
-    replace_file(fs, target, data)
+    target = stem = os.path.join(directory, f"{os.path.basename(path)}.{offset}")
+    for more in count(1):
+        there = read_optional(fs, target)
+        if there is None:
+            replace_file(fs, target, data)
+        if there is None or there == data:
+            break
+        # Another damage at the same place, at another time: both are kept.
+        target = f"{stem}.{more}"
     return target
 
 

@@ -34,7 +34,9 @@ class Queue(Publisher, Consumer):
             raise UsageError(f"the number of messages must be at least 0, not {most!r}")
         with self._lock:
             now = time_ns() // 1000
-            seen = []
+            seen: list[Delivery] = []
+            if not most:
+                return seen
             for seq, body, again, extra in self._ahead(most):
                 if isinstance(extra, int) or (
                     extra.message is not None and not 0 < extra.expiry <= now
@@ -66,14 +68,14 @@ class Queue(Publisher, Consumer):
             return QueueStats(
                 name=self.name,
                 ready=len(self),
-                unacked=self._out,
+                unacked=index.out,
                 segments=len(sizes),
                 segment_bytes=sum(sizes),
                 journal_bytes=index.journal.tell(),
                 journal_entries=index.dirty,
                 next_seq_id=index.next_seq,
                 published=index.next_seq - self._first_seq,
-                acked=self._live_before + index.next_seq - self._first_seq - index.live,
+                acked=index.acks + index.dropped,
                 flushes=index.flushes,
                 flushed_bytes=index.flushed_bytes,
                 journal_syncs=index.journal.syncs,
@@ -84,12 +86,14 @@ class Queue(Publisher, Consumer):
         with self._lock:
             while self._flushing:
                 self._flushed.wait()
-            dropped = self._index.purge()
+            # First, so that a purge that fails half-way leaves nothing here that is gone there.
             self._window = NOTHING_FETCHED
             self._at = 0
-            self._forget(self._returned)
-            self._returned = []
+            returned, self._returned = self._returned, []
             self._returned_by_seq = {}
+            self._next_fetch = 0
+            dropped = self._index.purge()
+            self._forget(returned)
             self._next_fetch = self._index.next_seq
         if self._sync_each:
             self._index.journal.sync()

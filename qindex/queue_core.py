@@ -54,16 +54,25 @@ class QueueCore:
         self._lock: threading.Lock | RefusingLock = self._real_lock
         self._arrived = threading.Condition(self._real_lock)
         self._flushed = threading.Condition(self._real_lock)
+        self._settled = threading.Condition(self._real_lock)
+        # How many wait for a message, and how many for an ack.
         self._waiting = 0
+        self._holding = 0
         self._flushing = False
-        self._plain_only = options.record_format == "qindex" and message_ttl is None
+        self._plain_only = (
+            options.record_format == "qindex"
+            and message_ttl is None
+            # The path of small plain messages does not look at the limit.
+            and options.max_message_bytes >= 255
+        )
         self._sync_each = options.durability == "fsync"
         self._max_dirty = options.max_journal_entries
+        # The single-message paths tick once in 64 messages, where a flush comes so rarely that it
+        # makes no difference.
+        self._check_mask = 63 if options.max_journal_entries >= 4096 else 0
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
         self._id_high = int.from_bytes(os.urandom(8), "big")
         self._first_seq = index.next_seq
-        self._live_before = index.live
-        self._out = 0
         # Read ahead; the entry at ``_at`` is the next one.
         self._window = NOTHING_FETCHED
         self._at = 0
@@ -74,7 +83,6 @@ class QueueCore:
         # When (which nack of this run) an entry was given back, until it is acknowledged: tells a
         # batch from before that the entry is no longer its own.
         self._nacked_at: dict[int, int] = {}
-        self._nacks = 0
         self._read_segment = Segment(0, 0)
         self._ack_segment = self._read_segment
 
@@ -92,17 +100,24 @@ class QueueCore:
 
     def __len__(self) -> int:
         """Messages that are ready: waiting, not with a consumer. O(1)."""
-        ready: int = self._index.live - self._out
-        return ready
+        return self._index.live - self._index.out
 
     def __bool__(self) -> bool:
         """A queue is true, empty or not."""
         return True
 
     def __repr__(self) -> str:
-        return f"<Queue {self.name!r}, {len(self)} ready, {self._out} unacked>"
+        return f"<Queue {self.name!r}, {len(self)} ready, {self._index.out} unacked>"
 
     # -- flushing -------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Once in a while, after actions: take checksums of what was appended, and see whether
+        a flush is due. Lock held."""
+        index = self._index
+        index.journal.seal()
+        if index.dirty > self._max_dirty:
+            self._flush_due()
 
     def _flush_due(self) -> None:
         """See to a flush: the journal has more actions than it may. Lock held.
@@ -153,28 +168,23 @@ class QueueCore:
         try:
             index.seq_file.raise_floor(plan.next_seq)
             index.flushed_bytes += write_plan(index.fs, plan)
-            prepared = index.journal.prepare(plan.front)
+            with self._real_lock:
+                end = index.journal.tell()
+            prepared = index.journal.prepare(plan.front, end)
         except StorageError as error:
             if error.errno not in _PASSING:
                 index.poison.set(error)
-                self._refuse_writes()
             raise
         with self._real_lock:
             old = index.finish(plan, prepared)
             index.trim(self._next_fetch // index.entry_count)
         index.journal.retire(old)
-
-    def _refuse_writes(self) -> None:
-        """Make appends fail from now on: the poison says why."""
-        try:
-            self._index.poison.check()
-        except StoreError as error:
-            self._index.journal.refuse(error)
+        index.poison.check()
 
     def sync(self) -> None:
         """Make all that returned before durable against power loss. Concurrent callers share."""
         with self._lock:
-            pass
+            self._index.journal.seal()
         self._index.journal.sync()
 
     # -- the end --------------------------------------------------------------------------------
@@ -184,6 +194,7 @@ class QueueCore:
         with self._real_lock:
             self._lock = lock
             self._arrived.notify_all()
+            self._settled.notify_all()
             self._flushed.notify_all()
 
     def _close(self) -> None:
@@ -201,7 +212,9 @@ class QueueCore:
                     index.drop_transient()
                 self._flush_now()
         finally:
-            index.journal.close()
+            # Under the lock: who waited for it since before the end may be appending.
+            with self._real_lock:
+                index.journal.close()
 
     def _abandon(self, lock: RefusingLock) -> None:
         """Close without a flush: the queue's directory is about to be deleted."""

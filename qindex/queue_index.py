@@ -7,6 +7,7 @@ which the flush calls without it. The hot paths (publish, deliver, ack) are in
 
 from __future__ import annotations
 
+import logging
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -16,14 +17,17 @@ import numpy.typing as npt
 from sortedcontainers import SortedDict
 
 from journal import format as journal_format
+from journal.block_sums import Healed
 from journal.errors import DamageError, StorageError
-from journal.files import FileSystem, ReadBuffer, pread_all, read_file
+from journal.files import FileSystem, ReadBuffer, pread_all
+from journal.findings import Finding
 from journal.format import ACK, DELIVER, TYPE_SHIFT
 from journal.journal import Journal, Retired
 from journal.poison import Poison
 from qindex.entries import Entry, journal_words, plain_entries, read_entry
 from qindex.flush import FlushPlan, SegmentPlan, plan_segment
-from qindex.load import scan_segment
+from qindex.load import SegmentScan, read_healed, scan_segment
+from qindex.quarantine import quarantine_findings
 from qindex.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment
 from qindex.segment_format import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
 from qindex.seq_file import SeqFile
@@ -33,6 +37,8 @@ __all__ = ["NOTHING_FETCHED", "Fetched", "QueueIndex"]
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+_log = logging.getLogger("qindex.index")
 
 _WINDOW_BYTES = 1 << 20
 _KEPT_BYTES = 8 << 20
@@ -74,10 +80,11 @@ NOTHING_FETCHED = Fetched([], b"", [], [], True)
 class QueueIndex:
     """Journal, segments and counters of one queue.
 
-    ``live``: messages published and not acknowledged. ``dirty``: actions in the journal since
-    the last flush (RabbitMQ's dirty_count). ``positions``: journal offsets of the publish records
+    Counters, each raised by one statement of a hot path, from which the others follow: ``taken``
+    (deliveries), ``acks`` (of deliveries), ``nacks``, ``dropped`` (acknowledged without having
+    been delivered). ``positions``: journal offsets of the publish records
     of seq_ids ``positions_base, positions_base + 1, ...``, -1 where the journal has none.
-    ``tail``: the segment that the next publish goes to.
+    ``tail``: the segment that the next publish goes to; ``tail_end`` is the first seq_id behind.
     """
 
     def __init__(
@@ -98,8 +105,13 @@ class QueueIndex:
         self.segments = SortedDict(segments)
         self.seq_file = seq_file
         self.next_seq = next_seq
-        self.live = sum(segment.unacked for segment in segments.values())
-        self.dirty = 0
+        self.taken = 0
+        self.acks = 0
+        self.nacks = 0
+        self.dropped = 0
+        self._live_before = sum(segment.unacked for segment in segments.values())
+        self._first_seq = next_seq
+        self._actions_flushed = next_seq
         self.positions: array[int] = array("q")
         self.positions_base = next_seq
         self.transient: set[int] = set()
@@ -108,7 +120,28 @@ class QueueIndex:
         self.journal = Journal(fs, os.path.join(directory, journal_format.FILE_NAME), poison)
         # A tail that covers no seq_id: the first publish finds it full and takes the right one.
         self.tail = Segment(0, 0)
+        self.tail_end = 0
         self._reading = self.tail
+
+    @property
+    def live(self) -> int:
+        """Messages published and not acknowledged."""
+        published = self.next_seq - self._first_seq
+        return self._live_before + published - self.acks - self.dropped
+
+    @property
+    def out(self) -> int:
+        """Messages that are with a consumer."""
+        return self.taken - self.acks - self.nacks
+
+    @property
+    def dirty(self) -> int:
+        """Actions since the last flush (RabbitMQ's dirty_count)."""
+        return self._actions - self._actions_flushed
+
+    @property
+    def _actions(self) -> int:
+        return self.next_seq + self.taken + self.acks + 2 * self.dropped
 
     # -- segments -------------------------------------------------------------------------------
 
@@ -130,6 +163,7 @@ class QueueIndex:
         if self.next_seq + self.entry_count > self.seq_file.reserved:
             self.seq_file.reserve(self.next_seq)
         self.tail = self.segment_of(self.next_seq)
+        self.tail_end = self.tail.base + self.entry_count
         return self.tail
 
     def load(self, segment: Segment) -> None:
@@ -138,33 +172,38 @@ class QueueIndex:
         Raises :class:`DamageError` when the file holds fewer sound entries than it should, the
         first finding in it; the segment is loaded all the same, with the sound ones.
         """
-        path = os.path.join(self.directory, file_name(segment.number))
-        try:
-            data = read_file(self.fs, path) if segment.file_size else b""
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise StorageError(path, "the segment can't be read", error) from error
         unacked = segment.stored_unacked
-        scan = scan_segment(path, data, segment.number, self.entry_count)
+        path, scan = self._scan(segment)
         segment.load(scan.filed, scan.offsets, scan.lengths)
         segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
+        for finding in scan.findings:
+            _log.warning("%s", finding)
         if segment.unacked != unacked:
-            self.live += segment.unacked - unacked
+            self._live_before += segment.unacked - unacked
             at, what = segment.file_size, f"{unacked - segment.unacked} entries are missing"
             if scan.findings:
+                quarantine_findings(self.fs, scan.findings)
                 at, what = scan.findings[0].offset, f"{scan.findings[0].what}; {what}"
             raise DamageError(path, at, what)
+
+    def _scan(self, segment: Segment) -> tuple[str, SegmentScan]:
+        path = os.path.join(self.directory, file_name(segment.number))
+        findings: list[Finding] = []
+        try:
+            healed = read_healed(self.fs, path, findings) if segment.file_size else Healed(b"")
+        except FileNotFoundError:
+            healed = Healed(b"")
+        except OSError as error:
+            raise StorageError(path, "the segment can't be read", error) from error
+        number, count = segment.number, self.entry_count
+        scan = scan_segment(path, healed.data, number, count, healed.whole)
+        scan.findings[:0] = findings
+        return path, scan
 
     def place(self, segment: Segment) -> None:
         """Find out where in its file the records of a loaded segment stand."""
         if segment.offsets is None:
-            path = os.path.join(self.directory, file_name(segment.number))
-            try:
-                data = read_file(self.fs, path) if segment.file_size else b""
-            except OSError as error:
-                raise StorageError(path, "the segment can't be read", error) from error
-            scan = scan_segment(path, data, segment.number, self.entry_count)
+            _, scan = self._scan(segment)
             segment.offsets, segment.lengths = scan.offsets, scan.lengths
             segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
 
@@ -224,9 +263,11 @@ class QueueIndex:
             self.place(segment)
             assert segment.offsets is not None
             assert segment.lengths is not None
-            ends = np.cumsum(segment.lengths[rels])
-            rels = rels[: max(1, int(np.searchsorted(ends, _WINDOW_BYTES, side="right")))]
             offsets, lengths = segment.offsets[rels], segment.lengths[rels]
+            # What is read is one piece of the file, with all that was acknowledged in between.
+            spans = np.maximum.accumulate(offsets + lengths) - np.minimum.accumulate(offsets)
+            fit = max(1, int(np.searchsorted(spans, _WINDOW_BYTES, side="right")))
+            rels, offsets, lengths = rels[:fit], offsets[:fit], lengths[:fit]
             data, low, verified = self._bytes_from(segment, offsets, lengths)
             offsets = offsets - low
             heads = np.frombuffer(data, np.uint8)[offsets]
@@ -323,7 +364,6 @@ class QueueIndex:
         if len(seqs):
             words = seqs.astype(np.uint64) | np.uint64(kind << TYPE_SHIFT)
             self.journal.append(words.astype(">u8").tobytes())
-            self.dirty += len(seqs)
 
     def set_states(self, seqs: I64, state: int) -> None:
         """Set the state of entries whose segments are loaded."""
@@ -355,7 +395,7 @@ class QueueIndex:
         self.append_actions(DELIVER, seqs[states == PUBLISHED])
         self.append_actions(ACK, seqs)
         self.set_states(seqs, ACKED)
-        self.live -= len(seqs)
+        self.dropped += len(seqs)
         self.transient.difference_update(seqs.tolist() if self.transient else ())
 
     def drop_transient(self) -> None:
@@ -372,22 +412,34 @@ class QueueIndex:
         The files of segments that are not in memory (nothing of theirs is with a consumer or in
         the journal) are deleted at once; for the others acks are appended.
         """
+        self.poison.check()
         dropped = 0
+        unlinked = False
         for segment in list(self.segments.values()):
             if not segment.loaded:
                 path = os.path.join(self.directory, file_name(segment.number))
                 try:
-                    self.fs.unlink(path)
+                    if segment.file_size:
+                        self.fs.unlink(path)
+                        unlinked = True
                 except OSError as error:
                     raise StorageError(path, "the segment can't be deleted", error) from error
                 dropped += segment.stored_unacked
-                self.live -= segment.stored_unacked
+                self._live_before -= segment.stored_unacked
                 del self.segments[segment.number]
                 continue
             states = np.frombuffer(segment.states, np.uint8)
             ready = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED)) + segment.base
             self.drop(ready)
             dropped += len(ready)
+        if unlinked:
+            # A sync of the queue syncs the journal only: the names are made durable here.
+            try:
+                self.fs.sync_dir(self.directory)
+            except OSError as error:
+                raise StorageError(
+                    self.directory, "the directory can't be synced", error
+                ) from error
         return dropped
 
     # -- flush ----------------------------------------------------------------------------------
@@ -405,7 +457,9 @@ class QueueIndex:
                 plans.append(plan_segment(segment, rel, offsets))
         if not plans and not front:
             return None
-        return FlushPlan(self.directory, self.journal.map, front, self.dirty, self.next_seq, plans)
+        return FlushPlan(
+            self.directory, self.journal.map, front, self._actions, self.next_seq, plans
+        )
 
     def finish(self, plan: FlushPlan, prepared: Retired | None) -> Retired | None:
         """Part 3 of a flush: empty the journal up to the plan's point, and take over what the
@@ -417,7 +471,7 @@ class QueueIndex:
         rest[rest >= 0] -= plan.front
         self.positions = array("q", rest.tobytes())
         self.positions_base = plan.next_seq
-        self.dirty -= plan.dirty
+        self._actions_flushed = plan.actions
         self.flushes += 1
         for planned in plan.segments:
             self._take_over(planned)
@@ -434,6 +488,9 @@ class QueueIndex:
             states[np.frombuffer(planned.states, np.uint8) == ACKED] = ABSENT
             if segment is not self.tail and not states.any():
                 del self.segments[planned.number]
+                # Who remembers this object (the read and ack paths do) must find it empty: a
+                # later publish makes another segment of this number.
+                segment.unload()
             return
         filed = np.frombuffer(planned.states, np.uint8).copy()
         vanished = (np.frombuffer(planned.filed, np.uint8) == ABSENT) & (filed == ACKED)

@@ -28,7 +28,6 @@ the C hash function is mapped over its rows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 import msgpack
 import numpy as np
@@ -42,15 +41,18 @@ from qindex.message import Message
 
 __all__ = [
     "CHECK_OFFSET",
+    "CHECK_SIZE",
     "MAGIC",
     "PLAIN_HEAD_SIZE",
     "RecordError",
+    "all_plain",
     "decode_record",
     "embedded_length",
     "encode_record",
+    "gather_bytes",
     "gather_rows",
-    "is_plain",
     "plain_body_head",
+    "row_sums",
     "seal_embedded",
     "seal_stored",
     "stored_is_sound",
@@ -72,6 +74,8 @@ _CHECK_IN_ROW = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 _ZERO_CHECK = bytes(CHECK_SIZE)
 _FIXED_HEAD = struct.Struct(">3s8sBQ")
 _NO_KEY_HEADERS_PROPERTIES = b"\xc0\xc0\xc0"
+_ROWS_AT_ONCE = 1024
+_ROW_BYTES_AT_ONCE = 1 << 18
 _NOTHING_ROW = np.frombuffer(_NO_KEY_HEADERS_PROPERTIES, np.uint8)
 _MAGIC_ROW = np.frombuffer(MAGIC, np.uint8)
 _NOTHING_AT = _FIXED_HEAD.size
@@ -110,7 +114,16 @@ def encode_record(message: Message) -> bytes:
                 dict(message.properties) or None,
             )
         )
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        if message.headers or message.properties:
+            # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
+            msgpack.unpackb(b"\x93" + middle, strict_map_key=False)
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        msgpack.exceptions.UnpackException,
+    ) as error:
         raise UsageError(f"key, headers or properties can't be stored: {error}") from error
     head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, message.timestamp)
     return b"".join((head, middle, plain_body_head(len(message.body)), message.body))
@@ -148,16 +161,38 @@ def gather_rows(data: ReadBuffer, payloads: I64, words: U64, row_length: int) ->
     count = len(payloads)
     rows = np.empty((count, row_length), np.uint8)
     rows[:, :8] = words.astype(">u8").view(np.uint8).reshape(count, 8)
-    width = row_length - 8
-    steps = np.diff(payloads)
-    if count == 1 or (steps == steps[0]).all():
-        stride = int(steps[0]) if count > 1 else width
-        if stride >= 0:
-            rows[:, 8:] = np.ndarray((count, width), np.uint8, data, int(payloads[0]), (stride, 1))
-            return rows
-    flat = np.frombuffer(data, np.uint8)
-    rows[:, 8:] = flat[payloads[:, None] + np.arange(width)]
+    rows[:, 8:] = gather_bytes(data, payloads, row_length - 8)
     return rows
+
+
+def gather_bytes(data: ReadBuffer, offsets: I64, width: int) -> U8:
+    """Give ``width`` bytes from each of ``offsets`` on, as rows: shape ``(n, width)``.
+
+    Where the offsets are one apart from the other by the same step, a view of ``data``.
+    """
+    steps = np.diff(offsets)
+    stride = int(steps[0]) if len(steps) else width
+    if stride >= 0 and (not len(steps) or (steps == stride).all()):
+        return np.ndarray((len(offsets), width), np.uint8, data, int(offsets[0]), (stride, 1))
+    rows: U8 = np.frombuffer(data, np.uint8)[offsets[:, None] + np.arange(width)]
+    return rows
+
+
+def row_sums(rows: U8) -> U64:
+    """Give the xxh3 of each row. Shape ``(n,)``; 50 ns for a short row.
+
+    Some rows at a time, so that their copies stay in the processor's cache.
+    """
+    count, width = rows.shape
+    sums = np.empty(count, np.uint64)
+    flat = rows.view(f"V{width}").ravel()
+    at_once = max(1, min(_ROWS_AT_ONCE, _ROW_BYTES_AT_ONCE // width))
+    for first in range(0, count, at_once):
+        some = flat[first : first + at_once].tolist()
+        sums[first : first + len(some)] = np.fromiter(
+            map(xxh3_64_intdigest, some), np.uint64, len(some)
+        )
+    return sums
 
 
 def verify_rows(rows: U8) -> Bools:
@@ -171,23 +206,18 @@ def verify_rows(rows: U8) -> Bools:
     at = _CHECK_IN_ROW
     checks = rows[:, at : at + CHECK_SIZE].copy().view(">u8").ravel()
     rows[:, at : at + CHECK_SIZE] = 0
-    sums = np.fromiter(
-        map(xxh3_64_intdigest, rows.view(f"V{width}").ravel().tolist()), np.uint64, count
-    )
-    sound: Bools = sums == checks
+    sound: Bools = row_sums(rows) == checks
     return sound
 
 
-def is_plain(rows: U8) -> Bools:
-    """Tell for each row whether it embeds a record of ours with neither key nor headers nor
-    properties."""
+def all_plain(rows: U8) -> bool:
+    """Tell whether every row embeds a record of ours without key, headers and properties."""
     start = PUBLISH_HEAD_SIZE + _NOTHING_AT
-    plain: Bools = (rows[:, start : start + 3] == _NOTHING_ROW).all(axis=1)
-    plain &= (rows[:, PUBLISH_HEAD_SIZE : PUBLISH_HEAD_SIZE + 3] == _MAGIC_ROW).all(axis=1)
-    return plain
+    magic = rows[:, PUBLISH_HEAD_SIZE : PUBLISH_HEAD_SIZE + 3]
+    return bool((rows[:, start : start + 3] == _NOTHING_ROW).all() and (magic == _MAGIC_ROW).all())
 
 
-def timestamps(rows: U8) -> Sequence[int]:
+def timestamps(rows: U8) -> list[int]:
     """Give the timestamps of rows, in nanoseconds."""
     start = PUBLISH_HEAD_SIZE + CHECK_OFFSET + CHECK_SIZE + 1
     stamps: list[int] = (
@@ -220,7 +250,7 @@ def decode_record(record: bytes) -> Message:
     try:
         parts = msgpack.unpackb(record, strict_map_key=False)
         _version, _check, timestamp, key, headers, properties, body = parts
-    except (msgpack.exceptions.UnpackException, ValueError, RecursionError) as error:
+    except (msgpack.exceptions.UnpackException, TypeError, ValueError, RecursionError) as error:
         raise RecordError(f"not a message record: {error}") from error
     shapes = (
         (timestamp, int),

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from journal import format as journal_format
+from journal.block_sums import extent
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, read_file, replace_file
 from journal.findings import Cause, Finding
-from qindex.flush import FlushPlan, plan_segment, write_plan
+from qindex.flush import FlushPlan, append_sums, plan_segment, remove_sums, write_plan
 from qindex.load import LoadedQueue, load_queue, scan_segment
 from qindex.quarantine import quarantine_findings
 from qindex.segment import ACKED
@@ -88,10 +89,12 @@ def _rewrite(fs: FileSystem, loaded: LoadedQueue) -> None:
     """Put sound files in place of damaged or torn ones."""
     for number, sound in loaded.sound_files.items():
         path = os.path.join(loaded.directory, file_name(number))
+        remove_sums(fs, path)
         if not sound:
             fs.unlink(path)
         else:
             replace_file(fs, path, sound)
+            append_sums(fs, path, [extent(sound, 0)])
 
 
 def _flush(fs: FileSystem, loaded: LoadedQueue, seq_file: SeqFile) -> RestingQueue:
@@ -101,6 +104,9 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, seq_file: SeqFile) -> RestingQue
             _reload(fs, loaded, segment.number)
         segment.states[seq - segment.base] = ACKED
     next_seq = seq_file.next_after_crash(loaded.seen)
+    if any(finding.cause is Cause.DAMAGE for finding in loaded.findings):
+        # The damaged places may have held the latest seq_ids.
+        next_seq = max(next_seq, seq_file.reserved)
     if next_seq >= seq_file.reserved:
         seq_file.reserve(next_seq)
     seq_file.raise_floor(next_seq)

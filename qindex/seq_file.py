@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from itertools import cycle
 
 from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pwrite_all, read_optional
@@ -33,11 +35,15 @@ class SeqFile:
         self._fs = fs
         self._path = os.fspath(path)
         self._poison = poison
-        self._boot = short_boot_id(fs.boot_id())
-        slots = list(sound_slots(read_optional(fs, path) or b""))
+        # Where the system does not tell, no two runs are the same one.
+        self._boot = short_boot_id(fs.boot_id() or os.urandom(16))
+        data = read_optional(fs, path) or b""
+        slots = list(sound_slots(data))
         self.reserved = max((slot.reserved for slot in slots), default=0)
         self._floor = max((slot.floor for slot in slots if slot.boot == self._boot), default=-1)
-        self._writes = 0
+        # The slot that each kind of write takes next: not the one that counts.
+        self._reserve_slots = cycle(_oldest_first(data, RESERVE_SLOTS))
+        self._floor_slots = cycle(_oldest_first(data, FLOOR_SLOTS))
 
     def next_after_crash(self, seen: int) -> int:
         """Give the first seq_id that was certainly never given out; ``seen``: one above the
@@ -48,7 +54,7 @@ class SeqFile:
     def reserve(self, needed: int) -> None:
         """Reserve seq_ids up to beyond ``needed``, durably on return."""
         slot = SeqSlot(max(needed, self._floor), needed + RESERVE, self._boot)
-        self._put(slot, RESERVE_SLOTS, durable=True)
+        self._put(slot, next(self._reserve_slots), durable=True)
         self.reserved = slot.reserved
         self._floor = slot.floor
 
@@ -56,16 +62,16 @@ class SeqFile:
         """Note that seq_ids below ``floor`` are given out; called before the journal, which says
         so too, is emptied."""
         if floor > self._floor:
-            self._put(SeqSlot(floor, self.reserved, self._boot), FLOOR_SLOTS, durable=False)
+            slot = SeqSlot(floor, self.reserved, self._boot)
+            self._put(slot, next(self._floor_slots), durable=False)
             self._floor = floor
 
-    def _put(self, slot: SeqSlot, slots: tuple[int, int], *, durable: bool) -> None:
-        self._writes += 1
+    def _put(self, slot: SeqSlot, number: int, *, durable: bool) -> None:
         fs = self._fs
         try:
             fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * slots[self._writes % 2])
+                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * number)
                 if durable:
                     fs.fdatasync(fd)
             finally:
@@ -76,3 +82,13 @@ class SeqFile:
             failure = StorageError(self._path, "seq_ids can't be reserved", error)
             self._poison.set(failure)
             raise failure from error
+
+
+def _oldest_first(data: bytes, numbers: Iterable[int]) -> list[int]:
+    """Sort slots by what they hold; one that is not sound holds nothing."""
+
+    def age(number: int) -> tuple[int, int]:
+        sound = list(sound_slots(data[number * SLOT_SIZE : (number + 1) * SLOT_SIZE]))
+        return (sound[0].reserved, sound[0].floor) if sound else (-1, -1)
+
+    return sorted(numbers, key=age)

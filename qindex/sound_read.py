@@ -27,6 +27,7 @@ from journal.findings import Cause, Finding
 from journal.format import DELIVER, PAYLOAD, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
 from journal.replay import Ending, Walk, join_walks
 from qindex.checks import correct_bit, correct_head, publish_starts, sound_publishes
+from qindex.record_format import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedded_length
 
 __all__ = ["Layout", "Patch", "Reading", "read_soundly"]
 
@@ -34,6 +35,7 @@ _FIRST_CHUNK = 2048
 _MAX_CHUNK = 1 << 16
 _MAX_CORRECTED = 8 << 10
 _PAGE = 4096
+_NO_CHECK = bytes(CHECK_SIZE)
 
 Data = bytes | bytearray
 Patch = tuple[int, bytes]
@@ -72,12 +74,13 @@ class Reading:
     patches: list[Patch] = field(default_factory=list)
 
 
-def read_soundly(path: str, data: Data, layout: Layout) -> Reading:
+def read_soundly(path: str, data: Data, layout: Layout, verified: bool = False) -> Reading:
     """Read the whole of one file. Never raises on any bytes.
 
+    ``verified``: checksums of all of ``data`` were found to hold; those of records are not taken.
     O(size), and a bounded amount more for each damaged place.
     """
-    return _Reader(path, data, layout).read()
+    return _Reader(path, data, layout, verified).read()
 
 
 @dataclass(slots=True)
@@ -91,10 +94,11 @@ class _Resume:
 
 
 class _Reader:
-    def __init__(self, path: str, data: Data, layout: Layout) -> None:
+    def __init__(self, path: str, data: Data, layout: Layout, verified: bool) -> None:
         self._path = path
         self._data = data
         self._layout = layout
+        self._verified = verified
         self._pieces: list[Walk] = []
         self._findings: list[Finding] = []
         self._patches: list[Patch] = []
@@ -132,7 +136,7 @@ class _Reader:
 
     def _first_unsound(self, walk: Walk) -> int | None:
         publishes = np.flatnonzero(walk.kinds < DELIVER)
-        if not len(publishes):
+        if self._verified or not len(publishes):
             return None
         words = walk.kinds[publishes].astype(np.uint64) << np.uint64(TYPE_SHIFT)
         words |= walk.seqs[publishes].astype(np.uint64)
@@ -158,19 +162,30 @@ class _Reader:
         self._pieces = [piece.take(piece.offsets < offset) for piece in self._pieces]
 
     def _is_zero_tail(self, offset: int) -> bool:
-        if any(self._data[offset : offset + 64]):
-            return False
-        tail = self._data[offset:]
-        if tail.count(0) != len(tail):
+        if not self._nothing_from(offset):
             return False
         if offset == 0 or self._layout.step_size < 8:
-            self._find(offset, len(tail), Cause.CRASH, "zero-filled tail", "nothing is lost")
+            length = len(self._data) - offset
+            self._find(offset, length, Cause.CRASH, "zero-filled tail", "nothing is lost")
         return True
 
     def _resume(self, anomaly: int, nominal_end: int | None) -> _Resume:
         layout, data = self._layout, self._data
         limit = len(data)
+        inside = 0
+        if nominal_end is not None:
+            fixed = self._corrected(anomaly, nominal_end)
+            if fixed is not None:
+                return _Resume(anomaly, anomaly, "one flipped bit in a publish record", fixed)
+            if nominal_end - anomaly - layout.head_size == embedded_length(
+                data, anomaly + layout.head_size
+            ):
+                # Both witnesses of its length agree: what looks like a record before its end is
+                # a part of its body (someone keeps journals in messages).
+                inside = nominal_end
         for start in publish_starts(data, self._floor, layout.head_size):
+            if anomaly < start < inside:
+                continue
             patch = self._sound_at(start)
             if patch is None or (not patch and start == anomaly):
                 continue
@@ -180,9 +195,6 @@ class _Reader:
             limit = start
             break
         if nominal_end is not None and self._frames_hold(nominal_end, limit):
-            fixed = self._corrected(anomaly, nominal_end)
-            if fixed is not None:
-                return _Resume(anomaly, anomaly, "one flipped bit in a publish record", fixed)
             return _Resume(anomaly, nominal_end, "damaged publish record")
         behind = anomaly + layout.step_size
         if self._frames_hold(behind, limit):
@@ -226,9 +238,12 @@ class _Reader:
         return True
 
     def _corrected(self, start: int, end: int) -> Patch | None:
-        if end - start > _MAX_CORRECTED:
-            return None
         layout = self._layout
+        at = start + layout.head_size
+        seen = int.from_bytes(self._data[at : at + len(MAGIC)], "big")
+        unlike = (seen ^ int.from_bytes(MAGIC, "big")).bit_count()
+        if end - start > _MAX_CORRECTED or unlike > 1:
+            return None
         kind, seq = layout.read_head(self._data, start)
         word = (kind << TYPE_SHIFT | seq).to_bytes(8, "big")
         record = bytearray(word + self._data[start + layout.payload_at : end])
@@ -251,8 +266,10 @@ class _Reader:
             )
             return resume.at
         lost = self._data[resume.lost_from : resume.at]
-        at_end = resume.at == len(self._data)
-        if at_end and (ending is Ending.TORN or lost[-1:] == b"\0"):
+        at_end = self._nothing_from(resume.at)
+        if at_end and (
+            ending is Ending.TORN or lost[-1:] == b"\0" or self._is_unsealed(resume.lost_from)
+        ):
             self._find(resume.lost_from, len(lost), Cause.CRASH, "torn record at the end", "cut")
         elif _has_zero_page(lost, resume.lost_from):
             self._find(resume.lost_from, len(lost), Cause.CRASH, "pages that were never written")
@@ -265,6 +282,23 @@ class _Reader:
                 "its message is lost" if resume.what != "no record" else "what stood there is lost",
             )
         return resume.at
+
+    def _nothing_from(self, offset: int) -> bool:
+        """Tell whether the file ends here, or nothing but zeros follows."""
+        if any(self._data[offset : offset + 64]):
+            return False
+        rest = self._data[offset:]
+        return rest.count(0) == len(rest)
+
+    def _is_unsealed(self, offset: int) -> bool:
+        """Tell whether the record here has no checksum yet: a publish puts it in last, so that is
+        how a process leaves its last record that was killed in between."""
+        record = offset + self._layout.head_size
+        check = record + CHECK_OFFSET
+        return (
+            self._data[record:check] == MAGIC
+            and self._data[check : check + CHECK_SIZE] == _NO_CHECK
+        )
 
     def _find(
         self, offset: int, length: int, cause: Cause, what: str, consequence: str = ""

@@ -1,0 +1,199 @@
+"""One moment of a queue's files, taken while their writer may be at work.
+
+No lock is taken and nothing is written. What makes a moment of files that change:
+
+1. note the segment files: number, inode, size, and the first bytes of each;
+2. read the journal whole;
+3. look again: when a segment file has come, gone or grown, or the journal does not start with the
+   record it started with, a flush came in between, and all is done again.
+
+A flush appends to segments before it empties the journal, so between 1 and 3 everything stands in
+at least one of them. Segment files only grow until they are deleted, so what was pinned of them
+can be read at leisure. A file that is gone by then held acknowledged messages only; one that came
+in its place under the same number starts with another record, for seq_ids never repeat.
+
+Bytes at the end of the journal may be half written while they are read. They are recognised by
+reading them again: what changes was on its way, what stays as it is, is damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import sleep
+
+from journal import format as journal_format
+from journal.errors import StorageError, StoreError
+from journal.files import FileSystem, pread_all, read_optional
+from journal.findings import Cause, Finding
+from qindex.segment_format import PUBLISH_HEAD_SIZE, file_name, file_number
+from qindex.sound_read import Layout, Reading, read_soundly
+
+__all__ = ["BusyError", "Pinned", "PinnedSegment", "pin_queue", "read_segment", "still_growing"]
+
+_ATTEMPTS = 200
+_LONGEST_PAUSE = 0.02
+_SETTLE_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+"""Seconds. A publish that is under way is done within microseconds, or within a few time slices
+when the machine is busy."""
+_BEYOND = 64
+
+
+class BusyError(StoreError):
+    """The files changed faster than they could be looked at, again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSegment:
+    """A segment file as it was: ``size`` in bytes, ``head`` its first bytes."""
+
+    number: int
+    inode: int
+    size: int
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A queue's directory as it was: its segments by number, and its journal, read soundly."""
+
+    directory: str
+    segments: dict[int, PinnedSegment]
+    journal_path: str
+    journal_size: int
+    reading: Reading
+
+
+def pin_queue(fs: FileSystem, directory: str, layout: Callable[[], Layout]) -> Pinned:
+    """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
+
+    Raises :class:`FileNotFoundError` when the directory is not there (any more),
+    :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
+    refuses. O(size of the journal + number of segments).
+    """
+    path = os.path.join(directory, journal_format.FILE_NAME)
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
+        try:
+            before = _segments(fs, directory)
+            journal = read_optional(fs, path) or b""
+            if before is None or not _same_start(fs, path, journal):
+                continue
+            if _segments(fs, directory) != before:
+                continue
+            reading = _settled(fs, path, journal, layout())
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(directory, "the queue can't be read", error) from error
+        if reading is not None:
+            return Pinned(directory, before, path, len(journal), reading)
+    raise BusyError(f"{directory}: the files changed each of {_ATTEMPTS} times they were read")
+
+
+def _segments(fs: FileSystem, directory: str) -> dict[int, PinnedSegment] | None:
+    """Note the segment files; ``None`` when one went away meanwhile."""
+    found = {}
+    for name in fs.listdir(directory):
+        number = file_number(name)
+        if number is None:
+            continue
+        try:
+            found[number] = _pin_segment(fs, os.path.join(directory, name), number)
+        except FileNotFoundError:
+            return None
+    return found
+
+
+def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
+    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        stat = fs.fstat(fd)
+        return PinnedSegment(
+            number, stat.st_ino, stat.st_size, pread_all(fs, fd, PUBLISH_HEAD_SIZE, 0)
+        )
+    finally:
+        fs.close(fd)
+
+
+def _same_start(fs: FileSystem, path: str, journal: bytes) -> bool:
+    """Tell whether the journal still starts with the record it started with.
+
+    Each record stands in a queue's journal once in its life, so another one comes first after
+    the journal was emptied.
+    """
+    length = journal_format.PUBLISH_HEAD_SIZE
+    if not any(journal[:length]):
+        return True
+    if journal[0] & 0x80:
+        length = journal_format.ACTION_SIZE
+    return _bytes_at(fs, path, 0, length) == journal[:length]
+
+
+def _bytes_at(fs: FileSystem, path: str, offset: int, length: int) -> bytes:
+    try:
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return pread_all(fs, fd, length, offset)
+    finally:
+        fs.close(fd)
+
+
+def _settled(fs: FileSystem, path: str, journal: bytes, layout: Layout) -> Reading | None:
+    """Read the journal, without what was on its way when it was read; ``None`` when it was
+    emptied meanwhile."""
+    reading = read_soundly(path, journal, layout)
+    size = len(journal)
+    findings = [one for one in reading.findings if journal.count(0, one.offset) < size - one.offset]
+    if len(findings) < len(reading.findings):
+        # Zeros from here on are how an open journal looks, with nothing in it or behind it.
+        reading.findings[:] = findings
+    if not findings:
+        return reading
+    first = min(findings, key=lambda one: one.offset)
+    length = max(one.offset + one.length for one in findings) - first.offset + _BEYOND
+    seen = journal[first.offset : first.offset + length]
+    for pause in _SETTLE_PAUSES:
+        sleep(pause)
+        if not _same_start(fs, path, journal):
+            return None
+        if _bytes_at(fs, path, first.offset, length) != seen:
+            # All before it was there when it was read, so that is a moment, too.
+            return read_soundly(path, journal[: first.offset], layout)
+    return reading
+
+
+def read_segment(fs: FileSystem, directory: str, pinned: PinnedSegment) -> bytes | None:
+    """Read what was pinned of a segment file.
+
+    ``None``: it is gone, for all its messages were acknowledged since. Raises :class:`OSError`.
+    """
+    data = _bytes_at(fs, os.path.join(directory, file_name(pinned.number)), 0, pinned.size)
+    if data[: len(pinned.head)] != pinned.head:
+        return None
+    return data
+
+
+def still_growing(
+    fs: FileSystem, directory: str, pinned: PinnedSegment, findings: list[Finding]
+) -> bool:
+    """Tell whether ``findings`` are only the end of a flush that is under way: a torn record at
+    the pinned end of a file that has grown, or gone, since."""
+    torn = all(
+        one.cause is Cause.CRASH and one.offset + one.length == pinned.size for one in findings
+    )
+    if not torn:
+        return False
+    path = os.path.join(directory, file_name(pinned.number))
+    for pause in _SETTLE_PAUSES:
+        sleep(pause)
+        try:
+            if fs.stat(path).st_size != pinned.size:
+                return True
+        except FileNotFoundError:
+            return True
+    return False

@@ -1,0 +1,415 @@
+"""The entries of one queue directory at one moment, in order, a segment at a time.
+
+Columns (numpy arrays) of what is there, and from them rows with the messages. Memory: the journal,
+and one segment file at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from time import time_ns
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import StoreError
+from journal.files import FileSystem
+from journal.findings import Cause, Finding
+from journal.format import (
+    ACTION_SIZE,
+    DELIVER,
+    MAX_SEQ_ID,
+    PAYLOAD_SIZE,
+    PUBLISH_PERSISTENT,
+    PUBLISH_TRANSIENT,
+    TYPE_SHIFT,
+)
+from journal.poison import Poison
+from journal.replay import Walk
+from qindex.entries import Entry, decode_stored, read_entry
+from qindex.layouts import journal_layout
+from qindex.load import apply_steps, last_of_each, scan_segment
+from qindex.pinned import Pinned, PinnedSegment, pin_queue, read_segment, still_growing
+from qindex.rules import DirectoryRules, Transient
+from qindex.segment import ABSENT, DELIVERED, PUBLISHED
+from qindex.segment_format import PERSISTENT, STEP_SIZE, file_name
+from qindex.seq_file import SeqFile
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.sound_read import Data, Layout
+
+__all__ = ["Location", "Lookup", "QueueView", "Row"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+Location = Literal["journal", "segment", "store"]
+Lookup = Callable[[bytes], bytes | None]
+"""Gives the record of a message in the message store by its id, ``None`` when it has none."""
+
+_RABBITMQ_FIRST = 0x83
+_LAST_BUT_ONE_OF_FALSE = ord("s")
+_HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
+assert _HEAD.itemsize == PAYLOAD_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message, in its place.
+
+    ``expiry``: microseconds since 1970, 0 = never. ``timestamp``: of publishing, nanoseconds
+    since 1970, 0 = the record keeps none. ``size``: bytes of the body, as the index has it.
+    ``body``: ``None`` where it can't be given: the message is in a message store that was not
+    looked into, or ``error`` says what is wrong with it. ``location``: where the message is.
+    ``priority``: of the sub-queue it is in, ``None`` for a queue without priorities.
+    """
+
+    seq_id: int
+    msg_id: bytes
+    persistent: bool
+    redelivered: bool
+    expiry: int
+    key: str | None
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    size: int
+    body: bytes | None
+    location: Location
+    error: str | None = None
+    timestamp: int = 0
+    priority: int | None = None
+
+
+@dataclass(slots=True)
+class _Source:
+    """One file's share of a segment's entries. ``head_size``: bytes before a message id."""
+
+    path: str
+    data: Data
+    location: Location
+    head_size: int
+    seqs: I64
+    offsets: I64
+    kinds: U8
+
+
+@dataclass(slots=True)
+class Columns:
+    """Entries of one segment that would be delivered, ascending by seq_id.
+
+    ``states``: state bytes. ``sizes``: of the bodies. ``sources`` and ``rows``: for each entry
+    which file it is in, and its place among that file's entries.
+    """
+
+    seqs: I64
+    states: U8
+    sizes: I64
+    persistent: Bools
+    sources: list[_Source]
+    source_of: U8
+    row_of: I64
+
+
+class QueueView:
+    """One queue directory, pinned when this is made.
+
+    ``findings``: what the files hold that they should not; complete when all was read.
+    Raises as :func:`qindex.pinned.pin_queue`.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        rules: DirectoryRules,
+        *,
+        priority: int | None = None,
+        lookup: Lookup | None = None,
+    ) -> None:
+        self._fs = fs
+        self._rules = rules
+        self._priority = priority
+        self._lookup = lookup
+        self._found: dict[Finding, None] = {}
+        self._unreadable: set[int] = set()
+        self._pinned: Pinned = pin_queue(fs, directory, self._layout_of(directory))
+        walk = self._pinned.reading.walk
+        publishes = walk.kinds < DELIVER
+        self._seqs, self._offsets = last_of_each(walk.seqs[publishes], walk.offsets[publishes])
+        delivered = walk.seqs[walk.kinds == DELIVER]
+        self._last_delivered = int(delivered.max()) if len(delivered) else -1
+        self._find(self._pinned.reading.findings)
+        if rules.repeats_are_damage and len(self._seqs) < np.count_nonzero(publishes):
+            self._find_repeats(walk.take(publishes))
+        touched = np.unique(walk.seqs // rules.entry_count).tolist()
+        self.numbers: list[int] = sorted({*self._pinned.segments, *touched})
+
+    def _layout_of(self, directory: str) -> Callable[[], Layout]:
+        def layout() -> Layout:
+            seq_file = SeqFile(self._fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
+            return journal_layout(seq_file.reserved - 1 if seq_file.reserved else MAX_SEQ_ID)
+
+        return layout
+
+    # -- what is known without reading a segment ------------------------------------------------
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was met so far, each once."""
+        return list(self._found)
+
+    @property
+    def journal_entries(self) -> int:
+        """Records in the journal."""
+        return len(self._pinned.reading.walk)
+
+    @property
+    def segment_files(self) -> int:
+        """Segment files."""
+        return len(self._pinned.segments)
+
+    @property
+    def seen(self) -> int:
+        """One above the highest seq_id that the journal publishes."""
+        return int(self._seqs[-1]) + 1 if len(self._seqs) else 0
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes that journal and segment files hold."""
+        sizes = [segment.size for segment in self._pinned.segments.values()]
+        return self._pinned.journal_size + sum(sizes)
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of the journal file, a zero-filled tail included."""
+        return self._pinned.journal_size
+
+    def _find(self, findings: list[Finding]) -> None:
+        self._found.update(dict.fromkeys(findings))
+
+    def _find_repeats(self, walk: Walk) -> None:
+        kept = set(self._offsets.tolist())
+        columns = (walk.seqs.tolist(), walk.offsets.tolist(), walk.lengths.tolist())
+        for seq, offset, length in zip(*columns, strict=True):
+            if offset not in kept:
+                what = f"seq_id {seq} is published once more behind this"
+                path = self._pinned.journal_path
+                self._find(
+                    [Finding(path, offset, length, Cause.DAMAGE, what, "the last one counts")]
+                )
+
+    # -- columns --------------------------------------------------------------------------------
+
+    def columns(self, number: int) -> Columns | None:
+        """Read segment ``number``; ``None`` when nothing of it would be delivered."""
+        count = self._rules.entry_count
+        base = number * count
+        states = np.zeros(count, np.uint8)
+        sources = []
+        pinned = self._pinned.segments.get(number)
+        if pinned is not None and pinned.size:
+            in_file = self._read(pinned)
+            if in_file is None:
+                return None
+            if in_file:
+                sources.append(self._segment_source(pinned, in_file, states))
+        low, high = np.searchsorted(self._seqs, (base, base + count))
+        seqs, offsets = self._seqs[low:high], self._offsets[low:high]
+        fresh = states[seqs - base] == ABSENT
+        states[seqs - base] = np.maximum(states[seqs - base], PUBLISHED)
+        walk, path = self._pinned.reading.walk, self._pinned.journal_path
+        found: list[Finding] = []
+        apply_steps(found, path, walk, base, states, self._last_delivered)
+        if number not in self._unreadable:
+            self._find(found)
+        if fresh.any():
+            data = self._pinned.reading.data
+            kinds = np.frombuffer(data, np.uint8)[offsets[fresh]] >> (TYPE_SHIFT - 56)
+            sources.append(
+                _Source(path, data, "journal", ACTION_SIZE, seqs[fresh], offsets[fresh], kinds)
+            )
+        return self._deliverable(sources, states, base)
+
+    def _read(self, pinned: PinnedSegment) -> bytes | None:
+        """Read a segment file, empty where it can't be read.
+
+        ``None`` when it is gone: then all of the segment, what the journal has of it included,
+        was acknowledged since.
+        """
+        directory = self._pinned.directory
+        try:
+            return read_segment(self._fs, directory, pinned)
+        except OSError as error:
+            path = os.path.join(directory, file_name(pinned.number))
+            what = f"can't be read: {error.strerror or error}"
+            lost = "its messages are not shown"
+            self._find([Finding(path, 0, pinned.size, Cause.DAMAGE, what, lost)])
+            self._unreadable.add(pinned.number)
+            return b""
+
+    def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> _Source:
+        number, directory = pinned.number, self._pinned.directory
+        path = os.path.join(directory, file_name(number))
+        count = self._rules.entry_count
+        scan = scan_segment(path, data, number, count)
+        if scan.findings and not still_growing(self._fs, directory, pinned, scan.findings):
+            self._find(scan.findings)
+        states[:] = np.frombuffer(scan.filed, np.uint8)
+        rels = np.flatnonzero(states)
+        offsets = scan.offsets[rels]
+        transient = np.frombuffer(scan.data, np.uint8)[offsets] & (PERSISTENT >> 8) == 0
+        kinds = np.where(transient, PUBLISH_TRANSIENT, PUBLISH_PERSISTENT).astype(np.uint8)
+        seqs = rels + number * count
+        return _Source(path, scan.data, "segment", STEP_SIZE, seqs, offsets, kinds)
+
+    def _deliverable(self, sources: list[_Source], states: U8, base: int) -> Columns | None:
+        """Put the sources together, without what is done with, expired, or dropped."""
+        now = time_ns() // 1000
+        parts: list[tuple[I64, I64, Bools, U8, I64]] = []
+        for index, source in enumerate(sources):
+            state = states[source.seqs - base]
+            rows = np.flatnonzero((state == PUBLISHED) | (state == DELIVERED))
+            if not len(rows):
+                continue
+            heads = _heads(source.data, source.offsets[rows] + source.head_size)
+            persistent, dropped = self._persistence(source, rows, heads)
+            expiry = heads["expiry"].astype(np.uint64)
+            keep = ~dropped & ((expiry == 0) | (expiry > now))
+            which = np.full(int(keep.sum()), index, np.uint8)
+            sizes = heads["size"][keep].astype(np.int64)
+            parts.append((source.seqs[rows][keep], sizes, persistent[keep], which, rows[keep]))
+        if not parts:
+            return None
+        seqs, sizes, persistent, which, rows = (
+            np.concatenate([part[column] for part in parts]) for column in range(5)
+        )
+        if not len(seqs):
+            return None
+        order = np.argsort(seqs, kind="stable")
+        return Columns(
+            seqs[order],
+            states[seqs[order] - base],
+            sizes[order],
+            persistent[order].astype(np.bool_),
+            sources,
+            which[order].astype(np.uint8),
+            rows[order],
+        )
+
+    def _persistence(
+        self, source: _Source, rows: I64, heads: npt.NDArray[np.void]
+    ) -> tuple[Bools, Bools]:
+        """Tell which entries are persistent, and which are dropped for being transient."""
+        by_index = source.kinds[rows] == PUBLISH_PERSISTENT
+        persistent = by_index.copy()
+        if self._rules.transient is Transient.KEPT:
+            return persistent, np.zeros(len(rows), np.bool_)
+        flat = np.frombuffer(source.data, np.uint8)
+        records = source.offsets[rows] + source.head_size + PAYLOAD_SIZE
+        embedded = heads["embedded"].astype(np.int64)
+        theirs = np.flatnonzero(embedded)
+        theirs = theirs[flat[records[theirs]] == _RABBITMQ_FIRST]
+        # A record ends in the atom true or false: is_persistent.
+        ends = flat[records[theirs] + embedded[theirs] - 2]
+        said = ends != _LAST_BUT_ONE_OF_FALSE
+        for at in theirs[said & ~by_index[theirs]].tolist():
+            offset = int(source.offsets[rows[at]])
+            length = source.head_size + PAYLOAD_SIZE + int(embedded[at])
+            what = "the index has the message as transient, the message itself as persistent"
+            self._find([Finding(source.path, offset, length, Cause.DAMAGE, what)])
+        if self._rules.transient is Transient.BY_MESSAGE:
+            persistent[theirs] = said
+        return persistent, ~persistent
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[Row]:
+        """Give the messages in order of seq_id."""
+        for number in self.numbers:
+            columns = self.columns(number)
+            if columns is not None:
+                yield from self._rows_of(columns)
+
+    def _rows_of(self, columns: Columns) -> Iterator[Row]:
+        below = self._rules.redelivered_below
+        again = columns.states == DELIVERED if below is None else columns.seqs < below
+        table = zip(
+            columns.seqs.tolist(),
+            again.tolist(),
+            columns.persistent.tolist(),
+            columns.source_of.tolist(),
+            columns.row_of.tolist(),
+            strict=True,
+        )
+        for seq, redelivered, persistent, which, at in table:
+            source = columns.sources[which]
+            offset = int(source.offsets[at])
+            word = int(source.kinds[at]) << TYPE_SHIFT | seq
+            entry = read_entry(source.data, offset + source.head_size, word)
+            location = source.location
+            if entry.stored:
+                location = "store"
+                if self._lookup is not None:
+                    stored = self._look_up(entry, source, offset, seq)
+                    if stored is None:
+                        continue
+                    entry = stored
+            if entry.damage:
+                what = f"the message with seq_id {seq} can't be read: {entry.damage}"
+                self._find_entry(source, offset, what, "shown without its body")
+            yield _row(entry, seq, persistent, redelivered, location, self._priority)
+
+    def _look_up(self, entry: Entry, source: _Source, offset: int, seq: int) -> Entry | None:
+        assert self._lookup is not None
+        record = self._lookup(entry.msg_id)
+        if record is None:
+            what = f"the message of seq_id {seq}, {entry.msg_id.hex()}, is not in the message store"
+            self._find_entry(source, offset, what, "dropped")
+            return None
+        message, damage = None, ""
+        try:
+            message = decode_stored(record, entry.msg_id)
+        except StoreError as error:
+            damage = str(error)
+        return Entry(entry.msg_id, entry.expiry, entry.size, message, damage=damage)
+
+    def _find_entry(self, source: _Source, offset: int, what: str, consequence: str) -> None:
+        length = source.head_size + PAYLOAD_SIZE
+        self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)])
+
+
+def _heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
+    """Gather the fixed fields of entries whose message ids stand at ``payloads``."""
+    flat = np.frombuffer(data, np.uint8)
+    block = np.ascontiguousarray(flat[payloads[:, None] + np.arange(PAYLOAD_SIZE)])
+    return block.view(_HEAD).ravel()
+
+
+def _row(
+    entry: Entry,
+    seq: int,
+    persistent: bool,
+    redelivered: bool,
+    location: Location,
+    priority: int | None,
+) -> Row:
+    message = entry.message
+    return Row(
+        seq_id=seq,
+        msg_id=entry.msg_id,
+        persistent=persistent,
+        redelivered=redelivered,
+        expiry=entry.expiry,
+        key=message.key if message is not None else None,
+        headers=message.headers if message is not None else {},
+        properties=message.properties if message is not None else {},
+        size=entry.size,
+        body=message.body if message is not None else None,
+        location=location,
+        error=entry.damage or None,
+        timestamp=message.timestamp if message is not None else 0,
+        priority=priority,
+    )

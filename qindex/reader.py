@@ -1,0 +1,293 @@
+"""Look into a store directory without touching it: ours, or a RabbitMQ virtual host's.
+
+The directory may be in use (by our engine or a node), closed, or left by a crash. Nothing is ever
+written and no lock is taken. Of a queue in use one moment is shown, see :mod:`qindex.pinned`.
+
+What our engine or a node would deliver is what is shown, in that order; what it would drop
+(acknowledged, expired, transient after a restart) is not. Damage is reported in ``findings`` and
+costs what it damaged: reading goes on behind it.
+
+>>> import qindex, tempfile
+>>> directory = tempfile.mkdtemp()
+>>> with qindex.open(directory) as engine:
+...     _ = engine.queue("orders").publish(b"first", key="o-17")
+...     reader = StoreReader(directory).queue("orders")
+...     [(row.seq_id, row.key, row.body) for row in reader.entries()]
+[(0, 'o-17', b'first')]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from journal.errors import StorageError, UsageError
+from journal.files import REAL, FileSystem, PathLike, read_optional
+from journal.findings import Cause, Finding
+from journal.poison import Poison
+from qindex import layout
+from qindex.pinned import BusyError
+from qindex.queue_view import Location, Lookup, QueueView, Row
+from qindex.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
+from qindex.rabbitmq.vhost import QueueDirectory, Vhost, group_queues, refuse_node_directory
+from qindex.rules import DirectoryRules
+from qindex.segment import DELIVERED
+from qindex.seq_file import SeqFile
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.snapshot import read_snapshot
+
+__all__ = [
+    "BusyError",
+    "Location",
+    "Lookup",
+    "QueueReader",
+    "QueueSummary",
+    "Row",
+    "StoreReader",
+]
+
+Kind = Literal["qindex", "rabbitmq"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSummary:
+    """One queue at one moment.
+
+    ``ready``: messages never delivered. ``unacked``: delivered before, not acknowledged (they
+    come again, as redelivered); ``None`` where a node was killed, which does not keep it: then
+    all count as ready. ``bytes``: of the bodies of both. ``file_bytes``: of journal and segment
+    files, ``journal_bytes``: of the journal alone. ``segments``: segment files.
+    ``journal_entries``: records in the journal.
+    """
+
+    name: str
+    ready: int
+    unacked: int | None
+    bytes: int
+    file_bytes: int
+    journal_bytes: int
+    segments: int
+    journal_entries: int
+    next_seq_id: int
+
+    @property
+    def messages(self) -> int:
+        """Ready and unacked together."""
+        return self.ready + (self.unacked or 0)
+
+
+class QueueReader:
+    """One queue of a store. Made by :meth:`StoreReader.queue`.
+
+    Each call of :meth:`entries` or :meth:`summary` looks anew. ``findings`` has what the last
+    one met, so far as it went.
+    """
+
+    def __init__(self, store: StoreReader, name: str, directories: list[QueueDirectory]) -> None:
+        self.name = name
+        self._store = store
+        self._directories = directories
+        self._views: list[QueueView] = []
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the queue's files hold that they should not."""
+        return [finding for view in self._views for finding in view.findings]
+
+    def entries(self) -> Iterator[Row]:
+        """Give the messages in order of delivery.
+
+        All sub-queues are pinned at the first step; memory does not grow with the backlog (one
+        segment and the journal at a time). Messages that are acknowledged, and whose segments are
+        deleted, before this comes to them, are left out. Raises :class:`UsageError` when the
+        queue is not there any more, :class:`BusyError`, :class:`StorageError`.
+        """
+        for view in self._pin():
+            yield from view.rows()
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.entries()
+
+    def summary(self) -> QueueSummary:
+        """Count. O(size of the files), without looking into messages. Raises as
+        :meth:`entries`."""
+        total = delivered = size = 0
+        known = True
+        next_seq_id = 0
+        views = self._pin()
+        for view, one in zip(views, self._directories, strict=True):
+            rules = self._store.rules(one)
+            below = rules.redelivered_below
+            known &= rules.delivered_known
+            highest = -1
+            seen = 0
+            for number in view.numbers:
+                columns = view.columns(number)
+                if columns is None:
+                    continue
+                again = columns.states == DELIVERED if below is None else columns.seqs < below
+                total += len(columns.seqs)
+                delivered += int(again.sum())
+                size += int(columns.sizes.sum())
+                highest = number
+                seen = int(columns.seqs[-1]) + 1
+            seen = (highest + 1) * rules.entry_count if rules.recovers else max(seen, view.seen)
+            next_seq_id = max(next_seq_id, self._store.next_seq(one, rules, seen))
+        return QueueSummary(
+            name=self.name,
+            ready=total - delivered if known else total,
+            unacked=delivered if known else None,
+            bytes=size,
+            file_bytes=sum(view.file_bytes for view in views),
+            journal_bytes=sum(view.journal_bytes for view in views),
+            segments=sum(view.segment_files for view in views),
+            journal_entries=sum(view.journal_entries for view in views),
+            next_seq_id=next_seq_id,
+        )
+
+    def _pin(self) -> list[QueueView]:
+        self._views = []
+        try:
+            for one in self._directories:
+                self._views.append(self._store.pin(one))
+        except FileNotFoundError as error:
+            raise UsageError(f"{self._store.directory}: queue {self.name!r} is gone") from error
+        return self._views
+
+
+class StoreReader:
+    """A store directory, read-only.
+
+    ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: what is wrong beside the queues'
+    own files. ``lookup`` gives the records of messages that are in the message store; without it
+    their rows have no body. Raises :class:`NotAStoreError` for a file or a directory of something
+    else (it names the virtual hosts of a node's directory), :class:`StorageError` when the system
+    refuses.
+    """
+
+    def __init__(
+        self, directory: PathLike, fs: FileSystem = REAL, *, lookup: Lookup | None = None
+    ) -> None:
+        self.directory = os.path.abspath(os.fspath(directory))
+        self.lookup = lookup
+        self._fs = fs
+        self._vhost: Vhost | None = None
+        self._own_findings: list[Finding] = []
+        try:
+            refuse_node_directory(fs, self.directory)
+            self._marker = layout.store_kind(fs, self.directory).marker
+            if self._marker is None:
+                self._vhost = Vhost.read(fs, self.directory)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    @property
+    def kind(self) -> Kind:
+        """Who made the directory."""
+        return "qindex" if self._vhost is None else "rabbitmq"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong beside the queues' own files."""
+        return list(self._own_findings if self._vhost is None else self._vhost.findings)
+
+    def queue_names(self) -> list[str]:
+        """Give the queues' names, sorted; a directory's where the queue's is unknown."""
+        return list(group_queues(self._directories()))
+
+    def queues(self) -> list[QueueSummary]:
+        """Summarise all queues, sorted by name. O(size of the store's index files)."""
+        return [reader.summary() for reader in self.readers()]
+
+    def readers(self) -> list[QueueReader]:
+        """Give a reader for each queue, sorted by name."""
+        groups = group_queues(self._directories())
+        return [QueueReader(self, name, group) for name, group in groups.items()]
+
+    def queue(self, name: str) -> QueueReader:
+        """Give the queue of that name. Raises :class:`UsageError` when there is none."""
+        directories = self._directories()
+        if self._vhost is not None:
+            chosen = self._vhost.matching(name, directories)
+        else:
+            assert self._marker is not None
+            hashed = directory_name(self._marker.vhost, name)
+            chosen = [one for one in directories if hashed == one.directory]
+            chosen = chosen or [one for one in directories if name in (one.directory, one.name)]
+        if not chosen:
+            raise UsageError(f"{self.directory}: there is no queue {name!r}")
+        return QueueReader(self, name, chosen)
+
+    # -- for the queues' readers ----------------------------------------------------------------
+
+    def rules(self, one: QueueDirectory) -> DirectoryRules:
+        """Tell how the entries of a queue directory are to be read."""
+        if self._vhost is not None:
+            return self._vhost.rules(one.directory)
+        assert self._marker is not None
+        return DirectoryRules(self._marker.entry_count)
+
+    def pin(self, one: QueueDirectory) -> QueueView:
+        """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""
+        return QueueView(
+            self._fs, self._path(one), self.rules(one), priority=one.priority, lookup=self.lookup
+        )
+
+    def next_seq(self, one: QueueDirectory, rules: DirectoryRules, seen: int) -> int:
+        """Tell the seq_id of the queue's next publish; ``seen``: one above the highest there is."""
+        if self._vhost is not None:
+            return rules.next_seq if rules.next_seq is not None else seen
+        queues = os.path.join(self.directory, layout.QUEUES)
+        snapshot = read_snapshot(self._fs, self.directory, queues) or {}
+        if one.directory in snapshot:
+            return max(snapshot[one.directory].next_seq, seen)
+        path = os.path.join(self._path(one), SEQ_FILE_NAME)
+        return SeqFile(self._fs, path, Poison()).next_after_crash(seen)
+
+    def _path(self, one: QueueDirectory) -> str:
+        return os.path.join(self.directory, layout.QUEUES, one.directory)
+
+    def _directories(self) -> list[QueueDirectory]:
+        try:
+            if self._vhost is not None:
+                return self._vhost.directories(self._fs)
+            return list(self._own_directories())
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _own_directories(self) -> Iterator[QueueDirectory]:
+        root = os.path.join(self.directory, layout.QUEUES)
+        self._own_findings = []
+        try:
+            names = self._fs.listdir(root)
+        except FileNotFoundError:
+            return
+        for directory in sorted(names):
+            if directory.endswith(layout.DELETED_SUFFIX):
+                continue
+            path = os.path.join(root, directory, layout.QUEUE_NAME)
+            try:
+                raw = read_optional(self._fs, path)
+                if raw is None and not self._has_content(os.path.dirname(path)):
+                    continue
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            name = directory
+            try:
+                if raw is not None:
+                    queue = parse_queue_name(raw, directory).queue
+                    name = queue.decode("utf-8", "surrogateescape")
+            except QueueNameError as error:
+                size = len(raw or b"")
+                lost = "the name is unknown"
+                self._own_findings.append(Finding(path, 0, size, Cause.DAMAGE, str(error), lost))
+            yield QueueDirectory(directory, name)
+
+    def _has_content(self, directory: str) -> bool:
+        """Tell a queue whose name is missing from one whose creation was cut short."""
+        return not set(self._fs.listdir(directory)) <= {layout.QUEUE_NAME + ".tmp"}
+
+    def _unreadable(self, error: OSError) -> StorageError:
+        return StorageError(self.directory, "the store can't be read", error)

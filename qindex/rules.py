@@ -1,0 +1,45 @@
+"""What a queue's index entries mean to whoever delivers them: our engine, or a RabbitMQ node."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from journal.format import SEQ_MASK
+
+__all__ = ["ALL_REDELIVERED", "DirectoryRules", "Transient"]
+
+ALL_REDELIVERED = SEQ_MASK + 1
+
+
+class Transient(enum.Enum):
+    """What becomes of messages that were published as transient."""
+
+    KEPT = "kept"
+    """They are there as long as the engine that took them runs, and nobody can tell whether it
+    does."""
+    BY_INDEX = "by the index"
+    """Dropped; the index entry says which are (a node after a clean stop)."""
+    BY_MESSAGE = "by the message"
+    """Dropped; an embedded message itself says it, else the index entry (a node after a kill)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryRules:
+    """How the entries of one queue directory are read.
+
+    ``entry_count``: entries a segment. ``transient``: see :class:`Transient`.
+    ``redelivered_below``: entries with a lower seq_id are redelivered; ``None``: those that the
+    index has as delivered. ``delivered_known``: whether that tells which messages had been
+    delivered, or only that the node does not know. ``next_seq``: the seq_id of the next publish
+    where that is written down, else ``None``. ``recovers``: the node starts with a new segment.
+    ``repeats_are_damage``: a journal never holds two publishes of one seq_id.
+    """
+
+    entry_count: int
+    transient: Transient = Transient.KEPT
+    redelivered_below: int | None = None
+    delivered_known: bool = True
+    next_seq: int | None = None
+    recovers: bool = False
+    repeats_are_damage: bool = False
