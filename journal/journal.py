@@ -159,14 +159,15 @@ class Journal:
         self._sealed = offset + len(data)
         return offset
 
-    def seal(self) -> None:
-        """Write checksums of what was appended since the last call (:mod:`journal.block_sums`).
+    def seal(self, at_least: int = 1) -> None:
+        """Write checksums of what was appended since the last call (:mod:`journal.block_sums`),
+        if that is ``at_least`` so many bytes.
 
         The owner calls it now and then, with its lock held. They are a help against bit rot: when
         they can't be written, that is all that is lost.
         """
         start, end = self._sealed, self.tell()
-        if end <= start or self._closed:
+        if end - start < at_least or self._closed:
             return
         self._put_sums(extent(self.map[start:end], start))
         self._sealed = end

@@ -29,7 +29,6 @@ I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger("qindex.queue")
 
-_DELIVER_WORD = DELIVER << TYPE_SHIFT
 _ACK_WORD = ACK << TYPE_SHIFT
 READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
@@ -68,22 +67,18 @@ class Consumer(QueueCore):
                     if not self._admit(seq, window.bodies[at], extra):
                         continue
                     self._at = at
-                segment = self._read_segment
-                rel = seq - segment.base
-                if not 0 <= rel < len(segment.states):
-                    segment = self._read_segment = self._index.segment_of(seq)
-                    rel = seq - segment.base
-                states = segment.states
+                index = self._index
+                states = window.segment.states
+                rel = seq - window.base
                 fresh = states[rel] == PUBLISHED
                 if fresh:
-                    index = self._index
                     try:
-                        index.journal.write((_DELIVER_WORD | seq).to_bytes(8, "big"))
+                        index.journal.write(window.delivers[at])
                     except ValueError:
-                        index.journal.append((_DELIVER_WORD | seq).to_bytes(8, "big"))
+                        index.journal.append(window.delivers[at])
                 states[rel] = OUT
                 self._at = at + 1
-                self._index.taken += 1
+                index.taken += 1
                 return Delivery(self, seq, window.bodies[at], not fresh, extra)
 
     def _available(self, timeout: float | None) -> bool:
@@ -281,7 +276,11 @@ class Consumer(QueueCore):
         Raises :class:`UsageError` for a delivery of another queue, or one that was settled.
         """
         with self._lock:
-            if delivery._queue is not self:
+            try:
+                owner = delivery._queue
+            except AttributeError:
+                raise _no_delivery(delivery) from None
+            if owner is not self:
                 raise _not_ours(delivery, self)
             seq = delivery.seq_id
             segment = self._ack_segment
@@ -378,6 +377,8 @@ class Consumer(QueueCore):
         else:
             deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
             for delivery in deliveries:
+                if not isinstance(delivery, Delivery):
+                    raise _no_delivery(delivery)
                 if delivery._queue is not self:
                     raise _not_ours(delivery, self)
                 self._check_taken(delivery)
@@ -415,6 +416,10 @@ class Consumer(QueueCore):
             self._nacked_at.pop(seq, None)
         if self._holding:
             self._settled.notify_all()
+
+
+def _no_delivery(what: object) -> UsageError:
+    return UsageError(f"not a delivery: {type(what).__name__}")
 
 
 def _not_ours(delivery: Delivery, queue: Consumer) -> UsageError:

@@ -40,6 +40,7 @@ __all__ = [
     "LoadedQueue",
     "SegmentScan",
     "apply_steps",
+    "healed_findings",
     "last_of_each",
     "load_queue",
     "read_healed",
@@ -188,16 +189,23 @@ def read_healed(
     if data is None:
         data = read_file(fs, path)
     healed = heal(data, read_optional(fs, path + SUMS_SUFFIX))
+    findings += healed_findings(path, healed)
+    return healed
+
+
+def healed_findings(path: str, healed: Healed) -> list[Finding]:
+    """Tell what the sum file of ``path`` found wrong in it."""
+    findings = []
     for at in healed.fixed:
         what, consequence = "one flipped bit", "put right by the checksum of its block: none lost"
         findings.append(Finding(path, at, 1, Cause.DAMAGE, what, consequence))
     for at in healed.broken:
         # Not damage by itself: after a loss of power the sums may be ahead of the file. What is
         # wrong with publish records, their own checksums tell.
-        length = min(BLOCK, len(data) - at)
+        length = min(BLOCK, len(healed.data) - at)
         what, consequence = "the checksum of the block does not hold", "its records are checked"
         findings.append(Finding(path, at, length, Cause.CRASH, what, consequence))
-    return healed
+    return findings
 
 
 def load_queue(

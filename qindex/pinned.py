@@ -24,9 +24,12 @@ from dataclasses import dataclass
 from time import sleep
 
 from journal import format as journal_format
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.block_sums import Healed, heal
 from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, pread_all, read_optional
 from journal.findings import Cause, Finding
+from qindex.load import healed_findings
 from qindex.segment_format import PUBLISH_HEAD_SIZE, file_name, file_number
 from qindex.sound_read import Layout, Reading, read_soundly
 
@@ -78,12 +81,16 @@ def pin_queue(fs: FileSystem, directory: str, layout: Callable[[], Layout]) -> P
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
         try:
             before = _segments(fs, directory)
+            # Read first, so that they are not ahead of the journal.
+            sums = read_optional(fs, path + SUMS_SUFFIX) or b""
             journal = read_optional(fs, path) or b""
             if before is None or not _same_start(fs, path, journal):
                 continue
             if _segments(fs, directory) != before:
                 continue
-            reading = _settled(fs, path, journal, layout())
+            if not (read_optional(fs, path + SUMS_SUFFIX) or b"").startswith(sums):
+                continue
+            reading = _settled(fs, path, heal(journal, sums), journal, layout())
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -143,16 +150,20 @@ def _bytes_at(fs: FileSystem, path: str, offset: int, length: int) -> bytes:
         fs.close(fd)
 
 
-def _settled(fs: FileSystem, path: str, journal: bytes, layout: Layout) -> Reading | None:
+def _settled(
+    fs: FileSystem, path: str, healed: Healed, journal: bytes, layout: Layout
+) -> Reading | None:
     """Read the journal, without what was on its way when it was read; ``None`` when it was
-    emptied meanwhile."""
-    reading = read_soundly(path, journal, layout)
+    emptied meanwhile. ``journal``: its bytes as they were, ``healed``: as they should be."""
+    reading = read_soundly(path, healed.data, layout, healed.whole)
+    certain = healed_findings(path, healed)
     size = len(journal)
     findings = [one for one in reading.findings if journal.count(0, one.offset) < size - one.offset]
     if len(findings) < len(reading.findings):
         # Zeros from here on are how an open journal looks, with nothing in it or behind it.
         reading.findings[:] = findings
     if not findings:
+        reading.findings[:0] = certain
         return reading
     first = min(findings, key=lambda one: one.offset)
     length = max(one.offset + one.length for one in findings) - first.offset + _BEYOND
@@ -163,7 +174,9 @@ def _settled(fs: FileSystem, path: str, journal: bytes, layout: Layout) -> Readi
             return None
         if _bytes_at(fs, path, first.offset, length) != seen:
             # All before it was there when it was read, so that is a moment, too.
-            return read_soundly(path, journal[: first.offset], layout)
+            reading = read_soundly(path, healed.data[: first.offset], layout)
+            break
+    reading.findings[:0] = certain
     return reading
 
 

@@ -29,6 +29,9 @@ _BACKLOG_FACTOR = 8
 """A journal may grow to this many times max_journal_entries while a flush is under way; then
 publishers wait for it."""
 
+_SEAL_AT_LEAST = 4096
+"""Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
+
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """A flush that fails for one of these leaves all as it was, and can be tried again."""
 
@@ -83,8 +86,7 @@ class QueueCore:
         # When (which nack of this run) an entry was given back, until it is acknowledged: tells a
         # batch from before that the entry is no longer its own.
         self._nacked_at: dict[int, int] = {}
-        self._read_segment = Segment(0, 0)
-        self._ack_segment = self._read_segment
+        self._ack_segment = Segment(0, 0)
 
     def _check_open(self) -> None:
         """Raise what the queue raises since it was closed or forked. Lock held or not."""
@@ -115,7 +117,7 @@ class QueueCore:
         """Once in a while, after actions: take checksums of what was appended, and see whether
         a flush is due. Lock held."""
         index = self._index
-        index.journal.seal()
+        index.journal.seal(_SEAL_AT_LEAST)
         if index.dirty > self._max_dirty:
             self._flush_due()
 
@@ -177,7 +179,7 @@ class QueueCore:
             raise
         with self._real_lock:
             old = index.finish(plan, prepared)
-            index.trim(self._next_fetch // index.entry_count)
+            index.trim((self._window.segment, self._ack_segment), self._next_fetch)
         index.journal.retire(old)
         index.poison.check()
 

@@ -47,34 +47,40 @@ _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
 
 
 class Fetched:
-    """Entries that were read ahead: columns of equal length, in order of seq_id.
+    """Entries of one segment that were read ahead: columns of equal length, in order of seq_id.
 
     ``states``: :data:`qindex.segment.PUBLISHED`, or ``DELIVERED`` for an entry that was delivered
     before. ``extras``: of a plain message its timestamp (nanoseconds), of another the
     :class:`Entry`; ``plain``: all are plain. ``bodies``: empty for a message that is damaged.
+    ``delivers``: the deliver record of each. ``base``: seq_id of the segment's first entry.
     """
 
-    __slots__ = ("bodies", "extras", "plain", "seqs", "states")
+    __slots__ = ("base", "bodies", "delivers", "extras", "plain", "segment", "seqs", "states")
 
     def __init__(
         self,
-        seqs: list[int],
+        segment: Segment,
+        seqs: I64,
         states: bytes,
         bodies: list[bytes],
         extras: Sequence[int | Entry],
         plain: bool,
     ) -> None:
-        self.seqs = seqs
+        self.segment = segment
+        self.base = segment.base
+        self.seqs: list[int] = seqs.tolist()
         self.states = states
         self.bodies = bodies
         self.extras = extras
         self.plain = plain
+        words = seqs.astype(np.uint64) | np.uint64(DELIVER << TYPE_SHIFT)
+        self.delivers: list[bytes] = words.astype(">u8").view("V8").tolist()
 
     def __len__(self) -> int:
         return len(self.seqs)
 
 
-NOTHING_FETCHED = Fetched([], b"", [], [], True)
+NOTHING_FETCHED = Fetched(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)
 
 
 class QueueIndex:
@@ -207,14 +213,16 @@ class QueueIndex:
             segment.offsets, segment.lengths = scan.offsets, scan.lengths
             segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
 
-    def trim(self, keep: int) -> None:
-        """Give back the maps of segments that nobody uses; ``keep``: number of the one that is
-        being read."""
+    def trim(self, keep: tuple[Segment, ...], next_fetch: int) -> None:
+        """Give back the maps of segments that nobody uses; those in ``keep``, and that of seq_id
+        ``next_fetch``, are in use."""
+        reading = next_fetch // self.entry_count
         for segment in self.segments.values():
             if (
                 segment.loaded
                 and segment is not self.tail
-                and segment.number != keep
+                and segment not in keep
+                and segment.number != reading
                 and not segment.outstanding
                 and not segment.dirty
             ):
@@ -294,13 +302,13 @@ class QueueIndex:
         words = journal_words(kinds, seqs)
         columns = plain_entries(data, payloads, words, embedded, verified=verified)
         if columns is not None:
-            return Fetched(seqs.tolist(), states, *columns, True), behind
+            return Fetched(segment, seqs, states, *columns, True), behind
         entries = [
             read_entry(data, payload, word)
             for payload, word in zip(payloads.tolist(), words.tolist(), strict=True)
         ]
         bodies = [b"" if one.message is None else one.message.body for one in entries]
-        return Fetched(seqs.tolist(), states, bodies, entries, False), behind
+        return Fetched(segment, seqs, states, bodies, entries, False), behind
 
     def _bytes_from(
         self, segment: Segment, offsets: I64, lengths: I64

@@ -31,7 +31,7 @@ from journal.poison import Poison
 from journal.replay import Walk
 from qindex.entries import Entry, decode_stored, read_entry
 from qindex.layouts import journal_layout
-from qindex.load import apply_steps, last_of_each, scan_segment
+from qindex.load import apply_steps, last_of_each, read_healed, scan_segment
 from qindex.pinned import Pinned, PinnedSegment, pin_queue, read_segment, still_growing
 from qindex.rules import DirectoryRules, Transient
 from qindex.segment import ABSENT, DELIVERED, PUBLISHED
@@ -254,9 +254,12 @@ class QueueView:
         number, directory = pinned.number, self._pinned.directory
         path = os.path.join(directory, file_name(number))
         count = self._rules.entry_count
-        scan = scan_segment(path, data, number, count)
-        if scan.findings and not still_growing(self._fs, directory, pinned, scan.findings):
-            self._find(scan.findings)
+        findings: list[Finding] = []
+        healed = read_healed(self._fs, path, findings, data)
+        scan = scan_segment(path, healed.data, number, count, healed.whole)
+        findings += scan.findings
+        if findings and not still_growing(self._fs, directory, pinned, findings):
+            self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
         rels = np.flatnonzero(states)
         offsets = scan.offsets[rels]
