@@ -7,12 +7,16 @@ engine, kept here, and every later write is refused with the first reason. Readi
 
 from __future__ import annotations
 
+import errno
 import weakref
 from typing import Protocol
 
 from journal.errors import WritesRefusedError
 
-__all__ = ["Poison"]
+__all__ = ["PASSING", "Poison"]
+
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""Errors of a file operation (not of a sync) that leave all as it was: it can be tried again."""
 
 
 class _Refuser(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from threading import TIMEOUT_MAX
 from time import monotonic, time_ns
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from journal.errors import DamageError, UsageError
 from journal.format import ACK, DELIVER, TYPE_SHIFT
+from msgstore.errors import MissingMessageError
 from qindex.delivery import Batch, BatchDelivery, Delivery
 from qindex.entries import Entry
 from qindex.quarantine import quarantine
@@ -64,9 +66,13 @@ class Consumer(QueueCore):
                 extra = window.extras[at]
                 if extra.__class__ is not int:
                     self._at = at + 1
-                    if not self._admit(seq, window.bodies[at], extra):
+                    admitted = self._admit(seq, window.bodies[at], extra)
+                    if admitted is None:
                         continue
+                    extra, body = admitted, self._body(seq, admitted)
                     self._at = at
+                else:
+                    body = window.bodies[at]
                 index = self._index
                 states = window.segment.states
                 rel = seq - window.base
@@ -79,7 +85,7 @@ class Consumer(QueueCore):
                 states[rel] = OUT
                 self._at = at + 1
                 index.taken += 1
-                return Delivery(self, seq, window.bodies[at], not fresh, extra)
+                return Delivery(self, seq, body, not fresh, extra)
 
     def _available(self, timeout: float | None) -> bool:
         """Wait until something is given back or in the window; false when the time is up."""
@@ -116,8 +122,11 @@ class Consumer(QueueCore):
         """Deliver the first of what was given back; ``None`` when it had expired."""
         seq = heapq.heappop(self._returned)
         body, extra = self._returned_by_seq.pop(seq)
-        if not isinstance(extra, int) and not self._admit(seq, body, extra):
-            return None
+        if not isinstance(extra, int):
+            admitted = self._admit(seq, body, extra)
+            if admitted is None:
+                return None
+            extra, body = admitted, self._body(seq, admitted)
         index = self._index
         try:
             segment = index.segment_of(seq)
@@ -134,13 +143,15 @@ class Consumer(QueueCore):
 
     def _give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
         """Make a message ready again, in its place before all that was not delivered yet."""
-        self._returned_by_seq[seq] = body, extra
-        heapq.heappush(self._returned, seq)
+        if seq < self._next_fetch:
+            self._returned_by_seq[seq] = body, extra
+            heapq.heappush(self._returned, seq)
+        # Else (a purge has failed half-way) reading comes by it again.
 
-    def _admit(self, seq: int, body: bytes, extra: int | Entry) -> bool:
-        """Decide on an entry that is not plain: false when it was dropped (expired).
-
-        Raises :class:`DamageError` for a damaged one, after setting its bytes aside.
+    def _admit(self, seq: int, body: bytes, extra: int | Entry) -> Entry | None:
+        """See to an entry that is not plain: ``None`` when it had expired and was dropped, else
+        the entry, with its message where that is in the message store. A damaged one is given
+        with ``message`` ``None``.
         """
         assert isinstance(extra, Entry)
         index = self._index
@@ -149,18 +160,47 @@ class Consumer(QueueCore):
                 path, offset = index.where(seq)
                 _log.warning("%s: at offset %d: one flipped bit, corrected", path, offset)
             if extra.expiry and extra.expiry <= time_ns() // 1000:
-                index.drop(np.array([seq]))
-                return False
-            if extra.message is not None:
-                return True
-            path, offset = index.where(seq)
-            quarantine(index.fs, path, offset, index.bytes_of(seq))
-            index.drop(np.array([seq]))
+                self._drop_one(seq, extra)
+                return None
+            if extra.stored and extra.message is None and not extra.damage:
+                extra = self._read_stored(extra)
+            if extra.stored and extra.message is not None:
+                self._stored_out[seq] = extra.msg_id
+            return extra
         except BaseException:
             self._give_back(seq, body, extra)
             raise
-        what = extra.damage or "it is in a message store that is not here"
-        error = DamageError(path, offset, f"the message with seq_id {seq} is damaged: {what}")
+
+    def _read_stored(self, entry: Entry) -> Entry:
+        if self._messages is None:
+            return replace(entry, damage="it is in a message store, and there is none")
+        try:
+            return replace(entry, message=self._messages.read(entry.msg_id))
+        except (MissingMessageError, DamageError) as error:
+            return replace(entry, damage=str(error))
+
+    def _drop_one(self, seq: int, entry: Entry) -> None:
+        self._index.drop(np.array([seq]))
+        if entry.stored:
+            self._release([entry.msg_id])
+
+    def _body(self, seq: int, entry: Entry) -> bytes:
+        """Give the body of an entry that is about to be delivered.
+
+        Raises :class:`DamageError` for a damaged one, after setting its bytes aside.
+        """
+        if entry.message is not None:
+            return entry.message.body
+        index = self._index
+        try:
+            path, offset = index.where(seq)
+            quarantine(index.fs, path, offset, index.bytes_of(seq))
+            self._drop_one(seq, entry)
+        except BaseException:
+            self._give_back(seq, b"", entry)
+            raise
+        what = f"the message with seq_id {seq} is damaged: {entry.damage}"
+        error = DamageError(path, offset, what)
         _log.error("%s", error)
         raise error
 
@@ -186,16 +226,9 @@ class Consumer(QueueCore):
     def _take_into(self, batch: Batch, most: int) -> bool:
         """Move messages that may be delivered into ``batch``; false when it has to end here."""
         if self._returned:
-            seq = self._returned[0]
-            body, extra = self._returned_by_seq[seq]
-            if batch and _is_damaged(extra):
-                return False
-            heapq.heappop(self._returned)
-            del self._returned_by_seq[seq]
-            if isinstance(extra, int) or self._admit(seq, body, extra):
-                state = self._index.states_of(np.array([seq])).tobytes()
-                batch._extend((seq,), (body,), state, (extra,))
-            return True
+            seq = heapq.heappop(self._returned)
+            body, extra = self._returned_by_seq.pop(seq)
+            return self._take_entry(batch, seq, extra, body)
         at = self._at
         if at == len(self._window.seqs):
             if not self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):
@@ -210,12 +243,23 @@ class Consumer(QueueCore):
                 window.seqs[part], window.bodies[part], window.states[part], window.extras[part]
             )
             return True
-        seq, body, extra = window.seqs[at], window.bodies[at], window.extras[at]
-        if batch and _is_damaged(extra):
-            return False
         self._at = at + 1
-        if self._admit(seq, body, extra):
-            batch._extend((seq,), (body,), window.states[at : at + 1], (extra,))
+        return self._take_entry(batch, window.seqs[at], window.extras[at], window.bodies[at])
+
+    def _take_entry(self, batch: Batch, seq: int, extra: int | Entry, body: bytes) -> bool:
+        """Move one message into ``batch``, or drop it (expired); false when it is damaged and
+        the batch has to end before it."""
+        if not isinstance(extra, int):
+            admitted = self._admit(seq, body, extra)
+            if admitted is None:
+                return True
+            if batch and admitted.message is None:
+                # Its error is for the next call, and belongs to no message of this batch.
+                self._give_back(seq, body, admitted)
+                return False
+            extra, body = admitted, self._body(seq, admitted)
+        state = self._index.states_of(np.array([seq])).tobytes()
+        batch._extend((seq,), (body,), state, (extra,))
         return True
 
     def _mark_out(self, batch: Batch) -> None:
@@ -303,7 +347,7 @@ class Consumer(QueueCore):
             index.acks += 1
             if not seq & self._check_mask:
                 self._tick()
-            if index.transient or self._nacked_at or self._holding:
+            if index.transient or self._nacked_at or self._holding or self._stored_out:
                 self._forget((seq,))
         if self._sync_each:
             self._index.journal.sync()
@@ -335,7 +379,7 @@ class Consumer(QueueCore):
         index.append_actions(ACK, seqs)
         index.set_states(seqs, ACKED)
         index.acks += len(seqs)
-        if index.transient or self._nacked_at or self._holding:
+        if index.transient or self._nacked_at or self._holding or self._stored_out:
             self._forget(seqs.tolist())
         self._tick()
 
@@ -410,10 +454,17 @@ class Consumer(QueueCore):
         return is_out and (taken is None or self._nacked_at.get(seq_id, 0) <= taken)
 
     def _forget(self, seqs: Iterable[int]) -> None:
-        """Drop what was noted of entries that are acknowledged, and wake who waits for acks."""
+        """Drop what was noted of entries that are acknowledged, take their references from the
+        message store, and wake who waits for acks."""
+        stored = []
         for seq in seqs:
             self._index.transient.discard(seq)
             self._nacked_at.pop(seq, None)
+            msg_id = self._stored_out.pop(seq, None)
+            if msg_id is not None:
+                stored.append(msg_id)
+        if stored:
+            self._release(stored)
         if self._holding:
             self._settled.notify_all()
 
@@ -436,10 +487,6 @@ def _not_ours(delivery: Delivery, queue: Consumer) -> UsageError:
 def _time_left(deadline: float | None) -> float | None:
     """Give the seconds left, no more than a lock can wait for; ``None``: for ever."""
     return None if deadline is None else min(deadline - monotonic(), TIMEOUT_MAX)
-
-
-def _is_damaged(extra: int | Entry) -> bool:
-    return not isinstance(extra, int) and extra.message is None
 
 
 def _array(seqs: list[int]) -> I64:

@@ -6,7 +6,10 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Mapping, Sequence
+from time import time_ns
 from types import TracebackType
+from typing import Any
 
 from journal import format as journal_format
 from journal.errors import (
@@ -22,22 +25,26 @@ from journal.files import FileSystem, make_dirs, read_optional, replace_file
 from journal.findings import Finding
 from journal.lock import DirectoryLock
 from journal.poison import Poison
+from msgstore import CompactionReport
 from qindex import layout
 from qindex.guards import RefusingLock
 from qindex.housekeeper import Housekeeper
+from qindex.message import Message
+from qindex.opening import Opening, remove_queue_directory
 from qindex.options import Options
+from qindex.publisher import publish_to_all
 from qindex.quarantine import quarantine
 from qindex.queue import Queue
 from qindex.queue_core import QueueCore
 from qindex.queue_index import QueueIndex
 from qindex.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
 from qindex.rabbitmq.vhost_config import parse_vhost_config
-from qindex.recovery import RestingQueue, recover_queue
+from qindex.recovery import RestingQueue
 from qindex.segment import Segment
-from qindex.segment_format import DEFAULT_ENTRY_COUNT, file_number
+from qindex.segment_format import DEFAULT_ENTRY_COUNT
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.snapshot import read_snapshot, remove_snapshot, write_snapshot
+from qindex.snapshot import write_snapshot
 from qindex.stats import EngineStats
 
 __all__ = ["Engine"]
@@ -114,25 +121,23 @@ class Engine:
         self._entry_count = marker.entry_count
         self._vhost = marker.vhost
         make_dirs(fs, self._queues_directory)
-        snapshot = read_snapshot(fs, directory, self._queues_directory)
-        remove_snapshot(fs, directory)
-        for name in sorted(fs.listdir(self._queues_directory)):
-            path = os.path.join(self._queues_directory, name)
-            if name.endswith(layout.DELETED_SUFFIX):
-                _remove_queue_directory(fs, path)
-            elif snapshot is not None and name in snapshot:
-                self._resting[name] = snapshot[name]
-            elif set(fs.listdir(path)) <= {layout.QUEUE_NAME + ".tmp"}:
-                # Its creation was cut short before it had so much as a name.
-                _remove_queue_directory(fs, path)
-            else:
-                self._resting[name] = self._recover(path)
+        self._opening = Opening(
+            fs, directory, self._entry_count, options, self._poison, self._before_reclaim
+        )
+        opened = self._opening.open()
+        self._resting = opened.queues
+        self._messages = opened.messages
+        self.findings = opened.findings
+
+    def _before_reclaim(self) -> None:
+        """Make the acks durable that made messages garbage, before the message store deletes
+        them: a store that has none of a message whose ack was lost would have lost it."""
+        self._poison.check()
+        for queue in self._awake_queues():
+            queue._sync_journal()
 
     def _recover(self, path: str) -> RestingQueue:
-        seq_file = SeqFile(self._fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
-        resting, findings = recover_queue(
-            self._fs, path, self._entry_count, seq_file, repair=self.options.repair
-        )
+        resting, findings = self._opening.recover_one(path)
         self.findings += findings
         return resting
 
@@ -182,9 +187,6 @@ class Engine:
             else:
                 replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
                 resting = RestingQueue(path, 0)
-        elif not _files_agree(fs, resting):
-            _log.warning("%s: differs from the clean-shutdown snapshot: recovering", path)
-            resting = self._recover(path)
         ttl = self._settings(path, message_ttl)
         seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
         segments = {
@@ -202,7 +204,14 @@ class Engine:
         )
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
-        return Queue(name, index, self.options, message_ttl=ttl, request_flush=ask)
+        return Queue(
+            name,
+            index,
+            self.options,
+            message_ttl=ttl,
+            messages=self._messages,
+            request_flush=ask,
+        )
 
     def _settings(self, path: str, message_ttl: float | None) -> float | None:
         """Read the queue's settings, and write those that are new."""
@@ -249,22 +258,54 @@ class Engine:
         raw = _checked_name(name)
         with self._lock:
             hashed = directory_name(self._vhost, raw)
-            queue = self._awake.pop(hashed, None)
-            if queue is None and self._resting.pop(hashed, None) is None:
+            queue = self._awake.get(hashed)
+            if queue is None and hashed not in self._resting:
                 raise UsageError(f"there is no queue {name!r}")
-            if queue is not None:
-                queue._abandon(RefusingLock(ClosedError, f"queue {name!r} was deleted"))
             fs = self._fs
             path = os.path.join(self._queues_directory, hashed)
+            if queue is not None:
+                stored = queue._stored_ids()
+                queue._abandon(RefusingLock(ClosedError, f"queue {name!r} was deleted"))
+            else:
+                stored = [msg_id for _, msg_id in self._opening.load_one(path).stored]
+            self._awake.pop(hashed, None)
+            self._resting.pop(hashed, None)
             try:
                 if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
                     # A deletion of its namesake that failed half-way.
-                    _remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+                    remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
                 fs.rename(path, path + layout.DELETED_SUFFIX)
                 fs.sync_dir(self._queues_directory)
-                _remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+                self._messages.remove(stored)
+                remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
             except OSError as error:
                 raise StorageError(path, "the queue can't be deleted", error) from error
+
+    def publish_to(
+        self,
+        queues: Sequence[str],
+        body: bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+    ) -> list[int]:
+        """Publish one message to several queues; gives its seq_id in each, in their order.
+
+        A message for the message store is written once, with a reference for each queue; a small
+        one is embedded in each. The queues are taken one after the other: when the system refuses
+        in the middle (:class:`StorageError`), those before have the message. Raises
+        :class:`UsageError`; then none has it.
+        """
+        names = list(queues)
+        if not names or len(set(names)) != len(names):
+            raise UsageError("publish_to needs queue names, each once")
+        targets = [self.queue(name) for name in names]
+        message = Message(body, key, headers or {}, properties or {}, time_ns())
+        return publish_to_all(targets, message, ttl, persistent, confirm)
 
     # -- the whole store ------------------------------------------------------------------------
 
@@ -272,6 +313,7 @@ class Engine:
         """Make all that returned before, on all queues, durable against power loss."""
         with self._lock:
             queues = self._awake_queues()
+        self._messages.sync()
         for queue in queues:
             queue.sync()
 
@@ -291,7 +333,15 @@ class Engine:
                 queues=tuple(sorted((queue.stats() for queue in queues), key=lambda one: one.name)),
                 dirty_bytes=sum(queue.unflushed()[2] for queue in queues),
                 writes_refused=self._poison.reason,
+                message_store=self._messages.stats(),
             )
+
+    def compact(self) -> CompactionReport | None:
+        """Give the space of dead messages in the message store back now; ``None`` where there is
+        no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
+        with self._lock:
+            pass
+        return self._messages.compact()
 
     def close(self) -> None:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
@@ -315,9 +365,14 @@ class Engine:
                 failure = failure or error
         try:
             if failure is None and self._poison.reason is None:
-                write_snapshot(self._fs, self.directory, self._resting)
+                self._messages.sync()
+                message_store = self._messages.snapshot()
+                write_snapshot(self._fs, self.directory, self._resting, message_store)
         finally:
-            self._directory_lock.release()
+            try:
+                self._messages.close()
+            finally:
+                self._directory_lock.release()
         if failure is not None:
             raise failure
 
@@ -374,25 +429,3 @@ def _stored_name(fs: FileSystem, path: str, hashed: str) -> str:
     if data is None:
         return hashed
     return parse_queue_name(data, hashed).queue.decode("utf-8", "surrogateescape")
-
-
-def _files_agree(fs: FileSystem, resting: RestingQueue) -> bool:
-    """Tell whether the segment files are those of the snapshot, by name and size."""
-    sizes = {}
-    for name in fs.listdir(resting.directory):
-        number = file_number(name)
-        if number is not None or name == "journal.jif":
-            sizes[number] = fs.stat(os.path.join(resting.directory, name)).st_size
-    journal_size = sizes.pop(None, 0)
-    expected = {number: size for number, (_, size) in resting.segments.items()}
-    return journal_size == 0 and sizes == expected
-
-
-def _remove_queue_directory(fs: FileSystem, path: str) -> None:
-    for name in fs.listdir(path):
-        inner = os.path.join(path, name)
-        try:
-            fs.unlink(inner)
-        except (IsADirectoryError, PermissionError):
-            _remove_queue_directory(fs, inner)
-    fs.rmdir(path)

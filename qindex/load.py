@@ -26,13 +26,14 @@ from sortedcontainers import SortedDict
 from journal import format as journal_format
 from journal.block_sums import BLOCK, Healed, heal
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.files import FileSystem, read_file, read_optional
+from journal.files import FileSystem, ReadBuffer, read_file, read_optional
 from journal.findings import Cause, Finding
 from journal.format import ACK, DELIVER, PUBLISH_TRANSIENT, SEQ_MASK
 from journal.replay import Walk
 from qindex.layouts import journal_layout, segment_layout
+from qindex.record_format import gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment
-from qindex.segment_format import file_number
+from qindex.segment_format import PUBLISH_HEAD_SIZE, STEP_SIZE, file_number
 from qindex.sound_read import Data, Reading, read_soundly
 
 __all__ = [
@@ -45,7 +46,11 @@ __all__ = [
     "load_queue",
     "read_healed",
     "scan_segment",
+    "stored_entries",
 ]
+
+MSG_ID_SIZE = 16
+_JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -110,7 +115,8 @@ class LoadedQueue:
     their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
     messages published as transient and not acknowledged. ``unacked``: messages held.
     ``sound_files``: what the files of damaged segments (by number) should hold; the states and
-    offsets of those are of these bytes.
+    offsets of those are of these bytes. ``stored``: seq_id and message id of each entry whose
+    message is in the persistent message store.
     """
 
     directory: str
@@ -123,11 +129,38 @@ class LoadedQueue:
     journal_records: int
     findings: list[Finding] = field(default_factory=list)
     sound_files: dict[int, bytes] = field(default_factory=dict)
+    stored: list[tuple[int, bytes]] = field(default_factory=list)
 
     @property
     def unacked(self) -> int:
         """Messages published and not acknowledged."""
         return sum(segment.unacked for segment in self.segments.values())
+
+    def holds(self, seq_id: int) -> bool | None:
+        """Tell whether an entry is published, persistent and not acknowledged; ``None`` when its
+        segment is not in memory."""
+        segment = self.segments.get(seq_id // self.entry_count)
+        if segment is None or seq_id in self.transient:
+            return False
+        if not segment.loaded:
+            return None
+        return segment.states[seq_id - segment.base] in (PUBLISHED, DELIVERED)
+
+
+def stored_entries(
+    data: ReadBuffer, seqs: I64, payloads: I64, embedded: I64
+) -> list[tuple[int, bytes]]:
+    """Give seq_id and message id of the entries that embed no record.
+
+    ``payloads``: offsets of the message ids in ``data``.
+    """
+    stored = np.flatnonzero(embedded == 0)
+    if not len(stored):
+        return []
+    ids = np.ascontiguousarray(gather_bytes(data, payloads[stored], MSG_ID_SIZE))
+    return list(
+        zip(seqs[stored].tolist(), ids.view(f"V{MSG_ID_SIZE}").ravel().tolist(), strict=True)
+    )
 
 
 def scan_segment(
@@ -233,6 +266,9 @@ def load_queue(
         if number is not None:
             _load_segment(fs, loaded, name, number, keep=number in touched)
     _merge(loaded, journal_path, reading)
+    loaded.stored = [
+        (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
+    ]
     for segment in segments.values():
         if segment.loaded and not segment.dirty:
             segment.unload()
@@ -258,10 +294,19 @@ def _load_segment(
     segment = Segment(number, loaded.entry_count)
     segment.file_size = scan.size
     segment.load(scan.filed, scan.offsets, scan.lengths)
-    found = np.flatnonzero(np.frombuffer(scan.filed, np.uint8))
+    found_states = np.frombuffer(scan.filed, np.uint8)
+    found = np.flatnonzero(found_states)
     if len(found):
         loaded.seen = max(loaded.seen, segment.base + int(found[-1]) + 1)
     loaded.transient.update(scan.transient.tolist())
+    alive = (found_states == PUBLISHED) | (found_states == DELIVERED)
+    rels = np.flatnonzero(alive)
+    loaded.stored += stored_entries(
+        scan.data,
+        rels + segment.base,
+        scan.offsets[rels] + STEP_SIZE,
+        scan.lengths[rels] - PUBLISH_HEAD_SIZE,
+    )
     if not keep and not segment.dirty:
         segment.unload()
     loaded.segments[number] = segment
@@ -297,6 +342,15 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
         if segment is not None and segment.states[seq - segment.base] in (PUBLISHED, DELIVERED):
             loaded.transient.add(seq)
     loaded.journal = JournalEntries(seqs[in_journal], offsets[in_journal], reading.data)
+    bare = walk.offsets[publishes & (walk.lengths == _JOURNAL_HEAD)]
+    if len(bare):
+        chosen = np.isin(loaded.journal.offsets, bare)
+        loaded.stored += stored_entries(
+            reading.data,
+            loaded.journal.seqs[chosen],
+            loaded.journal.offsets[chosen] + journal_format.ACTION_SIZE,
+            np.zeros(int(chosen.sum()), np.int64),
+        )
 
 
 def last_of_each(seqs: I64, offsets: I64) -> tuple[I64, I64]:

@@ -26,8 +26,11 @@ class Options:
     ``max_journal_entries``: a queue is flushed when it has more actions since its last flush.
     ``flush_idle``: seconds without an action after which a queue is flushed. ``memory_budget``:
     bytes that unflushed entries of all queues may take before the largest is flushed.
-    ``embed_below``: message records of fewer bytes are embedded in the index.
-    ``max_message_bytes``: the largest body taken. ``background``: a thread flushes; without it
+    ``embed_below``: message records of fewer bytes are embedded in the index, others go to the
+    message store. ``max_message_bytes``: the largest body taken. ``store_file_bytes``: size at
+    which a file of the message store rolls. ``garbage_ratio``: share of dead bytes in the message
+    store above which its files are compacted; ``compaction_bytes_per_second`` bounds what that
+    copies (``None``: unbounded). ``background``: a thread flushes; without it
     the call that fills the journal does.
 
     ``repair``: open a damaged directory: damaged bytes are set aside in quarantine files.
@@ -43,6 +46,9 @@ class Options:
     memory_budget: int = 256 << 20
     embed_below: int = 4096
     max_message_bytes: int = 128 << 20
+    store_file_bytes: int = 16 << 20
+    garbage_ratio: float = 0.5
+    compaction_bytes_per_second: float | None = None
     background: bool = True
     repair: bool = False
     read_only: bool = False
@@ -59,7 +65,9 @@ class Options:
             ("flush_idle", 0.001, 1e9),
             ("memory_budget", 1 << 16, 1 << 50),
             ("embed_below", 0, 1 << 31),
-            ("max_message_bytes", 0, (1 << 32) - 1),
+            ("max_message_bytes", 0, (1 << 31) - 1),
+            ("store_file_bytes", 4096, 1 << 40),
+            ("garbage_ratio", 0.01, 0.99),
         ):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not low <= value <= high:

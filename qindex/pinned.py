@@ -33,7 +33,7 @@ from qindex.load import healed_findings
 from qindex.segment_format import PUBLISH_HEAD_SIZE, file_name, file_number
 from qindex.sound_read import Layout, Reading, read_soundly
 
-__all__ = ["BusyError", "Pinned", "PinnedSegment", "pin_queue", "read_segment", "still_growing"]
+__all__ = ["BusyError", "Pinned", "PinnedSegment", "has_moved_on", "pin_queue", "read_segment"]
 
 _ATTEMPTS = 200
 _LONGEST_PAUSE = 0.02
@@ -191,17 +191,19 @@ def read_segment(fs: FileSystem, directory: str, pinned: PinnedSegment) -> bytes
     return data
 
 
-def still_growing(
+def has_moved_on(
     fs: FileSystem, directory: str, pinned: PinnedSegment, findings: list[Finding]
 ) -> bool:
-    """Tell whether ``findings`` are only the end of a flush that is under way: a torn record at
-    the pinned end of a file that has grown, or gone, since."""
+    """Tell whether ``findings`` only come of the file's having moved on: a torn record at the
+    pinned end of a file that has grown since, or anything in one that is gone."""
+    path = os.path.join(directory, file_name(pinned.number))
+    if _bytes_at(fs, path, 0, len(pinned.head)) != pinned.head:
+        return True
     torn = all(
         one.cause is Cause.CRASH and one.offset + one.length == pinned.size for one in findings
     )
     if not torn:
         return False
-    path = os.path.join(directory, file_name(pinned.number))
     for pause in _SETTLE_PAUSES:
         sleep(pause)
         try:

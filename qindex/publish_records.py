@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
-from journal.format import PUBLISH_HEAD_SIZE, pack_publish
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, plain_parts
-from qindex.record_format import row_sums, seal_embedded
+from qindex.record_format import row_sums
 
-__all__ = ["embedded_record", "plain_batch", "plain_record", "stored_entry"]
+__all__ = ["plain_batch", "plain_record"]
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -68,18 +67,3 @@ def _equal_batch(
         rows[:, len(head) :] = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, size)
     rows[:, CHECK_START:CHECK_END] = row_sums(rows).astype(">u8").view(np.uint8).reshape(count, 8)
     return rows.ravel().data, np.arange(0, count * width, width, dtype=np.int64)
-
-
-def embedded_record(
-    seq_id: int, persistent: bool, msg_id: bytes, expiry: int, size: int, record: bytes, ours: bool
-) -> bytes:
-    """Give the publish record that embeds ``record``, sealed where it is ``ours``."""
-    packed = pack_publish(seq_id, persistent, msg_id, expiry, size, record)
-    return seal_embedded(packed) if ours else packed
-
-
-def stored_entry(seq_id: int, persistent: bool, msg_id: bytes, expiry: int, size: int) -> bytes:
-    """Give the publish record of a message that is in the message store."""
-    packed = pack_publish(seq_id, persistent, msg_id, expiry, size, b"")
-    assert len(packed) == PUBLISH_HEAD_SIZE
-    return packed

@@ -6,7 +6,9 @@ each method call it does not make is a twentieth of its cost.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from time import time_ns
 from typing import Any
 
@@ -15,16 +17,29 @@ import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
 from journal.errors import UsageError
+from journal.format import pack_publish
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
-from qindex.publish_records import embedded_record, plain_batch, plain_record
+from qindex.publish_records import plain_batch, plain_record
 from qindex.queue_core import QueueCore
-from qindex.record_format import encode_record
+from qindex.record_format import encode_record, seal_embedded, seal_stored
 from qindex.segment import PUBLISHED
 
-__all__ = ["Publisher"]
+__all__ = ["Prepared", "Publisher", "publish_to_all"]
 
 I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A message ready to be appended: ``record`` is what the index embeds (empty: none),
+    ``stored`` what the message store gets, ``sealed`` whether ``record`` needs no checksum."""
+
+    msg_id: bytes
+    size: int
+    record: bytes
+    stored: bytes | None
+    sealed: bool
 
 
 class Publisher(QueueCore):
@@ -55,7 +70,7 @@ class Publisher(QueueCore):
             or ttl is not None
             or persistent is not True
             or body.__class__ is not bytes
-            or not self._plain_only
+            or len(body) > self._most_plain
         ):
             return self._publish_any(
                 Message(body, key, headers or {}, properties or {}),
@@ -72,7 +87,6 @@ class Publisher(QueueCore):
                 first, second = PLAIN_HEADS[size]
                 record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, time_ns(), second) + body
             else:
-                self._check_size(size)
                 record = plain_record(seq, self._id_high, body, time_ns())
             journal = index.journal
             offset = journal.tell()
@@ -112,7 +126,10 @@ class Publisher(QueueCore):
                 return range(self._index.next_seq, self._index.next_seq)
         if set(map(type, batch)) != {bytes}:
             raise UsageError("a body must be bytes")
-        self._check_size(max(map(len, batch)))
+        largest = max(map(len, batch))
+        self._check_size(largest)
+        if largest > self._most_plain or ttl is not None or not persistent:
+            return self._publish_any_many(batch, ttl, persistent, confirm)
         with self._lock:
             index = self._index
             seq = index.next_seq
@@ -121,16 +138,11 @@ class Publisher(QueueCore):
                 index.seq_file.reserve(seq + len(batch))
             if seq >= index.tail_end:
                 index.roll()
-            if self._plain_only and ttl is None and persistent:
-                block, offsets = plain_batch(seq, self._id_high, batch, time_ns())
-            else:
-                block, offsets = self._any_batch(seq, batch, ttl, persistent)
+            block, offsets = plain_batch(seq, self._id_high, batch, time_ns())
             base = index.journal.append(block)
-            if not persistent:
-                index.transient.update(range(seq, seq + len(batch)))
             self._take_batch(seq, offsets + base)
         if confirm or self._sync_each:
-            self._index.journal.sync()
+            self._sync_all()
         return range(seq, seq + len(batch))
 
     def _take_batch(self, seq: int, offsets: I64) -> None:
@@ -153,49 +165,94 @@ class Publisher(QueueCore):
     def _publish_any(
         self, message: Message, *, ttl: float | None, persistent: bool, confirm: bool
     ) -> int:
-        _check_message(message)
-        self._check_size(len(message.body))
-        expiry = self._expiry(ttl)
+        self._check_message(message)
         stamped = Message(message.body, message.key, message.headers, message.properties, time_ns())
+        return self._publish_all([stamped], ttl, persistent, confirm)[0]
+
+    def _publish_any_many(
+        self, bodies: Sequence[bytes], ttl: float | None, persistent: bool, confirm: bool
+    ) -> range:
+        stamp = time_ns()
+        messages = [Message(body, timestamp=stamp) for body in bodies]
+        return self._publish_all(messages, ttl, persistent, confirm)
+
+    def _publish_all(
+        self, messages: Sequence[Message], ttl: float | None, persistent: bool, confirm: bool
+    ) -> range:
+        """Publish messages of any kind: those whose records are large go to the message store,
+        before the lock is taken: the store may slow publishers down."""
+        expiry = self._expiry(ttl)
+        items = [self._prepared(message, persistent) for message in messages]
+        stored = self._store_records(items, 1, persistent)
+        try:
+            seqs = self._append_entries(items, expiry, persistent)
+        except BaseException:
+            self._release(stored)
+            raise
+        if confirm or self._sync_each:
+            self._sync_all()
+        return seqs
+
+    def _prepared(self, message: Message, persistent: bool) -> Prepared:
+        """Encode a message, and decide where its record goes."""
+        size = len(message.body)
+        msg_id = self._new_id()
+        if self._options.record_format == "qindex":
+            record = encode_record(message)
+            if self._messages is None or len(record) < self._options.embed_below:
+                return Prepared(msg_id, size, record, None, sealed=False)
+            return Prepared(msg_id, size, b"", seal_stored(msg_id, record), sealed=True)
+        from qindex.rabbitmq.bridge import encode_rabbitmq
+
+        if message.key is None:
+            message = Message(message.body, self.name, message.headers, message.properties)
+        record = encode_rabbitmq(message, self._options.vhost.encode(), msg_id, persistent)
+        if self._messages is None or len(record) < self._options.embed_below:
+            return Prepared(msg_id, size, record, None, sealed=True)
+        return Prepared(msg_id, size, b"", record, sealed=True)
+
+    def _new_id(self) -> bytes:
+        return os.urandom(16) if self._messages is None else self._messages.new_id()
+
+    def _store_records(
+        self, items: Sequence[Prepared], references: int, persistent: bool
+    ) -> list[bytes]:
+        """Write the records that belong there to the message store; gives their message ids."""
+        stored = [
+            (item.msg_id, item.stored, references) for item in items if item.stored is not None
+        ]
+        if stored and self._messages is not None:
+            self._check_open()
+            self._messages.write(stored, persistent=persistent)
+        return [msg_id for msg_id, _, _ in stored]
+
+    def _append_entries(self, items: Sequence[Prepared], expiry: int, persistent: bool) -> range:
+        """Append the index entries of prepared messages, in one piece."""
         with self._lock:
             index = self._index
             seq = index.next_seq
-            record = self._publish_record(seq, stamped, expiry, persistent)
+            if seq + len(items) + index.entry_count > index.seq_file.reserved:
+                index.seq_file.reserve(seq + len(items))
             if seq >= index.tail_end:
                 index.roll()
-            base = index.journal.append(record)
+            records = []
+            for at, item in enumerate(items):
+                packed = pack_publish(
+                    seq + at, persistent, item.msg_id, expiry, item.size, item.record
+                )
+                records.append(packed if item.sealed else seal_embedded(packed))
+            ends = np.cumsum(np.fromiter(map(len, records), np.int64, len(records)))
+            offsets = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+            base = index.journal.append(b"".join(records))
             if not persistent:
-                index.transient.add(seq)
-            self._take_batch(seq, np.array([base], np.int64))
-        if confirm or self._sync_each:
-            self._index.journal.sync()
-        return seq
+                index.transient.update(range(seq, seq + len(items)))
+            self._take_batch(seq, offsets + base)
+            return range(seq, seq + len(items))
 
-    def _any_batch(
-        self, seq: int, bodies: Sequence[bytes], ttl: float | None, persistent: bool
-    ) -> tuple[bytes, I64]:
-        expiry = self._expiry(ttl)
-        stamp = time_ns()
-        records = [
-            self._publish_record(seq + at, Message(body, timestamp=stamp), expiry, persistent)
-            for at, body in enumerate(bodies)
-        ]
-        ends = np.cumsum(np.fromiter(map(len, records), np.int64, len(records)))
-        return b"".join(records), np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-
-    def _publish_record(self, seq: int, message: Message, expiry: int, persistent: bool) -> bytes:
-        msg_id = self._id_high.to_bytes(8, "big") + seq.to_bytes(8, "big")
-        ours = self._options.record_format == "qindex"
-        if ours:
-            record = encode_record(message)
-        else:
-            from qindex.rabbitmq.bridge import encode_rabbitmq
-
-            if message.key is None:
-                message = Message(message.body, self.name, message.headers, message.properties)
-            record = encode_rabbitmq(message, self._options.vhost.encode(), msg_id, persistent)
-        size = len(message.body)
-        return embedded_record(seq, persistent, msg_id, expiry, size, record, ours)
+    def _check_message(self, message: Message) -> None:
+        """Raise :class:`UsageError` for a message that can't be right."""
+        _check_message(message)
+        self._check_size(len(message.body))
 
     def _expiry(self, ttl: float | None) -> int:
         if ttl is not None and not (isinstance(ttl, int | float) and 0 <= ttl < 1e10):
@@ -216,3 +273,29 @@ def _check_message(message: Message) -> None:
         value = getattr(message, name)
         if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
             raise UsageError(f"{name} must be a mapping with str keys")
+
+
+def publish_to_all(
+    queues: Sequence[Publisher],
+    message: Message,
+    ttl: float | None,
+    persistent: bool,
+    confirm: bool,
+) -> list[int]:
+    """Publish one message to several queues of an engine; see :meth:`Engine.publish_to`."""
+    first = queues[0]
+    first._check_message(message)
+    expiries = [queue._expiry(ttl) for queue in queues]
+    item = first._prepared(message, persistent)
+    stored = first._store_records([item], len(queues), persistent)
+    seqs: list[int] = []
+    try:
+        for queue, expiry in zip(queues, expiries, strict=True):
+            seqs.append(queue._append_entries([item], expiry, persistent)[0])
+    except BaseException:
+        first._release(stored * (len(queues) - len(seqs)))
+        raise
+    if confirm or first._sync_each:
+        for queue in queues:
+            queue._sync_all()
+    return seqs

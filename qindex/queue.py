@@ -92,8 +92,11 @@ class Queue(Publisher, Consumer):
             returned, self._returned = self._returned, []
             self._returned_by_seq = {}
             self._next_fetch = 0
-            dropped = self._index.purge()
+            for seq in returned:
+                self._stored_out.pop(seq, None)
+            dropped, stored = self._index.purge(with_ids=self._messages is not None)
             self._forget(returned)
+            self._release(stored)
             self._next_fetch = self._index.next_seq
         if self._sync_each:
             self._index.journal.sync()

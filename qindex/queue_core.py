@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
+from journal.poison import PASSING
+from msgstore.errors import MissingMessageError
 from qindex.entries import Entry
 from qindex.flush import write_plan
 from qindex.guards import RefusingLock
+from qindex.messages import Messages
 from qindex.options import Options
 from qindex.queue_index import NOTHING_FETCHED, QueueIndex
+from qindex.record_format import PLAIN_HEAD_SIZE
 from qindex.recovery import RestingQueue
 from qindex.segment import Segment
 
@@ -29,11 +32,9 @@ _BACKLOG_FACTOR = 8
 """A journal may grow to this many times max_journal_entries while a flush is under way; then
 publishers wait for it."""
 
+_MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
-
-_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
-"""A flush that fails for one of these leaves all as it was, and can be tried again."""
 
 
 class QueueCore:
@@ -46,6 +47,7 @@ class QueueCore:
         options: Options,
         *,
         message_ttl: float | None = None,
+        messages: Messages | None = None,
         request_flush: Callable[[QueueCore], None] | None = None,
     ) -> None:
         self.name = name
@@ -53,6 +55,7 @@ class QueueCore:
         self._index = index
         self._options = options
         self._request_flush = request_flush
+        self._messages = messages
         self._real_lock = threading.Lock()
         self._lock: threading.Lock | RefusingLock = self._real_lock
         self._arrived = threading.Condition(self._real_lock)
@@ -62,12 +65,14 @@ class QueueCore:
         self._waiting = 0
         self._holding = 0
         self._flushing = False
-        self._plain_only = (
-            options.record_format == "qindex"
-            and message_ttl is None
-            # The path of small plain messages does not look at the limit.
-            and options.max_message_bytes >= 255
-        )
+        # The path of plain messages takes bodies up to this size: those that are embedded.
+        self._most_plain = -1
+        if options.record_format == "qindex" and message_ttl is None:
+            self._most_plain = min(
+                options.embed_below - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD, options.max_message_bytes
+            )
+            if messages is None:
+                self._most_plain = options.max_message_bytes
         self._sync_each = options.durability == "fsync"
         self._max_dirty = options.max_journal_entries
         # The single-message paths tick once in 64 messages, where a flush comes so rarely that it
@@ -86,12 +91,35 @@ class QueueCore:
         # When (which nack of this run) an entry was given back, until it is acknowledged: tells a
         # batch from before that the entry is no longer its own.
         self._nacked_at: dict[int, int] = {}
+        # Message ids of delivered messages that are in the message store, until the ack.
+        self._stored_out: dict[int, bytes] = {}
         self._ack_segment = Segment(0, 0)
 
     def _check_open(self) -> None:
         """Raise what the queue raises since it was closed or forked. Lock held or not."""
         if isinstance(self._lock, RefusingLock):
             self._lock.__enter__()
+
+    def _release(self, msg_ids: Iterable[bytes]) -> None:
+        """Take this queue's references to messages in the message store back. Their acks are in
+        the journal; the store asks for their sync before it deletes anything."""
+        if self._messages is not None:
+            try:
+                self._messages.remove(msg_ids)
+            except MissingMessageError as error:
+                _log.error("queue %r: %s", self.name, error)
+
+    def _sync_all(self) -> None:
+        """Make messages and journal durable, in this order: an index entry is never there
+        without its message."""
+        if self._messages is not None:
+            self._messages.sync()
+        self._index.journal.sync()
+
+    def _sync_journal(self) -> None:
+        """Make the journal durable, if the queue is open; one that was closed is."""
+        if not isinstance(self._lock, RefusingLock):
+            self._index.journal.sync()
 
     def _check_size(self, size: int) -> None:
         if size > self._options.max_message_bytes:
@@ -174,7 +202,7 @@ class QueueCore:
                 end = index.journal.tell()
             prepared = index.journal.prepare(plan.front, end)
         except StorageError as error:
-            if error.errno not in _PASSING:
+            if error.errno not in PASSING:
                 index.poison.set(error)
             raise
         with self._real_lock:
@@ -187,7 +215,7 @@ class QueueCore:
         """Make all that returned before durable against power loss. Concurrent callers share."""
         with self._lock:
             self._index.journal.seal()
-        self._index.journal.sync()
+        self._sync_all()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -225,6 +253,11 @@ class QueueCore:
             while self._flushing:
                 self._flushed.wait()
             self._index.journal.close(cut=False)
+
+    def _stored_ids(self) -> list[bytes]:
+        """Give the message ids of all messages of the queue that are in the message store."""
+        with self._real_lock:
+            return self._index.all_stored_ids()
 
     def _rest(self) -> RestingQueue:
         """Give what the snapshot keeps of a queue that was closed."""

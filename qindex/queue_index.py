@@ -25,9 +25,10 @@ from journal.format import ACK, DELIVER, TYPE_SHIFT
 from journal.journal import Journal, Retired
 from journal.poison import Poison
 from qindex.entries import Entry, journal_words, plain_entries, read_entry
-from qindex.flush import FlushPlan, SegmentPlan, plan_segment
-from qindex.load import SegmentScan, read_healed, scan_segment
+from qindex.flush import FlushPlan, SegmentPlan, plan_segment, remove_sums
+from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
 from qindex.quarantine import quarantine_findings
+from qindex.record_format import gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment
 from qindex.segment_format import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
 from qindex.seq_file import SeqFile
@@ -365,6 +366,44 @@ class QueueIndex:
         head = journal_format.PUBLISH_HEAD.unpack_from(self.journal.map, offset)
         return self.journal.map[offset : offset + journal_format.PUBLISH_HEAD_SIZE + head[4]]
 
+    def stored_ids(self, segment: Segment, rels: I64) -> list[bytes]:
+        """Give the message ids of those entries (published, of a loaded segment) whose messages
+        are in the message store."""
+        if not len(rels):
+            return []
+        in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
+        found: list[tuple[int, bytes]] = []
+        filed, fresh = rels[in_file], rels[~in_file]
+        if len(filed):
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            bare = filed[segment.lengths[filed] == PUBLISH_HEAD_SIZE]
+            offsets, lengths = segment.offsets[bare], segment.lengths[bare]
+            if len(bare):
+                data, low, _ = self._bytes_from(segment, offsets, lengths)
+                payloads = offsets - low + STEP_SIZE
+                found += stored_entries(data, bare, payloads, np.zeros(len(bare), np.int64))
+        if len(fresh):
+            positions = np.array(self.positions, np.int64)
+            payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
+            at = payloads + (journal_format.PAYLOAD_SIZE - 4)
+            embedded = gather_bytes(self.journal.map, at, 4).copy().view(">u4").ravel()
+            found += stored_entries(self.journal.map, fresh, payloads, embedded.astype(np.int64))
+        return [msg_id for _, msg_id in found]
+
+    def all_stored_ids(self) -> list[bytes]:
+        """Give the message ids of all entries not acknowledged whose messages are in the message
+        store. Reads all segments."""
+        found: list[bytes] = []
+        for segment in self.segments.values():
+            if not segment.loaded:
+                self.load(segment)
+            states = np.frombuffer(segment.states, np.uint8)
+            alive = np.flatnonzero((states != ABSENT) & (states != ACKED))
+            found += self.stored_ids(segment, alive)
+        return found
+
     # -- actions on many entries ----------------------------------------------------------------
 
     def append_actions(self, kind: int, seqs: I64) -> None:
@@ -414,8 +453,9 @@ class QueueIndex:
             self.set_states(seqs[states == OUT], DELIVERED)
             self.drop(seqs[(states != ABSENT) & (states != ACKED)])
 
-    def purge(self) -> int:
-        """Drop all ready entries; gives their number. No flush may be under way.
+    def purge(self, *, with_ids: bool) -> tuple[int, list[bytes]]:
+        """Drop all ready entries; gives their number, and (``with_ids``) the message ids of those
+        in the message store. No flush may be under way.
 
         The files of segments that are not in memory (nothing of theirs is with a consumer or in
         the journal) are deleted at once; for the others acks are appended.
@@ -423,11 +463,19 @@ class QueueIndex:
         self.poison.check()
         dropped = 0
         unlinked = False
+        stored: list[bytes] = []
         for segment in list(self.segments.values()):
             if not segment.loaded:
                 path = os.path.join(self.directory, file_name(segment.number))
+                if with_ids:
+                    self.load(segment)
+                    states = np.frombuffer(segment.states, np.uint8)
+                    alive = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
+                    stored += self.stored_ids(segment, alive)
+                    segment.unload()
                 try:
                     if segment.file_size:
+                        remove_sums(self.fs, path)
                         self.fs.unlink(path)
                         unlinked = True
                 except OSError as error:
@@ -437,8 +485,10 @@ class QueueIndex:
                 del self.segments[segment.number]
                 continue
             states = np.frombuffer(segment.states, np.uint8)
-            ready = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED)) + segment.base
-            self.drop(ready)
+            ready = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
+            if with_ids:
+                stored += self.stored_ids(segment, ready)
+            self.drop(ready + segment.base)
             dropped += len(ready)
         if unlinked:
             # A sync of the queue syncs the journal only: the names are made durable here.
@@ -448,7 +498,7 @@ class QueueIndex:
                 raise StorageError(
                     self.directory, "the directory can't be synced", error
                 ) from error
-        return dropped
+        return dropped, stored
 
     # -- flush ----------------------------------------------------------------------------------
 

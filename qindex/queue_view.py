@@ -32,7 +32,7 @@ from journal.replay import Walk
 from qindex.entries import Entry, decode_stored, read_entry
 from qindex.layouts import journal_layout
 from qindex.load import apply_steps, last_of_each, read_healed, scan_segment
-from qindex.pinned import Pinned, PinnedSegment, pin_queue, read_segment, still_growing
+from qindex.pinned import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
 from qindex.rules import DirectoryRules, Transient
 from qindex.segment import ABSENT, DELIVERED, PUBLISHED
 from qindex.segment_format import PERSISTENT, STEP_SIZE, file_name
@@ -258,7 +258,7 @@ class QueueView:
         healed = read_healed(self._fs, path, findings, data)
         scan = scan_segment(path, healed.data, number, count, healed.whole)
         findings += scan.findings
-        if findings and not still_growing(self._fs, directory, pinned, findings):
+        if findings and not has_moved_on(self._fs, directory, pinned, findings):
             self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
         rels = np.flatnonzero(states)

@@ -18,7 +18,7 @@ from journal.findings import Finding
 from qindex.delivery import Delivery
 from qindex.entries import Entry
 from qindex.message import Message
-from qindex.reader import QueueReader, Row, StoreReader
+from qindex.reader import QueueReader, QueueSummary, Row, StoreReader
 from qindex.stats import EngineStats, QueueStats
 
 __all__ = ["ReadOnlyEngine", "ReadOnlyQueue"]
@@ -75,22 +75,7 @@ class ReadOnlyQueue:
         not tell. O(size of the files).
         """
         self._engine.check_open()
-        found = self._reader.summary()
-        return QueueStats(
-            name=self.name,
-            ready=found.ready,
-            unacked=found.unacked or 0,
-            segments=found.segments,
-            segment_bytes=found.file_bytes - found.journal_bytes,
-            journal_bytes=found.journal_bytes,
-            journal_entries=found.journal_entries,
-            next_seq_id=found.next_seq_id,
-            published=0,
-            acked=0,
-            flushes=0,
-            flushed_bytes=0,
-            journal_syncs=0,
-        )
+        return _stats(self._reader.summary())
 
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
         self._engine.refuse()
@@ -135,8 +120,8 @@ class ReadOnlyEngine:
     def stats(self) -> EngineStats:
         """Give the figures of all queues. O(size of the store's index files)."""
         self.check_open()
-        queues = [ReadOnlyQueue(self, reader).stats() for reader in self.reader.readers()]
-        return EngineStats(self.directory, tuple(queues), 0, self._refusal)
+        queues = tuple(map(_stats, self.reader.queues()))
+        return EngineStats(self.directory, queues, 0, self._refusal, None)
 
     @property
     def _refusal(self) -> str:
@@ -180,3 +165,21 @@ def _delivery(row: Row, body: bytes) -> Delivery:
     message = Message(body, row.key, row.headers, row.properties, row.timestamp)
     entry = Entry(row.msg_id, row.expiry, row.size, message)
     return Delivery(None, row.seq_id, body, row.redelivered, entry)
+
+
+def _stats(found: QueueSummary) -> QueueStats:
+    return QueueStats(
+        name=found.name,
+        ready=found.ready,
+        unacked=found.unacked or 0,
+        segments=found.segments,
+        segment_bytes=found.file_bytes - found.journal_bytes,
+        journal_bytes=found.journal_bytes,
+        journal_entries=found.journal_entries,
+        next_seq_id=found.next_seq_id,
+        published=0,
+        acked=0,
+        flushes=0,
+        flushed_bytes=0,
+        journal_syncs=0,
+    )

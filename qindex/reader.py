@@ -147,6 +147,13 @@ class QueueReader:
             next_seq_id=next_seq_id,
         )
 
+    def summary_if_there(self) -> QueueSummary | None:
+        """Count, or give ``None`` when the queue is not there any more."""
+        try:
+            return self.summary()
+        except UsageError:
+            return None
+
     def _pin(self) -> list[QueueView]:
         self._views = []
         try:
@@ -198,8 +205,9 @@ class StoreReader:
         return list(group_queues(self._directories()))
 
     def queues(self) -> list[QueueSummary]:
-        """Summarise all queues, sorted by name. O(size of the store's index files)."""
-        return [reader.summary() for reader in self.readers()]
+        """Summarise all queues, sorted by name; one that is deleted meanwhile is left out.
+        O(size of the store's index files)."""
+        return [summary for reader in self.readers() if (summary := reader.summary_if_there())]
 
     def readers(self) -> list[QueueReader]:
         """Give a reader for each queue, sorted by name."""
@@ -240,9 +248,9 @@ class StoreReader:
         if self._vhost is not None:
             return rules.next_seq if rules.next_seq is not None else seen
         queues = os.path.join(self.directory, layout.QUEUES)
-        snapshot = read_snapshot(self._fs, self.directory, queues) or {}
-        if one.directory in snapshot:
-            return max(snapshot[one.directory].next_seq, seen)
+        snapshot = read_snapshot(self._fs, self.directory, queues)
+        if snapshot is not None and one.directory in snapshot[0]:
+            return max(snapshot[0][one.directory].next_seq, seen)
         path = os.path.join(self._path(one), SEQ_FILE_NAME)
         return SeqFile(self._fs, path, Poison()).next_after_crash(seen)
 

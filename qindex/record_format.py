@@ -43,6 +43,7 @@ __all__ = [
     "CHECK_OFFSET",
     "CHECK_SIZE",
     "MAGIC",
+    "MAX_OVERHEAD",
     "PLAIN_HEAD_SIZE",
     "RecordError",
     "all_plain",
@@ -83,6 +84,8 @@ PLAIN_HEAD_SIZE = _NOTHING_AT + 3
 """Bytes of a record without key, headers and properties, up to its body's own head."""
 
 _MAX_BODY = (1 << 32) - 1
+MAX_OVERHEAD = 1 << 20
+"""What a record may have beside its body: key, headers and properties take no more than this."""
 
 
 class RecordError(StoreError):
@@ -125,6 +128,10 @@ def encode_record(message: Message) -> bytes:
         msgpack.exceptions.UnpackException,
     ) as error:
         raise UsageError(f"key, headers or properties can't be stored: {error}") from error
+    if len(middle) > MAX_OVERHEAD:
+        raise UsageError(
+            f"key, headers and properties may take {MAX_OVERHEAD} bytes, not {len(middle)}"
+        )
     head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, message.timestamp)
     return b"".join((head, middle, plain_body_head(len(message.body)), message.body))
 

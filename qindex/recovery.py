@@ -1,14 +1,16 @@
 """Open a queue that was not closed cleanly: make its files whole again.
 
-Reads top to bottom: load (nothing written), judge, set aside, rewrite, flush, empty the journal. A
-crash at any step leaves a directory that the next recovery reads the same way: until the last
-step the journal still says all it said.
+Reads top to bottom: load (nothing written), judge, set aside, rewrite, drop entries whose message
+is gone from the message store (which is recovered in between, from the references of all queues),
+flush, empty the journal. A crash at any step leaves a directory that the next recovery reads the
+same way: until the last step the journal still says all it said.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +27,7 @@ from qindex.segment import ACKED
 from qindex.segment_format import file_name
 from qindex.seq_file import SeqFile
 
-__all__ = ["RestingQueue", "recover_queue"]
+__all__ = ["RestingQueue", "finish_recovery", "load_for_recovery"]
 
 _log = logging.getLogger("qindex.recovery")
 
@@ -47,27 +49,57 @@ class RestingQueue:
         return sum(unacked for unacked, _ in self.segments.values())
 
 
-def recover_queue(
+def load_for_recovery(
     fs: FileSystem, directory: str, entry_count: int, seq_file: SeqFile, *, repair: bool
-) -> tuple[RestingQueue, list[Finding]]:
-    """Recover the queue in ``directory``; gives it, and what was found.
+) -> LoadedQueue:
+    """Load the queue in ``directory`` and judge what was found; nothing is changed.
 
-    What a crash leaves is repaired and logged. Raises :class:`DamageError` for what no crash
-    leaves, unless ``repair``: then the damaged bytes are set aside in quarantine files and the
-    rest is kept. Raises :class:`StorageError` when the system refuses; nothing is lost by that.
-    All is durable on return.
+    Raises :class:`DamageError` for what no crash leaves, unless ``repair``, and
+    :class:`StorageError`.
     """
+    limit = seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID
     try:
-        limit = seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID
         loaded = load_queue(fs, directory, entry_count, seq_limit=limit)
-        _judge(loaded, repair)
+    except OSError as error:
+        raise StorageError(directory, "the queue can't be read", error) from error
+    _judge(loaded, repair)
+    return loaded
+
+
+def finish_recovery(
+    fs: FileSystem, loaded: LoadedQueue, seq_file: SeqFile, missing: Container[bytes]
+) -> RestingQueue:
+    """Make the queue's files whole: damaged bytes are set aside in quarantine files, the rest is
+    kept. Entries whose message is ``missing`` from the message store are dropped, and reported.
+
+    Raises :class:`StorageError` when the system refuses; nothing is lost by that. All is durable
+    on return.
+    """
+    directory = loaded.directory
+    try:
         quarantine_findings(fs, [one for one in loaded.findings if one.cause is Cause.DAMAGE])
         _rewrite(fs, loaded)
+        _drop_missing(fs, loaded, missing)
         resting = _flush(fs, loaded, seq_file)
         _empty_journal(fs, directory)
     except OSError as error:
         raise StorageError(directory, "the queue can't be recovered", error) from error
-    return resting, loaded.findings
+    return resting
+
+
+def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]) -> None:
+    for seq, msg_id in loaded.stored:
+        if msg_id not in missing:
+            continue
+        segment = loaded.segments[seq // loaded.entry_count]
+        if not segment.loaded:
+            _reload(fs, loaded, segment.number)
+        segment.states[seq - segment.base] = ACKED
+        path = os.path.join(loaded.directory, file_name(segment.number))
+        what = f"seq_id {seq}: its message {msg_id.hex()} is not in the message store"
+        finding = Finding(path, 0, 0, Cause.CRASH, what, "the entry is dropped")
+        loaded.findings.append(finding)
+        _log.warning("%s", finding)
 
 
 def _judge(loaded: LoadedQueue, repair: bool) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from itertools import cycle
 
 from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pwrite_all, read_optional
-from journal.poison import Poison
+from journal.poison import PASSING, Poison
 from qindex.seq_format import (
     FLOOR_SLOTS,
     RESERVE_SLOTS,
@@ -42,8 +41,8 @@ class SeqFile:
         self.reserved = max((slot.reserved for slot in slots), default=0)
         self._floor = max((slot.floor for slot in slots if slot.boot == self._boot), default=-1)
         # The slot that each kind of write takes next: not the one that counts.
-        self._reserve_slots = cycle(_oldest_first(data, RESERVE_SLOTS))
-        self._floor_slots = cycle(_oldest_first(data, FLOOR_SLOTS))
+        self._reserve_slots = _oldest_first(data, RESERVE_SLOTS)
+        self._floor_slots = _oldest_first(data, FLOOR_SLOTS)
 
     def next_after_crash(self, seen: int) -> int:
         """Give the first seq_id that was certainly never given out; ``seen``: one above the
@@ -54,7 +53,7 @@ class SeqFile:
     def reserve(self, needed: int) -> None:
         """Reserve seq_ids up to beyond ``needed``, durably on return."""
         slot = SeqSlot(max(needed, self._floor), needed + RESERVE, self._boot)
-        self._put(slot, next(self._reserve_slots), durable=True)
+        self._put(slot, self._reserve_slots, durable=True)
         self.reserved = slot.reserved
         self._floor = slot.floor
 
@@ -63,15 +62,17 @@ class SeqFile:
         so too, is emptied."""
         if floor > self._floor:
             slot = SeqSlot(floor, self.reserved, self._boot)
-            self._put(slot, next(self._floor_slots), durable=False)
+            self._put(slot, self._floor_slots, durable=False)
             self._floor = floor
 
-    def _put(self, slot: SeqSlot, number: int, *, durable: bool) -> None:
+    def _put(self, slot: SeqSlot, numbers: list[int], *, durable: bool) -> None:
         fs = self._fs
+        syncing = False
         try:
             fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * number)
+                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * numbers[0])
+                syncing = durable
                 if durable:
                     fs.fdatasync(fd)
             finally:
@@ -80,8 +81,10 @@ class SeqFile:
                 fs.sync_dir(os.path.dirname(self._path))
         except OSError as error:
             failure = StorageError(self._path, "seq_ids can't be reserved", error)
-            self._poison.set(failure)
+            if syncing or error.errno not in PASSING:
+                self._poison.set(failure)
             raise failure from error
+        numbers.reverse()
 
 
 def _oldest_first(data: bytes, numbers: Iterable[int]) -> list[int]:

@@ -7,7 +7,8 @@ its files alone.
 
 The msgpack value::
 
-    {"version": 1, "queues": [[directory name, next seq_id, [[segment, unacked, bytes], ...]], ...]}
+    {"version": 1, "queues": [[directory name, next seq_id, [[segment, unacked, bytes], ...]], ...],
+     "message store": the snapshot of the persistent message store, or nil where there is none}
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ _VERSION = 1
 _CHECK_SIZE = 8
 
 
-def write_snapshot(fs: FileSystem, directory: str, queues: dict[str, RestingQueue]) -> None:
-    """Write the snapshot of all queues (by directory name); durable on return."""
+def write_snapshot(
+    fs: FileSystem, directory: str, queues: dict[str, RestingQueue], message_store: bytes | None
+) -> None:
+    """Write the snapshot of all queues (by directory name) and of the message store; durable on
+    return."""
     value = {
         "version": _VERSION,
         "queues": [
             [name, queue.next_seq, [[n, *counts] for n, counts in queue.segments.items()]]
             for name, queue in queues.items()
         ],
+        "message store": message_store,
     }
     packed = msgpack.packb(value)
     replace_file(fs, os.path.join(directory, FILE_NAME), packed + xxh3_64_digest(packed))
@@ -42,15 +47,16 @@ def write_snapshot(fs: FileSystem, directory: str, queues: dict[str, RestingQueu
 
 def read_snapshot(
     fs: FileSystem, directory: str, queues_directory: str
-) -> dict[str, RestingQueue] | None:
-    """Read the snapshot, or give ``None`` when there is none that can be trusted."""
+) -> tuple[dict[str, RestingQueue], bytes | None] | None:
+    """Read the snapshot (queues by directory name, message store), or give ``None`` when there is
+    none that can be trusted."""
     data = read_optional(fs, os.path.join(directory, FILE_NAME))
     if data is None or xxh3_64_digest(data[:-_CHECK_SIZE]) != data[-_CHECK_SIZE:]:
         return None
     value = msgpack.unpackb(data[:-_CHECK_SIZE])
     if value.get("version") != _VERSION:
         return None
-    return {
+    queues = {
         name: RestingQueue(
             os.path.join(queues_directory, name),
             next_seq,
@@ -58,6 +64,7 @@ def read_snapshot(
         )
         for name, next_seq, segments in value["queues"]
     }
+    return queues, value["message store"]
 
 
 def remove_snapshot(fs: FileSystem, directory: str) -> None:

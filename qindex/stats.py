@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgstore import StoreStats
+
 __all__ = ["EngineStats", "QueueStats"]
 
 
@@ -36,10 +38,12 @@ class QueueStats:
 class EngineStats:
     """All queues of an engine at one moment; ``dirty_bytes``: memory that unflushed entries take.
 
-    ``writes_refused``: why no more writes are taken, or ``None``.
+    ``writes_refused``: why no more writes are taken, or ``None``. ``message_store``: figures of
+    the persistent message store, ``None`` where no message needed one.
     """
 
     directory: str
     queues: tuple[QueueStats, ...]
     dirty_bytes: int
     writes_refused: str | None
+    message_store: StoreStats | None

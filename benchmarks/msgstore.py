@@ -1,0 +1,408 @@
+"""The message store's speed and space, beside plain file operations in the same run.
+
+    python -m benchmarks.msgstore [--megabytes 256] [--rounds 3] [--directory DIR]
+
+JSON lines go to standard output (``--json FILE`` puts them there instead), tables to standard
+error. Everything is written and read through the page cache; nothing is synced where the plain
+operations are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from xxhash import xxh3_64_digest
+
+from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
+from journal.poison import Poison
+from msgstore import MessageStore
+from msgstore.format import encode, framed_size
+from msgstore.locations import Locations
+
+RECORD_BYTES = 64 << 10
+FILE_BYTES = 16 << 20
+_CHUNK = 1 << 20
+_GB = 1e9
+_LIVE_BACKLOG = 64 << 20
+_ALIGNED = "aligned"
+
+
+def check(msg_id: bytes, record: bytes) -> str | None:
+    """A checksum over the record, as the engine's check has."""
+    return None if record[:8] == xxh3_64_digest(memoryview(record)[8:]) else "checksum"
+
+
+def make_records(count: int) -> list[bytes]:
+    bodies = [os.urandom(RECORD_BYTES - 8) for _ in range(min(count, 64))]
+    return [xxh3_64_digest(body) + body for body in bodies]
+
+
+def ids(count: int) -> list[bytes]:
+    chance = random.Random(count)
+    return [chance.randbytes(16) for _ in range(count)]
+
+
+@dataclass(slots=True)
+class Bench:
+    directory: Path
+    megabytes: int
+    rounds: int
+    seconds: float
+    report: Report
+
+    @property
+    def count(self) -> int:
+        return (self.megabytes << 20) // RECORD_BYTES
+
+    @contextmanager
+    def fresh(self) -> Iterator[Path]:
+        path = Path(tempfile.mkdtemp(dir=self.directory))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path)
+
+
+def open_store(
+    path: Path,
+    references: dict[bytes, int] | None = None,
+    snapshot: bytes | None = None,
+    *,
+    background: bool = True,
+) -> MessageStore:
+    if references is None and snapshot is None:
+        references = {}
+    return MessageStore.open(
+        path,
+        references=references,
+        snapshot=snapshot,
+        check=check,
+        poison=Poison(),
+        file_size_limit=FILE_BYTES,
+        background=background,
+    )
+
+
+def rate(size: int, work: Callable[[], None]) -> Sample:
+    """Bytes a second of ``work``, which handles ``size`` bytes."""
+    gc.collect()
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    wall = time.perf_counter() - wall
+    cpu = time.process_time() - cpu
+    return Sample(size / wall / _GB, cpu / (size / RECORD_BYTES) * 1e6, size // RECORD_BYTES)
+
+
+def write_and_read(bench: Bench) -> None:
+    """64 KiB records in, and out again in order, against plain writes and reads.
+
+    The floor writes and reads the same bytes: records with their frames, one after another. The
+    contender "aligned" does it with the bare 64 KiB: what starts and ends on a page boundary
+    gets bigger pages in the kernel's cache, which costs a third less; no store of records of any
+    length can have that.
+    """
+    writes: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
+    batches: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
+    reads: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
+    count = bench.count
+    records, msg_ids = make_records(count), ids(count)
+    framed = [encode(bytes(16), record) for record in records]
+    size = count * RECORD_BYTES
+    for number in range(bench.rounds):
+        for who, data in ((FLOOR, framed), (_ALIGNED, records)):
+            with bench.fresh() as path:
+                writes[number][who] = rate(size, partial(_plain_write, path / "f", data, count))
+                reads[number][who] = rate(size, partial(_plain_read, path / "f", data, count))
+        with bench.fresh() as path, open_store(path) as store:
+            writes[number][OURS] = rate(size, lambda: _store_write(store, records, msg_ids))
+            reads[number][OURS] = rate(size, lambda: _store_read(store, msg_ids))
+        with bench.fresh() as path, open_store(path) as store:
+            batches[number][OURS] = rate(size, lambda: _store_batches(store, records, msg_ids))
+            batches[number][FLOOR] = writes[number][FLOOR]
+    bench.report.add("write_64KiB", writes, unit="GB/s")
+    bench.report.add("write_many_64KiB", batches, unit="GB/s")
+    bench.report.add("read_64KiB", reads, unit="GB/s")
+    bench.report.judge(
+        [
+            Bar.at_least("write / plain write", bench.report.ratio("write_64KiB", FLOOR), 0.5),
+            Bar.at_least("read / plain read", bench.report.ratio("read_64KiB", FLOOR), 0.5),
+        ]
+    )
+
+
+def _plain_write(path: Path, records: list[bytes], count: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    for index in range(count):
+        os.write(fd, records[index % len(records)])
+    os.close(fd)
+
+
+def _plain_read(path: Path, records: list[bytes], count: int) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    stride = len(records[0])
+    for index in range(count):
+        os.pread(fd, RECORD_BYTES, index * stride)
+    os.close(fd)
+
+
+def _store_write(store: MessageStore, records: list[bytes], msg_ids: list[bytes]) -> None:
+    for index, msg_id in enumerate(msg_ids):
+        store.write(msg_id, records[index % len(records)])
+
+
+def _store_batches(store: MessageStore, records: list[bytes], msg_ids: list[bytes]) -> None:
+    for start in range(0, len(msg_ids), 16):
+        batch = msg_ids[start : start + 16]
+        store.write_many(
+            [(msg_id, records[(start + at) % len(records)], 1) for at, msg_id in enumerate(batch)]
+        )
+
+
+def _store_read(store: MessageStore, msg_ids: list[bytes]) -> None:
+    for msg_id in msg_ids:
+        store.read(msg_id)
+
+
+def recovery(bench: Bench) -> None:
+    """Opening by a scan of the files, against reading them from the page cache."""
+    rounds: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
+    count = bench.count
+    records, msg_ids = make_records(count), ids(count)
+    references = dict.fromkeys(msg_ids, 1)
+    size = count * RECORD_BYTES
+    with bench.fresh() as path:
+        with open_store(path) as store:
+            _store_write(store, records, msg_ids)
+            store.sync()
+        for round_ in rounds:
+            round_[FLOOR] = rate(size, lambda: _read_files(path))
+            round_[OURS] = rate(size, lambda: open_store(path, references).close())
+    bench.report.add("recovery_scan", rounds, unit="GB/s")
+    bench.report.judge([Bar.at_least("recovery scan", bench.report.value("recovery_scan"), 1.0)])
+
+
+def _read_files(path: Path) -> None:
+    for file in path.glob("*.rdq"):
+        fd = os.open(file, os.O_RDONLY)
+        while os.read(fd, _CHUNK):
+            pass
+        os.close(fd)
+
+
+def space_and_latency(bench: Bench) -> None:
+    """Two references each, nine in ten messages acknowledged twice at random; and what a second
+    thread that publishes, reads and acknowledges notices of the compaction."""
+    count = bench.count
+    records, msg_ids = make_records(count), ids(count)
+    with bench.fresh() as path, open_store(path, background=False) as store:
+        for index, msg_id in enumerate(msg_ids):
+            store.write(msg_id, records[index % len(records)], 2)
+        store.sync()
+        quiet = _publish_beside(store, lambda: time.sleep(bench.seconds))
+        chosen = random.Random(2).sample(msg_ids, count * 9 // 10)
+        for _ in range(2):
+            for msg_id in chosen:
+                store.remove([msg_id])
+        store.compact()
+        stats = store.stats()
+        on_disk = sum(file.stat().st_size for file in path.iterdir())
+        loud: list[float] = []
+        copied = stats.compaction.bytes_copied
+        spent = 0.0
+        while spent < bench.seconds / 2:
+            remains = _make_garbage(store, records)
+            started = time.perf_counter()
+            loud += _publish_beside(store, lambda: _compact(store))
+            spent += time.perf_counter() - started
+            store.remove(remains)
+        copied = store.stats().compaction.bytes_copied - copied
+    add = bench.report.add
+    size = on_disk / stats.live
+    add("disk_after_90%_acked", [{OURS: Sample(size)}], unit="x live", better="lower")
+    notes = {
+        "quiet": f"{len(quiet)} publishes",
+        "compacting": f"{len(loud)} publishes, {copied >> 20} MiB copied in {spent:.1f} s",
+    }
+    p99 = {"quiet": Sample(_p99(quiet) * 1e6), "compacting": Sample(_p99(loud) * 1e6)}
+    add("publish_p99", [p99], unit="us", better="lower", notes=notes)
+    bench.report.judge(
+        [
+            Bar.at_most("disk after 90 % acked / live", size, 1.6),
+            Bar.at_most("p99 compacting / quiet", _p99(loud) / _p99(quiet), 3.0),
+        ]
+    )
+
+
+def _compact(store: MessageStore) -> None:
+    store.compact()
+
+
+def _make_garbage(store: MessageStore, records: list[bytes]) -> list[bytes]:
+    """128 MiB of which three in ten messages live; gives their ids."""
+    msg_ids = [os.urandom(16) for _ in range((128 << 20) // RECORD_BYTES)]
+    _store_write(store, records, msg_ids)
+    store.remove([msg_id for index, msg_id in enumerate(msg_ids) if index % 10 > 2])
+    return [msg_id for index, msg_id in enumerate(msg_ids) if index % 10 <= 2]
+
+
+def _publish_beside(store: MessageStore, work: Callable[[], None]) -> list[float]:
+    """Latencies, in seconds, of publishing in a second thread while ``work`` runs."""
+    latencies: list[float] = []
+    stop = threading.Event()
+    records = make_records(64)
+    waiting: list[bytes] = []
+
+    def publish() -> None:
+        while not stop.is_set():
+            msg_id = os.urandom(16)
+            started = time.perf_counter()
+            store.write(msg_id, records[len(latencies) % 64])
+            latencies.append(time.perf_counter() - started)
+            waiting.append(msg_id)
+            if len(waiting) > 100:
+                old = waiting.pop(0)
+                store.read(old)
+                store.remove([old])
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        work()
+    finally:
+        stop.set()
+        thread.join()
+    store.remove(waiting)
+    return latencies
+
+
+def _p99(latencies: list[float]) -> float:
+    return sorted(latencies)[len(latencies) * 99 // 100]
+
+
+def steady_load(bench: Bench) -> None:
+    """Publish and acknowledge at full speed, at random, with a backlog: the disk's high water."""
+    records = make_records(64)
+    chance = random.Random(3)
+    waiting: list[bytes] = []
+    worst = float("-inf")
+    published = 0
+    with bench.fresh() as path, open_store(path) as store:
+        deadline = time.monotonic() + bench.seconds
+        started = time.perf_counter()
+        while time.monotonic() < deadline:
+            for number in range(32):
+                msg_id = os.urandom(16)
+                store.write(msg_id, records[number])
+                waiting.append(msg_id)
+                if len(waiting) * RECORD_BYTES > _LIVE_BACKLOG:
+                    at = chance.randrange(len(waiting))
+                    waiting[at], waiting[-1] = waiting[-1], waiting[at]
+                    store.remove([waiting.pop()])
+            published += 32
+            live = len(waiting) * framed_size(RECORD_BYTES)
+            worst = max(worst, _disk(path) - 2 * FILE_BYTES - 2.2 * live)
+        elapsed = time.perf_counter() - started
+        stats = store.stats()
+    rate_ = published * RECORD_BYTES / elapsed / _GB
+    note = f"stalled {stats.stalled_seconds:.1f} of {elapsed:.1f} s"
+    add = bench.report.add
+    add("steady_load", [{OURS: Sample(rate_)}], unit="GB/s", notes={OURS: note})
+    bench.report.judge([Bar.at_most("steady: disk - 2.2 x live - 2 files", worst / 1e6, 0.0, "MB")])
+
+
+def _disk(path: Path) -> int:
+    total = 0
+    for entry in os.scandir(path):
+        try:
+            total += entry.stat().st_size
+        except FileNotFoundError:
+            continue  # compaction was faster
+    return total
+
+
+def memory_and_snapshot(bench: Bench) -> None:
+    """A million messages: memory of each, and opening from a snapshot."""
+    count = 1_000_000
+    tracemalloc.start()
+    locations = Locations()
+    for number in range(count // 10):
+        locations.add(os.urandom(16), number >> 8, number << 16, RECORD_BYTES, 1)
+    written, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    per_message = written / (count // 10)
+    with bench.fresh() as path:
+        with open_store(path, background=False) as store:
+            store.write_many([(msg_id, b"x" * 8, 1) for msg_id in ids(count)])
+            store.sync()
+            snapshot = store.snapshot()
+        rounds: list[dict[str, Sample]] = []
+        for _ in range(bench.rounds):
+            gc.collect()
+            cpu = time.process_time()
+            open_store(path, snapshot=snapshot).close()
+            rounds.append({OURS: Sample((time.process_time() - cpu) * 1e3)})
+    add = bench.report.add
+    add("memory_per_message", [{OURS: Sample(per_message)}], unit="bytes", better="lower")
+    add("open_1M_from_snapshot", rounds, unit="CPU ms", better="lower")
+    bench.report.judge(
+        [
+            Bar.at_most("memory per message", per_message, 200, "bytes"),
+            Bar.at_most(
+                "open of 1M messages", bench.report.value("open_1M_from_snapshot"), 150, "CPU ms"
+            ),
+        ]
+    )
+
+
+GROUPS: dict[str, Callable[[Bench], None]] = {
+    "write_read": write_and_read,
+    "recovery": recovery,
+    "space_latency": space_and_latency,
+    "steady": steady_load,
+    "memory": memory_and_snapshot,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--megabytes", type=int, default=256, help="of 64 KiB records")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument("--directory", type=Path, default=None, help="where the files go")
+    parser.add_argument("--json", type=Path, default=None, help="where the JSON lines go")
+    options = parser.parse_args()
+    unknown = set(options.groups) - set(GROUPS)
+    if unknown:
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    console = Console(stderr=True)
+    lines = options.json.open("w") if options.json else sys.stdout
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        report = Report(lines, console)
+        bench = Bench(Path(directory), options.megabytes, options.rounds, options.seconds, report)
+        for name in options.groups or GROUPS:
+            GROUPS[name](bench)
+    report.print_tables()
+    if options.json:
+        lines.close()
+    return 0 if all(bar.holds is not False for bar in report.bars) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""Open files, for readers, the writer and compaction alike: a bounded number of idle ones.
+
+A handle closes its descriptor when the last reference to it is dropped, so whoever holds one can
+read on, also when the file has been deleted or pushed out of the table meanwhile. Counting users
+is left to the interpreter: it does so anyway, and a lock less is taken for each read.
+
+Not thread-safe; the owner's lock guards :class:`Handles`, never the I/O on a handle.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict
+
+from journal.files import FileSystem
+from msgstore.format import file_name
+
+__all__ = ["Handle", "Handles"]
+
+
+class Handle:
+    """An open file; ``fd`` is good as long as this object is."""
+
+    __slots__ = ("_close", "fd", "key")
+
+    def __init__(self, fs: FileSystem, key: int, fd: int) -> None:
+        self.key = key
+        self.fd = fd
+        self._close = fs.close
+
+    def __del__(self) -> None:
+        self._close(self.fd)
+
+
+class Handles:
+    """A table of at most ``limit`` open files; the least recently used one goes first."""
+
+    def __init__(self, fs: FileSystem, directory: str, writable: bool, limit: int = 64) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+        self._limit = limit
+        self._open: OrderedDict[int, Handle] = OrderedDict()
+
+    def path(self, key: int) -> str:
+        """The path of a file by its key."""
+        return os.path.join(self._directory, file_name(key))
+
+    def get(self, key: int) -> Handle:
+        """Open the file or find it open. Raises :class:`OSError`."""
+        handle = self._open.get(key)
+        if handle is None:
+            return self._add(key, self._flags)
+        self._open.move_to_end(key)
+        return handle
+
+    def create(self, key: int) -> Handle:
+        """Make a new file. Raises :class:`OSError`, also if it exists."""
+        return self._add(key, self._flags | os.O_CREAT | os.O_EXCL)
+
+    def forget(self, key: int) -> Handle | None:
+        """Take the file off the table: it is being deleted.
+
+        The last one to let go of the handle gives the file's blocks back, which takes
+        milliseconds; the caller should be the one, outside of the lock.
+        """
+        return self._open.pop(key, None)
+
+    def close(self) -> None:
+        """Forget all."""
+        self._open.clear()
+
+    def _add(self, key: int, flags: int) -> Handle:
+        try:
+            fd = self._fs.open(self.path(key), flags, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            # The process is out of descriptors: our own idle ones are the first to go.
+            self._open.clear()
+            fd = self._fs.open(self.path(key), flags, 0o666)
+        handle = self._open[key] = Handle(self._fs, key, fd)
+        if len(self._open) > self._limit:
+            self._open.popitem(last=False)
+        return handle

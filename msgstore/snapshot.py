@@ -1,0 +1,46 @@
+"""The whole in-memory state of a store as bytes, for a clean shutdown.
+
+A msgpack array: version, next file number, ``[[file key, size, live bytes], ...]``, byte order,
+and the location columns. It carries no checksum: whoever keeps it on disk adds one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgpack
+
+from msgstore.errors import StaleSnapshotError
+from msgstore.locations import Locations
+from msgstore.summary import Summary
+
+__all__ = ["dump_snapshot", "load_snapshot"]
+
+_VERSION = 1
+
+
+def dump_snapshot(locations: Locations, summary: Summary, next_file: int) -> bytes:
+    """Pack the state; 40 bytes a message, O(n log n)."""
+    files = [[key, entry.size, entry.live] for key, entry in summary]
+    packed: bytes = msgpack.packb(
+        [_VERSION, next_file, files, sys.byteorder, *locations.columns()], use_bin_type=True
+    )
+    return packed
+
+
+def load_snapshot(data: bytes) -> tuple[Locations, Summary, int]:
+    """Unpack the state. Raises :class:`StaleSnapshotError` for what :func:`dump_snapshot` of this
+    version and machine did not make."""
+    try:
+        version, next_file, files, order, *columns = msgpack.unpackb(
+            data, raw=False, max_bin_len=len(data)
+        )
+        if version != _VERSION or order != sys.byteorder or len(columns) != 5:
+            raise ValueError("it has another version or byte order")
+        locations = Locations.load((columns[0], columns[1], columns[2], columns[3], columns[4]))
+        summary = Summary()
+        for key, size, live in files:
+            summary.add_file(key, size, live)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise StaleSnapshotError(f"the snapshot can't be used: {error}") from error
+    return locations, summary, next_file

@@ -1,0 +1,90 @@
+"""What the parts of one open store share: the lock, the index, the file summaries, the handles.
+
+Locks, always taken in this order: the compaction's mutex, the writer's append lock, ``lock``.
+``lock`` is held for dictionary work and for opening a file, never for reading or writing one.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+
+from journal.errors import ClosedError
+from journal.files import FileSystem
+from journal.poison import Poison
+from msgstore.format import Check, file_name
+from msgstore.handles import Handles
+from msgstore.locations import Location, Locations
+from msgstore.summary import FileSummary, Summary
+
+__all__ = ["State", "Worth"]
+
+
+class Worth(enum.IntEnum):
+    """What a removal left for compaction to do."""
+
+    NOTHING = 0
+    DRAINED = 1
+    """The current file has no live message: to be rolled if that lasts."""
+    RECLAIM = 2
+
+
+class State:
+    """The shared state of one open store; ``lock`` guards all of it."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        poison: Poison,
+        check: Check,
+        *,
+        locations: Locations,
+        summary: Summary,
+        garbage_ratio: float,
+        writable: bool,
+    ) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.poison = poison
+        self.check = check
+        self.locations = locations
+        self.summary = summary
+        self.garbage_ratio = garbage_ratio
+        self.handles = Handles(fs, directory, writable)
+        self.lock = threading.Lock()
+        self.closed = False
+        self.current: int | None = None
+        """Key of the file that is appended to."""
+        self.unsynced: set[int] = set()
+        """Keys of files that may hold bytes a power loss would take."""
+        self.leftovers: list[str] = []
+        """Paths of RabbitMQ's ``.rdt`` files whose records are safe elsewhere by now."""
+
+    def path(self, key: int) -> str:
+        """The path of a file by its key."""
+        return os.path.join(self.directory, file_name(key))
+
+    def check_open(self) -> None:
+        """Raise :class:`ClosedError` after close."""
+        if self.closed:
+            raise ClosedError(f"{self.directory}: the message store is closed")
+
+    def is_reclaimable(self, key: int, entry: FileSummary) -> bool:
+        """Whether compaction should look at the file: dead, or more garbage than is allowed."""
+        if key == self.current:
+            return False
+        if not entry.live:
+            return True
+        return entry.stuck is None and entry.garbage > self.garbage_ratio * entry.size
+
+    def discard(self, location: Location) -> Worth:
+        """Count a record as garbage; whether its file is worth compaction's while now."""
+        entry = self.summary.files[location.file]
+        self.summary.change_live(entry, -location.total)
+        if self.is_reclaimable(location.file, entry):
+            return Worth.RECLAIM
+        if not entry.live and location.file == self.current:
+            return Worth.DRAINED
+        return Worth.NOTHING

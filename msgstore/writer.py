@@ -1,0 +1,347 @@
+"""The one that appends: the current file, the roll to the next, the sync of what was written.
+
+A record is handed to the operating system at the offset where the last good one ends. If that
+fails half-way the file is cut back to there, so that no scan ever meets a torn record with others
+behind it; if even the cut fails, the store takes no more writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+
+from journal.errors import StorageError, UsageError, WritesRefusedError
+from journal.files import pwrite_all
+from journal.sync import GroupCommit
+from msgstore.format import END, ID_SIZE, encode, framed_size, pack_header
+from msgstore.handles import Handle
+from msgstore.locations import MAX_REFERENCES
+from msgstore.state import State
+
+__all__ = ["HARMLESS_ERRORS", "Writer"]
+
+HARMLESS_ERRORS = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EINTR)
+)
+"""Errors that say nothing about the disk's health: the operation may be tried again later."""
+
+_JOIN_BELOW = 1 << 18
+"""Up to this record size (bytes) one copy into a joined buffer is cheaper than three calls."""
+_BATCH_BYTES = 1 << 20
+
+Item = tuple[bytes, bytes, int]
+
+
+class Writer:
+    """Appends to the current file. ``on_garbage`` is called when a rolled file has garbage."""
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        next_file: int,
+        file_size_limit: int,
+        max_message_bytes: int,
+        on_garbage: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._fs = state.fs
+        self._next_file = next_file
+        self._limit = file_size_limit
+        self._max_record = max_message_bytes
+        self._on_garbage = on_garbage
+        self._append_lock = threading.Lock()
+        self._handle: Handle | None = None
+        self._names_changed = True
+        self._group = GroupCommit(self._sync)
+
+    def check_item(self, msg_id: bytes, record: bytes, references: int) -> None:
+        """Raise :class:`UsageError` for what can't be stored."""
+        if len(msg_id) != ID_SIZE:
+            raise UsageError(f"a message id has {ID_SIZE} bytes, not {len(msg_id)}")
+        if len(record) > self._max_record:
+            raise UsageError(
+                f"a message of {len(record)} bytes is over the maximum of {self._max_record}"
+            )
+        if not 1 <= references <= MAX_REFERENCES:
+            raise UsageError(f"a message can't have {references} references")
+
+    def write(self, msg_id: bytes, record: bytes, references: int) -> None:
+        """Append one record, or count references more if the message is there."""
+        self.check_item(msg_id, record, references)
+        state = self._state
+        with self._append_lock:
+            self._check()
+            with state.lock:
+                if state.locations.refer(msg_id, references):
+                    return
+            self._append_one(msg_id, record, references)
+
+    def write_many(self, items: Sequence[Item]) -> None:
+        """Append many records; all or nothing counts, whatever reached the file."""
+        for item in items:
+            self.check_item(*item)
+        state = self._state
+        with self._append_lock:
+            self._check()
+            done: list[tuple[bytes, int]] = []
+            try:
+                batch: list[Item] = []
+                size = 0
+                for msg_id, record, references in items:
+                    with state.lock:
+                        known = state.locations.refer(msg_id, references)
+                    if known:
+                        done.append((msg_id, references))
+                        continue
+                    batch.append((msg_id, record, references))
+                    size += framed_size(len(record))
+                    if size >= _BATCH_BYTES or self._offset() + size >= self._limit:
+                        self._append_distinct(batch, size, done)
+                        batch, size = [], 0
+                if batch:
+                    self._append_distinct(batch, size, done)
+            except BaseException:
+                self._undo(done)
+                raise
+
+    def _append_distinct(self, batch: list[Item], size: int, done: list[tuple[bytes, int]]) -> None:
+        """Append a batch in which an id may occur twice: only the first of them is written."""
+        state = self._state
+        first = {item[0]: item for item in reversed(batch)}
+        if len(first) < len(batch):
+            again = [item for item in batch if first[item[0]] is not item]
+            batch = [item for item in batch if first[item[0]] is item]
+            size = sum(framed_size(len(item[1])) for item in batch)
+        else:
+            again = []
+        self._append(batch, size)
+        done.extend((item[0], item[2]) for item in batch)
+        with state.lock:
+            for msg_id, _, references in again:
+                state.locations.refer(msg_id, references)
+        done.extend((item[0], item[2]) for item in again)
+
+    def _undo(self, done: list[tuple[bytes, int]]) -> None:
+        state = self._state
+        with state.lock:
+            for msg_id, references in done:
+                for _ in range(references):
+                    location = state.locations.release(msg_id)
+                    if location is not None and not location.references:
+                        state.discard(location)
+        self._on_garbage()
+
+    def _offset(self) -> int:
+        current = self._state.current
+        return 0 if current is None else self._state.summary.files[current].size
+
+    def _check(self) -> None:
+        state = self._state
+        if state.closed or state.poison.reason is not None:
+            state.check_open()
+            state.poison.check()
+
+    def _append(self, batch: list[Item], size: int) -> None:
+        """Append distinct new records, ``size`` bytes with their frames, at the current end."""
+        if len(batch) == 1:
+            self._append_one(*batch[0])
+            return
+        state = self._state
+        handle = self._handle or self._start_file()
+        entry = state.summary.files[handle.key]
+        offset = entry.size
+        try:
+            self._put_batch(handle.fd, batch, offset)
+        except BaseException as error:
+            self._cut_back(handle, offset, error)
+            if isinstance(error, OSError):
+                raise StorageError(state.path(handle.key), "can't append", error) from error
+            raise
+        with state.lock:
+            add = state.locations.add
+            for msg_id, record, references in batch:
+                total = framed_size(len(record))
+                add(msg_id, handle.key, offset, total, references)
+                offset += total
+            state.summary.append(entry, size)
+            state.unsynced.add(handle.key)
+        if offset >= self._limit:
+            self._roll()
+
+    def _put_batch(self, fd: int, batch: list[Item], offset: int) -> None:
+        """Write records one behind the other, joined up to a size that is cheap to allocate."""
+        parts: list[bytes] = []
+        size = 0
+        for msg_id, record, _ in batch:
+            total = framed_size(len(record))
+            if parts and size + total > _JOIN_BELOW:
+                pwrite_all(self._fs, fd, b"".join(parts), offset)
+                offset += size
+                parts, size = [], 0
+            if total > _JOIN_BELOW:
+                self._put_apart(fd, msg_id, record, offset)
+                offset += total
+                continue
+            parts += (pack_header(msg_id, len(record)), record, END)
+            size += total
+        if parts:
+            pwrite_all(self._fs, fd, b"".join(parts), offset)
+
+    def _append_one(self, msg_id: bytes, record: bytes, references: int) -> None:
+        """As :meth:`_append`, for one record: the way of most messages."""
+        state = self._state
+        handle = self._handle or self._start_file()
+        entry = state.summary.files[handle.key]
+        offset = entry.size
+        total = framed_size(len(record))
+        try:
+            if total <= _JOIN_BELOW:
+                data = encode(msg_id, record)
+                if self._fs.pwrite(handle.fd, data, offset) != total:
+                    pwrite_all(self._fs, handle.fd, data, offset)
+            else:
+                self._put_apart(handle.fd, msg_id, record, offset)
+        except BaseException as error:
+            self._cut_back(handle, offset, error)
+            if isinstance(error, OSError):
+                raise StorageError(state.path(handle.key), "can't append", error) from error
+            raise
+        with state.lock:
+            state.locations.add(msg_id, handle.key, offset, total, references)
+            state.summary.append(entry, total)
+            state.unsynced.add(handle.key)
+        if offset + total >= self._limit:
+            self._roll()
+
+    def _put_apart(self, fd: int, msg_id: bytes, record: bytes, offset: int) -> None:
+        header = pack_header(msg_id, len(record))
+        pwrite_all(self._fs, fd, header, offset)
+        pwrite_all(self._fs, fd, record, offset + len(header))
+        pwrite_all(self._fs, fd, END, offset + len(header) + len(record))
+
+    def _cut_back(self, handle: Handle, offset: int, error: BaseException) -> None:
+        """Take a part of an append away again; refuse writes when that can't be had."""
+        try:
+            self._fs.truncate(handle.fd, offset)
+        except OSError as second:
+            self._state.poison.set(
+                StorageError(self._state.path(handle.key), "can't cut a partial append", second)
+            )
+        if isinstance(error, OSError) and error.errno not in HARMLESS_ERRORS:
+            self._state.poison.set(
+                StorageError(self._state.path(handle.key), "can't append", error)
+            )
+
+    def _start_file(self) -> Handle:
+        """Open the current file for appending, or begin the next one."""
+        state = self._state
+        with state.lock:
+            try:
+                if state.current is not None:
+                    self._handle = state.handles.get(state.current)
+                    return self._handle
+                key = self._next_file
+                handle = state.handles.create(key)
+            except OSError as error:
+                key = self._next_file if state.current is None else state.current
+                raise StorageError(state.path(key), "can't be opened", error) from error
+            self._next_file = key + 1
+            self._handle = handle
+            state.summary.add_file(key)
+            state.current = key
+            self._names_changed = True
+            return handle
+
+    def _roll(self) -> None:
+        """Let the current file be; the next append begins a new one."""
+        state = self._state
+        with state.lock:
+            if state.current is None:
+                return
+            key = state.current
+            state.current = None
+            self._handle = None
+            wanted = state.is_reclaimable(key, state.summary.files[key])
+        if wanted:
+            self._on_garbage()
+
+    def roll_if_dead(self, key: int, size: int) -> bool:
+        """Roll if the current file is ``key``, still ``size`` long, and without a live message."""
+        state = self._state
+        with self._append_lock:
+            with state.lock:
+                if state.current != key:
+                    return False
+                entry = state.summary.files[key]
+                if entry.live or entry.size != size:
+                    return False
+            self._roll()
+            return True
+
+    def next_key(self) -> int:
+        """Reserve a file number, for compaction."""
+        with self._append_lock:
+            key = self._next_file
+            self._next_file += 1
+            return key
+
+    @property
+    def next_file(self) -> int:
+        """The lowest number no file has had."""
+        return self._next_file
+
+    def sync(self) -> None:
+        """Make every write that returned before this call durable; callers share the work.
+
+        Raises :class:`StorageError`, and the store then takes no more writes, or
+        :class:`WritesRefusedError`.
+        """
+        self._check()
+        self._group.commit()
+
+    def _sync(self) -> None:
+        state = self._state
+        if state.poison.reason is not None:
+            raise WritesRefusedError(f"nothing is synced any more: {state.poison.reason}")
+        with state.lock:
+            keys = sorted(state.unsynced)
+        for key in keys:
+            self._sync_file(key)
+        with state.lock:
+            names_changed, self._names_changed = self._names_changed, False
+        if names_changed:
+            try:
+                self._fs.sync_dir(state.directory)
+            except OSError as error:
+                raise self._refuse_writes(state.directory, error) from error
+
+    def _sync_file(self, key: int) -> None:
+        state = self._state
+        path = state.path(key)
+        with state.lock:
+            if key not in state.unsynced:
+                return  # all its messages are gone, and so is the file
+            try:
+                handle = state.handles.get(key)
+            except OSError as error:
+                raise StorageError(path, "can't be opened to be synced", error) from error
+            state.unsynced.remove(key)
+        try:
+            self._fs.fdatasync(handle.fd)
+        except OSError as error:
+            raise self._refuse_writes(path, error) from error
+
+    def _refuse_writes(self, path: str, error: OSError) -> StorageError:
+        failure = StorageError(path, "can't be synced", error)
+        self._state.poison.set(failure)
+        return failure
+
+    def close(self) -> None:
+        """Let go of all files; every later call raises :class:`ClosedError`."""
+        state = self._state
+        with self._append_lock, state.lock:
+            state.closed = True
+            self._handle = None
+            state.handles.close()

@@ -1,0 +1,96 @@
+"""The process that the demo kills: threads that publish, and threads that consume.
+
+``python -m qindex.cli.demo_child DIRECTORY FD NUMBER``: opens the store (which recovers it, after
+a kill), tells its parent of each call through the descriptor FD, and goes on until it is killed,
+or its parent is gone. NUMBER: the number of the next message, so that no two runs use one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from time import sleep
+
+import qindex
+from qindex.cli.demo_log import (
+    ACKED,
+    ACKING,
+    DELIVERED,
+    PUBLISHED,
+    body_of,
+    key_of,
+    note,
+)
+
+__all__ = ["CONSUMERS", "PUBLISHERS", "QUEUE", "READY", "main"]
+
+QUEUE = "orders"
+PUBLISHERS = 2
+CONSUMERS = 2
+READY = b"R"
+"""What comes first, alone, once the store is open."""
+
+_BREATH = 0.001
+_MESSAGES_A_BREATH = 8
+_BACKLOG = 2000
+
+
+def main(arguments: list[str]) -> None:
+    """Work until killed."""
+    directory, fd, first = arguments[0], int(arguments[1]), int(arguments[2])
+    engine = qindex.open(directory)
+    queue = engine.queue(QUEUE)
+    os.write(fd, READY)
+    workers = [
+        threading.Thread(target=_publish, args=(queue, fd, n, first)) for n in range(PUBLISHERS)
+    ]
+    workers += [threading.Thread(target=_consume, args=(queue, fd, n)) for n in range(CONSUMERS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _publish(queue: qindex.Queue, fd: int, thread: int, number: int) -> None:
+    while True:
+        for _ in range(_MESSAGES_A_BREATH):
+            seq = queue.publish(body_of(thread, number), key=key_of(thread, number))
+            if not _told(fd, PUBLISHED, thread, 0, number, seq):
+                return
+            number += 1
+        # Neither side may run away: there should be a backlog, of about this many.
+        sleep(_BREATH * len(queue) / _BACKLOG)
+
+
+def _consume(queue: qindex.Queue, fd: int, consumer: int) -> None:
+    """Take a few, work on them for a moment, then acknowledge each: what a kill finds in between
+    was delivered and will be delivered again."""
+    while True:
+        taken = []
+        for delivery in queue.get_many(_MESSAGES_A_BREATH, timeout=None):
+            _, thread, number = (delivery.key or "").split("-")
+            flags = consumer << 1 | delivery.redelivered
+            told = (int(thread), flags, int(number), delivery.seq_id)
+            if not _told(fd, DELIVERED, *told):
+                return
+            taken.append((delivery, told))
+        sleep(_BREATH)
+        for delivery, told in taken:
+            if not _told(fd, ACKING, *told):
+                return
+            delivery.ack()
+            if not _told(fd, ACKED, *told):
+                return
+
+
+def _told(fd: int, kind: int, thread: int, flags: int, number: int, seq: int) -> bool:
+    try:
+        note(fd, kind, thread, flags, number, seq)
+    except BrokenPipeError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

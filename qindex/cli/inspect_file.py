@@ -1,0 +1,159 @@
+"""``inspect``: one file, record by record, and where it stops making sense."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from journal.errors import NotAStoreError, StorageError, StoreError, UsageError
+from journal.files import REAL, read_file, read_optional
+from journal.findings import Finding
+from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
+from msgstore.scan import scan_file
+from qindex import layout, record_format
+from qindex.cli.look import JsonOption
+from qindex.cli.output import print_findings, print_json, print_line, print_note
+from qindex.entries import decode_stored
+from qindex.layouts import journal_layout, segment_layout
+from qindex.rabbitmq.term_format import TermError
+from qindex.rabbitmq.vhost_config import parse_vhost_config
+from qindex.segment_format import DEFAULT_ENTRY_COUNT, STEP_SIZE, file_number
+from qindex.sound_read import Layout, read_soundly
+
+__all__ = ["inspect_command"]
+
+_FORMATS = {0x83: "rabbitmq", record_format.MAGIC[0]: "qindex"}
+_KNOWN = ".jif, .idx, .rdq"
+
+
+def inspect_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help=f"One of {_KNOWN}.")],
+    entries: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1 << 14, help="Entries a segment; default: what the file's store says."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Print the records of one file with their offsets.
+
+    Behind them, on standard error, a line for each place that makes no sense; then it exits 1.
+    """
+    suffix = os.path.splitext(file)[1]
+    if os.path.isdir(file):
+        raise UsageError(f"{file}: is a directory, not a file (see list and cat)")
+    if suffix == ".rdq":
+        records, findings = _stored(file)
+    elif suffix in (".jif", ".idx"):
+        records, findings = _index(file, suffix, entries)
+    else:
+        raise UsageError(f"{file}: not a file that can be inspected ({_KNOWN})")
+    for record in records:
+        if as_json:
+            print_json(record)
+        else:
+            print_line(_line(record))
+    return print_findings(findings)
+
+
+def _line(record: dict[str, Any]) -> str:
+    rest = " ".join(
+        f"{name}={value}"
+        for name, value in record.items()
+        if name not in ("offset", "length", "record") and value is not None
+    )
+    return f"{record['offset']:>10} {record['length']:>8} {record['record']:<8} {rest}"
+
+
+def _index(
+    path: str, suffix: str, entries: int | None
+) -> tuple[Iterator[dict[str, Any]], list[Finding]]:
+    try:
+        data = read_file(REAL, path)
+    except OSError as error:
+        raise StorageError(path, "can't be read", error) from error
+    if suffix == ".jif":
+        how, step = journal_layout((1 << 62) - 1), ACTION_SIZE
+    else:
+        number = file_number(os.path.basename(path))
+        if number is None:
+            raise UsageError(f"{path}: a segment file is named for its number, like 0.idx")
+        how, step = segment_layout(number, entries or _entry_count(path)), STEP_SIZE
+    reading = read_soundly(path, data, how)
+    walk = reading.walk
+    rows = zip(
+        walk.kinds.tolist(),
+        walk.seqs.tolist(),
+        walk.offsets.tolist(),
+        walk.lengths.tolist(),
+        strict=True,
+    )
+    return _records(reading.data, rows, how, step), reading.findings
+
+
+def _records(
+    data: bytes | bytearray, rows: Iterator[tuple[int, int, int, int]], how: Layout, step: int
+) -> Iterator[dict[str, Any]]:
+    delivered: set[int] = set()
+    for kind, seq, offset, length in rows:
+        record: dict[str, Any] = {"offset": offset, "length": length}
+        if kind >= DELIVER:
+            # A segment has one kind of step: the second one of an entry is its ack.
+            is_ack = kind == ACK if step == ACTION_SIZE else seq in delivered
+            delivered.add(seq)
+            yield record | {"record": "ack" if is_ack else "deliver", "seq_id": seq}
+            continue
+        msg_id, expiry, size, embedded = PAYLOAD.unpack_from(data, offset + how.payload_at)
+        first = data[offset + how.head_size] if embedded else None
+        yield record | {
+            "record": "publish",
+            "seq_id": seq,
+            "persistent": kind == PUBLISH_PERSISTENT,
+            "msg_id": msg_id.hex(),
+            "expiry": expiry or None,
+            "size": size,
+            "embedded": embedded,
+            "format": None if first is None else _FORMATS.get(first),
+        }
+
+
+def _entry_count(path: str) -> int:
+    """Find out how many entries a segment of the store has that the file is in."""
+    store = os.path.join(os.path.dirname(os.path.abspath(path)), "..", "..")
+    try:
+        marker = layout.read_marker(REAL, store)
+        if marker is not None:
+            return marker.entry_count
+        config = read_optional(REAL, os.path.join(store, layout.CONFIG))
+        if config is not None:
+            return parse_vhost_config(config).segment_entry_count
+    except (OSError, TermError, NotAStoreError) as error:
+        print_note(f"the store of {path} does not tell its segments' size: {error}")
+    print_note(f"{path}: {DEFAULT_ENTRY_COUNT} entries a segment assumed (see --entries)")
+    return DEFAULT_ENTRY_COUNT
+
+
+def _stored(path: str) -> tuple[Iterator[dict[str, Any]], list[Finding]]:
+    scan = scan_file(REAL, path, check=_why_damaged, verify=True)
+    records = (
+        {
+            "offset": offset,
+            "length": length,
+            "record": "message",
+            "msg_id": msg_id.hex(),
+        }
+        for msg_id, offset, length in scan.records
+    )
+    return records, scan.findings()
+
+
+def _why_damaged(msg_id: bytes, record: bytes) -> str | None:
+    try:
+        decode_stored(record, msg_id)
+    except StoreError as error:
+        return str(error)
+    return None

@@ -1,0 +1,124 @@
+"""``list`` and ``cat``: look into a store, ours or a RabbitMQ node's, and change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from qindex.cli.output import (
+    plain_value,
+    preview,
+    print_findings,
+    print_json,
+    print_line,
+    row_json,
+)
+from qindex.reader import QueueReader, QueueSummary, Row, StoreReader
+
+__all__ = ["Directory", "JsonOption", "QueueName", "cat_command", "list_command"]
+
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="The store's directory.", show_default=False)
+]
+QueueName = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+
+_COLUMNS = (
+    "name",
+    "ready",
+    "unacked",
+    "bytes",
+    "file_bytes",
+    "segments",
+    "journal_entries",
+    "next_seq_id",
+)
+
+
+def list_command(directory: Directory, as_json: JsonOption = False) -> int:
+    """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
+
+    DIR is a store's directory or that of a RabbitMQ virtual host. unacked: delivered and not
+    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies.
+    """
+    store = StoreReader(directory)
+    found = []
+    code = 0
+    for reader in store.readers():
+        summary = reader.summary_if_there()
+        if summary is None:
+            continue
+        found.append(summary)
+        if as_json:
+            print_json(_summary_json(store, summary))
+        code |= print_findings(reader.findings)
+    if not as_json:
+        _print_table(found)
+    return code | print_findings(store.findings)
+
+
+def _summary_json(store: StoreReader, summary: QueueSummary) -> dict[str, Any]:
+    fields = dataclasses.asdict(summary)
+    return fields | {"name": plain_value(summary.name), "kind": store.kind}
+
+
+def _print_table(found: list[QueueSummary]) -> None:
+    rows = [_COLUMNS] + [
+        tuple("-" if (value := getattr(one, name)) is None else str(value) for name in _COLUMNS)
+        for one in found
+    ]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+    for row in rows:
+        name, *figures = row
+        shown = name if name.isprintable() else ascii(name)
+        cells = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
+        print_line("  ".join([shown.ljust(widths[0]), *cells]))
+
+
+def cat_command(
+    directory: Directory,
+    queue: QueueName,
+    as_json: JsonOption = False,
+    count: Annotated[
+        int | None, typer.Option(min=0, help="Print this many messages at most.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Print messages with this key only.")] = None,
+) -> int:
+    """Print the messages of a queue in order of delivery, and change nothing.
+
+    Without --json a line has seq_id; p(ersistent) or t(ransient), r(edelivered); where the
+    message is; the size of its body in bytes; key; the start of the body. Exits 1 when something
+    is damaged: the sound messages come first, then a line for each damaged place.
+    """
+    store = StoreReader(directory)
+    reader = store.queue(queue)
+    _print_rows(reader, as_json=as_json, count=count, key=key)
+    return print_findings([*reader.findings, *store.findings])
+
+
+def _print_rows(reader: QueueReader, *, as_json: bool, count: int | None, key: str | None) -> None:
+    printed = 0
+    if count == 0:
+        return
+    for row in reader.entries():
+        if key is not None and row.key != key:
+            continue
+        if as_json:
+            print_json(row_json(row))
+        else:
+            print_line(_row_line(row))
+        printed += 1
+        if printed == count:
+            return
+
+
+def _row_line(row: Row) -> str:
+    flags = ("p" if row.persistent else "t") + ("r" if row.redelivered else "-")
+    key = "-" if row.key is None else row.key
+    shown = key if key.isprintable() else ascii(key)
+    text = row.error or preview(row.body)
+    return f"{row.seq_id:>10} {flags} {row.location:<7} {row.size:>9} {shown} {text}".rstrip()

@@ -1,0 +1,196 @@
+"""``publish`` and ``consume``: bring messages into a queue, and take them out."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import qindex
+from journal.errors import DamageError, NotAStoreError, UsageError
+from qindex.cli.look import Directory, JsonOption, QueueName
+from qindex.cli.output import (
+    delivery_json,
+    flush,
+    json_line,
+    print_findings,
+    print_json,
+    print_line,
+    print_note,
+    write_out,
+)
+from qindex.reader import StoreReader
+
+__all__ = ["consume_command", "publish_command"]
+
+_CHUNK = 1 << 16
+_BATCH = 500
+
+
+def publish_command(
+    directory: Directory,
+    queue: QueueName,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="Files; standard input without.", show_default=False
+        ),
+    ] = None,
+    lines: Annotated[
+        bool | None,
+        typer.Option(
+            "--lines/--whole",
+            help="Each line is a message, or each file. Default: lines of standard input, "
+            "whole files.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The messages' key.")] = None,
+    ttl: Annotated[
+        float | None, typer.Option(help="Seconds after which they are dropped at the head.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
+    ] = None,
+    fsync: Annotated[bool, typer.Option("--fsync", help="Wait until they are on disk.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Publish lines of standard input, or files, to a queue; makes both store and queue.
+
+    A line is published as soon as it is read, without its newline.
+    """
+    headers = dict(_header(one) for one in header or ())
+    durability = "fsync" if fsync else "os"
+    with qindex.open(directory, durability=durability) as engine:
+        opened = engine.queue(queue)
+        publish = _publisher(opened, key, headers, ttl)
+        first: int | None = None
+        count = 0
+        for bodies in _batches(files or [], lines):
+            seqs = publish(bodies)
+            first = seqs[0] if first is None else first
+            count += len(bodies)
+        last = None if first is None else first + count - 1
+    if as_json:
+        print_json({"queue": queue, "published": count, "first_seq_id": first, "last_seq_id": last})
+    else:
+        where = f", seq_id {first} to {last}" if count else ""
+        print_line(f"published {count} to {queue}{where}")
+    return 0
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"a header is NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def _publisher(
+    queue: qindex.Queue, key: str | None, headers: dict[str, str], ttl: float | None
+) -> Callable[[list[bytes]], range]:
+    """Give what publishes a batch: one append for all where nothing but bodies is to be kept."""
+
+    def with_all(bodies: list[bytes]) -> range:
+        seqs = [queue.publish(body, key=key, headers=headers, ttl=ttl) for body in bodies]
+        return range(seqs[0], seqs[-1] + 1)
+
+    def plain(bodies: list[bytes]) -> range:
+        return queue.publish_many(bodies, ttl=ttl)
+
+    return plain if key is None and not headers else with_all
+
+
+def _batches(files: list[Path], lines: bool | None) -> Iterator[list[bytes]]:
+    """Give the bodies, as many at a time as there are to be had without waiting."""
+    if not files:
+        stream: Any = sys.stdin.buffer
+        if lines is False:
+            yield [stream.read()]
+        else:
+            # What is there comes at once, so that a pipeline is fast and a terminal prompt.
+            yield from _lines(partial(stream.read1, _CHUNK))
+        return
+    for path in files:
+        with path.open("rb") as file:
+            if lines:
+                yield from _lines(partial(file.read, _CHUNK))
+            else:
+                yield [file.read()]
+
+
+def _lines(read: Callable[[], bytes]) -> Iterator[list[bytes]]:
+    rest = b""
+    while chunk := read():
+        *whole, rest = (rest + chunk).split(b"\n")
+        if whole:
+            yield whole
+    if rest:
+        yield [rest]
+
+
+def consume_command(
+    directory: Directory,
+    queue: QueueName,
+    count: Annotated[int | None, typer.Option(min=0, help="Take this many at most.")] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(help='Seconds to wait for another message; "inf": for ever.', min=0),
+    ] = 0.0,
+    keep: Annotated[
+        bool,
+        typer.Option("--peek", "--no-ack", help="Look only: take nothing, change nothing."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Take messages out of a queue: each body is written to standard output, and a newline.
+
+    A message is acknowledged when it has left this process; if standard output is closed before,
+    or this process is killed, it is delivered again. Damaged messages are reported and skipped.
+    """
+    if math.isnan(timeout):
+        raise UsageError("timeout must be seconds from 0 on, not nan")
+    store = StoreReader(directory)
+    known = store.queue(queue)
+    if keep:
+        with qindex.open(directory, read_only=True) as engine:
+            looked = engine.queue(queue)
+            for delivery in islice(looked, count):
+                write_out(_shown(delivery, as_json))
+            return print_findings([*looked.findings, *engine.findings])
+    if store.kind != "qindex":
+        raise NotAStoreError(f"{directory}: a RabbitMQ directory: only --peek works there")
+    with qindex.open(directory) as engine:
+        return _drain(engine.queue(known.name), count, timeout, as_json)
+
+
+def _drain(queue: qindex.Queue, count: int | None, timeout: float, as_json: bool) -> int:
+    left = math.inf if count is None else count
+    wait = None if math.isinf(timeout) else timeout
+    code = 0
+    while left > 0:
+        try:
+            batch = queue.get_many(int(min(left, _BATCH)), timeout=wait)
+        except DamageError as error:
+            print_note(str(error))
+            code = 1
+            continue
+        if not batch:
+            break
+        write_out(b"".join(_shown(delivery, as_json) for delivery in batch))
+        flush()
+        queue.ack_many(batch)
+        left -= len(batch)
+    return code
+
+
+def _shown(delivery: qindex.Delivery, as_json: bool) -> bytes:
+    if as_json:
+        return json_line(delivery_json(delivery))
+    return delivery.body + b"\n"

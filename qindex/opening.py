@@ -1,0 +1,164 @@
+"""What opening a store does with its files: by the snapshot, or by recovery of queues and message
+store together.
+
+Recovery in order: each queue is loaded and judged (nothing is changed); the index entries of all
+of them are the references of the message store, which is then recovered; entries whose message is
+gone are dropped with the rest of each queue's recovery.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from journal import format as journal_format
+from journal.files import FileSystem
+from journal.findings import Finding
+from journal.poison import Poison
+from msgstore.errors import StaleSnapshotError
+from qindex import layout
+from qindex.load import LoadedQueue
+from qindex.messages import Messages
+from qindex.options import Options
+from qindex.recovery import RestingQueue, finish_recovery, load_for_recovery
+from qindex.segment_format import file_number
+from qindex.seq_file import SeqFile
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.snapshot import read_snapshot, remove_snapshot
+
+__all__ = ["Opened", "Opening", "remove_queue_directory"]
+
+
+@dataclass(slots=True)
+class Opened:
+    """An open store: its queues by directory name, its messages, what recovery met."""
+
+    queues: dict[str, RestingQueue]
+    messages: Messages
+    findings: list[Finding] = field(default_factory=list)
+
+
+class Opening:
+    """Opens the queues and the message store of one directory."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        entry_count: int,
+        options: Options,
+        poison: Poison,
+        before_reclaim: Callable[[], None],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._queues_directory = os.path.join(directory, layout.QUEUES)
+        self._entry_count = entry_count
+        self._options = options
+        self._poison = poison
+        self._before_reclaim = before_reclaim
+
+    def open(self) -> Opened:
+        """Open all; the snapshot is removed before anything changes.
+
+        Raises :class:`DamageError`, :class:`StorageError`, :class:`OSError`.
+        """
+        snapshot = read_snapshot(self._fs, self._directory, self._queues_directory)
+        remove_snapshot(self._fs, self._directory)
+        names = self._clean_up()
+        if snapshot is not None:
+            queues, message_store = snapshot
+            known = set(names) == set(queues)
+            if known and all(_files_agree(self._fs, queue) for queue in queues.values()):
+                try:
+                    return Opened(queues, self._messages(Counter(), message_store))
+                except StaleSnapshotError:
+                    return self._recover(names)
+        return self._recover(names)
+
+    def _messages(self, references: Counter[bytes], snapshot: bytes | None) -> Messages:
+        return Messages(
+            self._fs,
+            self._directory,
+            self._options,
+            self._poison,
+            references=references,
+            snapshot=snapshot,
+            before_reclaim=self._before_reclaim,
+        )
+
+    def _clean_up(self) -> list[str]:
+        """Finish what a crash cut short; gives the directories of the queues there are."""
+        fs = self._fs
+        names = []
+        for name in sorted(fs.listdir(self._queues_directory)):
+            path = os.path.join(self._queues_directory, name)
+            unfinished = layout.QUEUE_NAME + ".tmp"
+            if name.endswith(layout.DELETED_SUFFIX) or set(fs.listdir(path)) <= {unfinished}:
+                remove_queue_directory(fs, path)
+            else:
+                names.append(name)
+        return names
+
+    def _recover(self, names: list[str]) -> Opened:
+        references: Counter[bytes] = Counter()
+        waiting: list[tuple[str, LoadedQueue, SeqFile]] = []
+        queues: dict[str, RestingQueue] = {}
+        findings: list[Finding] = []
+        for name in names:
+            loaded, seq_file = self._load(os.path.join(self._queues_directory, name))
+            if loaded.stored:
+                references.update(msg_id for _, msg_id in loaded.stored)
+                waiting.append((name, loaded, seq_file))
+            else:
+                queues[name] = finish_recovery(self._fs, loaded, seq_file, ())
+                findings += loaded.findings
+        messages = self._messages(references, None)
+        try:
+            for name, loaded, seq_file in waiting:
+                queues[name] = finish_recovery(self._fs, loaded, seq_file, messages.missing)
+                findings += loaded.findings
+        except BaseException:
+            messages.close()
+            raise
+        return Opened(queues, messages, findings + messages.findings)
+
+    def _load(self, path: str) -> tuple[LoadedQueue, SeqFile]:
+        seq_file = SeqFile(self._fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
+        repair = self._options.repair
+        loaded = load_for_recovery(self._fs, path, self._entry_count, seq_file, repair=repair)
+        return loaded, seq_file
+
+    def recover_one(self, path: str) -> tuple[RestingQueue, list[Finding]]:
+        """Recover one queue of an open store, whose references are counted already."""
+        loaded, seq_file = self._load(path)
+        return finish_recovery(self._fs, loaded, seq_file, ()), loaded.findings
+
+    def load_one(self, path: str) -> LoadedQueue:
+        """Load one queue; nothing is changed."""
+        return self._load(path)[0]
+
+
+def _files_agree(fs: FileSystem, resting: RestingQueue) -> bool:
+    """Tell whether the segment files are those of the snapshot, by name and size."""
+    sizes = {}
+    for name in fs.listdir(resting.directory):
+        number = file_number(name)
+        if number is not None or name == journal_format.FILE_NAME:
+            sizes[number] = fs.stat(os.path.join(resting.directory, name)).st_size
+    journal_size = sizes.pop(None, 0)
+    expected = {number: size for number, (_, size) in resting.segments.items()}
+    return journal_size == 0 and sizes == expected
+
+
+def remove_queue_directory(fs: FileSystem, path: str) -> None:
+    """Remove a directory and what is in it. Raises :class:`OSError`."""
+    for name in fs.listdir(path):
+        inner = os.path.join(path, name)
+        try:
+            fs.unlink(inner)
+        except (IsADirectoryError, PermissionError):
+            remove_queue_directory(fs, inner)
+    fs.rmdir(path)

@@ -1,0 +1,308 @@
+"""Every state a crash can leave, for each thing the store does to its files.
+
+What has been promised is kept in the notes of the recording: a message is promised when ``sync``
+returned after its write, and until its removal. In every state, recovery must find each promised
+message with the right bytes, and a second recovery must, too. The number of references of
+everything else is what a queue index might say: it may name messages that were never synced.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from journal.errors import StoreError
+from journal.findings import Cause
+from journal.poison import Poison
+from msgstore import MessageStore
+from msgstore.format import encode
+from tests.msgstore.records import check, message_id, record_of
+from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
+
+SIZE, LIMIT = 130, 600
+"""Of a record and of a file, bytes; several records to a disk sector."""
+BIG_SIZE, BIG_LIMIT = 1500, 5000
+"""And several sectors to a record."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """From here on: ``kept`` must be there; ``gone`` have been removed, durably or not."""
+
+    kept: frozenset[int]
+
+
+@dataclass
+class Driver:
+    """A store on a recording file system, and the model of what it owes."""
+
+    directory: Path
+    fs: RecordingFileSystem
+    store: MessageStore
+    written: set[int] = field(default_factory=set)
+    kept: frozenset[int] = frozenset()
+
+    def write(self, *numbers: int) -> None:
+        for number in numbers:
+            self.store.write(message_id(number), record_of(number, SIZE))
+            self.written.add(number)
+
+    def write_many(self, *numbers: int) -> None:
+        self.store.write_many(
+            [(message_id(number), record_of(number, SIZE), 1) for number in numbers]
+        )
+        self.written.update(numbers)
+
+    def sync(self) -> None:
+        self.store.sync()
+        self._promise(frozenset(self.written))
+
+    def remove(self, *numbers: int) -> None:
+        """The queue index's acknowledgement is durable before the store hears of it here."""
+        self.written.difference_update(numbers)
+        self._promise(self.kept - set(numbers))
+        self.store.remove([message_id(number) for number in numbers])
+
+    def compact(self) -> None:
+        self.store.compact()
+
+    def reopen(self) -> None:
+        self.store.close()
+        self.fs.forget_descriptors()
+        wanted = {message_id(number): 1 for number in self.written}
+        self.store = open_on(self.directory, self.fs, wanted)
+        assert self.store.missing == set()
+
+    def _promise(self, kept: frozenset[int]) -> None:
+        self.kept = kept
+        self.fs.note(Promise(kept))
+
+
+def open_on(directory: Path, fs: RecordingFileSystem, wanted: dict[bytes, int]) -> MessageStore:
+    return MessageStore.open(
+        directory,
+        references=wanted,
+        snapshot=None,
+        check=check,
+        poison=Poison(),
+        fs=fs,
+        file_size_limit=LIMIT,
+        background=False,
+    )
+
+
+def roll(driver: Driver) -> None:
+    driver.write(0, 1)
+    driver.sync()
+    driver.write(2, 3, 4, 5)
+    driver.sync()
+    driver.write(6)
+
+
+def batches(driver: Driver) -> None:
+    driver.write_many(0, 1, 2)
+    driver.sync()
+    driver.write_many(3, 4, 5, 6, 7, 8)
+    driver.sync()
+    driver.write_many(9, 10)
+
+
+def drain(driver: Driver) -> None:
+    driver.write(0, 1, 2, 3, 4, 5)
+    driver.sync()
+    driver.remove(0, 1, 2, 3, 4, 5)
+    driver.compact()
+    driver.write(6)
+    driver.sync()
+
+
+def combine(driver: Driver) -> None:
+    driver.write(*range(12))
+    driver.sync()
+    driver.remove(0, 2, 3, 4, 6, 7, 9)
+    driver.compact()
+    driver.write(20, 21)
+    driver.sync()
+
+
+def combine_while_unsynced(driver: Driver) -> None:
+    driver.write(0, 1, 2, 3)
+    driver.sync()
+    driver.write(4, 5, 6, 7, 8, 9)
+    driver.remove(0, 1, 3, 4, 6)
+    driver.compact()
+    driver.sync()
+
+
+def combine_twice(driver: Driver) -> None:
+    driver.write(*range(14))
+    driver.sync()
+    driver.remove(0, 1, 2, 4, 5, 6, 8, 9)
+    driver.compact()
+    driver.write(20, 21, 22, 23, 24)
+    driver.sync()
+    driver.remove(3, 20, 21, 22, 10)
+    driver.compact()
+
+
+def reopen(driver: Driver) -> None:
+    driver.write(0, 1, 2, 3, 4)
+    driver.sync()
+    driver.reopen()
+    driver.write(5, 6)
+    driver.reopen()
+    driver.sync()  # which has to cover what was written before the reopening
+    driver.remove(0, 1, 2)
+    driver.write(8, 9)
+    driver.reopen()
+    driver.compact()
+    driver.write(7)
+    driver.sync()
+
+
+WORKLOADS: list[Callable[[Driver], None]] = [
+    roll,
+    batches,
+    drain,
+    combine,
+    combine_while_unsynced,
+    combine_twice,
+    reopen,
+]
+
+
+def record(directory: Path, workload: Callable[[Driver], None]) -> RecordingFileSystem:
+    directory.mkdir(exist_ok=True)
+    fs = RecordingFileSystem(directory)
+    driver = Driver(directory / "store", fs, open_on(directory / "store", fs, {}))
+    workload(driver)
+    driver.store.close()
+    fs.forget_descriptors()
+    return fs
+
+
+def promised(state: CrashState) -> frozenset[int]:
+    promises = [note for note in state.notes if isinstance(note, Promise)]
+    return promises[-1].kept if promises else frozenset()
+
+
+def assert_keeps(store: MessageStore, kept: frozenset[int], how: str) -> None:
+    damage = [found for found in store.findings if found.cause is Cause.DAMAGE]
+    assert damage == [], how
+    for number in kept:
+        assert store.read(message_id(number)) == record_of(number, SIZE), (how, number)
+    for msg_id in store.missing:
+        assert msg_id not in {message_id(number) for number in kept}, how
+
+
+def everything() -> dict[bytes, int]:
+    """An index that names every message there ever was."""
+    return {message_id(number): 1 for number in range(30)}
+
+
+def recover(directory: Path, kept: frozenset[int], how: str, compact: bool) -> None:
+    """Open, look, write, close, and do it again."""
+    fs = RecordingFileSystem(directory)
+    for round_ in range(2):
+        with open_on(directory / "store", fs, everything()) as store:
+            assert_keeps(store, kept, how)
+            ids = list(everything())
+            for msg_id, data in zip(ids, store.read_many(ids), strict=True):
+                # What was never synced may be missing or damaged, but never wrong.
+                assert isinstance(data, StoreError) or check(msg_id, data) is None
+            if compact:
+                store.compact()
+            number = 100 + round_
+            store.write(message_id(number), record_of(number, SIZE))
+            assert_keeps(store, kept, how)
+    fs.forget_descriptors()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+def test_no_crash_loses_what_was_promised(
+    workload: Callable[[Driver], None], tmp_path: Path
+) -> None:
+    fs = record(tmp_path / "run", workload)
+    count = 0
+    for state in crash_states(fs):
+        target = state.build(tmp_path / "state")
+        recover(target, promised(state), f"{state.point}: {state.how}", count % 2 == 0)
+        shutil.rmtree(target)
+        count += 1
+    assert count > 50
+
+
+def make_leftovers(directory: Path) -> dict[bytes, int]:
+    """What RabbitMQ leaves in the middle of combining, and a torn tail: recovery has to copy."""
+
+    def framed(*numbers: int) -> bytes:
+        return b"".join(encode(message_id(number), record_of(number, SIZE)) for number in numbers)
+
+    store = directory / "store"
+    store.mkdir(parents=True)
+    (store / "0.rdq").write_bytes(framed(0) + bytes(400))
+    (store / "0.rdt").write_bytes(framed(1, 2))
+    (store / "1.rdq").write_bytes(framed(3) + bytes(77) + framed(4))
+    (store / "2.rdq").write_bytes(framed(5, 6) + framed(7)[:-3])
+    (store / "3.rdq.tmp").write_bytes(framed(5))
+    (store / "clean.dot").write_bytes(b"x")
+    return {message_id(number): 1 for number in range(7)}
+
+
+def test_no_crash_during_recovery_loses_anything(tmp_path: Path) -> None:
+    wanted = make_leftovers(tmp_path / "run")
+    fs = RecordingFileSystem(tmp_path / "run")
+    with open_on(tmp_path / "run" / "store", fs, wanted) as store:
+        assert store.missing == set()
+        store.compact()
+        store.write(message_id(20), record_of(20, SIZE))
+        store.sync()
+    fs.forget_descriptors()
+    count = 0
+    for state in crash_states(fs):
+        target = state.build(tmp_path / "state")
+        recover(target, frozenset(range(7)), f"{state.point}: {state.how}", count % 2 == 0)
+        shutil.rmtree(target)
+        count += 1
+    assert count > 50
+
+
+@pytest.mark.parametrize("workload", [batches, combine, reopen], ids=lambda each: each.__name__)
+def test_no_crash_loses_a_record_of_many_sectors(
+    workload: Callable[[Driver], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "SIZE", BIG_SIZE)
+    monkeypatch.setattr(module, "LIMIT", BIG_LIMIT)
+    fs = record(tmp_path / "run", workload)
+    for state in crash_states(fs, window=6, random_per_point=1):
+        target = state.build(tmp_path / "state")
+        recover(target, promised(state), f"{state.point}: {state.how}", False)
+        shutil.rmtree(target)
+
+
+def test_no_second_crash_loses_anything(tmp_path: Path) -> None:
+    """A crash in the middle of compaction, and then one in the recovery from it."""
+    first = record(tmp_path / "run", combine_while_unsynced)
+    states = list(crash_states(first, random_per_point=0))
+    count = 0
+    for state in states[:: max(1, len(states) // 25)]:
+        kept = promised(state)
+        target = state.build(tmp_path / "first")
+        fs = RecordingFileSystem(target)
+        with open_on(target / "store", fs, everything()) as store:
+            assert_keeps(store, kept, state.how)
+            store.compact()
+        fs.forget_descriptors()
+        for again in crash_states(fs, window=4, random_per_point=1):
+            second = again.build(tmp_path / "second")
+            recover(second, kept, f"{state.how}; then {again.point}: {again.how}", False)
+            shutil.rmtree(second)
+            count += 1
+        shutil.rmtree(target)
+    assert count > 100
