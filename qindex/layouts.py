@@ -28,7 +28,13 @@ def journal_layout(seq_limit: int) -> Layout:
         return word >> journal_format.TYPE_SHIFT, word & journal_format.SEQ_MASK
 
     return Layout(
-        journal_format.PUBLISH_HEAD_SIZE, journal_format.ACTION_SIZE, walk, pack_head, read_head
+        journal_format.PUBLISH_HEAD_SIZE,
+        journal_format.ACTION_SIZE,
+        walk,
+        pack_head,
+        read_head,
+        first_seq=0,
+        end_seq=seq_limit + 1,
     )
 
 
@@ -62,5 +68,11 @@ def segment_layout(number: int, entry_count: int) -> Layout:
         return kind, seq
 
     return Layout(
-        segment_format.PUBLISH_HEAD_SIZE, segment_format.STEP_SIZE, walk, pack_head, read_head
+        segment_format.PUBLISH_HEAD_SIZE,
+        segment_format.STEP_SIZE,
+        walk,
+        pack_head,
+        read_head,
+        first_seq=first_seq,
+        end_seq=first_seq + entry_count,
     )

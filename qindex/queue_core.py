@@ -154,6 +154,8 @@ class QueueCore:
 
         What the caller did is done; a flush that fails is logged, and the next one tries again.
         """
+        if isinstance(self._lock, RefusingLock):
+            return
         if self._request_flush is None:
             if not self._flushing:
                 self._real_lock.release()
@@ -229,12 +231,13 @@ class QueueCore:
 
     def _close(self) -> None:
         """Drop transient messages, flush, and close the journal. The engine calls it."""
+        if isinstance(self._lock, RefusingLock):
+            return
+        # First, or those who fill the journal would start one flush after the other.
+        self._shut(RefusingLock(ClosedError, f"queue {self.name!r} is closed"))
         with self._real_lock:
             while self._flushing:
                 self._flushed.wait()
-            if isinstance(self._lock, RefusingLock):
-                return
-        self._shut(RefusingLock(ClosedError, f"queue {self.name!r} is closed"))
         index = self._index
         try:
             if index.poison.reason is None:

@@ -140,7 +140,7 @@ class ReadOnlyEngine:
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
         self.refuse()
 
-    publish_to = delete_queue = sync = flush = _refuse
+    publish_to = delete_queue = compact = sync = flush = _refuse
 
     def close(self) -> None:
         """Refuse further calls. There is nothing to give back."""

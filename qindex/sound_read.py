@@ -50,6 +50,7 @@ class Layout:
     deliver or ack. ``walk(data, start, stop, max_records)`` walks a part of the file;
     ``pack_head(kind, seq_id)`` gives the first bytes of a publish record, and
     ``read_head(data, offset)`` the kind and seq_id that stand there, whatever they are.
+    ``first_seq``: the lowest seq_id that may stand in the file; ``end_seq`` is behind the highest.
     """
 
     head_size: int
@@ -57,6 +58,8 @@ class Layout:
     walk: Callable[[Data, int, int, int], Walk]
     pack_head: Callable[[int, int], bytes]
     read_head: Callable[[Data, int], tuple[int, int]]
+    first_seq: int
+    end_seq: int
 
     @property
     def payload_at(self) -> int:
@@ -131,6 +134,9 @@ class _Reader:
                 break
             resume = self._resume(anomaly, nominal_end)
             position = self._report(resume, walk.ending if bad is None else None)
+            if resume.patch is None:
+                # What lies before is judged: a later search must not go back into it.
+                self._floor = max(self._floor, position)
         joined = join_walks(self._pieces)
         return Reading(joined, self._data, self._findings, self._patches)
 
@@ -207,14 +213,17 @@ class _Reader:
         layout, data = self._layout, self._data
         payload = start + layout.payload_at
         kind, seq = layout.read_head(data, start)
+        valid = range(layout.first_seq, layout.end_seq)
         embedded = PAYLOAD.unpack_from(data, payload)[3]
-        if kind < DELIVER and start + layout.head_size + embedded <= len(data) and embedded:
+        whole = start + layout.head_size + embedded <= len(data)
+        if kind < DELIVER and whole and embedded and seq in valid:
             word = np.array([kind << TYPE_SHIFT | seq], np.uint64)
             at = np.array([payload], np.int64)
             if sound_publishes(data, at, word, np.array([embedded], np.int64))[0]:
                 return ()
         kinds = (kind, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT) if kind < DELIVER else (0, 1)
-        found = correct_head(data, payload, kinds, tuple({seq, self._last_seq + 1}))
+        seqs = tuple(one for one in {seq, self._last_seq + 1} if one in valid)
+        found = correct_head(data, payload, kinds, seqs)
         if found is None:
             return None
         kind, seq, length = found
@@ -271,6 +280,9 @@ class _Reader:
             ending is Ending.TORN or lost[-1:] == b"\0" or self._is_unsealed(resume.lost_from)
         ):
             self._find(resume.lost_from, len(lost), Cause.CRASH, "torn record at the end", "cut")
+        elif self._is_unsealed(resume.lost_from):
+            what = "a publish that was interrupted before its checksum was written"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, "it never returned")
         elif _has_zero_page(lost, resume.lost_from):
             self._find(resume.lost_from, len(lost), Cause.CRASH, "pages that were never written")
         else:

@@ -34,6 +34,7 @@ READY = b"R"
 _BREATH = 0.001
 _MESSAGES_A_BREATH = 8
 _BACKLOG = 2000
+_PATIENCE = 5.0
 
 
 def main(arguments: list[str]) -> None:
@@ -68,7 +69,11 @@ def _consume(queue: qindex.Queue, fd: int, consumer: int) -> None:
     was delivered and will be delivered again."""
     while True:
         taken = []
-        for delivery in queue.get_many(_MESSAGES_A_BREATH, timeout=None):
+        # Publishers end only when the parent is gone; then nothing more will come.
+        batch = queue.get_many(_MESSAGES_A_BREATH, timeout=_PATIENCE)
+        if not batch:
+            return
+        for delivery in batch:
             _, thread, number = (delivery.key or "").split("-")
             flags = consumer << 1 | delivery.redelivered
             told = (int(thread), flags, int(number), delivery.seq_id)

@@ -23,9 +23,10 @@ from qindex.cli.output import (
     print_json,
     print_line,
     print_note,
+    row_json,
     write_out,
 )
-from qindex.reader import StoreReader
+from qindex.reader import QueueReader, StoreReader
 
 __all__ = ["consume_command", "publish_command"]
 
@@ -159,15 +160,20 @@ def consume_command(
     store = StoreReader(directory)
     known = store.queue(queue)
     if keep:
-        with qindex.open(directory, read_only=True) as engine:
-            looked = engine.queue(queue)
-            for delivery in islice(looked, count):
-                write_out(_shown(delivery, as_json))
-            return print_findings([*looked.findings, *engine.findings])
+        _look(known, count, as_json)
+        return print_findings([*known.findings, *store.findings])
     if store.kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: only --peek works there")
     with qindex.open(directory) as engine:
         return _drain(engine.queue(known.name), count, timeout, as_json)
+
+
+def _look(queue: QueueReader, count: int | None, as_json: bool) -> None:
+    for row in islice(queue.entries(), count):
+        if row.body is None:
+            print_note(f"seq_id {row.seq_id}: {row.error or 'its body is in the message store'}")
+        else:
+            write_out(json_line(row_json(row)) if as_json else row.body + b"\n")
 
 
 def _drain(queue: qindex.Queue, count: int | None, timeout: float, as_json: bool) -> int:
