@@ -11,6 +11,7 @@ b'first' o-17
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -28,15 +29,15 @@ from journal.errors import (
 )
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Cause, Finding
-from qindex.delivery import Batch, Delivery
-from qindex.engine import Engine
-from qindex.message import Message
-from qindex.options import Options
-from qindex.queue import Queue
-from qindex.stats import EngineStats, QueueStats
 
 if TYPE_CHECKING:
+    from qindex.delivery import Batch, Delivery
+    from qindex.engine import Engine
+    from qindex.message import Message
+    from qindex.options import Options
+    from qindex.queue import Queue
     from qindex.read_only import ReadOnlyEngine
+    from qindex.stats import EngineStats, QueueStats
 
 __all__ = [
     "Batch",
@@ -54,6 +55,7 @@ __all__ = [
     "Options",
     "Queue",
     "QueueStats",
+    "ReadOnlyEngine",
     "StorageError",
     "StoreError",
     "UsageError",
@@ -62,6 +64,29 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Where the names are that need numpy: a program that imports qindex and opens nothing (a command
+# line that prints its help) should not wait for it.
+_LATER = {
+    "Batch": "qindex.delivery",
+    "Delivery": "qindex.delivery",
+    "Engine": "qindex.engine",
+    "EngineStats": "qindex.stats",
+    "Message": "qindex.message",
+    "Options": "qindex.options",
+    "Queue": "qindex.queue",
+    "QueueStats": "qindex.stats",
+    "ReadOnlyEngine": "qindex.read_only",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LATER[name]), name)
+    globals()[name] = value
+    return value
+
 
 # Silent by default: without this, Python prints warnings of a program that set up no logging.
 logging.getLogger("qindex").addHandler(logging.NullHandler())
@@ -103,6 +128,9 @@ def open(
     :class:`DamageError` when it holds what no crash leaves (unless ``repair=True``),
     :class:`StorageError` when the system refuses, :class:`UsageError` for bad options.
     """
+    from qindex.engine import Engine
+    from qindex.options import Options
+
     try:
         checked = Options(read_only=read_only, **options)
     except TypeError as error:

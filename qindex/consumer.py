@@ -214,8 +214,10 @@ class Consumer(QueueCore):
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"the number of messages must be at least 1, not {most!r}")
         with self._lock:
+            ready = self._available(timeout)
+            # Made after the waiting: what was given back meanwhile may be a part of it.
             batch = Batch(self, self._index.nacks)
-            if self._available(timeout):
+            if ready:
                 try:
                     while len(batch) < most and self._take_into(batch, most - len(batch)):
                         pass
