@@ -1,0 +1,27 @@
+"""The message store of RocketMQ 4.9.3, byte for byte: CommitLog, ConsumeQueue, IndexFile.
+
+>>> import rocketstore
+>>> with rocketstore.open("store") as store:  # doctest: +SKIP
+...     put = store.put("orders", b"body", keys="o-17", tags="new")
+...     store.get("orders", 0, 0).messages[0].body
+...     store.query("orders", "o-17")
+"""
+
+from rocketstore.message import BatchResult, PutResult, StoredMessage
+from rocketstore.options import Options
+from rocketstore.reading import GetResult, GetStatus
+from rocketstore.retention import Retention
+from rocketstore.store import Store
+from rocketstore.store import open_store as open
+
+__all__ = [
+    "BatchResult",
+    "GetResult",
+    "GetStatus",
+    "Options",
+    "PutResult",
+    "Retention",
+    "Store",
+    "StoredMessage",
+    "open",
+]

@@ -1,0 +1,184 @@
+"""The CommitLog: all messages of all topics, one after the other, in mapped files.
+
+Append copies one record into the map; blank records close a file when the next record and 8
+spare bytes do not fit into it. The owner holds a lock around every call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+from journal.errors import UsageError
+from journal.files import FileSystem
+from rocketstore.commitlog_format import (
+    BLANK_SIZE,
+    FIXED_SIZE,
+    MESSAGE_MAGIC,
+    blank_record,
+)
+from rocketstore.mapped_files import MappedFile, MappedFiles
+
+__all__ = ["CommitLog"]
+
+_SIZE_MAGIC = struct.Struct(">ii").unpack_from
+
+
+class CommitLog:
+    """The log's files and its write position.
+
+    Between :meth:`begin_writing` and :meth:`close` the last file's position lives here
+    (``at``); ``settle`` carries it over to the file for those who look there. A single put is too
+    short for two calls: it looks at ``view`` (the last file's map), ``base`` (its first offset),
+    ``at`` and ``room`` (how far it may be written without :meth:`make_room`) itself.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, file_size: int, *, writable: bool) -> None:
+        self.files = MappedFiles(fs, directory, file_size, writable=writable)
+        self.file_size = file_size
+        self.view: mmap.mmap | None = None
+        self._last: MappedFile | None = None
+        self.base = 0
+        self.at = 0
+        self.room = -1
+        self.last = (0, 0)
+        """Offset and size of the last record; zeros if there is none."""
+
+    @property
+    def min_offset(self) -> int:
+        """First offset; -1 without files."""
+        return self.files.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """Offset after the last record."""
+        return self.base + self.at if self._last is not None else self.files.max_offset
+
+    # Writing
+
+    def begin_writing(self) -> None:
+        """Take the write position from the last file, as recovery left it."""
+        self._last = self.files.last
+        if self._last is not None:
+            self._use(self._last)
+
+    def _use(self, file: MappedFile) -> None:
+        # First what can fail: until it has, the old file stays the one in use.
+        self.view = self.files.mapped(file)
+        self._last = file
+        self.base = file.start
+        self.at = file.wrote
+        file.reserved = max(file.reserved, file.wrote)
+        self.room = file.wrote
+
+    def settle(self) -> None:
+        """Tell the last file how far it is written."""
+        last = self._last
+        if last is not None and last.wrote != self.at:
+            last.wrote = self.at
+            last.dirty = True
+
+    def make_room(self, size: int) -> int:
+        """Make sure that ``size`` bytes and a blank fit at the write position, rolling over to
+        the next file if need be; gives the offset at which they will stand.
+
+        Raises :class:`UsageError` when no file holds that many, :class:`StorageError` when the
+        disk is full; the next call then tries again.
+        """
+        if self.at + size + BLANK_SIZE <= self.room:
+            return self.base + self.at
+        if size + BLANK_SIZE > self.file_size:
+            raise UsageError(
+                f"record of {size} bytes: a file of the commit log holds {self.file_size} "
+                f"with {BLANK_SIZE} to spare"
+            )
+        if self._last is None:
+            self._use(self.files.append(0))
+        rest = self.file_size - self.at
+        if size + BLANK_SIZE > rest:
+            self._roll(rest)
+        assert self._last is not None
+        if self.at + size + BLANK_SIZE > self._last.reserved:
+            self._last.reserve(self.at + size + BLANK_SIZE)
+        self.room = self._last.reserved
+        return self.base + self.at
+
+    def _roll(self, rest: int) -> None:
+        assert self._last is not None
+        if rest:
+            if self.at + BLANK_SIZE > self._last.reserved:
+                self._last.reserve(self.at + BLANK_SIZE)
+            assert self.view is not None
+            self.view[self.at : self.at + BLANK_SIZE] = blank_record(rest)
+            self.at = self.file_size
+            self.room = -1
+        self.settle()
+        self._use(self.files.append(self.base + self.file_size))
+
+    def write(self, data: bytes) -> None:
+        """Copy a record, or several, to where :meth:`make_room` said."""
+        at = self.at
+        end = at + len(data)
+        assert self.view is not None
+        self.view[at:end] = data
+        self.at = end
+
+    def space_left(self) -> int:
+        """Bytes of records that still fit into the last file before a blank."""
+        if self._last is None:
+            return self.file_size - BLANK_SIZE
+        return self.file_size - self.at - BLANK_SIZE
+
+    # Reading
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """``size`` bytes at a physical offset; ``None`` unless all are written, in one file."""
+        at = offset - self.base
+        if self.view is not None and at >= 0:
+            end = at + size
+            return self.view[at:end] if end <= self.at else None
+        file = self.files.find(offset)
+        if file is None:
+            return None
+        at = offset - file.start
+        end = at + size
+        if end > file.wrote:
+            return None
+        return self.files.mapped(file)[at:end]
+
+    def read_record(self, offset: int) -> bytes | None:
+        """The record at a physical offset, by its own size; ``None`` if none stands there."""
+        at = offset - self.base
+        if self.view is not None and at >= 0:
+            view, end = self.view, self.at
+        else:
+            file = self.files.find(offset)
+            if file is None:
+                return None
+            view, end = self.files.mapped(file), file.wrote
+            at = offset - file.start
+        if at + FIXED_SIZE > end:
+            return None
+        size, magic = _SIZE_MAGIC(view, at)
+        if magic != MESSAGE_MAGIC or size < FIXED_SIZE or at + size > end:
+            return None
+        return view[at : at + size]
+
+    def store_time(self, offset: int, size: int) -> int:
+        """Store timestamp (ms) of the record; -1 if it can't be read."""
+        data = self.read(offset, size)
+        if data is None or len(data) < FIXED_SIZE:
+            return -1
+        at = 68 if data[39] & 16 else 56
+        return int.from_bytes(data[at : at + 8], "big", signed=True)
+
+    def next_file(self, offset: int) -> int:
+        """Start of the file after the one that holds the offset."""
+        return offset - offset % self.file_size + self.file_size
+
+    def close(self) -> None:
+        """Unmap all files."""
+        self.settle()
+        self.view = None
+        self._last = None
+        self.files.close()

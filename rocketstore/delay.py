@@ -1,0 +1,57 @@
+"""Delayed messages: levels, and where a delayed message waits.
+
+A message with property DELAY is stored in topic SCHEDULE_TOPIC_XXXX, queue ``level - 1``, with its
+own topic and queue in REAL_TOPIC and REAL_QID; the ConsumeQueue unit then carries the time to
+deliver it in place of the tag hash. When that time has come it is put again where it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from journal.errors import UsageError
+from rocketstore.properties import DELAY, REAL_QUEUE_ID, REAL_TOPIC
+
+__all__ = [
+    "DELAY_SECONDS",
+    "MAX_LEVEL",
+    "SCHEDULE_TOPIC",
+    "delay_level",
+    "deliver_time",
+    "schedule",
+]
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+DELAY_SECONDS = (
+    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200
+)  # fmt: skip
+"""Seconds of levels 1 to 18."""
+MAX_LEVEL = len(DELAY_SECONDS)
+
+
+def deliver_time(level: int, store_timestamp: int) -> int:
+    """When a message of this level, stored at this time (ms), is due (ms)."""
+    return store_timestamp + DELAY_SECONDS[min(level, MAX_LEVEL) - 1] * 1000
+
+
+def delay_level(properties: Mapping[str, str]) -> int:
+    """The level a message asks for, at most 18; 0 for none. Raises :class:`UsageError`."""
+    text = properties.get(DELAY)
+    if text is None:
+        return 0
+    try:
+        level = int(text)
+    except ValueError as error:
+        raise UsageError(f"property DELAY is {text!r}: a level from 1 to 18 is right") from error
+    return min(max(level, 0), MAX_LEVEL)
+
+
+def schedule(
+    properties: Mapping[str, str], level: int, topic: str, queue_id: int
+) -> tuple[str, int, dict[str, str]]:
+    """Topic, queue and properties under which a message waits. The stored level is clamped."""
+    changed = dict(properties)
+    changed[DELAY] = str(level)
+    changed[REAL_TOPIC] = topic
+    changed[REAL_QUEUE_ID] = str(queue_id)
+    return SCHEDULE_TOPIC, level - 1, changed

@@ -1,0 +1,79 @@
+"""How far ConsumeQueues and IndexFiles had followed the CommitLog, durably.
+
+RocketMQ's checkpoint says it in timestamps and can run ahead of the disk. This file says it in
+offsets: up to ``offset`` the log was on disk, each queue held the units it names, each index file
+the entries it names. It is written only after all that was synced, and replaced at once, so open
+need only read the log from there on. A store without it (RocketMQ's own) is read whole once.
+
+``config/rocketstore.json``, which RocketMQ ignores: one JSON object and its CRC.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+from journal.files import FileSystem, read_optional, replace_file
+from rocketstore.dispatch import QueueKey
+
+__all__ = ["Derived", "load_derived", "save_derived"]
+
+_VERSION = 1
+
+
+@dataclass(slots=True)
+class Derived:
+    """``last`` is offset, size and CRC-32 of the last record before ``offset`` (zeros if none):
+    it tells whether this is still the log that was meant. ``queues`` gives the min position and
+    max unit of each queue; ``index`` name, begin and end timestamp, begin and end offset, used
+    slots and count of each index file. ``boot`` names the run of the operating system. ``sizes``
+    are the bytes of a log file and of a queue file, and the slots and entries of an index file."""
+
+    offset: int
+    boot: str
+    last: tuple[int, int, int] = (0, 0, 0)
+    queues: dict[QueueKey, tuple[int, int]] = field(default_factory=dict)
+    index: list[tuple[str, int, int, int, int, int, int]] = field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+
+
+def save_derived(fs: FileSystem, path: str, derived: Derived) -> None:
+    """Replace the file, durably. Raises :class:`journal.errors.StorageError`."""
+    content = {
+        "version": _VERSION,
+        "offset": derived.offset,
+        "boot": derived.boot,
+        "last": derived.last,
+        "queues": [[*key, *bounds] for key, bounds in derived.queues.items()],
+        "index": derived.index,
+        "sizes": derived.sizes,
+    }
+    text = json.dumps(content, separators=(",", ":"))
+    replace_file(fs, path, json.dumps({"crc": crc32(text.encode()), "derived": text}).encode())
+
+
+def load_derived(fs: FileSystem, path: str) -> Derived | None:
+    """Read the file; ``None`` when it is missing or not as it was written."""
+    data = read_optional(fs, path)
+    if data is None:
+        return None
+    try:
+        outer = json.loads(data)
+        text = outer["derived"]
+        if crc32(text.encode()) != outer["crc"]:
+            return None
+        content: dict[str, Any] = json.loads(text)
+        if content["version"] != _VERSION:
+            return None
+        return Derived(
+            offset=content["offset"],
+            boot=content["boot"],
+            last=tuple(content["last"]),
+            queues={(row[0], row[1]): (row[2], row[3]) for row in content["queues"]},
+            index=[tuple(row) for row in content["index"]],
+            sizes=tuple(content["sizes"]),
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return None

@@ -1,0 +1,365 @@
+"""One IndexFile: put keys (one, or many at once), and select the offsets of a key.
+
+Behaves as the real 4.9.3 class, quirks included. Its owner holds a lock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import StorageError
+from journal.files import FileSystem
+from rocketstore.index_format import (
+    ENTRY,
+    ENTRY_DTYPE,
+    ENTRY_SIZE,
+    HEADER,
+    HEADER_SIZE,
+    SLOT,
+    SLOT_SIZE,
+    IndexHeader,
+    entry_at,
+    file_size,
+    time_difference,
+)
+from rocketstore.mapped_files import create_file
+
+__all__ = ["IndexFile"]
+
+_RESERVE_STEP = 16 << 20
+_INT_MAX = 0x7FFFFFFF
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class IndexFile:
+    """A mapped index file. ``header`` is authoritative in memory and stored after each put."""
+
+    __slots__ = (
+        "_fs",
+        "_map",
+        "_reserved",
+        "dirty",
+        "entries",
+        "fd",
+        "header",
+        "name",
+        "path",
+        "slots",
+        "writable",
+    )
+
+    def __init__(
+        self, fs: FileSystem, path: str, slots: int, entries: int, *, writable: bool
+    ) -> None:
+        self._fs = fs
+        self._map: mmap.mmap | None = None
+        self._reserved = 0
+        self.path = path
+        self.name = os.path.basename(path)
+        self.slots = slots
+        self.entries = entries
+        self.writable = writable
+        self.header = IndexHeader()
+        self.fd = -1
+        self.dirty = False
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, path: str, slots: int, entries: int, previous: IndexHeader | None
+    ) -> IndexFile:
+        """Make a new file; its header begins and ends where the previous file ended.
+
+        Raises :class:`StorageError`.
+        """
+        file = cls(fs, path, slots, entries, writable=True)
+        fs.close(create_file(fs, path, file_size(slots, entries)))
+        if previous is not None:
+            header = file.header
+            header.begin_timestamp = header.end_timestamp = previous.end_timestamp
+            header.begin_offset = header.end_offset = previous.end_offset
+            file._make_room(1)
+            # A file without entries has count 0 on disk; only the times and offsets are seeded.
+            HEADER.pack_into(
+                file.map(),
+                0,
+                header.begin_timestamp,
+                header.end_timestamp,
+                header.begin_offset,
+                header.end_offset,
+                0,
+                0,
+            )
+            file.dirty = True
+        return file
+
+    def load(self) -> None:
+        """Read the header. Raises :class:`StorageError`."""
+        try:
+            fd = self._fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = self._fs.pread(fd, HEADER_SIZE, 0)
+            finally:
+                self._fs.close(fd)
+        except OSError as error:
+            raise StorageError(self.path, "can't be read", error) from error
+        self.header = IndexHeader.parse(data.ljust(HEADER_SIZE, b"\0"))
+
+    def map(self) -> mmap.mmap:
+        """The whole file, mapped at first use. Raises :class:`StorageError`."""
+        if self._map is None:
+            flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC
+            try:
+                self.fd = self._fs.open(self.path, flags)
+                self._map = self._fs.mmap(
+                    self.fd, file_size(self.slots, self.entries), self.writable
+                )
+            except (OSError, ValueError) as error:
+                self.close()
+                cause = error if isinstance(error, OSError) else OSError(0, str(error))
+                raise StorageError(self.path, "can't be mapped", cause) from error
+        return self._map
+
+    def close(self) -> None:
+        """Unmap."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self.fd >= 0:
+            self._fs.close(self.fd)
+            self.fd = -1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no entry fits any more (a file of ``N`` entries holds ``N - 1``)."""
+        return self.header.count >= self.entries
+
+    # Writing
+
+    def _make_room(self, count: int) -> None:
+        end = entry_at(self.slots, self.header.count + count)
+        if end <= self._reserved:
+            return
+        self.map()
+        size = file_size(self.slots, self.entries)
+        target = min(size, max(end, self._reserved + _RESERVE_STEP))
+        try:
+            self._fs.fallocate(self.fd, self._reserved, target - self._reserved)
+        except OSError as error:
+            raise StorageError(self.path, "can't reserve space", error) from error
+        self._reserved = target
+
+    def _store_header(self) -> None:
+        header = self.header
+        HEADER.pack_into(
+            self.map(),
+            0,
+            header.begin_timestamp,
+            header.end_timestamp,
+            header.begin_offset,
+            header.end_offset,
+            header.used_slots,
+            header.count,
+        )
+        self.dirty = True
+
+    def put(self, key_hash: int, offset: int, store_timestamp: int) -> bool:
+        """Add one entry; ``False`` when the file is full. Raises :class:`StorageError`."""
+        header = self.header
+        number = header.count
+        if number >= self.entries:
+            return False
+        self._make_room(1)
+        data = self.map()
+        slot_at = HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots)
+        previous = SLOT.unpack_from(data, slot_at)[0]
+        if previous <= 0 or previous > number:
+            previous = 0
+        seconds = time_difference(store_timestamp, header.begin_timestamp)
+        ENTRY.pack_into(data, entry_at(self.slots, number), key_hash, offset, seconds, previous)
+        SLOT.pack_into(data, slot_at, number)
+        if number <= 1:
+            header.begin_offset = offset
+            header.begin_timestamp = store_timestamp
+        if previous == 0:
+            header.used_slots += 1
+        header.count = number + 1
+        header.end_offset = offset
+        header.end_timestamp = store_timestamp
+        self._store_header()
+        return True
+
+    def put_many(self, hashes: Int32Array, offsets: Int64Array, times: Int64Array) -> int:
+        """Add entries in order, as that many :meth:`put` would; gives how many fitted.
+
+        The chains of a batch come from one sort by slot and number. O(n log n).
+        Raises :class:`StorageError`.
+        """
+        header = self.header
+        count = min(len(hashes), self.entries - header.count)
+        if count <= 0:
+            return 0
+        self._make_room(count)
+        data = self.map()
+        first = header.count
+        hashes, offsets, times = hashes[:count], offsets[:count], times[:count]
+        slots: Any = np.ndarray((self.slots,), ">i4", data, HEADER_SIZE)
+        entries: Any = np.ndarray((count,), ENTRY_DTYPE, data, entry_at(self.slots, first))
+        entries["hash"] = hashes
+        entries["offset"] = offsets
+        entries["seconds"] = self._seconds(times)
+        # One word for slot and place: sorting words is several times faster than a stable argsort.
+        words = (hashes % np.int32(self.slots)).astype(np.int64)
+        words <<= 32
+        words |= np.arange(count)
+        words.sort()
+        order = words & 0xFFFFFFFF
+        words >>= 32
+        numbers = (order + first).astype(np.int32)
+        leads = np.empty(count, np.bool_)
+        leads[0] = True
+        np.not_equal(words[1:], words[:-1], out=leads[1:])
+        older = np.empty(count, np.int32)
+        older[1:] = numbers[:-1]
+        before = slots[words[leads]].astype(np.int32)
+        before[(before <= 0) | (before > numbers[leads])] = 0
+        older[leads] = before
+        previous = np.empty(count, np.int32)
+        previous[order] = older
+        entries["prev"] = previous
+        ends = np.empty(count, np.bool_)
+        ends[-1] = True
+        ends[:-1] = leads[1:]
+        slots[words[ends]] = numbers[ends]
+        if first <= 1:
+            header.begin_offset = int(offsets[0])
+            header.begin_timestamp = int(times[0])
+        header.used_slots += int(np.count_nonzero(before == 0))
+        header.count = first + count
+        header.end_offset = int(offsets[-1])
+        header.end_timestamp = int(times[-1])
+        self._store_header()
+        return count
+
+    def _seconds(self, times: Int64Array) -> Int64Array:
+        header = self.header
+        begin = header.begin_timestamp
+        if header.count > 1:
+            if begin <= 0:
+                return np.zeros(len(times), np.int64)
+            return np.clip((times - begin) // 1000, 0, _INT_MAX)
+        # The first entry of a file still counts from the end of the file before (a quirk).
+        head = time_difference(int(times[0]), begin)
+        begin = int(times[0])
+        if begin <= 0:
+            seconds = np.zeros(len(times), np.int64)
+        else:
+            seconds = np.clip((times - begin) // 1000, 0, _INT_MAX)
+        seconds[0] = head
+        return seconds
+
+    def cut_back(self, header: IndexHeader) -> None:
+        """Forget the entries from number ``header.count`` on: chains are laid anew from the
+        entries before it, whose own links hold. O(slots + entries)."""
+        self._make_room(0)
+        self.header = header
+        data = self.map()
+        count = header.count - 1
+        hashes = np.ndarray((count,), ENTRY_DTYPE, data, entry_at(self.slots, 1))["hash"]
+        heads = np.zeros(self.slots, np.int32)
+        numbers = np.arange(1, count + 1, dtype=np.int32)
+        np.maximum.at(heads, hashes.astype(np.int64) % self.slots, numbers)
+        np.ndarray((self.slots,), ">i4", data, HEADER_SIZE)[:] = heads
+        self._store_header()
+
+    def chains_are_sound(self) -> bool:
+        """Whether slots and links are what putting the entries one by one would give.
+        O(n log n)."""
+        entries = self.entries_from(1, self.header.count - 1)
+        count = len(entries)
+        if count != self.header.count - 1:
+            return False
+        hashes = entries["hash"].astype(np.int64)
+        if (hashes < 0).any():
+            return False
+        words = ((hashes % self.slots) << 32) | np.arange(1, count + 1)
+        words.sort()
+        numbers = words & 0xFFFFFFFF
+        slots = words >> 32
+        older = np.zeros(count, np.int64)
+        older[1:][slots[1:] == slots[:-1]] = numbers[:-1][slots[1:] == slots[:-1]]
+        if not np.array_equal(entries["prev"][numbers - 1], older):
+            return False
+        heads = np.zeros(self.slots, np.int64)
+        if count:
+            ends = np.append(slots[1:] != slots[:-1], True)
+            heads[slots[ends]] = numbers[ends]
+        return np.array_equal(self.slot_table(), heads)
+
+    # Reading
+
+    def select(self, out: list[int], key_hash: int, limit: int, begin: int, end: int) -> None:
+        """Append offsets of entries with this hash and a time from ``begin`` to ``end`` (ms),
+        newest first, until ``out`` has ``limit``: the real one's ``selectPhyOffset``."""
+        header = self.header
+        count = header.count
+        data = self.map()
+        number = SLOT.unpack_from(data, HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots))[0]
+        if number <= 0 or number > count or count <= 1:
+            return
+        base = entry_at(self.slots, 0)
+        first_time = header.begin_timestamp
+        read = ENTRY.unpack_from
+        while len(out) < limit:
+            found, offset, seconds, previous = read(data, base + ENTRY_SIZE * number)
+            if seconds < 0:
+                return
+            moment = first_time + seconds * 1000
+            if found == key_hash and begin <= moment <= end:
+                out.append(offset)
+            if previous <= 0 or previous > count or previous == number or moment < begin:
+                return
+            number = previous
+
+    def candidates(self, key_hash: int, begin: int, end: int) -> list[int]:
+        """Offsets of all entries with this hash that can have been stored from ``begin`` to
+        ``end`` (ms), newest first.
+
+        Entry times are whole seconds, and that of a file's first entry can be too late: what the
+        stored message itself says decides, this only leaves out what can't match. A chain that
+        does not run toward older entries is damaged and ends the search.
+        """
+        count = self.header.count
+        data = self.map()
+        number = SLOT.unpack_from(data, HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots))[0]
+        base = entry_at(self.slots, 0)
+        first_time = self.header.begin_timestamp
+        out: list[int] = []
+        read = ENTRY.unpack_from
+        last = count
+        while 0 < number < last:
+            found, offset, seconds, previous = read(data, base + ENTRY_SIZE * number)
+            moment = first_time + seconds * 1000
+            if number > 1 and moment + 1000 <= begin:
+                break
+            if found == key_hash and (moment <= end or number == 1):
+                out.append(offset)
+            last = number
+            number = previous
+        return out
+
+    def entries_from(self, number: int, count: int) -> npt.NDArray[np.void]:
+        """A copy of up to ``count`` entries from ``number`` on, those that count."""
+        last = min(self.header.count, self.entries)
+        count = max(0, min(count, last - number))
+        return np.ndarray((count,), ENTRY_DTYPE, self.map(), entry_at(self.slots, number)).copy()
+
+    def slot_table(self) -> Int32Array:
+        """A copy of all slots."""
+        return np.ndarray((self.slots,), ">i4", self.map(), HEADER_SIZE).astype(np.int32)

@@ -1,0 +1,184 @@
+"""The IndexFiles of a store: which file takes the next key, and which files a query reads.
+
+A file is named by the local time of its creation; names sort by age. When the last file is full
+the next message begins a new one, with or without a key (a quirk of the real one).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from journal.errors import StorageError
+from journal.files import FileSystem, make_dirs
+from rocketstore.commitlog_format import ROLLBACK
+from rocketstore.dispatch import DispatchBatch
+from rocketstore.index_file import IndexFile
+from rocketstore.index_format import file_size, index_name
+
+__all__ = ["BATCH_MAX", "IndexService"]
+
+BATCH_MAX = 64
+"""Most messages that one query of the real store gives (``maxMsgsNumBatch``)."""
+
+
+class IndexService:
+    """All index files, oldest first. Its owner holds a lock."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        clock: Callable[[], int],
+    ) -> None:
+        self._fs = fs
+        self.directory = directory
+        self.slots = slots
+        self.entries = entries
+        self._writable = writable
+        self._clock = clock
+        self.files: list[IndexFile] = []
+        self.names_changed = False
+
+    def load(self, names: list[str]) -> None:
+        """Take over existing files, by name. Raises :class:`StorageError`."""
+        for name in sorted(names, key=int):
+            file = self._file(name)
+            file.load()
+            self.files.append(file)
+
+    def _file(self, name: str) -> IndexFile:
+        path = os.path.join(self.directory, name)
+        return IndexFile(self._fs, path, self.slots, self.entries, writable=self._writable)
+
+    @property
+    def file_length(self) -> int:
+        """Bytes of one file."""
+        return file_size(self.slots, self.entries)
+
+    @property
+    def end_offset(self) -> int:
+        """Offset of the newest message that is indexed; 0 if there is none."""
+        return self.files[-1].header.end_offset if self.files else 0
+
+    @property
+    def end_timestamp(self) -> int:
+        """Store timestamp of the newest message that is indexed; 0 if there is none."""
+        return self.files[-1].header.end_timestamp if self.files else 0
+
+    # Writing
+
+    def put(self, batch: DispatchBatch) -> None:
+        """Index messages, in log order. Raises :class:`StorageError`; it may then be repeated
+        only for what :attr:`end_offset` has not reached."""
+        count = len(batch)
+        if count == 0:
+            return
+        file = self.current()
+        end_offset = file.header.end_offset
+        hashes, messages = batch.key_hashes, batch.key_messages
+        wanted = batch.transactions[messages] != ROLLBACK
+        offsets = batch.offsets[messages]
+        wanted &= offsets >= end_offset
+        if not wanted.all():
+            hashes, messages, offsets = hashes[wanted], messages[wanted], offsets[wanted]
+        times = batch.store_times[messages]
+        at = 0
+        while at < len(hashes):
+            at += file.put_many(hashes[at:], offsets[at:], times[at:])
+            if at < len(hashes):
+                file = self._rotate()
+        if file.is_full and len(messages) and int(messages[-1]) < count - 1:
+            self._rotate()
+
+    def put_one(self, key_hashes: list[int], offset: int, store_timestamp: int) -> None:
+        """Index one message that is not rolled back."""
+        file = self.current()
+        if offset < file.header.end_offset:
+            return
+        for key_hash in key_hashes:
+            if not file.put(key_hash, offset, store_timestamp):
+                file = self._rotate()
+                file.put(key_hash, offset, store_timestamp)
+
+    def current(self) -> IndexFile:
+        """The file that takes the next key, made if need be."""
+        if self.files and not self.files[-1].is_full:
+            return self.files[-1]
+        return self._rotate()
+
+    def _rotate(self) -> IndexFile:
+        name = index_name(self._clock())
+        if self.files and int(name) <= int(self.files[-1].name):
+            # Two files within a millisecond, or a clock set back: names must be new and sort.
+            name = str(int(self.files[-1].name) + 1)
+        previous = self.files[-1].header if self.files else None
+        path = os.path.join(self.directory, name)
+        try:
+            make_dirs(self._fs, self.directory)
+        except OSError as error:
+            raise StorageError(self.directory, "can't be created", error) from error
+        file = IndexFile.create(self._fs, path, self.slots, self.entries, previous)
+        self.files.append(file)
+        self.names_changed = True
+        return file
+
+    def drop_file(self, number: int) -> None:
+        """Delete the file with this number. Raises :class:`StorageError`."""
+        self._remove(number)
+
+    def drop_from(self, number: int) -> None:
+        """Delete the file with this number and all after it. Raises :class:`StorageError`."""
+        while len(self.files) > number:
+            self._remove(len(self.files) - 1)
+
+    def delete_expired(self, min_offset: int) -> int:
+        """Delete leading files that end before ``min_offset``, never the last; their number."""
+        removed = 0
+        while len(self.files) > 1 and self.files[0].header.end_offset < min_offset:
+            self._remove(0)
+            removed += 1
+        return removed
+
+    def _remove(self, number: int) -> None:
+        file = self.files[number]
+        try:
+            self._fs.unlink(file.path)
+        except OSError as error:
+            raise StorageError(file.path, "can't be removed", error) from error
+        file.close()
+        del self.files[number]
+        self.names_changed = True
+
+    # Reading
+
+    def query_offsets(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
+        """What the real ``queryOffset`` gives: newest file first, in each newest entry first."""
+        limit = min(max_num, BATCH_MAX)
+        out: list[int] = []
+        for file in reversed(self.files):
+            header = file.header
+            if header.matches(begin, end):
+                file.select(out, key_hash, limit, begin, end)
+            if header.begin_timestamp < begin or len(out) >= limit:
+                break
+        return out
+
+    def dirty(self) -> list[IndexFile]:
+        """Files with entries that were not synced."""
+        return [file for file in self.files if file.dirty]
+
+    def close(self) -> None:
+        """Unmap all files."""
+        for file in self.files:
+            file.close()
+
+    def entry_count(self) -> int:
+        """Entries in all files."""
+        return int(np.sum([file.header.count - 1 for file in self.files], dtype=np.int64))

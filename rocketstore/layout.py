@@ -1,0 +1,284 @@
+"""Which files make up a store, and what stands in its directory that does not belong there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from dataclasses import dataclass, field, replace
+
+from journal.errors import DamageError, NotAStoreError, StorageError
+from journal.files import FileSystem, make_dirs
+from rocketstore.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
+from rocketstore.dispatch import QueueKey
+from rocketstore.index_format import (
+    DEFAULT_ENTRIES,
+    DEFAULT_SLOTS,
+    HEADER_SIZE,
+    file_size,
+    find_geometry,
+)
+from rocketstore.mapped_files import Stranger, scan_directory
+from rocketstore.options import COMMITLOG_FILE_SIZE, Options
+
+__all__ = ["Layout", "Paths", "extend", "look", "set_aside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """All names of files in a store directory are made here."""
+
+    root: str
+
+    @property
+    def commitlog(self) -> str:
+        """Directory of the CommitLog."""
+        return os.path.join(self.root, "commitlog")
+
+    @property
+    def consumequeue(self) -> str:
+        """Directory of the ConsumeQueues."""
+        return os.path.join(self.root, "consumequeue")
+
+    @property
+    def index(self) -> str:
+        """Directory of the IndexFiles."""
+        return os.path.join(self.root, "index")
+
+    @property
+    def config(self) -> str:
+        """Directory of the JSON files."""
+        return os.path.join(self.root, "config")
+
+    @property
+    def checkpoint(self) -> str:
+        """RocketMQ's checkpoint."""
+        return os.path.join(self.root, "checkpoint")
+
+    @property
+    def abort(self) -> str:
+        """There while the store is open for writing, and after a crash."""
+        return os.path.join(self.root, "abort")
+
+    @property
+    def lock(self) -> str:
+        """RocketMQ's lock file."""
+        return os.path.join(self.root, "lock")
+
+    @property
+    def derived(self) -> str:
+        """Ours: how far queues and index had followed the log, durably."""
+        return os.path.join(self.config, "rocketstore.json")
+
+    @property
+    def consumer_offset(self) -> str:
+        """Offsets of consumer groups."""
+        return os.path.join(self.config, "consumerOffset.json")
+
+    @property
+    def local_offset(self) -> str:
+        """Offsets of broadcast consumers, which belong to this process's machine."""
+        return os.path.join(self.config, "localOffset.json")
+
+    @property
+    def delay_offset(self) -> str:
+        """How far each delay level was delivered."""
+        return os.path.join(self.config, "delayOffset.json")
+
+    @property
+    def quarantine(self) -> str:
+        """Where damaged bytes and foreign files are set aside."""
+        return os.path.join(self.root, "quarantine")
+
+
+@dataclass(slots=True)
+class Layout:
+    """The files found, and the sizes that hold for them."""
+
+    commitlog_file_size: int
+    consumequeue_file_size: int
+    index_slots: int
+    index_entries: int
+    commitlog: list[int]
+    queues: dict[QueueKey, list[int]]
+    index: list[str]
+    strangers: list[Stranger] = field(default_factory=list)
+
+
+def look(
+    fs: FileSystem, paths: Paths, options: Options, sizes: tuple[int, ...] | None = None
+) -> Layout:
+    """List a store directory, find its sizes, change nothing.
+
+    Sizes come from the options, else from ``sizes`` (what a former open noted), else from files.
+
+    Raises :class:`NotAStoreError` for a file, and for a read-only look at a directory without a
+    commit log; :class:`DamageError` when a file of the commit log is missing among others.
+    """
+    try:
+        info = fs.stat(paths.root)
+    except FileNotFoundError:
+        if options.read_only:
+            raise NotAStoreError(f"{paths.root}: there is no such directory") from None
+        info = None
+    except OSError as error:
+        raise StorageError(paths.root, "can't be looked at", error) from error
+    if info is not None and not stat.S_ISDIR(info.st_mode):
+        raise NotAStoreError(f"{paths.root}: is a file, not a store directory")
+    if sizes is not None:
+        options = replace(
+            options,
+            commitlog_file_size=options.commitlog_file_size or sizes[0],
+            consumequeue_file_size=options.consumequeue_file_size or sizes[1],
+            index_slots=options.index_slots or sizes[2],
+            index_entries=options.index_entries or sizes[3],
+        )
+    try:
+        return _look(fs, paths, options, exists=info is not None)
+    except OSError as error:
+        raise StorageError(error.filename or paths.root, "can't be listed", error) from error
+
+
+def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> Layout:
+    if exists and not (set(fs.listdir(paths.root)) & {"commitlog", "consumequeue", "index"}):
+        names = [name for name in fs.listdir(paths.root) if name not in ("lock", "config")]
+        if options.read_only:
+            raise NotAStoreError(f"{paths.root}: holds no commitlog directory")
+        if names and set(names) - {"abort", "checkpoint", "quarantine"}:
+            raise NotAStoreError(
+                f"{paths.root}: is neither empty nor a store (it holds {names[0]!r})"
+            )
+    starts, strangers, size = scan_directory(fs, paths.commitlog, options.commitlog_file_size)
+    size = size or COMMITLOG_FILE_SIZE
+    queues, queue_size = _look_queues(fs, paths, options, strangers)
+    names, slots, entries = _look_index(fs, paths, options, strangers)
+    if not strangers:
+        for left, right in itertools.pairwise(starts):
+            if right - left != size:
+                path = os.path.join(paths.commitlog, f"{left + size:020d}")
+                raise DamageError(path, 0, "this file of the commit log is missing")
+    return Layout(size, queue_size, slots, entries, starts, queues, names, strangers)
+
+
+def _look_queues(
+    fs: FileSystem, paths: Paths, options: Options, strangers: list[Stranger]
+) -> tuple[dict[QueueKey, list[int]], int]:
+    wanted = options.consumequeue_file_size
+    size = round_file_size(wanted) if wanted is not None else None
+    queues: dict[QueueKey, list[int]] = {}
+    lengths: dict[QueueKey, int] = {}
+    for topic in _listdir(fs, paths.consumequeue):
+        directory = os.path.join(paths.consumequeue, topic)
+        for name in _listdir(fs, directory):
+            if not (name.isascii() and name.isdigit()):
+                strangers.append(Stranger(os.path.join(directory, name), "is no queue directory"))
+                continue
+            key = (topic, int(name))
+            starts, strange, found = scan_directory(fs, os.path.join(directory, name), size)
+            strangers += strange
+            queues[key] = starts
+            if found is not None and starts:
+                lengths[key] = found
+    if size is None:
+        size = max(set(lengths.values()), key=list(lengths.values()).count, default=None)
+        for key, length in lengths.items():
+            if length != size:
+                path = os.path.join(paths.consumequeue, key[0], str(key[1]))
+                strangers += [
+                    Stranger(
+                        os.path.join(path, f"{start:020d}"),
+                        f"is {length} bytes long, not {size}",
+                        start,
+                        length,
+                        size or 0,
+                    )
+                    for start in queues[key]
+                ]
+                queues[key] = []
+    return queues, size or DEFAULT_FILE_SIZE
+
+
+def _look_index(
+    fs: FileSystem, paths: Paths, options: Options, strangers: list[Stranger]
+) -> tuple[list[str], int, int]:
+    # The real store ignores names that are no number; only a wrong length could be a trap.
+    names = [
+        name
+        for name in _listdir(fs, paths.index)
+        if name.isascii() and name.isdigit() and len(name) == 17
+    ]
+    slots, entries = options.index_slots, options.index_entries
+    if (slots is None) != (entries is None):
+        slots = slots or DEFAULT_SLOTS
+        entries = entries or DEFAULT_ENTRIES
+    if slots is None or entries is None:
+        slots, entries = _index_geometry(fs, paths, names)
+    length = file_size(slots, entries)
+    fitting: list[str] = []
+    for name in names:
+        path = os.path.join(paths.index, name)
+        found = fs.stat(path).st_size
+        if found == length:
+            fitting.append(name)
+        else:
+            what = f"is {found} bytes long, not {length}"
+            strangers.append(Stranger(path, what, 0, found, length))
+    return fitting, slots, entries
+
+
+def _index_geometry(fs: FileSystem, paths: Paths, names: list[str]) -> tuple[int, int]:
+    default = file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES)
+    for name in names:
+        path = os.path.join(paths.index, name)
+        length = fs.stat(path).st_size
+        if length == default:
+            return DEFAULT_SLOTS, DEFAULT_ENTRIES
+        if length < HEADER_SIZE:
+            continue
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            view = fs.mmap(fd, length, False)
+            found = find_geometry(view)
+            view.close()
+        finally:
+            fs.close(fd)
+        if found is not None:
+            return found
+    return DEFAULT_SLOTS, DEFAULT_ENTRIES
+
+
+def _listdir(fs: FileSystem, directory: str) -> list[str]:
+    try:
+        return sorted(fs.listdir(directory))
+    except FileNotFoundError:
+        return []
+
+
+def extend(fs: FileSystem, stranger: Stranger) -> None:
+    """Give a file its full length back: what a crash took from its end were zeros, or bytes that
+    were never synced. Raises :class:`StorageError`."""
+    try:
+        fd = fs.open(stranger.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fs.truncate(fd, stranger.wanted)
+            fs.fdatasync(fd)
+        finally:
+            fs.close(fd)
+    except OSError as error:
+        raise StorageError(stranger.path, "can't be extended", error) from error
+
+
+def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
+    """Move a file into the quarantine directory; gives its new path. Raises :class:`OSError`."""
+    make_dirs(fs, paths.quarantine)
+    name = os.path.relpath(path, paths.root).replace(os.sep, "~")
+    taken = set(fs.listdir(paths.quarantine))
+    target, number = name, 1
+    while target in taken:
+        number += 1
+        target = f"{name}.{number}"
+    new = os.path.join(paths.quarantine, target)
+    fs.rename(path, new)
+    fs.sync_dir(paths.quarantine)
+    fs.sync_dir(os.path.dirname(path))
+    return new

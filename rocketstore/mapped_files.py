@@ -1,0 +1,310 @@
+"""A directory of files of one size, each named by the offset of its first byte, mapped whole.
+
+Together they are one endless address space of which the files hold a window: old ones are deleted
+at the front, new ones come at the end. A file is created at its full length (sparse), and its
+blocks are reserved a step ahead of writing, so that a full disk is an error of that step and
+never a SIGBUS at a store into the map.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import mmap
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from journal.errors import StorageError
+from journal.files import FileSystem
+from rocketstore.commitlog_format import file_name
+
+__all__ = ["MappedFile", "MappedFiles", "Stranger", "create_file", "data_ranges", "scan_directory"]
+
+RESERVE_STEP = 16 << 20
+"""Bytes of blocks reserved at a time."""
+_MAPPED_MAX = 64
+"""Files kept mapped besides the last."""
+_ZERO_STEP = 1 << 20
+_ZEROS = bytes(_ZERO_STEP)
+
+
+def create_file(fs: FileSystem, path: str, size: int) -> int:
+    """Make a file of zeros at its full length; gives a descriptor.
+
+    Raises :class:`StorageError`; no file is left behind then.
+    """
+    try:
+        fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fs.truncate(fd, size)
+        except BaseException:
+            fs.close(fd)
+            # A file of a wrong length would keep the store from being opened.
+            with contextlib.suppress(OSError):
+                fs.unlink(path)
+            raise
+    except OSError as error:
+        raise StorageError(path, "can't be created", error) from error
+    return fd
+
+
+class MappedFile:
+    """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count."""
+
+    __slots__ = ("_fs", "_map", "dirty", "fd", "path", "reserved", "size", "start", "wrote")
+
+    def __init__(self, fs: FileSystem, path: str, start: int, size: int) -> None:
+        self._fs = fs
+        self._map: mmap.mmap | None = None
+        self.path = path
+        self.start = start
+        self.size = size
+        self.wrote = size
+        self.reserved = 0
+        self.dirty = False
+        self.fd = -1
+
+    def map(self, *, writable: bool) -> mmap.mmap:
+        """The file's map, made at first use. Raises :class:`StorageError`."""
+        if self._map is None:
+            flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+            try:
+                self.fd = self._fs.open(self.path, flags)
+                self._map = self._fs.mmap(self.fd, self.size, writable)
+            except (OSError, ValueError) as error:
+                self.unmap()
+                cause = error if isinstance(error, OSError) else OSError(0, str(error))
+                raise StorageError(self.path, "can't be mapped", cause) from error
+        return self._map
+
+    def unmap(self) -> None:
+        """Give map and descriptor back; the file's bytes stay as they are."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self.fd >= 0:
+            self._fs.close(self.fd)
+            self.fd = -1
+
+    def reserve(self, end: int) -> int:
+        """Have the disk's blocks for bytes up to ``end``; gives how far they reach now.
+
+        Raises :class:`StorageError` (disk full); nothing has changed then.
+        """
+        self.map(writable=True)
+        target = min(self.size, max(end, self.reserved + RESERVE_STEP))
+        try:
+            self._fs.fallocate(self.fd, self.reserved, target - self.reserved)
+        except OSError as error:
+            raise StorageError(self.path, "can't reserve space", error) from error
+        self.reserved = target
+        return target
+
+    def zero_from(self, position: int) -> bool:
+        """Zero every byte from ``position`` on that is not zero; tells whether any was."""
+        view = self.map(writable=True)
+        changed = False
+        for start, end in data_ranges(self.fd, position, self.size):
+            position = start
+            while position < end:
+                step = min(_ZERO_STEP, end - position)
+                zeros = _ZEROS if step == _ZERO_STEP else _ZEROS[:step]
+                if view[position : position + step] != zeros:
+                    self._fs.fallocate(self.fd, position, step)
+                    view[position : position + step] = zeros
+                    self.dirty = changed = True
+                position += step
+        return changed
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of a sparse file from ``start`` to ``end`` that may hold other bytes than zeros.
+
+    A log file of 1 GiB with 1 MiB in it is mostly hole: looking at it all would fill the page
+    cache with zeros. Where the system can't tell, all of it is one part.
+    """
+    position = start
+    while position < end:
+        try:
+            position = os.lseek(fd, position, os.SEEK_DATA)
+            stop = min(os.lseek(fd, position, os.SEEK_HOLE), end)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                yield position, end
+            return
+        if position < end:
+            yield position, stop
+        position = stop
+
+
+class MappedFiles:
+    """The files of one directory, by start. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, fs: FileSystem, directory: str, size: int, *, writable: bool) -> None:
+        self._fs = fs
+        self.directory = directory
+        self.size = size
+        self._writable = writable
+        self.files: OrderedDict[int, MappedFile] = OrderedDict()
+        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._names_changed = False
+
+    def load(self, starts: list[int]) -> None:
+        """Take over existing files; each counts as full until the owner says otherwise."""
+        for start in sorted(starts):
+            self._add(start)
+
+    def _add(self, start: int) -> MappedFile:
+        path = os.path.join(self.directory, file_name(start))
+        file = MappedFile(self._fs, path, start, self.size)
+        self.files[start] = file
+        return file
+
+    @property
+    def min_offset(self) -> int:
+        """First offset of the first file; -1 when there is none."""
+        return next(iter(self.files), -1)
+
+    @property
+    def last(self) -> MappedFile | None:
+        """The last file."""
+        return next(reversed(self.files.values())) if self.files else None
+
+    @property
+    def max_offset(self) -> int:
+        """End of what is written in the last file; 0 when there is none."""
+        last = self.last
+        return last.start + last.wrote if last is not None else 0
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that ``offset`` lies in."""
+        return self.files.get(offset - offset % self.size)
+
+    def mapped(self, file: MappedFile) -> mmap.mmap:
+        """The file's map; keeps the number of mapped files bounded."""
+        self._recent[file.start] = None
+        self._recent.move_to_end(file.start)
+        if len(self._recent) > _MAPPED_MAX:
+            self._evict(file.start)
+        return file.map(writable=self._writable)
+
+    def _evict(self, keep: int) -> None:
+        last = next(reversed(self.files))
+        for start in list(self._recent):
+            file = self.files.get(start)
+            if file is None:
+                del self._recent[start]
+            elif start not in (keep, last) and not file.dirty:
+                del self._recent[start]
+                file.unmap()
+                return
+
+    def append(self, start: int) -> MappedFile:
+        """Create the next file, at full length. Raises :class:`StorageError`."""
+        path = os.path.join(self.directory, file_name(start))
+        self._fs.close(create_file(self._fs, path, self.size))
+        self._names_changed = True
+        try:
+            # Names reach the disk in order: no crash can leave a gap between files.
+            self.sync_names()
+        except OSError as error:
+            raise StorageError(path, "can't be created", error) from error
+        file = self._add(start)
+        file.wrote = 0
+        return file
+
+    def remove(self, start: int) -> None:
+        """Delete the first or last file, durably. Raises :class:`StorageError`; it then still
+        counts."""
+        file = self.files[start]
+        try:
+            self._fs.unlink(file.path)
+            # One name at a time: a crash can't take a later file first and leave a gap.
+            self._fs.sync_dir(self.directory)
+        except OSError as error:
+            raise StorageError(file.path, "can't be removed", error) from error
+        file.unmap()
+        del self.files[start]
+        self._recent.pop(start, None)
+
+    def dirty(self) -> list[MappedFile]:
+        """The files with bytes that were not synced, oldest first."""
+        return [file for file in self.files.values() if file.dirty]
+
+    def sync_names(self) -> None:
+        """Make creations and removals durable. Raises :class:`OSError`."""
+        if self._names_changed:
+            self._names_changed = False
+            self._fs.sync_dir(self.directory)
+
+    def close(self) -> None:
+        """Unmap all."""
+        for file in self.files.values():
+            file.unmap()
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """Something in a directory that does not fit there. ``start`` is the offset in its name (-1
+    if it has none), ``wanted`` the length it should have (0 if it should not be there)."""
+
+    path: str
+    what: str
+    start: int = -1
+    length: int = 0
+    wanted: int = 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is a file of the store that lacks its end."""
+        return self.start >= 0 and self.length < self.wanted
+
+
+def scan_directory(
+    fs: FileSystem, directory: str, size: int | None
+) -> tuple[list[int], list[Stranger], int | None]:
+    """Look at a directory of files named by offset: ``(starts, strangers, size)``.
+
+    ``starts`` are the files that fit; the size is found from the files when it is not given: two
+    names are a multiple of it apart.
+    """
+    try:
+        names = sorted(fs.listdir(directory))
+    except FileNotFoundError:
+        return [], [], size
+    numbered: list[tuple[int, int, str]] = []
+    strangers: list[Stranger] = []
+    for name in names:
+        path = os.path.join(directory, name)
+        info = fs.stat(path)
+        if stat.S_ISREG(info.st_mode) and len(name) == 20 and name.isascii() and name.isdigit():
+            numbered.append((int(name), info.st_size, path))
+        else:
+            strangers.append(Stranger(path, "is no file of this store"))
+    if size is None and numbered:
+        size = _likely_size(numbered)
+    starts: list[int] = []
+    for start, length, path in numbered:
+        if size is None:
+            strangers.append(Stranger(path, "is empty, and no other file tells its length"))
+        elif length != size:
+            what = f"is {length} bytes long, not {size}"
+            strangers.append(Stranger(path, what, start, length, size))
+        elif start % size:
+            strangers.append(Stranger(path, f"its name is no multiple of {size}"))
+        else:
+            starts.append(start)
+    return starts, strangers, size
+
+
+def _likely_size(numbered: list[tuple[int, int, str]]) -> int | None:
+    lengths = [length for _, length, _ in numbered if length > 0]
+    gaps = {right[0] - left[0] for left, right in itertools.pairwise(numbered)}
+    for length in lengths:
+        if length in gaps:
+            return length
+    return max(lengths, default=None)

@@ -1,0 +1,113 @@
+"""Consumer offsets: ``consumerOffset.json`` and ``delayOffset.json``.
+
+RocketMQ writes them with fastjson, whose integer keys are not quoted, which is no valid JSON; it
+reads quoted ones as well. We write valid JSON and read both. A save keeps the old content as
+``.bak``, as the broker does; a load falls back to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from journal.errors import UsageError
+from journal.files import FileSystem, make_dirs, read_optional, replace_file
+
+__all__ = ["ConsumerOffsets", "load_json", "parse_fastjson", "save_json"]
+
+_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
+
+
+def parse_fastjson(text: str) -> Any:
+    """Parse JSON whose object keys may be bare integers. Raises :class:`ValueError`."""
+
+    def quote(match: re.Match[str]) -> str:
+        if match[2] is None:
+            return match[0]
+        return f'{match[1]}"{match[2]}"{match[3]}'
+
+    return json.loads(_BARE_KEY.sub(quote, text))
+
+
+def load_json(fs: FileSystem, path: str) -> dict[str, Any]:
+    """Read a config file; its ``.bak`` if it is missing, empty or unreadable; else nothing."""
+    for candidate in (path, path + ".bak"):
+        data = read_optional(fs, candidate)
+        if not data:
+            continue
+        try:
+            content = parse_fastjson(data.decode())
+        except ValueError:
+            continue
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def save_json(fs: FileSystem, path: str, content: dict[str, Any]) -> None:
+    """Replace a config file, keeping the old one as ``.bak``; durable on return.
+
+    Raises :class:`journal.errors.StorageError`.
+    """
+    data = json.dumps(content, indent="\t", ensure_ascii=False).encode()
+    old = read_optional(fs, path)
+    if old == data:
+        return
+    if old:
+        replace_file(fs, path + ".bak", old)
+    replace_file(fs, path, data)
+
+
+class ConsumerOffsets:
+    """The next offset of each consumer group in each queue. Its owner holds a lock.
+
+    One file for groups that share the work (cluster mode), another one for broadcast consumers,
+    each of which goes through all messages by itself.
+    """
+
+    def __init__(self, fs: FileSystem, path: str, *, writable: bool) -> None:
+        self._fs = fs
+        self._path = path
+        self._writable = writable
+        self._content = load_json(fs, path)
+        self._table: dict[str, dict[int, int]] = {}
+        self._changed = False
+        table = self._content.get("offsetTable")
+        for name, offsets in (table if isinstance(table, dict) else {}).items():
+            if isinstance(offsets, dict):
+                self._table[name] = {
+                    int(queue): value
+                    for queue, value in offsets.items()
+                    if isinstance(value, int) and queue.lstrip("-").isdigit()
+                }
+
+    @property
+    def table(self) -> dict[str, dict[int, int]]:
+        """``topic@group`` to queue id to next offset."""
+        return self._table
+
+    def fetch(self, group: str, topic: str, queue_id: int) -> int:
+        """The offset committed last; -1 if there is none."""
+        return self._table.get(f"{topic}@{group}", {}).get(queue_id, -1)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set an offset, in memory. Raises :class:`UsageError` for what can't be one."""
+        if not group or not topic or "@" in group or "@" in topic:
+            raise UsageError(f"group {group!r} and topic {topic!r}: neither may be empty or hold @")
+        if offset < 0 or queue_id < 0:
+            raise UsageError(f"offset {offset} and queue {queue_id} must not be negative")
+        self._table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+        self._changed = True
+
+    def save(self) -> None:
+        """Write the file if something was committed. Raises :class:`StorageError`."""
+        if not self._changed or not self._writable:
+            return
+        table = {
+            name: {str(queue): offset for queue, offset in sorted(offsets.items())}
+            for name, offsets in self._table.items()
+        }
+        make_dirs(self._fs, self._path.rpartition("/")[0])
+        save_json(self._fs, self._path, {**self._content, "offsetTable": table})
+        self._changed = False

@@ -1,0 +1,148 @@
+"""Message properties: ``name 0x01 value`` pairs separated by 0x02, UTF-8.
+
+4.9.3 writes no separator after the last pair; readers take both forms. The order of the pairs on
+disk is that of the ``HashMap`` they came from: :func:`encode_properties` reproduces it, so that
+ours are byte-identical. No reader depends on the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from journal.errors import UsageError
+from rocketstore.javahash import hash_code
+
+__all__ = [
+    "DELAY",
+    "KEYS",
+    "REAL_QUEUE_ID",
+    "REAL_TOPIC",
+    "TAGS",
+    "UNIQ_KEY",
+    "WAIT",
+    "decode_properties",
+    "encode_properties",
+    "encode_usual",
+    "index_keys",
+    "java_map_order",
+    "join_keys",
+    "split_keys",
+]
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+UNIQ_KEY = "UNIQ_KEY"
+DELAY = "DELAY"
+WAIT = "WAIT"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+
+PROPERTIES_MAX = 32767
+_NAME_END = "\x01"
+_PAIR_END = "\x02"
+_KEYS_IS = KEYS + _NAME_END
+_UNIQ_KEY_IS = UNIQ_KEY + _NAME_END
+_TAGS_IS = TAGS + _NAME_END
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """Read a properties string as the real reader does.
+
+    A piece without a name, without 0x01 or with an empty value is dropped; the first 0x01
+    separates; of a repeated name the last one wins.
+    """
+    if not data:
+        return {}
+    found: dict[str, str] = {}
+    for piece in data.decode(errors="replace").split(_PAIR_END):
+        name, separator, value = piece.partition(_NAME_END)
+        if name and separator and value:
+            found[name] = value
+    return found
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Write properties in the order of a Java HashMap filled in the mapping's order.
+
+    Raises :class:`UsageError` for names or values that the format can't hold (0x01 in a name,
+    0x02 or NUL anywhere) and for more than 32,767 bytes.
+    """
+    if not properties:
+        return b""
+    text = _PAIR_END.join(
+        [f"{name}{_NAME_END}{properties[name]}" for name in java_map_order(tuple(properties))]
+    )
+    return _checked(text, len(properties))
+
+
+def encode_usual(keys: str | None, unique_key: str | None, tags: str | None) -> bytes:
+    """:func:`encode_properties` of nothing but KEYS, UNIQ_KEY and TAGS, whose order is known."""
+    parts = []
+    if keys:
+        parts.append(_KEYS_IS + keys)
+    if unique_key:
+        parts.append(_UNIQ_KEY_IS + unique_key)
+    if tags:
+        parts.append(_TAGS_IS + tags)
+    text = _PAIR_END.join(parts)
+    return _checked(text, len(parts))
+
+
+def _checked(text: str, count: int) -> bytes:
+    if text.count(_PAIR_END) != count - 1 or "\0" in text:
+        raise UsageError("properties hold a separator (0x02) or NUL in a name or value")
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"properties can't be written as UTF-8: {error.reason}") from error
+    if len(data) > PROPERTIES_MAX:
+        raise UsageError(f"properties of {len(data)} bytes: the limit is {PROPERTIES_MAX}")
+    return data
+
+
+@lru_cache(maxsize=4096)
+def java_map_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names as a ``java.util.HashMap`` filled in this order iterates over them."""
+    for name in names:
+        if not name or _NAME_END in name:
+            raise UsageError(f"property name {name!r}: it is empty or holds 0x01")
+    buckets = 16
+    while len(names) > 0.75 * buckets:
+        buckets *= 2
+
+    def bucket(name: str) -> int:
+        value = hash_code(name) & 0xFFFFFFFF
+        return (value ^ (value >> 16)) & (buckets - 1)
+
+    return tuple(sorted(names, key=bucket))
+
+
+def join_keys(keys: str | Iterable[str]) -> str:
+    """The KEYS property of one key or of several: they are separated by one space.
+
+    Raises :class:`UsageError` when a key of several holds a space: it would be read as two.
+    """
+    if isinstance(keys, str):
+        return keys
+    several = tuple(keys)
+    for key in several:
+        if " " in key:
+            raise UsageError(f"key {key!r}: a space separates keys, so a key can't hold one")
+    return " ".join(several)
+
+
+def index_keys(properties: Mapping[str, str]) -> list[str]:
+    """The keys under which an IndexFile finds the message: UNIQ_KEY, then each of KEYS."""
+    return split_keys(properties.get(UNIQ_KEY), properties.get(KEYS))
+
+
+def split_keys(unique_key: str | None, keys: str | None) -> list[str]:
+    """:func:`index_keys` of the two properties themselves."""
+    found = [unique_key] if unique_key else []
+    if keys:
+        if " " in keys:
+            found += [key for key in keys.split(" ") if key]
+        else:
+            found.append(keys)
+    return found

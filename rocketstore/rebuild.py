@@ -1,0 +1,325 @@
+"""Recovery that loses nothing: queues and index are held against the log, and made to agree.
+
+The log is the truth. Each of its records says which queue it is in, at which place, under which
+keys; so the units of every queue and the entries of every index file follow from it. From where
+:mod:`rocketstore.derived` vouches for both, or from the log's first record when nothing does, the
+log is read, each queue is compared and overwritten where it differs, and index files are kept up
+to the first entry that differs and built anew from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import DamageError
+from journal.findings import Cause, Finding
+from rocketstore.commitlog_format import COMMIT
+from rocketstore.consumequeue import ConsumeQueue
+from rocketstore.consumequeue_format import UNIT_SIZE, build_units, count_valid
+from rocketstore.derived import Derived
+from rocketstore.dispatch import DispatchBatch, QueueKey, from_records
+from rocketstore.index_format import IndexHeader
+from rocketstore.index_rebuild import IndexCheck
+from rocketstore.parts import Parts
+from rocketstore.quarantine import save_tail
+from rocketstore.recovery import cut_log
+from rocketstore.scan import Stop
+from rocketstore.walk import LogWalk, find_survivor
+
+__all__ = ["QueueRepair", "Rebuilt", "placeable", "recover_full"]
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What recovery found to do."""
+
+    end: int = 0
+    walked_from: int = 0
+    last: tuple[int, int] = (0, 0)
+    last_store_time: int = 0
+    queues_changed: set[QueueKey] = field(default_factory=set)
+    index_from: str = ""
+    """Name of the first index file that was built anew, or empty."""
+
+
+def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Rebuilt:
+    """Find the log's end, cut what a crash tore there, and make queues and index agree with it.
+
+    Raises :class:`DamageError` when sound records stand behind something that no crash explains
+    (unless ``repair``: then the rest of the log is set aside in the quarantine directory).
+    """
+    known = derived if derived is not None and _still_true(parts, derived) else None
+    first = max(parts.commitlog.min_offset, 0)
+    result = Rebuilt(walked_from=known.offset if known is not None else first)
+    if known is not None:
+        result.last = known.last[:2]
+    walk = LogWalk(
+        parts.commitlog, result.walked_from, strict=known is not None, keep_bad_bodies=True
+    )
+    repairs: dict[QueueKey, QueueRepair] = {}
+    if known is not None:
+        for key, queue in parts.queues.items():
+            bounds = known.queues.get(key)
+            repairs[key] = QueueRepair(queue, bounds[1] if bounds else None)
+    index = IndexCheck(parts, known, crashed=crashed)
+    for base, records in walk:
+        batch = from_records(records, base)
+        for key, columns in _by_queue(batch):
+            repair = repairs.get(key)
+            if repair is None:
+                repair = repairs[key] = QueueRepair(parts.queue(*key), None)
+            repair.put(*columns)
+        index.put(batch)
+        if len(batch):
+            parts.checkpoint.logical = int(batch.store_times[-1])
+    result.end = walk.end
+    if walk.last[1]:
+        result.last = walk.last
+        result.last_store_time = walk.last_store_time
+    _end_of_log(parts, walk, crashed=crashed, boot_changed=_boot_changed(parts, derived))
+    _finish_queues(parts, repairs, result)
+    result.index_from = index.finish(result.end)
+    return result
+
+
+def _boot_changed(parts: Parts, derived: Derived | None) -> bool:
+    boot = parts.fs.boot_id().decode(errors="replace")
+    return derived is None or not boot or derived.boot != boot
+
+
+def _still_true(parts: Parts, derived: Derived) -> bool:
+    """Whether files and log are still those that were vouched for."""
+    commitlog = parts.commitlog
+    if not commitlog.files.files:
+        return derived.offset == 0 and not parts.queues and not parts.index.files
+    if not max(commitlog.min_offset, 0) <= derived.offset <= commitlog.max_offset:
+        return False
+    offset, size, crc = derived.last
+    if size and offset >= commitlog.min_offset:
+        data = commitlog.read(offset, size)
+        if data is None or crc32(data) != crc:
+            return False
+    return _queues_hold(parts, derived) and _index_holds(parts, derived)
+
+
+def _queues_hold(parts: Parts, derived: Derived) -> bool:
+    minimum = max(parts.commitlog.min_offset, 0)
+    for key, (min_position, max_unit) in derived.queues.items():
+        if max_unit == 0:
+            continue
+        queue = parts.queues.get(key)
+        if queue is None or not queue.starts or not _contiguous(queue):
+            return False
+        end = max_unit * UNIT_SIZE
+        if queue.starts[-1] + queue.file_size < end:
+            return False
+        if queue.starts[0] > min_position:
+            # Files go from the front only when the log has lost what they point to.
+            units = queue.units(queue.starts[0] // UNIT_SIZE, queue.starts[0] // UNIT_SIZE + 1)
+            if len(units) == 0 or int(units["offset"][0]) > minimum:
+                return False
+        queue.wrote = max(queue.wrote, end)
+        last = queue.units(max_unit - 1, max_unit)
+        if len(last) != 1 or int(last["size"][0]) <= 0:
+            return False
+    return True
+
+
+def _contiguous(queue: ConsumeQueue) -> bool:
+    return queue.starts == list(
+        range(queue.starts[0], queue.starts[-1] + queue.file_size, queue.file_size)
+    )
+
+
+def _index_holds(parts: Parts, derived: Derived) -> bool:
+    files = {file.name: file for file in parts.index.files}
+    minimum = max(parts.commitlog.min_offset, 0)
+    present = [row for row in derived.index if row[0] in files]
+    for row in derived.index:
+        if row[0] not in files and row[4] >= minimum:
+            return False
+    for number, row in enumerate(present):
+        header = files[row[0]].header
+        if header != IndexHeader(*row[1:]) and (number < len(present) - 1 or header.count < row[6]):
+            return False
+    return True
+
+
+def _by_queue(
+    batch: DispatchBatch,
+) -> Iterator[tuple[QueueKey, tuple[Any, Any, Any, Any]]]:
+    visible = (batch.transactions == 0) | (batch.transactions == COMMIT)
+    for number, key in enumerate(batch.queues):
+        chosen = visible & (batch.queue_numbers == number)
+        if chosen.any():
+            yield (
+                key,
+                (
+                    batch.queue_offsets[chosen],
+                    batch.offsets[chosen],
+                    batch.sizes[chosen],
+                    batch.tags_codes[chosen],
+                ),
+            )
+
+
+class QueueRepair:
+    """Hold one queue against the units it should have, in order, and write where it differs.
+
+    ``next_unit`` is the place of the next unit; ``None`` until the first one is known.
+    """
+
+    __slots__ = ("changed", "next_unit", "queue")
+
+    def __init__(self, queue: ConsumeQueue, next_unit: int | None) -> None:
+        self.queue = queue
+        self.next_unit = next_unit
+        self.changed = False
+        if queue.starts and not _contiguous(queue):
+            queue.destroy()
+            self.changed = True
+
+    def put(
+        self,
+        queue_offsets: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        codes: npt.NDArray[np.int64],
+    ) -> None:
+        """The queue's next units in log order."""
+        queue = self.queue
+        first = int(queue_offsets[0])
+        if self.next_unit is None:
+            self._start(first)
+        assert self.next_unit is not None
+        if first != self.next_unit or not bool((np.diff(queue_offsets) == 1).all()):
+            keep = placeable(queue_offsets.tolist(), self.next_unit)
+            offsets, sizes, codes = offsets[keep], sizes[keep], codes[keep]
+        count = len(offsets)
+        if count == 0:
+            return
+        wanted = build_units(offsets, sizes, codes, count)
+        if queue.units(self.next_unit, self.next_unit + count).tobytes() != wanted:
+            queue.overwrite(self.next_unit, wanted)
+            self.changed = True
+        self.next_unit += count
+        queue.max_physical = int(offsets[-1] + sizes[-1])
+
+    def _start(self, first: int) -> None:
+        queue = self.queue
+        position = first * UNIT_SIZE
+        if queue.starts and not queue.starts[0] <= position <= queue.wrote:
+            queue.destroy()
+            self.changed = True
+        if not queue.starts and first:
+            queue.begin(position)
+            self.changed = True
+        self.next_unit = first
+
+    def finish(self, log_end: int, min_offset: int) -> None:
+        """Drop what stands after the last unit."""
+        queue = self.queue
+        if self.next_unit is None:
+            self.next_unit = _expired_units(queue, min(min_offset, log_end))
+        if queue.cut(self.next_unit * UNIT_SIZE):
+            self.changed = True
+
+
+def placeable(queue_offsets: list[int], next_unit: int) -> list[int]:
+    """The real one's rule for units out of order: lower ones are left out, gaps closed up."""
+    keep: list[int] = []
+    for number, queue_offset in enumerate(queue_offsets):
+        if queue_offset and queue_offset < next_unit:
+            continue
+        keep.append(number)
+        next_unit += 1
+    return keep
+
+
+def _expired_units(queue: ConsumeQueue, min_offset: int) -> int:
+    """Where a queue ends none of whose messages is in the log any more: its units stay, so that
+    no ordinal is given twice."""
+    end = queue.starts[0] // UNIT_SIZE if queue.starts else 0
+    for start in queue.starts:
+        units = queue.file_units(start)
+        valid = count_valid(units)
+        below = units["offset"][:valid] < min_offset
+        kept = valid if below.all() else int(below.argmin())
+        end = start // UNIT_SIZE + kept
+        if kept < len(units):
+            break
+    return end
+
+
+def _finish_queues(parts: Parts, repairs: dict[QueueKey, QueueRepair], result: Rebuilt) -> None:
+    minimum = max(parts.commitlog.min_offset, 0)
+    for key, queue in parts.queues.items():
+        if key not in repairs:
+            repairs[key] = QueueRepair(queue, None)
+    for key, repair in repairs.items():
+        repair.finish(result.end, minimum)
+        repair.queue.correct_min(minimum)
+        if repair.changed:
+            result.queues_changed.add(key)
+            parts.finding(
+                Finding(
+                    repair.queue.directory,
+                    0,
+                    0,
+                    Cause.CRASH,
+                    "the consume queue did not agree with the commit log",
+                    "rebuilt",
+                )
+            )
+
+
+def _end_of_log(parts: Parts, walk: LogWalk, *, crashed: bool, boot_changed: bool) -> None:
+    """Cut the log where its records end; what stands behind goes to quarantine if it is sound."""
+    commitlog = parts.commitlog
+    end = walk.end
+    for offset in walk.bad_bodies:
+        parts.finding(
+            Finding(
+                parts.paths.commitlog,
+                offset,
+                0,
+                Cause.DAMAGE,
+                "a record's body does not match its checksum",
+                "reading this body raises an error; the messages after it are not affected",
+            )
+        )
+    if walk.stop is Stop.BAD:
+        survivor = find_survivor(commitlog, end)
+        if survivor is not None:
+            _behind_the_end(parts, end, survivor, explained=crashed and boot_changed)
+    cut_log(parts, end)
+    file = commitlog.files.find(end)
+    if file is not None and walk.stop is Stop.BAD:
+        # Old bytes behind the end could line up with new records one day and be taken for some.
+        file.zero_from(end - file.start)
+
+
+def _behind_the_end(parts: Parts, end: int, survivor: int, *, explained: bool) -> None:
+    commitlog = parts.commitlog
+    file = commitlog.files.find(end)
+    assert file is not None
+    what = f"no record stands here, but sound ones do from offset {survivor} on"
+    if not explained and not parts.options.repair:
+        raise DamageError(file.path, end - file.start, what + " (open with repair=True)")
+    where = save_tail(parts.fs, parts.paths, commitlog, end)
+    parts.finding(
+        Finding(
+            file.path,
+            end - file.start,
+            commitlog.files.max_offset - end,
+            Cause.CRASH if explained else Cause.DAMAGE,
+            what,
+            f"the log was cut here; its rest is set aside in {where}",
+        )
+    )

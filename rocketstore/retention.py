@@ -1,0 +1,48 @@
+"""How long messages are kept: which CommitLog files may go."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from journal.errors import UsageError
+
+__all__ = ["DISK_FULL_RATIO", "Retention"]
+
+DISK_FULL_RATIO = 0.90
+"""Above this share of the disk, puts are refused (when a retention is set)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The rules of the real store.
+
+    A file goes when ``hours`` have passed since it was last written, in the hours of the day
+    named in ``delete_when`` (local time), or at any time when the disk is used above
+    ``disk_ratio``; above ``force_ratio`` files go whatever their age. The last file never goes.
+    """
+
+    hours: float = 72.0
+    delete_when: tuple[int, ...] = (4,)
+    disk_ratio: float = 0.75
+    force_ratio: float = 0.85
+    full_ratio: float = DISK_FULL_RATIO
+    most_at_once: int = 10
+
+    def __post_init__(self) -> None:
+        if self.hours < 0 or not all(0 <= hour <= 23 for hour in self.delete_when):
+            raise UsageError("retention: hours must not be negative, delete_when is hours 0 to 23")
+        if not 0 < self.disk_ratio <= self.force_ratio <= self.full_ratio <= 1:
+            raise UsageError(
+                "retention: 0 < disk_ratio <= force_ratio <= full_ratio <= 1 must hold"
+            )
+
+    def is_due(self, now: float, disk_used: float, *, manual: bool) -> bool:
+        """Whether expired files are to be deleted now (seconds since 1970; share from 0 to 1)."""
+        return (
+            manual or disk_used > self.disk_ratio or time.localtime(now).tm_hour in self.delete_when
+        )
+
+    def is_expired(self, now: float, modified: float, disk_used: float) -> bool:
+        """Whether a file last modified at that time may go."""
+        return disk_used > self.force_ratio or now - modified >= self.hours * 3600

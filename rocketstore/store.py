@@ -1,0 +1,486 @@
+"""The store: one CommitLog for all topics, ConsumeQueues that point into it, IndexFiles by key.
+
+A put copies its record into the log and notes it; queues and index follow in batches, at the
+latest when somebody reads (so a reader sees every put that returned) or when the background
+thread comes round. They hold nothing that the log does not tell, so what a crash takes from them
+is put again at open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from zlib import crc32
+
+from journal.errors import (
+    ClosedError,
+    ForkedError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
+from journal.files import PathLike, make_dirs, read_optional
+from journal.poison import Poison
+from journal.sync import GroupCommit
+from rocketstore.checkpoint_format import Checkpoint
+from rocketstore.columns import keys_of_properties, make_properties
+from rocketstore.commitlog_format import (
+    BLANK_SIZE,
+    COMMIT,
+    HEADERS,
+    MESSAGE_MAGIC,
+    TRANSACTION_MASK,
+    encode_topic,
+    host_bytes,
+    with_host_bits,
+)
+from rocketstore.compose import compose, join_properties, raw_properties
+from rocketstore.delay import deliver_time
+from rocketstore.derived import Derived, load_derived
+from rocketstore.dispatch import QueueKey
+from rocketstore.index_rebuild import rebuild_index
+from rocketstore.javahash import tags_code
+from rocketstore.layout import Paths, look
+from rocketstore.lifecycle import Background, Keeper
+from rocketstore.lock import StoreLock
+from rocketstore.message import BatchResult, PutResult
+from rocketstore.offsets import ConsumerOffsets
+from rocketstore.options import Options
+from rocketstore.parts import build_parts
+from rocketstore.pending import Pending, append_columns
+from rocketstore.properties import (
+    DELAY,
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    WAIT,
+    encode_usual,
+    index_keys,
+    join_keys,
+    split_keys,
+)
+from rocketstore.reader import Reader
+from rocketstore.rebuild import Rebuilt, recover_full
+from rocketstore.recovery import recover_compatible, recover_read_only
+from rocketstore.settle import settle_files
+
+__all__ = ["Store", "open_store"]
+
+_PENDING_MAX = 4096
+_new_tuple = tuple.__new__
+_NO_KEYS: Sequence[str] = ()
+_NO_PROPERTIES = b"\0\0"
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def open_store(path: PathLike, **options: Any) -> Store:
+    """Open a store directory, made if there is none. Keyword arguments: :class:`Options`.
+
+    Raises :class:`journal.errors.LockedError`, :class:`NotAStoreError`, :class:`DamageError`,
+    :class:`StorageError` and, for options that can't be, :class:`UsageError`.
+    """
+    try:
+        chosen = Options(**options)
+    except TypeError as error:
+        raise UsageError(str(error)) from error
+    return Store(os.fspath(path), chosen)
+
+
+class Store(Reader):
+    """An open store; :func:`rocketstore.open` makes one. Thread-safe. A context manager.
+
+    What is durable when a put returns: with ``durability="os"`` the record is in the operating
+    system and survives the death of the process; with ``"fsync"`` it is on disk.
+    """
+
+    def __init__(self, path: str, options: Options) -> None:
+        self.path = path
+        self.options = options
+        self._paths = paths = Paths(path)
+        self._lock = threading.RLock()
+        self._poison = Poison()
+        self._refusal: StoreError | None = None
+        self._full = False
+        self._clock = options.clock
+        self._fsync = options.durability == "fsync"
+        self._max_size = options.max_message_size
+        self._file_lock: StoreLock | None = None
+        self._background: Background | None = None
+        if not options.read_only:
+            look(options.fs, paths, options)
+            self._file_lock = self._take_lock()
+        try:
+            self._open(options, paths)
+        except BaseException as error:
+            if self._file_lock is not None:
+                self._file_lock.release()
+            if isinstance(error, OSError):
+                raise StorageError(error.filename or path, "can't be opened", error) from error
+            raise
+        _open_stores.add(self)
+        if options.background and not options.read_only:
+            self._background = Background(self._keeper, options)
+            self._background.start()
+
+    def _take_lock(self) -> StoreLock:
+        try:
+            make_dirs(self.options.fs, self.path)
+        except OSError as error:
+            raise StorageError(self.path, "can't be created", error) from error
+        return StoreLock(self.options.fs, self._paths.lock)
+
+    def _open(self, options: Options, paths: Paths) -> None:
+        fs = options.fs
+        derived = load_derived(fs, paths.derived)
+        crashed = read_optional(fs, paths.abort) is not None
+        layout, findings = settle_files(options, paths, derived, crashed=crashed)
+        checkpoint = Checkpoint.parse(read_optional(fs, paths.checkpoint))
+        self._parts = parts = build_parts(options, paths, layout, checkpoint)
+        for finding in findings:
+            parts.finding(finding)
+        self._keeper = Keeper(self)
+        self._offsets = ConsumerOffsets(fs, paths.consumer_offset, writable=not options.read_only)
+        self._local = ConsumerOffsets(fs, paths.local_offset, writable=not options.read_only)
+        self.recovered = Rebuilt()
+        try:
+            if options.read_only:
+                self.recovered.end = recover_read_only(parts)
+            else:
+                self._keeper.begin()
+                self._recover(derived, crashed)
+        except BaseException:
+            parts.close()
+            raise
+        self._table: dict[QueueKey, int] = {
+            key: queue.max_offset for key, queue in parts.queues.items()
+        }
+        self._pending = Pending(parts, self._poison)
+        self._notes = self._pending.notes
+        self._topics: dict[str, bytes] = {}
+        self._store_host = host_bytes(options.store_host)
+        self._host_bits = with_host_bits(0, b"", self._store_host)
+        self._last_time = self._newest_time()
+        self._commitlog = parts.commitlog
+        if options.read_only:
+            self._refusal = UsageError(f"{self.path}: is open for reading only")
+        else:
+            parts.commitlog.begin_writing()
+            parts.commitlog.last = self.recovered.last
+            if options.recovery == "full":
+                self._keeper.checkpoint()
+        self._group = GroupCommit(self._keeper.sync_log)
+
+    def _recover(self, derived: Derived | None, crashed: bool) -> None:
+        if self.options.recovery == "compatible":
+            self.recovered.end = recover_compatible(self._parts, crashed=crashed)
+            return
+        self.recovered = recover_full(self._parts, derived, crashed=crashed)
+
+    def _newest_time(self) -> int:
+        offset, size = self.recovered.last
+        if size:
+            return max(self._parts.commitlog.store_time(offset, size), 0)
+        return max(self._parts.checkpoint.logical, 0)
+
+    # Writing
+
+    def put(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        queue_id: int = 0,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        unique_key: str | None = None,
+        properties: Mapping[str, str] | bytes | None = None,
+        delay: int | None = None,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int | None = None,
+        born_host: str | bytes | tuple[str, int] | None = None,
+        store_host: str | bytes | tuple[str, int] | None = None,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+        wait: bool = True,
+    ) -> PutResult:
+        """Store one message; found by queue and key from now on. O(size).
+
+        ``properties`` may also be bytes, which are stored as they are. ``delay`` is a level from
+        1 to 18: the message is delivered to its topic after that time. ``wait=False`` (or
+        property WAIT=false) does not wait for the disk under ``durability="fsync"``.
+
+        Raises :class:`UsageError` for input over a limit, :class:`StorageError` when the disk is
+        full (nothing is stored then), :class:`WritesRefusedError` after an earlier failure.
+        """
+        if self._poison.reason is not None or self._full:
+            self._check_writable()
+        data, code, level, found_keys = b"", 0, 0, _NO_KEYS
+        if properties or delay:
+            topic, queue_id, data, found, level = compose(
+                topic, queue_id, properties, tags, keys, unique_key, delay, sys_flag
+            )
+            code, found_keys = tags_code(found.get(TAGS)), index_keys(found)
+            wait = wait and found.get(WAIT) != "false"
+        elif keys or unique_key or tags:
+            if keys is not None and not isinstance(keys, str):
+                keys = join_keys(keys)
+            data, found_keys = encode_usual(keys, unique_key, tags), split_keys(unique_key, keys)
+            code = tags_code(tags) if tags else 0
+        tail = self._topics.get(topic) or self._topic_field(topic)
+        if data:
+            tail += len(data).to_bytes(2, "big") + data
+        else:
+            tail += _NO_PROPERTIES
+        if store_host is None and born_host is None:
+            born_by = stored_by = self._store_host
+            sys_flag |= self._host_bits
+        else:
+            stored_by = self._store_host if store_host is None else host_bytes(store_host)
+            born_by = stored_by if born_host is None else host_bytes(born_host)
+            sys_flag = with_host_bits(sys_flag, born_by, stored_by)
+        header = HEADERS[(sys_flag >> 4) & 3]
+        size = header.size + len(body) + len(tail)
+        if size > self._max_size or queue_id < 0 or not isinstance(body, bytes):
+            self._refuse(body, size, queue_id)
+        crc = crc32(body) & 0x7FFFFFFF
+        transaction = sys_flag & TRANSACTION_MASK
+        key = (topic, queue_id)
+        log = self._commitlog
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            now = self._clock()
+            if now < self._last_time:
+                now = self._last_time
+            if transaction == 0 or transaction == COMMIT:
+                queue_offset = self._table.get(key, 0)
+                counted = queue_offset + 1
+            else:
+                queue_offset = counted = 0
+            if log.at + size + BLANK_SIZE > log.room:
+                log.make_room(size)
+            at = log.at
+            offset = log.base + at
+            born = now if born_timestamp is None else born_timestamp
+            try:
+                head = header.pack(
+                    size, MESSAGE_MAGIC, crc, queue_id, flag, queue_offset, offset, sys_flag, born,
+                    born_by, now, stored_by, reconsume_times, prepared_transaction_offset, len(body)
+                )  # fmt: skip
+            except struct.error as error:
+                raise UsageError(f"a field does not fit into the record: {error}") from error
+            log.view[at : at + size] = head + body + tail  # type: ignore[index]
+            log.at = at + size
+            self._last_time = now
+            if counted:
+                self._table[key] = counted
+            if level:
+                code = deliver_time(level, now)
+            notes = self._notes
+            notes.append((key, queue_offset, offset, size, now, transaction, code, found_keys))
+            if len(notes) >= _PENDING_MAX:
+                self._pending.dispatch_quietly()
+        if wait and self._fsync:
+            self._group.commit()
+        return _new_tuple(PutResult, (offset, size, queue_id, queue_offset, now, stored_by))
+
+    def _refuse(self, body: object, size: int, queue_id: int) -> None:
+        if not isinstance(body, bytes):
+            raise UsageError(f"body is {type(body).__name__}: bytes are right")
+        if size > self._max_size:
+            raise UsageError(f"record of {size} bytes: the limit is {self._max_size}")
+        raise UsageError(f"queue id {queue_id}: it must not be negative")
+
+    def put_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        queue_id: int = 0,
+        tags: str | Sequence[str] | None = None,
+        keys: str | Sequence[str] | None = None,
+        unique_keys: Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        born_timestamp: int | None = None,
+        born_host: str | bytes | tuple[str, int] | None = None,
+        wait: bool = True,
+    ) -> BatchResult:
+        """Store many messages of one topic and queue, in order, with one copy and one sync.
+
+        ``tags``, ``keys`` and ``unique_keys`` are one text for each message (``tags`` and ``keys``
+        also one for all); several keys of a message are separated by a space. The result is what
+        as many :meth:`put` would store with one clock reading. Errors as there; all input is
+        checked before anything is stored, but a disk that fills up in the middle leaves the first
+        messages stored.
+        """
+        self._check_writable()
+        for reserved in (DELAY, TAGS, KEYS, UNIQ_KEY):
+            if properties and reserved in properties:
+                raise UsageError(f"property {reserved} can't be given to put_many by name")
+        bodies = list(bodies)
+        columns: dict[str, Any] = dict(properties or {})
+        columns.update({TAGS: tags, KEYS: keys, UNIQ_KEY: unique_keys})
+        data, key_columns = make_properties(len(bodies), topic, columns)
+        return append_columns(
+            self, topic, bodies, data, key_columns, queue_id, flag, 0,
+            born_timestamp, born_host, None, wait, whole=False,
+        )  # fmt: skip
+
+    def put_batch(
+        self,
+        topic: str,
+        messages: Sequence[tuple[int, bytes, Mapping[str, str] | bytes]],
+        *,
+        queue_id: int = 0,
+        properties: Mapping[str, str] | bytes | None = None,
+        sys_flag: int = 0,
+        born_timestamp: int | None = None,
+        born_host: str | bytes | tuple[str, int] | None = None,
+        store_host: str | bytes | tuple[str, int] | None = None,
+        wait: bool = True,
+    ) -> BatchResult:
+        """Store a batch as RocketMQ's client batches are: ``(flag, body, properties)`` each, all
+        in one file, together at most ``max_message_size``; the batch's own properties follow each
+        message's. No transactions, no delays.
+        """
+        self._check_writable()
+        if sys_flag & TRANSACTION_MASK:
+            raise UsageError("a batch can't be part of a transaction")
+        shared = raw_properties(properties or {})
+        rows = [raw_properties(own) for _, _, own in messages]
+        if shared:
+            rows = [join_properties(own, shared) for own in rows]
+        bodies = [body for _, body, _ in messages]
+        flags = [own_flag for own_flag, _, _ in messages]
+        return append_columns(
+            self, topic, bodies, rows, keys_of_properties(topic, rows), queue_id, flags, sys_flag,
+            born_timestamp, born_host, store_host, wait, whole=True,
+        )  # fmt: skip
+
+    def _topic_field(self, topic: str) -> bytes:
+        if not isinstance(topic, str):
+            raise UsageError(f"topic is {type(topic).__name__}: a text is right")
+        data = encode_topic(topic)
+        field = bytes((len(data),)) + data
+        if len(self._topics) < 65536:
+            self._topics[topic] = field
+        return field
+
+    def sync(self) -> None:
+        """Make every put that returned durable against power loss. Raises
+        :class:`WritesRefusedError` when that failed before, :class:`StorageError` when now."""
+        self._check_writable()
+        self._group.commit()
+
+    # Consumers
+
+    def commit_offset(
+        self, group: str, topic: str, queue_id: int, offset: int, *, broadcast: bool = False
+    ) -> None:
+        """Note the next offset a group will ask for. Kept in ``config/consumerOffset.json``,
+        written by the background thread, :meth:`checkpoint` and :meth:`close`."""
+        self._check_writable()
+        with self._lock:
+            (self._local if broadcast else self._offsets).commit(group, topic, queue_id, offset)
+
+    def fetch_offset(
+        self, group: str, topic: str, queue_id: int, *, broadcast: bool = False
+    ) -> int:
+        """The offset committed last; -1 if there is none."""
+        with self._lock:
+            self._check_open()
+            return (self._local if broadcast else self._offsets).fetch(group, topic, queue_id)
+
+    def consumer_offsets(self) -> dict[str, dict[int, int]]:
+        """``topic@group`` to queue id to next offset."""
+        with self._lock:
+            return {name: dict(offsets) for name, offsets in self._offsets.table.items()}
+
+    # Housekeeping
+
+    def deliver_due(self, now: int | None = None) -> int:
+        """Put delayed messages whose time (ms) has come where they belong; gives their number.
+        After a crash one may be delivered again, none is lost."""
+        self._check_writable()
+        return self._keeper.deliver_due(self.options.clock() if now is None else now)
+
+    def clean(self, now: float | None = None) -> int:
+        """Delete expired files of the log now, and what of queues and index points to them; gives
+        the number of log files. Without a ``retention`` option: RocketMQ's 72 hours."""
+        self._check_writable()
+        return self._keeper.clean(now, manual=True)
+
+    def rebuild_index(self) -> None:
+        """Delete all index files and build them anew from the log. O(bytes of the log)."""
+        self._check_writable()
+        with self._lock:
+            self._pending.dispatch()
+            log = self._parts.commitlog
+            log.settle()
+            rebuild_index(self._parts, 0, max(log.min_offset, 0), 0, log.max_offset)
+        self._keeper.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Sync log, queues and index, and note it, so that the next open starts from here."""
+        self._check_writable()
+        self._keeper.checkpoint()
+
+    def close(self) -> None:
+        """Sync all, write the checkpoint, remove ``abort``, release the lock. Can be repeated."""
+        if isinstance(self._refusal, ClosedError):
+            return
+        background, self._background = self._background, None
+        if background is not None:
+            background.stop()
+        with self._lock:
+            if isinstance(self._refusal, ClosedError):
+                return
+            try:
+                if not self.options.read_only and self._poison.reason is None:
+                    self._keeper.finish()
+            finally:
+                self._refusal = ClosedError(f"{self.path}: the store is closed")
+                _open_stores.discard(self)
+                self._parts.close()
+                if self._file_lock is not None:
+                    self._file_lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_writable(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        self._poison.check()
+        if self._full:
+            cause = OSError(errno.ENOSPC, "the disk is used beyond the retention's full_ratio")
+            raise StorageError(self.path, "no more messages are taken", cause)
+
+
+def _close_in_child() -> None:
+    for store in list(_open_stores):
+        store._refusal = ForkedError(f"{store.path}: was opened by the parent process")
+        store._background = None
+        # The parent may have held it at that moment; nobody here would ever release it.
+        store._lock = threading.RLock()
+
+
+with contextlib.suppress(AttributeError):
+    os.register_at_fork(after_in_child=_close_in_child)

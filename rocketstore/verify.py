@@ -1,0 +1,148 @@
+"""Check a whole store without changing it: every record, every unit, every entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from journal.files import PathLike
+from journal.findings import Cause, Finding
+from rocketstore.commitlog_format import COMMIT
+from rocketstore.consumequeue import ConsumeQueue
+from rocketstore.consumequeue_format import UNIT_SIZE, build_units
+from rocketstore.dispatch import DispatchBatch, QueueKey, from_records
+from rocketstore.index_rebuild import IndexCheck
+from rocketstore.parts import Parts
+from rocketstore.rebuild import placeable
+from rocketstore.scan import Stop
+from rocketstore.store import Store, open_store
+from rocketstore.walk import LogWalk, find_survivor
+
+__all__ = ["verify", "verify_parts"]
+
+
+def verify(path: PathLike, **options: object) -> list[Finding]:
+    """All findings of a store directory, which nobody may have open for writing meanwhile.
+
+    Options are those of :func:`rocketstore.open`. O(bytes of the log).
+    """
+    with open_store(path, **{**options, "read_only": True}) as store:
+        return list(verify_parts(store))
+
+
+def verify_parts(store: Store) -> Iterator[Finding]:
+    """The findings of an open store, the ones of its open first."""
+    parts = store._parts
+    yield from parts.findings
+    checks: dict[QueueKey, _QueueCheck] = {}
+    index = IndexCheck(parts, None, crashed=False, dry=True)
+    commitlog = parts.commitlog
+    walk = LogWalk(commitlog, max(commitlog.min_offset, 0), keep_bad_bodies=True)
+    previous = -1
+    for base, records in walk:
+        moved = np.flatnonzero(records.offsets != records.positions + base)
+        if len(moved):
+            at = base + int(records.positions[moved[0]])
+            yield _damage(parts, at, "a record says that it stands elsewhere")
+        if previous > int(records.store_times[0]):
+            at = base + int(records.positions[0])
+            yield _damage(parts, at, "store timestamps run backwards")
+        previous = int(records.store_times[-1])
+        batch = from_records(records, base)
+        _check_queues(parts, batch, checks)
+        if parts.options.index:
+            index.put(batch)
+    for offset in walk.bad_bodies:
+        yield _damage(parts, offset, "the body does not match its checksum")
+    if walk.stop is Stop.BAD:
+        yield from _check_end(parts, walk.end)
+    yield from _finish_queues(parts, checks)
+    problem = index.problem()
+    if problem is not None:
+        yield problem
+
+
+def _damage(parts: Parts, offset: int, what: str) -> Finding:
+    file = parts.commitlog.files.find(offset)
+    path = file.path if file is not None else parts.paths.commitlog
+    start = file.start if file is not None else 0
+    return Finding(path, offset - start, 0, Cause.DAMAGE, what)
+
+
+def _check_end(parts: Parts, end: int) -> Iterator[Finding]:
+    survivor = find_survivor(parts.commitlog, end)
+    if survivor is not None:
+        yield _damage(
+            parts, end, f"no record stands here, but sound ones do from offset {survivor} on"
+        )
+        return
+    file = parts.commitlog.files.find(end)
+    if file is None:
+        return
+    head = parts.commitlog.files.mapped(file)[end - file.start :][:16]
+    if head.strip(b"\0"):
+        yield Finding(
+            file.path,
+            end - file.start,
+            0,
+            Cause.CRASH,
+            "a torn record at the log's end",
+            "open for writing removes it; it was never acknowledged as durable",
+        )
+
+
+class _QueueCheck:
+    """Compares one queue with the log; keeps the first unit that differs."""
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self.queue = queue
+        self.next_unit = -1
+        self.bad_unit = -1
+
+    def put(self, batch: DispatchBatch, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+        queue_offsets = batch.queue_offsets[chosen]
+        offsets, sizes = batch.offsets[chosen], batch.sizes[chosen]
+        codes = batch.tags_codes[chosen]
+        if self.next_unit < 0:
+            self.next_unit = int(queue_offsets[0])
+        keep = placeable(queue_offsets.tolist(), self.next_unit)
+        wanted = build_units(offsets[keep], sizes[keep], codes[keep], len(keep))
+        have = self.queue.units(self.next_unit, self.next_unit + len(keep)).tobytes()
+        if have != wanted and self.bad_unit < 0:
+            same = 0
+            while have[same * UNIT_SIZE :][:UNIT_SIZE] == wanted[same * UNIT_SIZE :][:UNIT_SIZE]:
+                same += 1
+            self.bad_unit = self.next_unit + same
+        self.next_unit += len(keep)
+
+
+def _check_queues(parts: Parts, batch: DispatchBatch, checks: dict[QueueKey, _QueueCheck]) -> None:
+    visible = (batch.transactions == 0) | (batch.transactions == COMMIT)
+    for number, key in enumerate(batch.queues):
+        chosen = visible & (batch.queue_numbers == number)
+        if not chosen.any():
+            continue
+        check = checks.get(key)
+        if check is None:
+            check = checks[key] = _QueueCheck(parts.queue(*key))
+        check.put(batch, chosen)
+
+
+def _finish_queues(parts: Parts, checks: dict[QueueKey, _QueueCheck]) -> Iterator[Finding]:
+    for key, queue in sorted(parts.queues.items()):
+        check = checks.get(key)
+        if check is None:
+            continue
+        unit = check.bad_unit
+        if unit < 0 and queue.max_offset > check.next_unit:
+            unit = check.next_unit
+        if unit >= 0:
+            yield Finding(
+                queue.directory,
+                unit * UNIT_SIZE,
+                UNIT_SIZE,
+                Cause.CRASH,
+                f"unit {unit} does not agree with the log",
+                "open for writing rebuilds it",
+            )
