@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from threading import TIMEOUT_MAX
 from time import monotonic, time_ns
@@ -162,8 +163,7 @@ class Consumer(QueueCore):
             if extra.expiry and extra.expiry <= time_ns() // 1000:
                 self._drop_one(seq, extra)
                 return None
-            if extra.stored and extra.message is None and not extra.damage:
-                extra = self._read_stored(extra)
+            extra = self._with_message(extra)
             if extra.stored and extra.message is not None:
                 self._stored_out[seq] = extra.msg_id
             return extra
@@ -171,7 +171,11 @@ class Consumer(QueueCore):
             self._give_back(seq, body, extra)
             raise
 
-    def _read_stored(self, entry: Entry) -> Entry:
+    def _with_message(self, entry: Entry) -> Entry:
+        """Read the message of an entry from the message store, if it is there; where it can't be
+        had, ``damage`` tells why."""
+        if not entry.stored or entry.message is not None or entry.damage:
+            return entry
         if self._messages is None:
             return replace(entry, damage="it is in a message store, and there is none")
         try:
@@ -182,7 +186,20 @@ class Consumer(QueueCore):
     def _drop_one(self, seq: int, entry: Entry) -> None:
         self._index.drop(np.array([seq]))
         if entry.stored:
+            self._stored_out.pop(seq, None)
             self._release([entry.msg_id])
+
+    def _set_aside(self, seq: int, entry: Entry) -> tuple[str, int]:
+        """Copy the bytes of a damaged message into a quarantine file; gives its file and offset."""
+        index = self._index
+        path, offset = index.where(seq)
+        data = index.bytes_of(seq)
+        if entry.stored and self._messages is not None:
+            # A message that is gone leaves its entry alone to be set aside.
+            with suppress(MissingMessageError):
+                path, offset, data = self._messages.raw(entry.msg_id)
+        quarantine(index.fs, path, offset, data)
+        return path, offset
 
     def _body(self, seq: int, entry: Entry) -> bytes:
         """Give the body of an entry that is about to be delivered.
@@ -191,10 +208,8 @@ class Consumer(QueueCore):
         """
         if entry.message is not None:
             return entry.message.body
-        index = self._index
         try:
-            path, offset = index.where(seq)
-            quarantine(index.fs, path, offset, index.bytes_of(seq))
+            path, offset = self._set_aside(seq, entry)
             self._drop_one(seq, entry)
         except BaseException:
             self._give_back(seq, b"", entry)

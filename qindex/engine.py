@@ -264,10 +264,10 @@ class Engine:
             fs = self._fs
             path = os.path.join(self._queues_directory, hashed)
             if queue is not None:
-                stored = queue._stored_ids()
-                queue._abandon(RefusingLock(ClosedError, f"queue {name!r} was deleted"))
+                refusing = RefusingLock(ClosedError, f"queue {name!r} was deleted")
+                stored = queue._abandon(refusing)
             else:
-                stored = [msg_id for _, msg_id in self._opening.load_one(path).stored]
+                stored = self._resting_ids(path)
             self._awake.pop(hashed, None)
             self._resting.pop(hashed, None)
             try:
@@ -280,6 +280,18 @@ class Engine:
                 remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
             except OSError as error:
                 raise StorageError(path, "the queue can't be deleted", error) from error
+
+    def _resting_ids(self, path: str) -> list[bytes]:
+        """Give the ids of the messages that a queue has in the message store."""
+        if not self._messages.in_use:
+            return []
+        try:
+            return [msg_id for _, msg_id in self._opening.load_one(path).stored]
+        except DamageError as error:
+            # A damaged queue can be deleted, too.
+            _log.warning("%s: its messages stay in the message store until it is recovered", error)
+            self._messages.miscounted = True
+            return []
 
     def publish_to(
         self,
@@ -356,6 +368,8 @@ class Engine:
         _live_engines.discard(self)
         if self._housekeeper is not None:
             self._housekeeper.stop()
+        # While queues close, nothing vouches any more for the acks of what would be deleted.
+        self._messages.rest()
         failure: Exception | None = None
         for hashed, queue in self._awake.items():
             try:
@@ -364,7 +378,7 @@ class Engine:
             except (StoreError, OSError) as error:
                 failure = failure or error
         try:
-            if failure is None and self._poison.reason is None:
+            if failure is None and self._poison.reason is None and not self._is_miscounted():
                 self._messages.sync()
                 message_store = self._messages.snapshot()
                 write_snapshot(self._fs, self.directory, self._resting, message_store)
@@ -375,6 +389,10 @@ class Engine:
                 self._directory_lock.release()
         if failure is not None:
             raise failure
+
+    def _is_miscounted(self) -> bool:
+        """Tell whether the message store's counts can't be trusted: no snapshot may keep them."""
+        return self._messages.in_use and self._messages.miscounted
 
     def _forked(self) -> None:
         text = f"{self.directory}: was opened by another process; open it again in the child"

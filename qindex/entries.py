@@ -22,7 +22,6 @@ from qindex.message import Message
 __all__ = [
     "Entry",
     "decode_any",
-    "decode_stored",
     "journal_words",
     "plain_entries",
     "read_entry",
@@ -59,17 +58,6 @@ def decode_any(record: bytes, msg_id: bytes) -> Message:
 
         return decode_rabbitmq(record, msg_id)
     return record_format.decode_record(record)
-
-
-def decode_stored(record: bytes, msg_id: bytes) -> Message:
-    """Decode a record of either kind from the message store, where it stands under ``msg_id``.
-
-    Raises :class:`StoreError` with the reason, which may be that its checksum does not hold.
-    """
-    message = decode_any(record, msg_id)
-    if record[:1] != b"\x83" and not record_format.stored_is_sound(msg_id, record):
-        raise record_format.RecordError("the checksum does not hold")
-    return message
 
 
 def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:

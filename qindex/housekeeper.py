@@ -14,12 +14,18 @@ __all__ = ["Housekeeper"]
 
 _log = logging.getLogger("qindex.housekeeper")
 
+_BURST_LOOK = 0.005
+_BURST_ACTIONS = 1000
+"""More actions than this in :data:`_BURST_LOOK` seconds are a burst."""
+
 
 class Housekeeper:
     """One thread for all queues of an engine.
 
     Flushes a queue (A) when it has been idle for ``idle`` seconds with actions in its journal,
-    (B) when it asks, and (C) when the unflushed entries of all queues hold more than ``budget``
+    (B) when it asks (its journal has more actions than ``max_journal_entries``): at once, or when
+    the burst of actions that it is in has ended, or when the journal has several times as many;
+    and (C) when the unflushed entries of all queues hold more than ``budget``
     bytes: then the one that holds most.
     """
 
@@ -30,7 +36,7 @@ class Housekeeper:
         self._idle = idle
         self._budget = budget
         self._wake = threading.Condition()
-        self._asked: set[QueueCore] = set()
+        self._asked: dict[QueueCore, int | None] = {}
         self._stopped = False
         self._seen: dict[QueueCore, tuple[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="qindex-housekeeper", daemon=True)
@@ -40,7 +46,7 @@ class Housekeeper:
         """Flush ``queue`` soon. Called with the queue's lock held, so it waits for nothing."""
         if queue not in self._asked:
             with self._wake:
-                self._asked.add(queue)
+                self._asked[queue] = None
                 self._wake.notify()
 
     def stop(self) -> None:
@@ -55,18 +61,32 @@ class Housekeeper:
         look_at = monotonic() + tick
         while True:
             with self._wake:
-                if not self._asked and not self._stopped:
-                    self._wake.wait(max(look_at - monotonic(), 0))
+                if not self._stopped:
+                    left = max(look_at - monotonic(), 0)
+                    self._wake.wait(min(left, _BURST_LOOK) if self._asked else left)
                 if self._stopped:
                     return
-                asked, self._asked = self._asked, set()
+                asked = list(self._asked)
             for queue in asked:
-                self._flush(queue)
+                if self._is_time(queue):
+                    del self._asked[queue]
+                    self._flush(queue)
             # However often one queue asks: the others have their turn too.
             if monotonic() >= look_at:
                 for queue in self._due():
                     self._flush(queue)
                 look_at = monotonic() + tick
+
+    def _is_time(self, queue: QueueCore) -> bool:
+        """Tell whether a queue that asked should be flushed now: its burst has ended, or its
+        journal has grown too far to wait for that."""
+        if not queue.is_due():
+            del self._asked[queue]
+            return False
+        actions, before = queue.actions(), self._asked[queue]
+        self._asked[queue] = actions
+        burst = before is None or actions - before > _BURST_ACTIONS
+        return not (burst and queue.can_wait())
 
     def _due(self) -> list[QueueCore]:
         """Find idle queues, and the fullest when the budget is exceeded."""

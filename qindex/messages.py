@@ -7,21 +7,30 @@ open. Either is made when the first message needs it.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from journal.errors import StoreError
+from journal.errors import DamageError, StoreError
 from journal.files import FileSystem
 from journal.findings import Finding
 from journal.poison import Poison
-from msgstore import CompactionReport, MessageStore, StoreStats
+from msgstore import CompactionReport, MessageStore, MissingMessageError, StoreStats
 from qindex import record_format
 from qindex.entries import decode_any
 from qindex.message import Message
 from qindex.options import Options
 
-__all__ = ["PERSISTENT_DIRECTORY", "TRANSIENT_DIRECTORY", "Messages", "check_record"]
+__all__ = [
+    "PERSISTENT_DIRECTORY",
+    "TRANSIENT_DIRECTORY",
+    "Messages",
+    "check_record",
+    "has_message_store",
+]
+
+_log = logging.getLogger("qindex.messages")
 
 PERSISTENT_DIRECTORY = "msg_store_persistent"
 TRANSIENT_DIRECTORY = "msg_store_transient"
@@ -72,19 +81,22 @@ class Messages:
         self._id_low = itertools.count()
         self.findings: list[Finding] = []
         self.missing: set[bytes] = set(references or ())
-        path = os.path.join(directory, PERSISTENT_DIRECTORY)
-        if snapshot is not None or _exists(fs, path):
-            self._persistent = self._open(path, references, snapshot)
+        self.miscounted = False
+        """Whether references were lost sight of, in a damaged index: then they have to be counted
+        anew at the next open."""
+        MessageStore.erase(os.path.join(directory, TRANSIENT_DIRECTORY), fs)
+        if snapshot is not None or has_message_store(fs, directory):
+            self._persistent = self._open(True, references, snapshot)
             self.findings = self._persistent.findings
             self.missing = self._persistent.missing
-        MessageStore.erase(os.path.join(directory, TRANSIENT_DIRECTORY), fs)
 
     def _open(
-        self, path: str, references: Mapping[bytes, int] | None, snapshot: bytes | None
+        self, persistent: bool, references: Mapping[bytes, int] | None, snapshot: bytes | None
     ) -> MessageStore:
         options = self._options
+        name = PERSISTENT_DIRECTORY if persistent else TRANSIENT_DIRECTORY
         return MessageStore.open(
-            path,
+            os.path.join(self._directory, name),
             references=references if snapshot is None else None,
             snapshot=snapshot,
             check=check_record,
@@ -94,7 +106,8 @@ class Messages:
             max_message_bytes=options.max_message_bytes + record_format.MAX_OVERHEAD,
             garbage_ratio=options.garbage_ratio,
             compaction_bytes_per_second=options.compaction_bytes_per_second,
-            before_reclaim=self._before_reclaim,
+            # No crash is to bring a transient message back, so its acks need not be durable.
+            before_reclaim=self._before_reclaim if persistent else None,
             background=options.background,
             repair=options.repair,
         )
@@ -106,13 +119,16 @@ class Messages:
         with self._lock:
             if persistent:
                 if self._persistent is None:
-                    path = os.path.join(self._directory, PERSISTENT_DIRECTORY)
-                    self._persistent = self._open(path, {}, None)
+                    self._persistent = self._open(True, {}, None)
                 return self._persistent
             if self._transient is None:
-                path = os.path.join(self._directory, TRANSIENT_DIRECTORY)
-                self._transient = self._open(path, {}, None)
+                self._transient = self._open(False, {}, None)
             return self._transient
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any message is, or was since open, in a message store."""
+        return self._persistent is not None or self._transient is not None
 
     def new_id(self) -> bytes:
         """Give a message id that no other message has: eight random bytes of this run, and a
@@ -134,22 +150,47 @@ class Messages:
         Raises :class:`msgstore.MissingMessageError`, :class:`DamageError` (with the store's file
         and offset), :class:`StorageError`.
         """
+        store = self._holder(msg_id)
+        record = store.read(msg_id)
+        try:
+            return decode_any(record, msg_id)
+        except StoreError as error:
+            path, offset, _ = store.raw(msg_id)
+            raise DamageError(path, offset, f"message {msg_id.hex()}: {error}") from error
+
+    def raw(self, msg_id: bytes) -> tuple[str, int, bytes]:
+        """Give a record as it stands on disk, with its file and offset, however damaged.
+
+        Raises :class:`msgstore.MissingMessageError`, :class:`StorageError`.
+        """
+        return self._holder(msg_id).raw(msg_id)
+
+    def _holder(self, msg_id: bytes) -> MessageStore:
+        """Give the store that has the message, or should have it."""
         transient = self._transient
         if transient is not None and msg_id in transient:
-            return decode_any(transient.read(msg_id), msg_id)
-        return decode_any(self._store(True).read(msg_id), msg_id)
+            return transient
+        if self._persistent is None:
+            path = os.path.join(self._directory, PERSISTENT_DIRECTORY)
+            raise MissingMessageError(path, msg_id)
+        return self._persistent
 
     def remove(self, msg_ids: Iterable[bytes]) -> None:
-        """Take one reference from each; without any left, a record is garbage."""
+        """Take one reference from each; without any left, a record is garbage. Ids that are not
+        there (their loss was reported when they were read, or at open) are passed over."""
+        ids: Iterable[bytes] = msg_ids
         transient = self._transient
-        if transient is None:
-            self._store(True).remove(msg_ids)
-            return
-        ids = list(msg_ids)
-        ours = [msg_id for msg_id in ids if msg_id in transient]
-        transient.remove(ours)
-        gone = set(ours)
-        self._store(True).remove([msg_id for msg_id in ids if msg_id not in gone])
+        try:
+            if transient is not None:
+                ids = list(msg_ids)
+                theirs = [msg_id for msg_id in ids if msg_id in transient]
+                gone = set(theirs)
+                ids = [msg_id for msg_id in ids if msg_id not in gone]
+                transient.remove(theirs)
+            if self._persistent is not None:
+                self._persistent.remove(ids)
+        except MissingMessageError as error:
+            _log.warning("%s", error)
 
     def sync(self) -> None:
         """Make all records written before durable."""
@@ -164,6 +205,12 @@ class Messages:
         """Give the figures of the persistent store, or ``None`` where there is none."""
         return None if self._persistent is None else self._persistent.stats()
 
+    def rest(self) -> None:
+        """Stop reclaiming in the background: the end is near."""
+        for store in (self._persistent, self._transient):
+            if store is not None:
+                store.stop_compaction()
+
     def snapshot(self) -> bytes | None:
         """Give the store's part of the clean-shutdown snapshot."""
         return None if self._persistent is None else self._persistent.snapshot()
@@ -176,9 +223,10 @@ class Messages:
         MessageStore.erase(os.path.join(self._directory, TRANSIENT_DIRECTORY), self._fs)
 
 
-def _exists(fs: FileSystem, path: str) -> bool:
+def has_message_store(fs: FileSystem, directory: str) -> bool:
+    """Tell whether a store directory has a persistent message store. Raises :class:`OSError`."""
     try:
-        fs.stat(path)
+        fs.stat(os.path.join(directory, PERSISTENT_DIRECTORY))
     except FileNotFoundError:
         return False
     return True

@@ -9,18 +9,20 @@ gone are dropped with the rest of each queue's recovery.
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from journal import format as journal_format
+from journal.errors import ClosedError
 from journal.files import FileSystem
 from journal.findings import Finding
 from journal.poison import Poison
 from msgstore.errors import StaleSnapshotError
 from qindex import layout
 from qindex.load import LoadedQueue
-from qindex.messages import Messages
+from qindex.messages import Messages, has_message_store
 from qindex.options import Options
 from qindex.recovery import RestingQueue, finish_recovery, load_for_recovery
 from qindex.segment_format import file_number
@@ -58,19 +60,40 @@ class Opening:
         self._entry_count = entry_count
         self._options = options
         self._poison = poison
-        self._before_reclaim = before_reclaim
+        self._sync_indexes = before_reclaim
+        self._done = threading.Event()
+        self._failed = False
 
     def open(self) -> Opened:
         """Open all; the snapshot is removed before anything changes.
 
         Raises :class:`DamageError`, :class:`StorageError`, :class:`OSError`.
         """
+        try:
+            return self._open()
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            self._done.set()
+
+    def _before_reclaim(self) -> None:
+        """Let the message store delete nothing before the indexes are recovered: the acks that
+        made messages garbage are durable from then on."""
+        self._done.wait()
+        if self._failed:
+            raise ClosedError(f"{self._directory}: could not be opened")
+        self._sync_indexes()
+
+    def _open(self) -> Opened:
         snapshot = read_snapshot(self._fs, self._directory, self._queues_directory)
         remove_snapshot(self._fs, self._directory)
         names = self._clean_up()
         if snapshot is not None:
             queues, message_store = snapshot
             known = set(names) == set(queues)
+            # A store that came from elsewhere: what is in it must not pass for garbage.
+            known &= message_store is not None or not has_message_store(self._fs, self._directory)
             if known and all(_files_agree(self._fs, queue) for queue in queues.values()):
                 try:
                     return Opened(queues, self._messages(Counter(), message_store))
@@ -121,6 +144,8 @@ class Opening:
                 queues[name] = finish_recovery(self._fs, loaded, seq_file, messages.missing)
                 findings += loaded.findings
         except BaseException:
+            self._failed = True
+            self._done.set()  # or the compaction thread, which close() joins, would wait for ever
             messages.close()
             raise
         return Opened(queues, messages, findings + messages.findings)

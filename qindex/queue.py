@@ -38,10 +38,12 @@ class Queue(Publisher, Consumer):
             if not most:
                 return seen
             for seq, body, again, extra in self._ahead(most):
-                if isinstance(extra, int) or (
-                    extra.message is not None and not 0 < extra.expiry <= now
-                ):
+                if isinstance(extra, int):
                     seen.append(Delivery(None, seq, body, again, extra))
+                elif not 0 < extra.expiry <= now:
+                    entry = self._with_message(extra)
+                    if entry.message is not None:
+                        seen.append(Delivery(None, seq, entry.message.body, again, entry))
                 if len(seen) == most:
                     break
             return seen
@@ -94,9 +96,14 @@ class Queue(Publisher, Consumer):
             self._next_fetch = 0
             for seq in returned:
                 self._stored_out.pop(seq, None)
-            dropped, stored = self._index.purge(with_ids=self._messages is not None)
+            in_use = self._messages is not None and self._messages.in_use
+            stored: list[bytes] | None = [] if in_use else None
+            try:
+                dropped = self._index.purge(stored)
+            finally:
+                if stored:
+                    self._release(stored)
             self._forget(returned)
-            self._release(stored)
             self._next_fetch = self._index.next_seq
         if self._sync_each:
             self._index.journal.sync()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
 from journal.poison import PASSING
-from msgstore.errors import MissingMessageError
 from qindex.entries import Entry
 from qindex.flush import write_plan
 from qindex.guards import RefusingLock
@@ -28,9 +27,12 @@ __all__ = ["QueueCore"]
 
 _log = logging.getLogger("qindex.queue")
 
-_BACKLOG_FACTOR = 8
+_BACKLOG_FACTOR = 16
 """A journal may grow to this many times max_journal_entries while a flush is under way; then
 publishers wait for it."""
+_BURST_FACTOR = 4
+"""A flush that is due waits for a burst to end until the journal has this many times
+max_journal_entries: threads of one interpreter get in each other's way."""
 
 _MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
@@ -65,6 +67,8 @@ class QueueCore:
         self._waiting = 0
         self._holding = 0
         self._flushing = False
+        # The dirty_count from which on a flush that has failed is tried again.
+        self._retry_at = 0
         # The path of plain messages takes bodies up to this size: those that are embedded.
         self._most_plain = -1
         if options.record_format == "qindex" and message_ttl is None:
@@ -104,10 +108,7 @@ class QueueCore:
         """Take this queue's references to messages in the message store back. Their acks are in
         the journal; the store asks for their sync before it deletes anything."""
         if self._messages is not None:
-            try:
-                self._messages.remove(msg_ids)
-            except MissingMessageError as error:
-                _log.error("queue %r: %s", self.name, error)
+            self._messages.remove(msg_ids)
 
     def _sync_all(self) -> None:
         """Make messages and journal durable, in this order: an index entry is never there
@@ -154,7 +155,7 @@ class QueueCore:
 
         What the caller did is done; a flush that fails is logged, and the next one tries again.
         """
-        if isinstance(self._lock, RefusingLock):
+        if isinstance(self._lock, RefusingLock) or self._index.dirty < self._retry_at:
             return
         if self._request_flush is None:
             if not self._flushing:
@@ -184,7 +185,10 @@ class QueueCore:
             self._check_open()
             self._flushing = True
         try:
+            # If it fails it is not tried again at each call, but after as many more actions.
+            self._retry_at = self._index.dirty + self._max_dirty
             self._flush_now()
+            self._retry_at = 0
         finally:
             with self._real_lock:
                 self._flushing = False
@@ -249,22 +253,32 @@ class QueueCore:
             with self._real_lock:
                 index.journal.close()
 
-    def _abandon(self, lock: RefusingLock) -> None:
-        """Close without a flush: the queue's directory is about to be deleted."""
+    def _abandon(self, lock: RefusingLock) -> list[bytes]:
+        """Close without a flush: the queue's directory is about to be deleted. Gives the ids of
+        its messages that are in the message store: nobody can acknowledge them any more."""
         self._shut(lock)
+        stored: list[bytes] = []
         with self._real_lock:
             while self._flushing:
                 self._flushed.wait()
-            self._index.journal.close(cut=False)
-
-    def _stored_ids(self) -> list[bytes]:
-        """Give the message ids of all messages of the queue that are in the message store."""
-        with self._real_lock:
-            return self._index.all_stored_ids()
+            try:
+                if self._messages is not None and self._messages.in_use:
+                    stored = self._index.all_stored_ids()
+                    self._messages.miscounted |= self._index.lost_entries
+            except StorageError as error:
+                # What can't be read can still be deleted.
+                _log.warning("%s: its messages stay until the next open", error)
+                if self._messages is not None:
+                    self._messages.miscounted = True
+            finally:
+                self._index.journal.close(cut=False)
+        return stored
 
     def _rest(self) -> RestingQueue:
         """Give what the snapshot keeps of a queue that was closed."""
         index = self._index
+        if self._messages is not None:
+            self._messages.miscounted |= index.lost_entries
         return RestingQueue(
             index.directory,
             index.next_seq,
@@ -274,6 +288,18 @@ class QueueCore:
                 if segment.unacked
             },
         )
+
+    def actions(self) -> int:
+        """Count what was done to the queue since it was opened; no lock, of about this moment."""
+        return self._index.actions
+
+    def is_due(self) -> bool:
+        """Tell whether the journal has more actions than it may."""
+        return self._index.dirty > self._max_dirty
+
+    def can_wait(self) -> bool:
+        """Tell whether a flush that is due may wait for a burst of actions to end."""
+        return self._index.dirty < self._max_dirty * _BURST_FACTOR
 
     def unflushed(self) -> tuple[int, int, int]:
         """Give the dirty_count, the next seq_id, and the bytes of memory that the entries of

@@ -11,6 +11,7 @@ import logging
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +92,7 @@ class QueueIndex:
     (deliveries), ``acks`` (of deliveries), ``nacks``, ``dropped`` (acknowledged without having
     been delivered). ``positions``: journal offsets of the publish records
     of seq_ids ``positions_base, positions_base + 1, ...``, -1 where the journal has none.
+    ``lost_entries``: entries were lost to damage, and with them which messages they referred to.
     ``tail``: the segment that the next publish goes to; ``tail_end`` is the first seq_id behind.
     """
 
@@ -122,6 +124,7 @@ class QueueIndex:
         self.positions: array[int] = array("q")
         self.positions_base = next_seq
         self.transient: set[int] = set()
+        self.lost_entries = False
         self.flushes = 0
         self.flushed_bytes = 0
         self.journal = Journal(fs, os.path.join(directory, journal_format.FILE_NAME), poison)
@@ -144,10 +147,11 @@ class QueueIndex:
     @property
     def dirty(self) -> int:
         """Actions since the last flush (RabbitMQ's dirty_count)."""
-        return self._actions - self._actions_flushed
+        return self.actions - self._actions_flushed
 
     @property
-    def _actions(self) -> int:
+    def actions(self) -> int:
+        """Publishes, deliveries and acks since the queue was opened (counted from any number)."""
         return self.next_seq + self.taken + self.acks + 2 * self.dropped
 
     # -- segments -------------------------------------------------------------------------------
@@ -187,6 +191,7 @@ class QueueIndex:
             _log.warning("%s", finding)
         if segment.unacked != unacked:
             self._live_before += segment.unacked - unacked
+            self.lost_entries = True
             at, what = segment.file_size, f"{unacked - segment.unacked} entries are missing"
             if scan.findings:
                 quarantine_findings(self.fs, scan.findings)
@@ -394,11 +399,12 @@ class QueueIndex:
 
     def all_stored_ids(self) -> list[bytes]:
         """Give the message ids of all entries not acknowledged whose messages are in the message
-        store. Reads all segments."""
+        store, of those that can be read. Reads all segments."""
         found: list[bytes] = []
         for segment in self.segments.values():
             if not segment.loaded:
-                self.load(segment)
+                with suppress(DamageError):  # logged; the sound entries are loaded
+                    self.load(segment)
             states = np.frombuffer(segment.states, np.uint8)
             alive = np.flatnonzero((states != ABSENT) & (states != ACKED))
             found += self.stored_ids(segment, alive)
@@ -453,9 +459,9 @@ class QueueIndex:
             self.set_states(seqs[states == OUT], DELIVERED)
             self.drop(seqs[(states != ABSENT) & (states != ACKED)])
 
-    def purge(self, *, with_ids: bool) -> tuple[int, list[bytes]]:
-        """Drop all ready entries; gives their number, and (``with_ids``) the message ids of those
-        in the message store. No flush may be under way.
+    def purge(self, stored: list[bytes] | None) -> int:
+        """Drop all ready entries; gives their number, and puts the message ids of those in the
+        message store into ``stored`` as they go, if it is given. No flush may be under way.
 
         The files of segments that are not in memory (nothing of theirs is with a consumer or in
         the journal) are deleted at once; for the others acks are appended.
@@ -463,15 +469,15 @@ class QueueIndex:
         self.poison.check()
         dropped = 0
         unlinked = False
-        stored: list[bytes] = []
         for segment in list(self.segments.values()):
             if not segment.loaded:
                 path = os.path.join(self.directory, file_name(segment.number))
-                if with_ids:
+                going: list[bytes] = []
+                if stored is not None:
                     self.load(segment)
                     states = np.frombuffer(segment.states, np.uint8)
                     alive = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
-                    stored += self.stored_ids(segment, alive)
+                    going = self.stored_ids(segment, alive)
                     segment.unload()
                 try:
                     if segment.file_size:
@@ -483,13 +489,16 @@ class QueueIndex:
                 dropped += segment.stored_unacked
                 self._live_before -= segment.stored_unacked
                 del self.segments[segment.number]
+                if stored is not None:
+                    stored += going
                 continue
             states = np.frombuffer(segment.states, np.uint8)
             ready = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
-            if with_ids:
-                stored += self.stored_ids(segment, ready)
+            going = [] if stored is None else self.stored_ids(segment, ready)
             self.drop(ready + segment.base)
             dropped += len(ready)
+            if stored is not None:
+                stored += going
         if unlinked:
             # A sync of the queue syncs the journal only: the names are made durable here.
             try:
@@ -498,7 +507,7 @@ class QueueIndex:
                 raise StorageError(
                     self.directory, "the directory can't be synced", error
                 ) from error
-        return dropped, stored
+        return dropped
 
     # -- flush ----------------------------------------------------------------------------------
 
@@ -516,7 +525,7 @@ class QueueIndex:
         if not plans and not front:
             return None
         return FlushPlan(
-            self.directory, self.journal.map, front, self._actions, self.next_seq, plans
+            self.directory, self.journal.map, front, self.actions, self.next_seq, plans
         )
 
     def finish(self, plan: FlushPlan, prepared: Retired | None) -> Retired | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import StoreError
+from journal.errors import DamageError, StoreError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding
 from journal.format import (
@@ -29,7 +29,8 @@ from journal.format import (
 )
 from journal.poison import Poison
 from journal.replay import Walk
-from qindex.entries import Entry, decode_stored, read_entry
+from msgstore.errors import MissingMessageError
+from qindex.entries import Entry, decode_any, read_entry
 from qindex.layouts import journal_layout
 from qindex.load import apply_steps, last_of_each, read_healed, scan_segment
 from qindex.pinned import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
@@ -39,16 +40,15 @@ from qindex.segment_format import PERSISTENT, STEP_SIZE, file_name
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.sound_read import Data, Layout
+from qindex.stored_messages import StoredIds, StoreDirectories, StoredMessages
 
-__all__ = ["Location", "Lookup", "QueueView", "Row"]
+__all__ = ["Location", "QueueView", "Row"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 Location = Literal["journal", "segment", "store"]
-Lookup = Callable[[bytes], bytes | None]
-"""Gives the record of a message in the message store by its id, ``None`` when it has none."""
 
 _RABBITMQ_FIRST = 0x83
 _LAST_BUT_ONE_OF_FALSE = ord("s")
@@ -62,8 +62,8 @@ class Row:
 
     ``expiry``: microseconds since 1970, 0 = never. ``timestamp``: of publishing, nanoseconds
     since 1970, 0 = the record keeps none. ``size``: bytes of the body, as the index has it.
-    ``body``: ``None`` where it can't be given: the message is in a message store that was not
-    looked into, or ``error`` says what is wrong with it. ``location``: where the message is.
+    ``body``: ``None`` where it can't be given; then ``error`` says why. ``location``: where the
+    message is, or should be.
     ``priority``: of the sub-queue it is in, ``None`` for a queue without priorities.
     """
 
@@ -127,12 +127,13 @@ class QueueView:
         rules: DirectoryRules,
         *,
         priority: int | None = None,
-        lookup: Lookup | None = None,
+        stores: StoreDirectories,
     ) -> None:
         self._fs = fs
         self._rules = rules
         self._priority = priority
-        self._lookup = lookup
+        self._stores = stores
+        self._stored = StoredMessages(fs, stores, self.stored_ids, self._current_ids)
         self._found: dict[Finding, None] = {}
         self._unreadable: set[int] = set()
         self._pinned: Pinned = pin_queue(fs, directory, self._layout_of(directory))
@@ -159,7 +160,7 @@ class QueueView:
     @property
     def findings(self) -> list[Finding]:
         """What was met so far, each once."""
-        return list(self._found)
+        return [*self._found, *self._stored.findings]
 
     @property
     def journal_entries(self) -> int:
@@ -330,11 +331,15 @@ class QueueView:
     # -- rows -----------------------------------------------------------------------------------
 
     def rows(self) -> Iterator[Row]:
-        """Give the messages in order of seq_id."""
-        for number in self.numbers:
-            columns = self.columns(number)
-            if columns is not None:
-                yield from self._rows_of(columns)
+        """Give the messages in order of seq_id. Those in the message store that are acknowledged
+        before this comes to them are left out."""
+        try:
+            for number in self.numbers:
+                columns = self.columns(number)
+                if columns is not None:
+                    yield from self._rows_of(columns)
+        finally:
+            self._stored.close()
 
     def _rows_of(self, columns: Columns) -> Iterator[Row]:
         below = self._rules.redelivered_below
@@ -355,29 +360,60 @@ class QueueView:
             location = source.location
             if entry.stored:
                 location = "store"
-                if self._lookup is not None:
-                    stored = self._look_up(entry, source, offset, seq)
-                    if stored is None:
-                        continue
-                    entry = stored
+                stored = self._read_stored(entry, persistent)
+                if stored is None:
+                    continue
+                entry = stored
             if entry.damage:
                 what = f"the message with seq_id {seq} can't be read: {entry.damage}"
                 self._find_entry(source, offset, what, "shown without its body")
             yield _row(entry, seq, persistent, redelivered, location, self._priority)
 
-    def _look_up(self, entry: Entry, source: _Source, offset: int, seq: int) -> Entry | None:
-        assert self._lookup is not None
-        record = self._lookup(entry.msg_id)
-        if record is None:
-            what = f"the message of seq_id {seq}, {entry.msg_id.hex()}, is not in the message store"
-            self._find_entry(source, offset, what, "dropped")
-            return None
+    def _read_stored(self, entry: Entry, persistent: bool) -> Entry | None:
         message, damage = None, ""
         try:
-            message = decode_stored(record, entry.msg_id)
-        except StoreError as error:
+            record = self._stored.read(entry.msg_id, persistent)
+        except MissingMessageError:
+            damage = f"it is not in the message store, where it should be as {entry.msg_id.hex()}"
+        except DamageError as error:
             damage = str(error)
+        else:
+            if record is None:
+                return None
+            try:
+                message = decode_any(record, entry.msg_id)
+            except StoreError as error:
+                damage = str(error)
         return Entry(entry.msg_id, entry.expiry, entry.size, message, damage=damage)
+
+    def stored_ids(self) -> StoredIds:
+        """Give the ids of the messages that are in the message store. Reads all segments."""
+        found = StoredIds([], [])
+        for number in self.numbers:
+            columns = self.columns(number)
+            if columns is None:
+                continue
+            for which, source in enumerate(columns.sources):
+                mine = columns.source_of == which
+                rows = columns.row_of[mine]
+                if not len(rows):
+                    continue
+                heads = _heads(source.data, source.offsets[rows] + source.head_size)
+                bare = heads["embedded"] == 0
+                ids: list[bytes] = heads["id"][bare].tolist()
+                flags = columns.persistent[mine][bare].tolist()
+                for msg_id, persistent in zip(ids, flags, strict=True):
+                    (found.persistent if persistent else found.transient).append(msg_id)
+        return found
+
+    def _current_ids(self) -> StoredIds:
+        """Give what :meth:`stored_ids` would give of the queue as it is now."""
+        directory = self._pinned.directory
+        try:
+            now = QueueView(self._fs, directory, self._rules, stores=self._stores)
+        except FileNotFoundError:
+            return StoredIds([], [])  # the queue was deleted
+        return now.stored_ids()
 
     def _find_entry(self, source: _Source, offset: int, what: str, consequence: str) -> None:
         length = source.head_size + PAYLOAD_SIZE

@@ -30,8 +30,8 @@ class ReadOnlyQueue:
     """One queue, to look at. Made by :meth:`ReadOnlyEngine.queue`.
 
     What a delivery of it shows is as in :class:`qindex.delivery.Delivery`; it is settled from
-    the start. Messages without a body that can be given (damaged, or in a message store that is
-    not looked into) are left out, and logged.
+    the start. Messages without a body that can be given (damaged, or gone from the message store)
+    are left out, and logged.
     """
 
     def __init__(self, engine: ReadOnlyEngine, reader: QueueReader) -> None:

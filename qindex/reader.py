@@ -18,7 +18,9 @@ costs what it damaged: reading goes on behind it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -28,8 +30,9 @@ from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding
 from journal.poison import Poison
 from qindex import layout
+from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.pinned import BusyError
-from qindex.queue_view import Location, Lookup, QueueView, Row
+from qindex.queue_view import Location, QueueView, Row
 from qindex.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
 from qindex.rabbitmq.vhost import QueueDirectory, Vhost, group_queues, refuse_node_directory
 from qindex.rules import DirectoryRules
@@ -37,11 +40,16 @@ from qindex.segment import DELIVERED
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.snapshot import read_snapshot
+from qindex.stored_messages import (
+    MessageStoreSummary,
+    StoreDirectories,
+    summarise_store,
+)
 
 __all__ = [
     "BusyError",
     "Location",
-    "Lookup",
+    "MessageStoreSummary",
     "QueueReader",
     "QueueSummary",
     "Row",
@@ -168,17 +176,12 @@ class StoreReader:
     """A store directory, read-only.
 
     ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: what is wrong beside the queues'
-    own files. ``lookup`` gives the records of messages that are in the message store; without it
-    their rows have no body. Raises :class:`NotAStoreError` for a file or a directory of something
-    else (it names the virtual hosts of a node's directory), :class:`StorageError` when the system
-    refuses.
+    own files. Raises :class:`NotAStoreError` for a file or a directory of something else (it names
+    the virtual hosts of a node's directory), :class:`StorageError` when the system refuses.
     """
 
-    def __init__(
-        self, directory: PathLike, fs: FileSystem = REAL, *, lookup: Lookup | None = None
-    ) -> None:
+    def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
         self.directory = os.path.abspath(os.fspath(directory))
-        self.lookup = lookup
         self._fs = fs
         self._vhost: Vhost | None = None
         self._own_findings: list[Finding] = []
@@ -214,6 +217,25 @@ class StoreReader:
         groups = group_queues(self._directories())
         return [QueueReader(self, name, group) for name, group in groups.items()]
 
+    def message_store(self) -> MessageStoreSummary | None:
+        """Summarise the persistent message store; ``None`` where there is none.
+
+        O(size of the index files + messages in the store): its files are scanned. Raises
+        :class:`BusyError`, :class:`StorageError`.
+        """
+        directory = os.path.join(self.directory, PERSISTENT_DIRECTORY)
+        try:
+            self._fs.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unreadable(error) from error
+        references: Counter[bytes] = Counter()
+        for one in self._directories():
+            with contextlib.suppress(FileNotFoundError):  # the queue was deleted just now
+                references.update(self.pin(one).stored_ids().persistent)
+        return summarise_store(self._fs, directory, references)
+
     def queue(self, name: str) -> QueueReader:
         """Give the queue of that name. Raises :class:`UsageError` when there is none."""
         directories = self._directories()
@@ -239,8 +261,14 @@ class StoreReader:
 
     def pin(self, one: QueueDirectory) -> QueueView:
         """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""
+        # A node erases its transient store when it starts; of ours, its engine may be running.
+        transient = os.path.join(self.directory, TRANSIENT_DIRECTORY)
+        stores = StoreDirectories(
+            os.path.join(self.directory, PERSISTENT_DIRECTORY),
+            transient if self._vhost is None else None,
+        )
         return QueueView(
-            self._fs, self._path(one), self.rules(one), priority=one.priority, lookup=self.lookup
+            self._fs, self._path(one), self.rules(one), priority=one.priority, stores=stores
         )
 
     def next_seq(self, one: QueueDirectory, rules: DirectoryRules, seen: int) -> int:

@@ -200,12 +200,27 @@ class _Reader:
                 return _Resume(start, start, "damaged head of a publish record", patch or None)
             limit = start
             break
-        if nominal_end is not None and self._frames_hold(nominal_end, limit):
-            return _Resume(anomaly, nominal_end, "damaged publish record")
-        behind = anomaly + layout.step_size
-        if self._frames_hold(behind, limit):
-            return _Resume(anomaly, behind, "damaged deliver or ack record")
+        ends = [(anomaly + layout.step_size, "damaged deliver or ack record")]
+        if nominal_end is not None:
+            # Where no message record stands, a deliver or ack was made to look like a publish,
+            # which would swallow those behind it.
+            is_publish = self._unlike_ours(anomaly) <= 1 or self._is_term(anomaly)
+            ends.insert(0 if is_publish else 1, (nominal_end, "damaged publish record"))
+        for end, what in ends:
+            if self._frames_hold(end, limit):
+                return _Resume(anomaly, end, what)
         return _Resume(anomaly, limit, "no record")
+
+    def _unlike_ours(self, start: int) -> int:
+        """Count the bits in which what a publish record here embeds differs from the start of a
+        record of ours."""
+        at = start + self._layout.head_size
+        seen = int.from_bytes(self._data[at : at + len(MAGIC)], "big")
+        return (seen ^ int.from_bytes(MAGIC, "big")).bit_count()
+
+    def _is_term(self, start: int) -> bool:
+        at = start + self._layout.head_size
+        return self._data[at : at + 1] == b"\x83"
 
     def _sound_at(self, start: int) -> Patch | tuple[()] | None:
         """Tell whether a publish record starts here: ``()`` a sound one, a patch one whose head
@@ -248,10 +263,7 @@ class _Reader:
 
     def _corrected(self, start: int, end: int) -> Patch | None:
         layout = self._layout
-        at = start + layout.head_size
-        seen = int.from_bytes(self._data[at : at + len(MAGIC)], "big")
-        unlike = (seen ^ int.from_bytes(MAGIC, "big")).bit_count()
-        if end - start > _MAX_CORRECTED or unlike > 1:
+        if end - start > _MAX_CORRECTED or self._unlike_ours(start) > 1:
             return None
         kind, seq = layout.read_head(self._data, start)
         word = (kind << TYPE_SHIFT | seq).to_bytes(8, "big")

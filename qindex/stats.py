@@ -39,7 +39,7 @@ class EngineStats:
     """All queues of an engine at one moment; ``dirty_bytes``: memory that unflushed entries take.
 
     ``writes_refused``: why no more writes are taken, or ``None``. ``message_store``: figures of
-    the persistent message store, ``None`` where no message needed one.
+    the persistent message store, ``None`` where no message needed one, and in a read-only engine.
     """
 
     directory: str

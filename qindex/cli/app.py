@@ -29,8 +29,9 @@ from typer.main import get_command
 import qindex
 from journal.errors import DamageError, StoreError
 from qindex.cli.inspect_file import inspect_command
-from qindex.cli.look import JsonOption, cat_command, list_command
+from qindex.cli.look import JsonOption, cat_command, list_command, stats_command
 from qindex.cli.output import flush, print_line, print_note
+from qindex.cli.reclaim import compact_command
 from qindex.cli.traffic import consume_command, publish_command
 
 __all__ = ["main", "make_app"]
@@ -63,6 +64,8 @@ def make_app(*, with_rocket: bool = False) -> typer.Typer:
     app.command("publish")(publish_command)
     app.command("consume")(consume_command)
     app.command("inspect")(inspect_command)
+    app.command("compact")(compact_command)
+    app.command("stats")(stats_command)
     if with_rocket:
         app.add_typer(importlib.import_module(_ROCKET).rocket_app, name="rocket")
     elif _rocket_is_there():

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from journal.errors import NotAStoreError, StorageError, StoreError, UsageError
+from journal.errors import DamageError, NotAStoreError, StorageError, UsageError
 from journal.files import REAL, read_file, read_optional
 from journal.findings import Finding
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
-from msgstore.scan import scan_file
+from msgstore.scan import Record, read_record, scan_file
 from qindex import layout, record_format
 from qindex.cli.look import JsonOption
-from qindex.cli.output import print_findings, print_json, print_line, print_note
-from qindex.entries import decode_stored
+from qindex.cli.output import plain_value, print_findings, print_json, print_line, print_note
+from qindex.entries import decode_any
 from qindex.layouts import journal_layout, segment_layout
+from qindex.messages import check_record
 from qindex.rabbitmq.term_format import TermError
 from qindex.rabbitmq.vhost_config import parse_vhost_config
 from qindex.segment_format import DEFAULT_ENTRY_COUNT, STEP_SIZE, file_number
@@ -26,7 +27,7 @@ from qindex.sound_read import Layout, read_soundly
 __all__ = ["inspect_command"]
 
 _FORMATS = {0x83: "rabbitmq", record_format.MAGIC[0]: "qindex"}
-_KNOWN = ".jif, .idx, .rdq"
+_KNOWN = ".jif, .idx, .rdq, .rdt"
 
 
 def inspect_command(
@@ -46,7 +47,7 @@ def inspect_command(
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):
         raise UsageError(f"{file}: is a directory, not a file (see list and cat)")
-    if suffix == ".rdq":
+    if suffix in (".rdq", ".rdt"):
         records, findings = _stored(file)
     elif suffix in (".jif", ".idx"):
         records, findings = _index(file, suffix, entries)
@@ -138,22 +139,29 @@ def _entry_count(path: str) -> int:
 
 
 def _stored(path: str) -> tuple[Iterator[dict[str, Any]], list[Finding]]:
-    scan = scan_file(REAL, path, check=_why_damaged, verify=True)
-    records = (
-        {
-            "offset": offset,
-            "length": length,
-            "record": "message",
-            "msg_id": msg_id.hex(),
-        }
-        for msg_id, offset, length in scan.records
-    )
-    return records, scan.findings()
+    scan = scan_file(REAL, path, check=check_record, verify=True)
+    return _messages(path, scan.records), scan.findings()
 
 
-def _why_damaged(msg_id: bytes, record: bytes) -> str | None:
+def _messages(path: str, records: list[Record]) -> Iterator[dict[str, Any]]:
     try:
-        decode_stored(record, msg_id)
-    except StoreError as error:
-        return str(error)
-    return None
+        fd = REAL.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageError(path, "can't be read", error) from error
+    try:
+        for msg_id, offset, length in records:
+            record = read_record(REAL, fd, offset, length)
+            if record is None:
+                raise DamageError(path, offset, "the file was cut while it was read")
+            message = decode_any(record, msg_id)
+            yield {
+                "offset": offset,
+                "length": length,
+                "record": "message",
+                "msg_id": msg_id.hex(),
+                "format": _FORMATS.get(record[0]),
+                "key": plain_value(message.key),
+                "size": len(message.body),
+            }
+    finally:
+        REAL.close(fd)

@@ -1,4 +1,5 @@
-"""``list`` and ``cat``: look into a store, ours or a RabbitMQ node's, and change nothing."""
+"""``list``, ``cat`` and ``stats``: look into a store, ours or a RabbitMQ node's, and change
+nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +16,16 @@ from qindex.cli.output import (
     print_line,
     row_json,
 )
-from qindex.reader import QueueReader, QueueSummary, Row, StoreReader
+from qindex.reader import MessageStoreSummary, QueueReader, QueueSummary, Row, StoreReader
 
-__all__ = ["Directory", "JsonOption", "QueueName", "cat_command", "list_command"]
+__all__ = [
+    "Directory",
+    "JsonOption",
+    "QueueName",
+    "cat_command",
+    "list_command",
+    "stats_command",
+]
 
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="The store's directory.", show_default=False)
@@ -54,16 +62,56 @@ def list_command(directory: Directory, as_json: JsonOption = False) -> int:
             continue
         found.append(summary)
         if as_json:
-            print_json(_summary_json(store, summary))
+            print_json(_summary_json(summary) | {"kind": store.kind})
         code |= print_findings(reader.findings)
     if not as_json:
         _print_table(found)
     return code | print_findings(store.findings)
 
 
-def _summary_json(store: StoreReader, summary: QueueSummary) -> dict[str, Any]:
-    fields = dataclasses.asdict(summary)
-    return fields | {"name": plain_value(summary.name), "kind": store.kind}
+def _summary_json(summary: QueueSummary) -> dict[str, Any]:
+    return dataclasses.asdict(summary) | {"name": plain_value(summary.name)}
+
+
+def stats_command(directory: Directory, as_json: JsonOption = False) -> int:
+    """Print figures of the queues, their sum, and those of the message store.
+
+    DIR is a store's directory (in use or not) or that of a RabbitMQ virtual host; nothing is
+    changed. Of the message store: live, bytes of messages that queues hold; garbage, the rest of
+    its files; references, how often queues hold them; missing, messages that queues hold and
+    that are not there (then it exits 1).
+    """
+    store = StoreReader(directory)
+    found = []
+    code = 0
+    for reader in store.readers():
+        summary = reader.summary_if_there()
+        if summary is not None:
+            found.append(summary)
+            code |= print_findings(reader.findings)
+    messages = store.message_store()
+    if as_json:
+        shown = None if messages is None else dataclasses.asdict(messages)
+        queues = [_summary_json(summary) for summary in found]
+        print_json({"kind": store.kind, "queues": queues, "message_store": shown})
+    else:
+        _print_table(found)
+        _print_sums(found, messages)
+    if messages is not None and messages.missing:
+        code = 1
+    return code | print_findings(store.findings)
+
+
+def _print_sums(found: list[QueueSummary], messages: MessageStoreSummary | None) -> None:
+    print_line()
+    print_line(
+        f"queues: {len(found)}, messages: {sum(one.messages for one in found)}, "
+        f"bytes: {sum(one.bytes for one in found)}, "
+        f"file_bytes: {sum(one.file_bytes for one in found)}"
+    )
+    if messages is not None:
+        fields = dataclasses.asdict(messages).items()
+        print_line("message store: " + ", ".join(f"{name}: {value}" for name, value in fields))
 
 
 def _print_table(found: list[QueueSummary]) -> None:

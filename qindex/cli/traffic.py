@@ -171,7 +171,7 @@ def consume_command(
 def _look(queue: QueueReader, count: int | None, as_json: bool) -> None:
     for row in islice(queue.entries(), count):
         if row.body is None:
-            print_note(f"seq_id {row.seq_id}: {row.error or 'its body is in the message store'}")
+            print_note(f"seq_id {row.seq_id}: {row.error}")
         else:
             write_out(json_line(row_json(row)) if as_json else row.body + b"\n")
 
