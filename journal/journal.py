@@ -34,6 +34,7 @@ _FIRST_CAPACITY = 16 << 10
 _MAX_STEP = 8 << 20
 _NEW_SUFFIX = ".new"
 _BULK = 64 << 10
+_COMMIT = 8
 _IN_PLACE = 1 << 20
 
 
@@ -129,17 +130,23 @@ class Journal:
     def append(self, data: bytes | memoryview) -> int:
         """Append ``data``, one record or a batch, and give the offset of its first byte.
 
-        In the operating system on return. Raises as :meth:`grow`.
+        In the operating system on return. Raises as :meth:`grow`. The first eight bytes are
+        stored last: a process that dies while it copies leaves an append that starts with
+        zeros, whatever of the rest was copied by then.
         """
         offset = self.tell()
         try:
             if len(data) < _BULK:
-                self.write(data)
+                self._poison.check()
+                self.map[offset + _COMMIT : offset + len(data)] = data[_COMMIT:]
+                self.write(data[:_COMMIT])
+                self.map.seek(offset + len(data))
                 return offset
             if offset + len(data) <= len(self.map):
                 return self._append_bulk(data, offset)
-        except ValueError:
-            pass
+        except (ValueError, IndexError):
+            # The map is full (or what is left of it is too short for such a slice).
+            self.map.seek(offset)
         self.grow(len(data))
         return self.append(data)
 

@@ -312,6 +312,22 @@ class MessageStore:
             raise DamageError(state.path(file), offset, what)
         return record
 
+    def raw(self, msg_id: bytes) -> tuple[str, int, bytes]:
+        """A record as it stands on disk, frame included: path, offset, bytes. Nothing is checked.
+
+        Raises :class:`MissingMessageError`, :class:`StorageError`.
+        """
+        state = self._state
+        with state.lock:
+            place = state.locations.place(msg_id)
+            handle = self._open_for(msg_id, place)
+        assert place is not None
+        file, offset, total = place
+        try:
+            return state.path(file), offset, pread_all(state.fs, handle.fd, total, offset)
+        except OSError as error:
+            raise StorageError(state.path(file), "can't be read", error) from error
+
     def read_many(self, msg_ids: Iterable[bytes]) -> list[bytes | StoreError]:
         """The records in the order of the ids; in place of one that can't be read, its error."""
         self._state.check_open()
@@ -382,6 +398,10 @@ class MessageStore:
                 stalled_seconds=self._compactor.stalled_seconds,
                 last_error=self._compactor.last_error,
             )
+
+    def stop_compaction(self) -> None:
+        """Let the background thread end; nothing is reclaimed by it any more."""
+        self._compactor.close()
 
     def snapshot(self) -> bytes:
         """The state for :meth:`open` after a clean shutdown: after the last write and

@@ -267,7 +267,7 @@ class Engine:
                 refusing = RefusingLock(ClosedError, f"queue {name!r} was deleted")
                 stored = queue._abandon(refusing)
             else:
-                stored = self._resting_ids(path)
+                stored = self._resting_ids(self._resting[hashed])
             self._awake.pop(hashed, None)
             self._resting.pop(hashed, None)
             try:
@@ -281,17 +281,19 @@ class Engine:
             except OSError as error:
                 raise StorageError(path, "the queue can't be deleted", error) from error
 
-    def _resting_ids(self, path: str) -> list[bytes]:
+    def _resting_ids(self, resting: RestingQueue) -> list[bytes]:
         """Give the ids of the messages that a queue has in the message store."""
         if not self._messages.in_use:
             return []
         try:
-            return [msg_id for _, msg_id in self._opening.load_one(path).stored]
+            loaded = self._opening.load_one(resting.directory)
         except DamageError as error:
             # A damaged queue can be deleted, too.
-            _log.warning("%s: its messages stay in the message store until it is recovered", error)
+            _log.warning("%s: its messages stay in the message store until the next open", error)
             self._messages.miscounted = True
             return []
+        self._messages.miscounted |= loaded.unacked != resting.live
+        return [msg_id for _, msg_id in loaded.stored]
 
     def publish_to(
         self,

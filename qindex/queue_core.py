@@ -72,9 +72,8 @@ class QueueCore:
         # The path of plain messages takes bodies up to this size: those that are embedded.
         self._most_plain = -1
         if options.record_format == "qindex" and message_ttl is None:
-            self._most_plain = min(
-                options.embed_below - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD, options.max_message_bytes
-            )
+            largest = options.embed_below - 1 - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD
+            self._most_plain = min(largest, options.max_message_bytes)
             if messages is None:
                 self._most_plain = options.max_message_bytes
         self._sync_each = options.durability == "fsync"

@@ -35,6 +35,7 @@ _FIRST_CHUNK = 2048
 _MAX_CHUNK = 1 << 16
 _MAX_CORRECTED = 8 << 10
 _PAGE = 4096
+_MAX_APPEND = 64 << 10
 _NO_CHECK = bytes(CHECK_SIZE)
 
 Data = bytes | bytearray
@@ -108,6 +109,7 @@ class _Reader:
         # Behind the last publish record known to be sound; bytes before it are not doubted.
         self._floor = 0
         self._last_seq = -1
+        self._unfinished = False
 
     def read(self) -> Reading:
         size = len(self._data)
@@ -276,15 +278,15 @@ class _Reader:
         return at, bytes(record[bit >> 3 : (bit >> 3) + 1])
 
     def _report(self, resume: _Resume, ending: Ending | None) -> int:
+        unfinished = self._is_unfinished(resume.lost_from)
         if resume.patch is not None:
             at, good = resume.patch
             if not isinstance(self._data, bytearray):
                 self._data = bytearray(self._data)
             self._data[at : at + len(good)] = good
             self._patches.append(resume.patch)
-            self._find(
-                at, len(good), Cause.DAMAGE, resume.what, "corrected from the checksum: none lost"
-            )
+            cause = Cause.CRASH if unfinished else Cause.DAMAGE
+            self._find(at, len(good), cause, resume.what, "corrected from the checksum: none lost")
             return resume.at
         lost = self._data[resume.lost_from : resume.at]
         at_end = self._nothing_from(resume.at)
@@ -292,6 +294,9 @@ class _Reader:
             ending is Ending.TORN or lost[-1:] == b"\0" or self._is_unsealed(resume.lost_from)
         ):
             self._find(resume.lost_from, len(lost), Cause.CRASH, "torn record at the end", "cut")
+        elif unfinished:
+            what = "an append that was cut short"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, "it never returned")
         elif self._is_unsealed(resume.lost_from):
             what = "a publish that was interrupted before its checksum was written"
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, "it never returned")
@@ -313,6 +318,16 @@ class _Reader:
             return False
         rest = self._data[offset:]
         return rest.count(0) == len(rest)
+
+    def _is_unfinished(self, offset: int) -> bool:
+        """Tell whether the journal's last append starts here or before, and was cut short by the
+        death of its process: its first eight bytes are stored last
+        (:meth:`journal.journal.Journal.append`), and nothing is appended behind it."""
+        if not self._unfinished and self._layout.step_size == 8 and self._last_seq >= 0:
+            starts_with_zeros = self._data[offset : offset + 8] == bytes(8)
+            last = self._data[offset : offset + _MAX_APPEND + 8]
+            self._unfinished = starts_with_zeros and self._nothing_from(offset + len(last))
+        return self._unfinished
 
     def _is_unsealed(self, offset: int) -> bool:
         """Tell whether the record here has no checksum yet: a publish puts it in last, so that is

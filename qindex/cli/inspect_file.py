@@ -63,7 +63,7 @@ def inspect_command(
 
 def _line(record: dict[str, Any]) -> str:
     rest = " ".join(
-        f"{name}={value}"
+        f"{name}={value if str(value).isprintable() else ascii(value)}"
         for name, value in record.items()
         if name not in ("offset", "length", "record") and value is not None
     )

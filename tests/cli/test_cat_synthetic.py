@@ -14,6 +14,16 @@ from tests.golden import SYNTHETIC_CASES, SyntheticStore, synthetic
 IN_THE_INDEX = [
     case for case in SYNTHETIC_CASES if "01" <= case[:2] <= "09" or "20" <= case[:2] <= "28"
 ]
+IN_THE_MESSAGE_STORE = [case for case in SYNTHETIC_CASES if "10" <= case[:2] <= "20"]
+
+# What the node loses, or does not even start from, and we have.
+BETTER_THAN_THE_NODE = {
+    "12": "b0 b1 b2 b3",
+    "14": "b0 b2 b3 b4",
+    "18": "b0 b2",
+}
+# Messages that are nowhere: the node drops them without a word.
+GONE = {"10": 2, "11": 1, "19": 2}
 
 Place = tuple[str, int]
 
@@ -55,7 +65,7 @@ def read(store: SyntheticStore, queue: str) -> Result:
 
 def bodies(result: Result) -> list[bytes | None]:
     return [
-        None if row["location"] == "store" else base64.b64decode(row["body_base64"])
+        None if row["body_base64"] is None else base64.b64decode(row["body_base64"])
         for row in result.rows
     ]
 
@@ -105,6 +115,26 @@ def test_case(case: str, queue: str) -> None:
     tail = TAILS.get((short, queue))
     assert places(result) == ([] if tail is None else [tail])
     assert result.code == (0 if tail is None else 1)
+
+
+@pytest.mark.parametrize("case", IN_THE_MESSAGE_STORE)
+def test_message_store_case(case: str) -> None:
+    store = synthetic(case)
+    delivered = store.delivered.get("qr", [])
+    result = read(store, "qr")
+    there = [row for row in result.rows if row["body_base64"] is not None]
+    found = [base64.b64decode(row["body_base64"]) for row in there]
+    node = " ".join(message.prefix[:2] for message in delivered)
+    assert [body[:2].decode() for body in found] == BETTER_THAN_THE_NODE.get(case[:2], node).split()
+    for message in delivered:
+        assert any(message.matches(body) for body in found)
+    assert {row["location"] for row in result.rows} == {"store"}
+    gone = [row for row in result.rows if row["body_base64"] is None]
+    assert len(gone) == len(result.complaints) == GONE.get(case[:2], 0)
+    for row, line in zip(gone, result.complaints, strict=True):
+        assert row["error"] in line
+        assert f"not in the message store, where it should be as {row['msg_id']}" in line
+    assert result.code == (1 if gone else 0)
 
 
 def test_the_size_of_the_body_is_the_body_s() -> None:

@@ -141,8 +141,7 @@ def test_consume_of_a_node_s_queue_is_refused(tmp_path: Path) -> None:
     assert "only --peek works there" in result.complaints[0]
     assert len(run("consume", store, "qa.part", "--peek", "--json").rows) == 320
     looked = run("consume", golden("g1").vhost_dir, "qg.exp", "--peek", "--json")
-    assert (looked.code, len(looked.rows), len(looked.complaints)) == (0, 10, 10)
-    assert looked.complaints[0] == "qindex: seq_id 0: its body is in the message store"
+    assert (looked.code, len(looked.rows), looked.err) == (0, 20, "")
 
 
 def test_what_a_closed_pipe_did_not_take_is_not_acknowledged(tmp_path: Path) -> None:

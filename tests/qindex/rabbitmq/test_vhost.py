@@ -152,12 +152,9 @@ def test_nothing_is_written_to_a_node_s_directory() -> None:
 # -- messages in the message store --------------------------------------------------------------
 
 
-def test_lookup_gives_the_bodies() -> None:
-    from tests.qindex.rabbitmq.walk import records
-
+def test_messages_of_the_message_store_have_their_bodies() -> None:
     store = golden("g1")
-    stored = {found.msg_id: found.record for found in records("g1") if found.seq_id < 0}
-    queue = StoreReader(store.vhost_dir, lookup=stored.get).queue("qg.exp")
+    queue = StoreReader(store.vhost_dir).queue("qg.exp")
     rows = list(queue)
     assert [sha16(row.body or b"") for row in rows] == [
         message.sha16 for message in store.truth.queues["qg.exp"].delivered
@@ -166,20 +163,38 @@ def test_lookup_gives_the_bodies() -> None:
     assert queue.findings == []
 
 
-def test_lookup_that_finds_nothing_drops_and_tells() -> None:
-    queue = StoreReader(golden("g1").vhost_dir, lookup=lambda _id: None).queue("qg.exp")
-    assert len(list(queue)) == 10
-    assert len(queue.findings) == 10
-    assert "is not in the message store" in queue.findings[0].what
+def test_a_message_store_that_is_gone_is_told_message_by_message(tmp_path: Path) -> None:
+    copy = golden("g1").copy(tmp_path)
+    shutil.rmtree(copy / "msg_store_persistent")
+    queue = StoreReader(copy).queue("qg.exp")
+    rows = list(queue)
+    assert len(rows) == 20
+    gone = [row for row in rows if row.location == "store"]
+    assert len(gone) == len(queue.findings) == 10
+    for row, finding in zip(gone, queue.findings, strict=True):
+        assert row.body is None
+        assert row.error is not None
+        assert "is not in the message store" in row.error
+        assert row.error in finding.what
+        assert row.msg_id.hex() in finding.what
 
 
-@pytest.mark.parametrize("record", [b"\x83nonsense", b"\x97\x01\xcfnonsense", b""])
-def test_lookup_of_a_damaged_record_is_told(record: bytes) -> None:
-    queue = StoreReader(golden("g1").vhost_dir, lookup=lambda _id: record).queue("qg.exp")
-    rows = [row for row in queue if row.location == "store"]
-    assert len(rows) == 10
-    assert all(row.body is None and row.error for row in rows)
-    assert len(queue.findings) == 10
+def test_a_damaged_record_in_the_message_store_is_told(tmp_path: Path) -> None:
+    copy = golden("g1").copy(tmp_path)
+    whole = list(StoreReader(copy).queue("qg.exp"))
+    stored = [row for row in whole if row.location == "store"]
+    path = copy / "msg_store_persistent" / "0.rdq"
+    data = bytearray(path.read_bytes())
+    at = data.index(stored[3].msg_id) + 16
+    data[at + 1] ^= 0xFF
+    path.write_bytes(data)
+    queue = StoreReader(copy).queue("qg.exp")
+    rows = list(queue)
+    assert [row.seq_id for row in rows if row.body is None] == [stored[3].seq_id]
+    assert [row.body for row in rows if row.body is not None] == [
+        row.body for row in whole if row.seq_id != stored[3].seq_id
+    ]
+    assert any(f"seq_id {stored[3].seq_id} can't be read" in one.what for one in queue.findings)
 
 
 # -- a node's directory -------------------------------------------------------------------------

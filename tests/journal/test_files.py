@@ -1,0 +1,157 @@
+"""The file seam's helpers: whole writes and reads, files replaced at once, directories, locks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from journal.errors import LockedError, StorageError, WritesRefusedError
+from journal.files import (
+    REAL,
+    RealFileSystem,
+    make_dirs,
+    pread_all,
+    pwrite_all,
+    read_file,
+    read_optional,
+    replace_file,
+    write_all,
+)
+from journal.findings import Cause, Finding
+from journal.lock import DirectoryLock
+from journal.poison import Poison
+from tests.faulty_fs import FaultyFileSystem
+from tests.recording_fs import RecordingFileSystem, crash_states
+
+
+@pytest.mark.parametrize("short", [1, 3, 1000])
+def test_short_writes_and_reads_are_continued(tmp_path: Path, short: int) -> None:
+    fs = FaultyFileSystem()
+    for operation in ("write", "pwrite", "pread"):
+        fs.shorten(operation, short)
+    fd = fs.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    write_all(fs, fd, b"0123456789")
+    pwrite_all(fs, fd, memoryview(b"abcdef"), 10)
+    assert pread_all(fs, fd, 16, 0) == b"0123456789abcdef"
+    assert pread_all(fs, fd, 100, 12) == b"cdef"
+    assert pread_all(fs, fd, 5, 100) == b""
+    fs.close(fd)
+    assert read_file(fs, tmp_path / "f") == b"0123456789abcdef"
+
+
+def test_read_optional(tmp_path: Path) -> None:
+    assert read_optional(REAL, tmp_path / "none") is None
+    (tmp_path / "some").write_bytes(b"x")
+    assert read_optional(REAL, tmp_path / "some") == b"x"
+    with pytest.raises(IsADirectoryError):
+        read_optional(REAL, tmp_path)
+
+
+def test_a_replaced_file_is_old_or_new_after_any_crash(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "f").write_bytes(b"old")
+    recording = RecordingFileSystem(store)
+    replace_file(recording, store / "f", b"a new content")
+    recording.note("returned")
+    found = set()
+    for number, state in enumerate(crash_states(recording)):
+        content = (state.build(tmp_path / f"state{number}") / "f").read_bytes()
+        found.add(content)
+        assert "returned" not in state.notes or content == b"a new content"
+    assert found == {b"old", b"a new content"}
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fdatasync", "rename", "sync_dir"])
+def test_replacing_that_fails(tmp_path: Path, operation: str) -> None:
+    (tmp_path / "f").write_bytes(b"old")
+    fs = FaultyFileSystem()
+    fs.fail(operation, errno.ENOSPC)
+    with pytest.raises(StorageError) as caught:
+        replace_file(fs, tmp_path / "f", b"new")
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.path == str(tmp_path / "f")
+    expected = b"new" if operation == "sync_dir" else b"old"
+    assert (tmp_path / "f").read_bytes() == expected
+
+
+def test_directories_are_made_with_their_parents(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    make_dirs(fs, tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert fs.calls["sync_dir"] == 3
+    make_dirs(fs, tmp_path / "a" / "b" / "c")
+    assert fs.calls["sync_dir"] == 3
+
+
+def test_allocation_where_the_file_system_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_fd: int, _offset: int, _length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    fd = REAL.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    REAL.pwrite(fd, b"kept", 0)
+    REAL.fallocate(fd, 0, 200_000)
+    assert REAL.fstat(fd).st_size == 200_000
+    assert REAL.pread(fd, 8, 0) == b"kept\0\0\0\0"
+
+    def full(_fd: int, _offset: int, _length: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="full"):
+        REAL.fallocate(fd, 0, 300_000)
+    REAL.close(fd)
+
+
+def test_boot_id() -> None:
+    assert RealFileSystem.boot_id() == RealFileSystem.boot_id()
+
+
+def test_the_lock_names_its_owner(tmp_path: Path) -> None:
+    lock = DirectoryLock(REAL, tmp_path / "lock")
+    with pytest.raises(LockedError) as caught:
+        DirectoryLock(REAL, tmp_path / "lock")
+    assert caught.value.pid == os.getpid()
+    assert str(os.getpid()) in str(caught.value)
+    lock.release()
+    lock.release()
+    DirectoryLock(REAL, tmp_path / "lock").release()
+
+
+def test_a_lock_file_that_names_nobody(tmp_path: Path) -> None:
+    lock = DirectoryLock(REAL, tmp_path / "lock")
+    (tmp_path / "lock").write_bytes(b"")
+    with pytest.raises(LockedError, match="another process") as caught:
+        DirectoryLock(REAL, tmp_path / "lock")
+    assert caught.value.pid is None
+    lock.release()
+
+
+def test_poison_keeps_the_first_reason_and_tells_the_writers() -> None:
+    told = []
+
+    class Writer:
+        def refuse(self) -> None:
+            told.append(self)
+
+    poison = Poison()
+    writer = Writer()
+    poison.watch(writer)
+    poison.check()
+    poison.set(OSError("first"))
+    poison.set(OSError("second"))
+    with pytest.raises(WritesRefusedError, match="first"):
+        poison.check()
+    assert told == [writer, writer]
+
+
+def test_a_finding_reads_as_a_sentence() -> None:
+    finding = Finding("j", 8, 40, Cause.DAMAGE, "no record", "what stood there is lost")
+    assert str(finding) == "j: at offset 8, 40 bytes: no record; what stood there is lost"
+    assert str(Finding("j", 8, 0, Cause.CRASH, "torn")) == "j: at offset 8, 0 bytes: torn"

@@ -1,0 +1,298 @@
+"""The writer of the journal: append, growth, emptying, the new file, the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from journal.errors import ClosedError, StorageError, WritesRefusedError
+from journal.files import REAL, FileSystem
+from journal.format import ACK, pack_action, pack_publish
+from journal.journal import Journal
+from journal.poison import Poison
+from journal.replay import Ending, walk_journal
+from tests.faulty_fs import FaultyFileSystem
+from tests.recording_fs import RecordingFileSystem, crash_states
+
+
+def open_journal(
+    directory: Path, *, position: int = 0, fs: FileSystem = REAL, poison: Poison | None = None
+) -> Journal:
+    return Journal(fs, directory / "journal.jif", poison or Poison(), position=position)
+
+
+def acks(first: int, count: int) -> bytes:
+    return b"".join(pack_action(ACK, seq) for seq in range(first, first + count))
+
+
+def seqs_on_disk(directory: Path) -> list[int]:
+    walk = walk_journal((directory / "journal.jif").read_bytes())
+    assert walk.ending in (Ending.END, Ending.ZEROS, Ending.TORN)
+    found: list[int] = walk.seqs.tolist()
+    return found
+
+
+def test_appends_are_in_the_file_at_once(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    assert journal.append(acks(0, 1)) == 0
+    assert journal.append(acks(1, 3)) == 8
+    assert seqs_on_disk(tmp_path) == [0, 1, 2, 3]
+    assert journal.tell() == 32
+    journal.close()
+    assert (tmp_path / "journal.jif").read_bytes() == acks(0, 4)
+
+
+@pytest.mark.parametrize("size", [1, 4096, 16 << 10, (64 << 10) - 8, 64 << 10, 1 << 20, 9 << 20])
+def test_grows_as_needed(tmp_path: Path, size: int) -> None:
+    journal = open_journal(tmp_path)
+    body = os.urandom(size)
+    first = pack_publish(1, True, bytes(16), 0, size, body)
+    for at in range(3):
+        assert journal.append(first) == at * len(first)
+    journal.close()
+    assert (tmp_path / "journal.jif").read_bytes() == first * 3
+
+
+def test_write_raises_when_the_map_is_full_and_grow_makes_room(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    full = bytes(len(journal.map))
+    with pytest.raises(ValueError, match="out of range"):
+        journal.write(full + b"x")
+    assert journal.tell() == 0
+    journal.grow(len(full) + 1)
+    journal.write(b"x" + full)
+    journal.close()
+    assert (tmp_path / "journal.jif").stat().st_size == len(full) + 1
+
+
+def test_keeps_the_front_and_cuts_what_is_behind(tmp_path: Path) -> None:
+    (tmp_path / "journal.jif").write_bytes(acks(0, 5) + b"torn")
+    journal = open_journal(tmp_path, position=40)
+    journal.append(acks(5, 1))
+    journal.close()
+    assert (tmp_path / "journal.jif").read_bytes() == acks(0, 6)
+
+
+def test_a_small_journal_is_emptied_in_place(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    inode = (tmp_path / "journal.jif").stat().st_ino
+    journal.append(acks(0, 10))
+    journal.retire(journal.rebase(journal.tell(), None))
+    assert (journal.tell(), seqs_on_disk(tmp_path)) == (0, [])
+    journal.append(acks(7, 1))
+    assert seqs_on_disk(tmp_path) == [7]
+    assert (tmp_path / "journal.jif").stat().st_ino == inode
+    journal.close()
+
+
+def test_a_large_journal_is_replaced_by_a_small_one(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append(bytes(3 << 20))
+    journal.retire(journal.rebase(journal.tell(), None))
+    journal.append(acks(1, 2))
+    assert seqs_on_disk(tmp_path) == [1, 2]
+    assert (tmp_path / "journal.jif").stat().st_size < 1 << 20
+    journal.close()
+
+
+@pytest.mark.parametrize("prepared", [0, 8, 24, 48])
+def test_rebase_keeps_what_was_appended_behind(tmp_path: Path, prepared: int) -> None:
+    journal = open_journal(tmp_path)
+    journal.append(acks(0, 4))
+    front = journal.tell()
+    journal.append(acks(4, 6))
+    ready = journal.prepare(front, front + prepared) if prepared else None
+    journal.append(acks(10, 2))
+    journal.retire(journal.rebase(front, ready))
+    assert seqs_on_disk(tmp_path) == [4, 5, 6, 7, 8, 9, 10, 11]
+    assert journal.append(acks(12, 1)) == 64
+    journal.sync()
+    journal.close()
+    assert (tmp_path / "journal.jif").read_bytes() == acks(4, 9)
+    assert not (tmp_path / "journal.jif.new").exists()
+
+
+def test_nothing_to_prepare(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append(acks(0, 1))
+    assert journal.prepare(8, 8) is None
+    journal.close()
+
+
+@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("tail", [0, 3])
+def test_every_crash_of_a_rebase_leaves_the_old_journal_or_the_new_one(
+    tmp_path: Path, tail: int, synced: bool
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    recording = RecordingFileSystem(store)
+    journal = open_journal(store, fs=recording)
+    journal.append(acks(0, 4))
+    front = journal.tell()
+    journal.append(acks(4, tail))
+    journal.sync()
+    if not synced:
+        journal.synced = 0
+    first = len(recording.log)
+    ready = journal.prepare(front, journal.tell())
+    journal.retire(journal.rebase(front, ready))
+    recording.note("rebased")
+    journal.sync()
+    recording.note("synced")
+    old, new = list(range(4 + tail)), list(range(4, 4 + tail))
+    states = 0
+    for number, state in enumerate(crash_states(recording, first=first)):
+        directory = state.build(tmp_path / f"state{number}")
+        found = seqs_on_disk(directory)
+        if state.how == "kill":
+            assert found == (new if "rebased" in state.notes else found)
+            assert found in (old, new)
+        elif "synced" in state.notes or synced:
+            # What was durable stays durable: in the old file, or in the new one.
+            assert found in (old, new), state.how
+        assert "synced" not in state.notes or found == new, state.how
+        states += 1
+    assert states > 4
+    recording.forget_descriptors()
+
+
+def test_full_disk_while_growing_changes_nothing(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.append(acks(0, 3))
+    fs.fail("fallocate", errno.ENOSPC)
+    with pytest.raises(StorageError, match="can't grow") as caught:
+        journal.append(bytes(1 << 20))
+    assert caught.value.errno == errno.ENOSPC
+    assert journal.tell() == 24
+    journal.append(acks(3, 1))
+    assert seqs_on_disk(tmp_path) == [0, 1, 2, 3]
+    journal.close()
+
+
+@pytest.mark.parametrize("operation", ["fallocate", "mmap"])
+def test_no_room_after_emptying_refuses_writes(tmp_path: Path, operation: str) -> None:
+    fs = FaultyFileSystem()
+    poison = Poison()
+    journal = open_journal(tmp_path, fs=fs, poison=poison)
+    journal.append(acks(0, 3))
+    fs.fail(operation, errno.ENOSPC)
+    journal.retire(journal.rebase(journal.tell(), None))
+    assert poison.reason is not None
+    with pytest.raises(WritesRefusedError):
+        journal.append(acks(3, 1))
+    with pytest.raises(WritesRefusedError):
+        journal.write(acks(3, 1))
+    assert seqs_on_disk(tmp_path) == []
+    journal.close()
+
+
+@pytest.mark.parametrize("operation", ["open", "fallocate", "mmap", "pwrite", "rename"])
+def test_a_rebase_that_fails_leaves_the_records_readable(tmp_path: Path, operation: str) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.append(acks(0, 6))
+    fs.fail(operation, errno.EIO)
+    with pytest.raises(StorageError, match="can't be emptied"):
+        journal.rebase(16, None)
+    assert journal.tell() == 48
+    assert journal.map[:48] == acks(0, 6)
+    with pytest.raises(WritesRefusedError):
+        journal.write(acks(6, 1))
+    journal.close()
+
+
+def test_emptying_that_fails_leaves_the_records_readable(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.append(acks(0, 6))
+    fs.fail("truncate", errno.EIO)
+    with pytest.raises(StorageError, match="can't be emptied"):
+        journal.rebase(48, None)
+    assert journal.map[:48] == acks(0, 6)
+    assert seqs_on_disk(tmp_path) == [0, 1, 2, 3, 4, 5]
+    journal.close()
+
+
+@pytest.mark.parametrize("operation", ["open", "fallocate", "pwrite"])
+def test_preparing_that_fails_changes_nothing(tmp_path: Path, operation: str) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.append(acks(0, 6))
+    fs.fail(operation, errno.ENOSPC)
+    with pytest.raises(StorageError, match="can't be copied"):
+        journal.prepare(16, 48)
+    journal.append(acks(6, 1))
+    journal.retire(journal.rebase(16, journal.prepare(16, 48)))
+    assert seqs_on_disk(tmp_path) == [2, 3, 4, 5, 6]
+    journal.close()
+
+
+def test_a_bulk_append_that_fails_refuses_writes(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.grow(1 << 20)
+    fs.fail("pwrite", errno.EIO, short=100)
+    with pytest.raises(StorageError, match="append failed"):
+        journal.append(bytes(200_000))
+    assert journal.tell() == 0
+    with pytest.raises(WritesRefusedError):
+        journal.write(acks(0, 1))
+    journal.close()
+
+
+def test_opening_fails(tmp_path: Path) -> None:
+    for operation in ("open", "fallocate", "mmap", "fstat"):
+        fs = FaultyFileSystem()
+        fs.fail(operation, errno.EIO)
+        with pytest.raises(StorageError, match="can't be opened"):
+            open_journal(tmp_path, fs=fs)
+        assert fs.calls["close"] == (operation != "open")
+
+
+def test_opening_after_writes_were_refused(tmp_path: Path) -> None:
+    poison = Poison()
+    poison.set(OSError("gone"))
+    journal = open_journal(tmp_path, poison=poison)
+    with pytest.raises(WritesRefusedError, match="gone"):
+        journal.write(b"x")
+    journal.close()
+
+
+def test_after_close(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append(acks(0, 1))
+    journal.close()
+    journal.close()
+    for call in (
+        lambda: journal.append(acks(1, 1)),
+        lambda: journal.append(bytes(100_000)),
+        lambda: journal.grow(1),
+        journal.sync,
+    ):
+        with pytest.raises(ClosedError):
+            call()
+    assert (tmp_path / "journal.jif").read_bytes() == acks(0, 1)
+
+
+def test_close_without_cutting(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append(acks(0, 1))
+    journal.close(cut=False)
+    assert (tmp_path / "journal.jif").stat().st_size >= 16 << 10
+
+
+def test_close_that_fails_closes(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    fs.fail("truncate", errno.EIO)
+    closed = fs.calls["close"]
+    with pytest.raises(StorageError, match="can't be cut"):
+        journal.close()
+    assert fs.calls["close"] == closed + 1
+    journal.close()
+    assert fs.calls["close"] == closed + 1

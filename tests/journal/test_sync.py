@@ -1,0 +1,161 @@
+"""Group commit: who asks is durable on return, and many share one sync."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from journal.errors import StorageError, WritesRefusedError
+from journal.journal import Journal
+from journal.poison import Poison
+from journal.sync import GroupCommit
+from tests.faulty_fs import FaultyFileSystem
+
+WAIT = 30.0
+
+
+def test_alone_each_commit_is_one_sync() -> None:
+    calls = []
+    commits = GroupCommit(lambda: calls.append(1))
+    for _ in range(3):
+        commits.commit()
+    assert (len(calls), commits.rounds) == (3, 3)
+
+
+def test_those_who_come_during_a_sync_share_the_next() -> None:
+    """One leads and is held inside its sync; ten more ask; they need one more sync together."""
+    started, go_on = threading.Event(), threading.Event()
+    rounds: list[int] = []
+
+    def sync() -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 1:
+            started.set()
+            assert go_on.wait(WAIT)
+
+    commits = GroupCommit(sync)
+    leader = threading.Thread(target=commits.commit)
+    leader.start()
+    assert started.wait(WAIT)
+    followers = [threading.Thread(target=commits.commit) for _ in range(10)]
+    for follower in followers:
+        follower.start()
+    waiting_for(lambda: len(commits._waiting) == 10)
+    go_on.set()
+    for thread in (leader, *followers):
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    assert len(rounds) == 2
+
+
+def test_nobody_returns_before_a_sync_that_began_after_the_call() -> None:
+    """Each caller notes a number, commits, and finds it in what a sync has covered."""
+    lock = threading.Lock()
+    written: list[int] = []
+    covered: set[int] = set()
+
+    def sync() -> None:
+        with lock:
+            seen = list(written)
+        covered.update(seen)
+
+    commits = GroupCommit(sync)
+    failures: list[int] = []
+
+    def work(first: int) -> None:
+        for number in range(first, first + 200):
+            with lock:
+                written.append(number)
+            commits.commit()
+            if number not in covered:
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(at * 1000,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    assert failures == []
+    assert commits.rounds <= 1600
+
+
+def test_a_failure_reaches_all_that_it_stood_for() -> None:
+    started, go_on = threading.Event(), threading.Event()
+    rounds: list[int] = []
+
+    def sync() -> None:
+        rounds.append(len(rounds))
+        if len(rounds) == 1:
+            started.set()
+            assert go_on.wait(WAIT)
+        else:
+            raise OSError(errno.EIO, "gone")
+
+    commits = GroupCommit(sync)
+    outcomes: list[str] = []
+
+    def work() -> None:
+        try:
+            commits.commit()
+            outcomes.append("durable")
+        except OSError:
+            outcomes.append("failed")
+
+    threads = [threading.Thread(target=work)]
+    threads[0].start()
+    assert started.wait(WAIT)
+    threads += [threading.Thread(target=work) for _ in range(5)]
+    for thread in threads[1:]:
+        thread.start()
+    waiting_for(lambda: len(commits._waiting) == 5)
+    go_on.set()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    assert sorted(outcomes) == ["durable"] + ["failed"] * 5
+    assert len(rounds) == 2
+
+
+def test_after_a_failed_sync_nothing_is_taken_any_more(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = Journal(fs, tmp_path / "journal.jif", Poison())
+    journal.append(b"12345678")
+    fs.fail("fdatasync", errno.EIO)
+    with pytest.raises(StorageError, match="sync failed"):
+        journal.sync()
+    with pytest.raises(WritesRefusedError, match="sync failed"):
+        journal.sync()
+    with pytest.raises(WritesRefusedError):
+        journal.append(b"12345678")
+    with pytest.raises(WritesRefusedError):
+        journal.write(b"12345678")
+    with pytest.raises(WritesRefusedError):
+        journal.grow(1)
+    assert fs.calls["fdatasync"] == 1
+    journal.close()
+
+
+def test_the_name_is_synced_once(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = Journal(fs, tmp_path / "journal.jif", Poison())
+    for _ in range(3):
+        journal.append(b"12345678")
+        journal.sync()
+    assert (fs.calls["fdatasync"], fs.calls["sync_dir"], journal.syncs) == (3, 1, 3)
+    assert journal.synced == 24
+    journal.close()
+
+
+def waiting_for(condition: object) -> None:
+    """Give way to other threads until ``condition`` holds."""
+    assert callable(condition)
+    pause = threading.Event()
+    for _ in range(int(WAIT / 0.002)):
+        if condition():
+            return
+        pause.wait(0.002)
+    raise AssertionError("it never came to that")

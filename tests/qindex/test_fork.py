@@ -1,0 +1,122 @@
+"""A forked child may not use what its parent opened, and does not keep the directory locked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import qindex
+from tests.qindex.support import drain, open_quietly
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+def test_use_in_a_forked_child_raises(tmp_path: Path) -> None:
+    engine = qindex.open(tmp_path, flush_idle=1e6)
+    queue = engine.queue("q")
+    queue.publish_many([b"0", b"1", b"2"])
+    delivery = queue.get(0)
+    assert delivery is not None
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        wrong = []
+        for name, call in (
+            ("publish", lambda: queue.publish(b"x")),
+            ("publish_many", lambda: queue.publish_many([b"x"])),
+            ("get", lambda: queue.get(0)),
+            ("get_many", lambda: queue.get_many(2)),
+            ("ack", delivery.ack),
+            ("nack", delivery.nack),
+            ("peek", queue.peek),
+            ("purge", queue.purge),
+            ("flush", queue.flush),
+            ("sync", queue.sync),
+            ("stats", queue.stats),
+            ("queue", lambda: engine.queue("other")),
+            ("engine.flush", engine.flush),
+        ):
+            try:
+                call()
+                wrong.append(f"{name} did not raise")
+            except qindex.ForkedError as error:
+                if "another process" not in str(error):
+                    wrong.append(f"{name}: {error}")
+            except BaseException as error:
+                wrong.append(f"{name}: {error!r}")
+        engine.close()
+        os.write(writing, repr(wrong).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == "[]"
+    assert os.waitpid(child, 0)[1] == 0
+    delivery.ack()
+    assert queue.publish(b"3") == 3
+    with pytest.raises(qindex.LockedError):
+        qindex.open(tmp_path)
+    engine.close()
+    with open_quietly(tmp_path) as again:
+        assert [body for _, body, _ in drain(again.queue("q"))] == [b"1", b"2", b"3"]
+
+
+def test_a_child_that_outlives_its_parent_keeps_no_lock(tmp_path: Path) -> None:
+    """The parent is killed; the child it forked lives on (as a worker pool's would)."""
+    code = (
+        "import os, sys, threading, qindex\n"
+        "engine = qindex.open(sys.argv[1])\n"
+        "engine.queue('q').publish(b'x')\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print(child, flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    try:
+        os.kill(child, 0)
+        with open_quietly(tmp_path) as engine:
+            assert [body for _, body, _ in drain(engine.queue("q"))] == [b"x"]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path) -> None:
+    engine = open_quietly(tmp_path)
+    queue = engine.queue("q")
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with queue._real_lock, engine._lock:
+            held.set()
+            go_on.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(30)
+    child = os.fork()
+    if not child:
+        try:
+            queue.flush()
+        except qindex.ForkedError:
+            engine.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    holder.join()
+    engine.close()

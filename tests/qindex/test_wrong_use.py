@@ -1,0 +1,434 @@
+"""Wrong use gets a typed, clear error and changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qindex
+from journal.files import RealFileSystem
+from tests.faulty_fs import FaultyFileSystem
+from tests.qindex.support import drain, open_quietly, queue_directory
+
+BAD_BODIES: list[Any] = [bytearray(b"x"), memoryview(b"x"), "text", 5, None, [b"x"]]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: type(body).__name__)
+def test_a_body_that_is_not_bytes(tmp_path: Path, body: Any) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"good")
+        before = files(tmp_path)
+        for wrong in (
+            lambda: queue.publish(body),
+            lambda: queue.publish(body, key="k"),
+            lambda: queue.publish_many([b"good", body]),
+            lambda: queue.publish_many([body], ttl=5),
+        ):
+            with pytest.raises(qindex.UsageError, match="body must be bytes"):
+                wrong()
+        assert files(tmp_path) == before
+        assert queue.publish(b"next") == 1
+        assert len(queue) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"key": 5},
+        {"key": b"bytes"},
+        {"key": "\ud800"},
+        {"headers": 5},
+        {"headers": {5: "x"}},
+        {"headers": {"x": {1, 2}}},
+        {"headers": {"x": 1 << 64}},
+        {"headers": {"x": {(1, 2): 3}}},
+        {"headers": {"x": "\udfff"}},
+        {"properties": [("x", 1)]},
+        {"properties": {"x": object()}},
+        {"ttl": -1},
+        {"ttl": "5"},
+        {"ttl": float("nan")},
+        {"ttl": float("inf")},
+        {"ttl": 1e11},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("queue_ttl", [None, 100.0])
+def test_what_can_not_be_published(
+    tmp_path: Path, arguments: dict[str, Any], queue_ttl: float | None
+) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", message_ttl=queue_ttl)
+        queue.publish(b"good")
+        before = files(tmp_path)
+        with pytest.raises(qindex.UsageError):
+            queue.publish(b"x", **arguments)
+        assert files(tmp_path) == before
+        assert queue.publish(b"next") == 1
+        assert [body for _, body, _ in drain(queue)] == [b"good", b"next"]
+
+
+def test_headers_nested_deeper_than_can_be_read_back(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        taken = 0
+        for depth in (1, 100, 500, 507, 508, 509, 510, 511, 512, 513, 600, 1100, 5000):
+            value: Any = 1
+            for _ in range(depth):
+                value = [value]
+            try:
+                queue.publish(b"%d" % depth, headers={"deep": value})
+            except qindex.UsageError:
+                continue
+            taken += 1
+        assert taken >= 3
+        assert len(drain(queue)) == taken
+
+
+@pytest.mark.parametrize("limit", [10, 100, 254, 300, 100_000])
+def test_a_body_above_the_limit(tmp_path: Path, limit: int) -> None:
+    with open_quietly(tmp_path, max_message_bytes=limit) as engine:
+        queue = engine.queue("q")
+        queue.publish(bytes(limit))
+        for wrong in (
+            lambda: queue.publish(bytes(limit + 1)),
+            lambda: queue.publish(bytes(limit + 1), key="k"),
+            lambda: queue.publish_many([b"", bytes(limit + 1)]),
+        ):
+            with pytest.raises(qindex.UsageError, match="max_message_bytes"):
+                wrong()
+        assert (len(queue), queue.publish(b"")) == (1, 1)
+
+
+BAD_NAMES: list[Any] = ["", "x" * 256, "é" * 128, "\ud800", b"bytes", 5, None]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=lambda name: repr(name)[:20])
+def test_names_that_are_refused(tmp_path: Path, name: Any) -> None:
+    with open_quietly(tmp_path) as engine:
+        for call in (engine.queue, engine.delete_queue):
+            with pytest.raises(qindex.UsageError, match="queue's name"):
+                call(name)
+        assert list((tmp_path / "queues").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 255, "é" * 127, "new\nline", "\nQUEUE: x", "../up", "a/b", "\0", " ", "q.deleted"],
+)
+def test_names_that_are_taken(tmp_path: Path, name: str) -> None:
+    with open_quietly(tmp_path) as engine:
+        engine.queue(name).publish(name.encode())
+        engine.queue("other")
+    with open_quietly(tmp_path) as engine:
+        assert engine.queue_names() == sorted([name, "other"])
+        assert [body for _, body, _ in drain(engine.queue(name))] == [name.encode()]
+        engine.delete_queue(name)
+        assert engine.queue_names() == ["other"]
+    assert len(list((tmp_path / "queues").iterdir())) == 1
+    assert {path.name for path in tmp_path.parent.iterdir()} >= {tmp_path.name}
+
+
+def test_acknowledging_twice(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"0", b"1", b"2"])
+        first, second = queue.get(0), queue.get(0)
+        assert first is not None
+        assert second is not None
+        first.ack()
+        dirty = queue.stats().journal_entries
+        for wrong in (
+            first.ack,
+            first.nack,
+            lambda: queue.ack(first),
+            lambda: queue.nack(first),
+            lambda: queue.ack_many([second, first]),
+            lambda: queue.ack_many([second, second]),
+            lambda: queue.ack_many(iter([first])),
+        ):
+            with pytest.raises(qindex.UsageError, match=r"settled already|twice"):
+                wrong()
+        assert queue.stats().journal_entries == dirty
+        assert queue.stats().unacked == 1
+        second.ack()
+        assert len(queue) == 1
+
+
+def test_acknowledging_after_the_segment_is_gone(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"x"] * 9)
+        batch = queue.get_many(8)
+        first = batch[0]
+        queue.ack_many(batch)
+        queue.flush()
+        for wrong in (first.ack, lambda: queue.ack(batch[3]), lambda: queue.ack_many(batch)):
+            with pytest.raises(qindex.UsageError, match="settled already"):
+                wrong()
+        assert len(queue) == 1
+
+
+def test_a_stale_delivery_after_requeue(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        stale = queue.get(0)
+        assert stale is not None
+        stale.nack()
+        fresh = queue.get(0)
+        assert fresh is not None
+        for wrong in (stale.ack, stale.nack, lambda: queue.ack(stale)):
+            with pytest.raises(qindex.UsageError, match="settled already"):
+                wrong()
+        fresh.ack()
+        assert (len(queue), queue.stats().unacked) == (0, 0)
+
+
+def test_a_delivery_of_another_queue(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        mine, other = engine.queue("mine"), engine.queue("other")
+        for queue in (mine, other):
+            queue.publish_many([b"0", b"1"])
+        foreign, own = other.get(0), mine.get(0)
+        assert foreign is not None
+        assert own is not None
+        calls: list[Callable[[], object]] = [
+            lambda: mine.ack(foreign),
+            lambda: mine.nack(foreign),
+            lambda: mine.ack_many([own, foreign]),
+            lambda: mine.ack_many(other.get_many(1)),
+        ]
+        for wrong in calls:
+            with pytest.raises(qindex.UsageError, match="belongs to queue 'other'"):
+                wrong()
+        assert mine.stats().unacked == 1
+        foreign.ack()
+        own.ack()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda queue: queue.get_many(0),
+        lambda queue: queue.get_many(1.5),
+        lambda queue: queue.peek(-1),
+        lambda queue: next(queue.consume(prefetch=0)),
+        lambda queue: queue.ack_up_to("5"),
+        lambda queue: queue.ack_up_to(True),
+    ],
+)
+def test_numbers_that_make_no_sense(
+    tmp_path: Path, wrong: Callable[[qindex.Queue], object]
+) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        with pytest.raises(qindex.UsageError):
+            wrong(queue)
+        assert (len(queue), queue.stats().unacked) == (1, 0)
+
+
+BAD_OPTIONS: list[dict[str, Any]] = [
+    {"durability": "sometimes"},
+    {"record_format": "xml"},
+    {"max_journal_entries": 0},
+    {"max_journal_entries": "many"},
+    {"flush_idle": 0},
+    {"flush_idle": float("nan")},
+    {"memory_budget": 1},
+    {"embed_below": -1},
+    {"max_message_bytes": 1 << 32},
+    {"segment_entry_count": 0},
+    {"segment_entry_count": 16_385},
+    {"segment_entry_count": 2.5},
+    {"no_such_option": 1},
+]
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=repr)
+def test_options_that_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(qindex.UsageError, match=next(iter(options))):
+        qindex.open(tmp_path / "store", **options)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("ttl", [-1, "5", float("nan"), 1e11])
+def test_a_ttl_that_makes_no_sense_for_a_queue(tmp_path: Path, ttl: Any) -> None:
+    with open_quietly(tmp_path) as engine:
+        with pytest.raises(qindex.UsageError, match="message_ttl"):
+            engine.queue("q", message_ttl=ttl)
+        assert engine.queue_names() == []
+
+
+def test_after_close_everything_says_so(tmp_path: Path) -> None:
+    engine = open_quietly(tmp_path)
+    queue = engine.queue("q")
+    queue.publish_many([b"0", b"1"])
+    batch = queue.get_many(1)
+    delivery = queue.get(0)
+    assert delivery is not None
+    engine.close()
+    engine.close()
+    for call in (
+        lambda: queue.publish(b"x"),
+        lambda: queue.publish(b"x", key="k"),
+        lambda: queue.publish_many([b"x"]),
+        lambda: queue.publish_many([]),
+        lambda: queue.get(0),
+        lambda: queue.get_many(5),
+        lambda: next(queue.consume()),
+        lambda: queue.ack_many(batch),
+        lambda: queue.ack_up_to(5),
+        delivery.ack,
+        delivery.nack,
+        queue.peek,
+        queue.purge,
+        queue.stats,
+        queue.sync,
+        queue.flush,
+        lambda: engine.queue("q"),
+        lambda: engine.delete_queue("q"),
+        engine.stats,
+        engine.sync,
+        engine.flush,
+        engine.queue_names,
+    ):
+        with pytest.raises(qindex.ClosedError, match="closed"):
+            call()
+    with open_quietly(tmp_path) as again:
+        assert len(again.queue("q")) == 2
+
+
+def test_after_the_queue_was_deleted(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        engine.delete_queue("q")
+        for call in (lambda: queue.publish(b"x"), lambda: queue.get(0), queue.flush, queue.sync):
+            with pytest.raises(qindex.ClosedError, match="was deleted"):
+                call()
+        with pytest.raises(qindex.UsageError, match="there is no queue 'q'"):
+            engine.delete_queue("q")
+        assert not queue_directory(tmp_path, "q").exists()
+        assert engine.queue("q").publish(b"new") == 0
+
+
+def test_opening_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises((qindex.NotAStoreError, qindex.StorageError), match="file"):
+            qindex.open(path)
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        (["readme.txt"], "neither"),
+        (["queues/"], "RabbitMQ directory"),
+        ([".vhost"], "RabbitMQ directory"),
+        (["msg_stores/"], "RabbitMQ node"),
+        (["mnesia/"], "RabbitMQ node"),
+        (["qindex.lock", "photo.jpg"], "neither"),
+    ],
+)
+def test_opening_a_directory_of_something_else(
+    tmp_path: Path, names: list[str], match: str
+) -> None:
+    for name in names:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_bytes(b"mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(qindex.NotAStoreError, match=match):
+        qindex.open(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_second_writer_gets_the_pid_of_the_first(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        with pytest.raises(qindex.LockedError) as caught:
+            qindex.open(tmp_path)
+        assert caught.value.pid == os.getpid()
+        code = "import qindex, sys\ntry:\n qindex.open(sys.argv[1])\n"
+        code += "except qindex.LockedError as error:\n print(error.pid)"
+        other = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True, text=True
+        )
+        assert other.stdout.strip() == str(os.getpid())
+        engine.queue("q").publish(b"still mine")
+    qindex.open(tmp_path).close()
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES])
+def test_a_directory_that_can_not_be_written(tmp_path: Path, error: int) -> None:
+    with open_quietly(tmp_path) as engine:
+        engine.queue("q").publish(b"x")
+    before = files(tmp_path)
+
+    class ReadOnly(RealFileSystem):
+        def __init__(self) -> None:
+            real = RealFileSystem.open
+
+            def refuse(path: str, flags: int, mode: int = 0o666) -> int:
+                if flags & (os.O_WRONLY | os.O_RDWR):
+                    raise OSError(error, os.strerror(error), path)
+                return real(path, flags, mode)
+
+            self.open = refuse  # type: ignore[assignment]
+
+    with pytest.raises(qindex.StorageError, match=os.strerror(error)) as caught:
+        qindex.open(tmp_path, fs=ReadOnly())
+    assert caught.value.errno == error
+    assert files(tmp_path) == before
+    with open_quietly(tmp_path) as engine:
+        assert len(engine.queue("q")) == 1
+
+
+def test_the_system_refuses_while_opening(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        engine.queue("q").publish(b"x")
+    for operation in ("listdir", "open", "unlink", "fstat", "pread", "sync_dir"):
+        fs = FaultyFileSystem()
+        fs.fail(operation, errno.EIO)
+        with pytest.raises(qindex.StorageError):
+            qindex.open(tmp_path, fs=fs)
+        # The lock is free again, and nothing is lost.
+        with open_quietly(tmp_path) as engine:
+            assert len(engine.queue("q")) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\x81", b"not msgpack at all", b"\x80", bytes(60)])
+def test_a_marker_of_something_else(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "qindex.store").write_bytes(content)
+    with pytest.raises(qindex.NotAStoreError, match="not the marker"):
+        qindex.open(tmp_path)
+
+
+def test_deliveries_that_are_none(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        nonsense: Any
+        for nonsense in (None, 5, b"x"):
+            with pytest.raises(qindex.UsageError, match="not a delivery"):
+                queue.ack(nonsense)
+            with pytest.raises(qindex.UsageError, match="not a delivery"):
+                queue.nack(nonsense)
+            with pytest.raises(qindex.UsageError, match="not a delivery"):
+                queue.ack_many([nonsense])
+        assert len(queue) == 1
