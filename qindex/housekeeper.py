@@ -80,13 +80,13 @@ class Housekeeper:
     def _is_time(self, queue: QueueCore) -> bool:
         """Tell whether a queue that asked should be flushed now: its burst has ended, or its
         journal has grown too far to wait for that."""
-        if not queue.is_due():
+        if not queue._is_due():
             del self._asked[queue]
             return False
-        actions, before = queue.actions(), self._asked[queue]
+        actions, before = queue._actions(), self._asked[queue]
         self._asked[queue] = actions
         burst = before is None or actions - before > _BURST_ACTIONS
-        return not (burst and queue.can_wait())
+        return not (burst and queue._can_wait())
 
     def _due(self) -> list[QueueCore]:
         """Find idle queues, and the fullest when the budget is exceeded."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from journal import format as journal_format
 from journal.format import DELIVER, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
 from journal.replay import Walk, walk_journal
@@ -11,11 +14,14 @@ from qindex.sound_read import Data, Layout
 
 __all__ = ["journal_layout", "segment_layout"]
 
+I64 = npt.NDArray[np.int64]
+
 _MAX_EMBEDDED = (1 << 32) - 1
 
 
 def journal_layout(seq_limit: int) -> Layout:
-    """Lay out a journal whose queue has given out no seq_id above ``seq_limit``."""
+    """Lay out a journal whose queue has given out no seq_id above ``seq_limit``: one of ours,
+    where a limit is known."""
 
     def walk(data: Data, start: int, stop: int, max_records: int) -> Walk:
         return walk_journal(data, start, stop, seq_limit=seq_limit, max_records=max_records)
@@ -35,11 +41,15 @@ def journal_layout(seq_limit: int) -> Layout:
         read_head,
         first_seq=0,
         end_seq=seq_limit + 1,
+        ids_vouch=seq_limit < journal_format.MAX_SEQ_ID,
     )
 
 
-def segment_layout(number: int, entry_count: int) -> Layout:
-    """Lay out segment ``number`` of a queue with ``entry_count`` entries a segment."""
+def segment_layout(number: int, entry_count: int, elsewhere: I64 | None = None) -> Layout:
+    """Lay out segment ``number`` of a queue with ``entry_count`` entries a segment.
+
+    ``elsewhere``: seq_ids that the queue's journal, which is ours, publishes too.
+    """
     first_seq = number * entry_count
 
     def walk(data: Data, start: int, stop: int, max_records: int) -> Walk:
@@ -75,4 +85,5 @@ def segment_layout(number: int, entry_count: int) -> Layout:
         read_head,
         first_seq=first_seq,
         end_seq=first_seq + entry_count,
+        elsewhere=elsewhere,
     )

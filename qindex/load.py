@@ -164,16 +164,23 @@ def stored_entries(
 
 
 def scan_segment(
-    path: str, data: Data, number: int, entry_count: int, verified: bool = False
+    path: str,
+    data: Data,
+    number: int,
+    entry_count: int,
+    verified: bool = False,
+    elsewhere: I64 | None = None,
 ) -> SegmentScan:
     """Scan the bytes of one segment file. Never raises on any bytes.
 
     ``verified``: checksums of all its bytes were found to hold; those of records are not taken.
+    ``elsewhere``: see :func:`qindex.layouts.segment_layout`.
     """
     filed = np.zeros(entry_count, np.uint8)
     offsets = np.full(entry_count, -1, np.int64)
     lengths = np.full(entry_count, -1, np.int64)
-    reading = read_soundly(path, data, segment_layout(number, entry_count), verified)
+    layout = segment_layout(number, entry_count, elsewhere)
+    reading = read_soundly(path, data, layout, verified)
     walk, findings = reading.walk, reading.findings
     rels = walk.seqs - number * entry_count
     publishes = walk.kinds < DELIVER
@@ -261,10 +268,13 @@ def load_queue(
     loaded.journal_size = reading.walk.end
     loaded.journal_records = len(reading.walk)
     touched = set(np.unique(reading.walk.seqs // entry_count).tolist())
+    # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
+    published = reading.walk.seqs[reading.walk.kinds < DELIVER]
+    elsewhere = published if seq_limit < SEQ_MASK else None
     for name in sorted(fs.listdir(directory)):
         number = file_number(name)
         if number is not None:
-            _load_segment(fs, loaded, name, number, keep=number in touched)
+            _load_segment(fs, loaded, name, number, keep=number in touched, elsewhere=elsewhere)
     _merge(loaded, journal_path, reading)
     loaded.stored = [
         (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
@@ -280,12 +290,18 @@ def _no_journal() -> JournalEntries:
 
 
 def _load_segment(
-    fs: FileSystem, loaded: LoadedQueue, name: str, number: int, *, keep: bool
+    fs: FileSystem,
+    loaded: LoadedQueue,
+    name: str,
+    number: int,
+    *,
+    keep: bool,
+    elsewhere: I64 | None,
 ) -> None:
     path = os.path.join(loaded.directory, name)
     findings: list[Finding] = []
     healed = read_healed(fs, path, findings)
-    scan = scan_segment(path, healed.data, number, loaded.entry_count, healed.whole)
+    scan = scan_segment(path, healed.data, number, loaded.entry_count, healed.whole, elsewhere)
     findings += scan.findings
     if findings:
         loaded.findings += findings

@@ -21,6 +21,7 @@ from qindex import record_format
 from qindex.entries import decode_any
 from qindex.message import Message
 from qindex.options import Options
+from qindex.stored_id import COUNTS, RUN_SIZE, make_id
 
 __all__ = [
     "PERSISTENT_DIRECTORY",
@@ -77,8 +78,8 @@ class Messages:
         self._lock = threading.Lock()
         self._persistent: MessageStore | None = None
         self._transient: MessageStore | None = None
-        self._id_high = os.urandom(8)
-        self._id_low = itertools.count()
+        self._run = os.urandom(RUN_SIZE)
+        self._count = itertools.count()
         self.findings: list[Finding] = []
         self.missing: set[bytes] = set(references or ())
         self.miscounted = False
@@ -130,10 +131,13 @@ class Messages:
         """Whether any message is, or was since open, in a message store."""
         return self._persistent is not None or self._transient is not None
 
-    def new_id(self) -> bytes:
-        """Give a message id that no other message has: eight random bytes of this run, and a
-        count."""
-        return self._id_high + next(self._id_low).to_bytes(8, "big")
+    def new_id(self, size: int) -> bytes:
+        """Give an id for a message with a body of ``size`` bytes, that no other message has; see
+        :mod:`qindex.stored_id`."""
+        count = next(self._count)
+        if count and not count % COUNTS:
+            self._run = os.urandom(RUN_SIZE)
+        return make_id(self._run, count % COUNTS, size)
 
     def write(self, items: list[tuple[bytes, bytes, int]], *, persistent: bool) -> None:
         """Store records: (message id, record, references) of each. In the operating system on

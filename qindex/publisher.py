@@ -196,7 +196,7 @@ class Publisher(QueueCore):
     def _prepared(self, message: Message, persistent: bool) -> Prepared:
         """Encode a message, and decide where its record goes."""
         size = len(message.body)
-        msg_id = self._new_id()
+        msg_id = os.urandom(16) if self._messages is None else self._messages.new_id(size)
         if self._options.record_format == "qindex":
             record = encode_record(message)
             if self._messages is None or len(record) < self._options.embed_below:
@@ -210,9 +210,6 @@ class Publisher(QueueCore):
         if self._messages is None or len(record) < self._options.embed_below:
             return Prepared(msg_id, size, record, None, sealed=True)
         return Prepared(msg_id, size, b"", record, sealed=True)
-
-    def _new_id(self) -> bytes:
-        return os.urandom(16) if self._messages is None else self._messages.new_id()
 
     def _store_records(
         self, items: Sequence[Prepared], references: int, persistent: bool

@@ -288,15 +288,15 @@ class QueueCore:
             },
         )
 
-    def actions(self) -> int:
+    def _actions(self) -> int:
         """Count what was done to the queue since it was opened; no lock, of about this moment."""
         return self._index.actions
 
-    def is_due(self) -> bool:
+    def _is_due(self) -> bool:
         """Tell whether the journal has more actions than it may."""
         return self._index.dirty > self._max_dirty
 
-    def can_wait(self) -> bool:
+    def _can_wait(self) -> bool:
         """Tell whether a flush that is due may wait for a burst of actions to end."""
         return self._index.dirty < self._max_dirty * _BURST_FACTOR
 

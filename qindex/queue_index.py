@@ -523,6 +523,8 @@ class QueueIndex:
                 offsets = positions[rel - first : rel - first + self.entry_count - rel]
                 plans.append(plan_segment(segment, rel, offsets))
         if not plans and not front:
+            # Deliveries of what had been delivered before count as actions, and write nothing.
+            self._actions_flushed = self.actions
             return None
         return FlushPlan(
             self.directory, self.journal.map, front, self.actions, self.next_seq, plans

@@ -257,7 +257,8 @@ class QueueView:
         count = self._rules.entry_count
         findings: list[Finding] = []
         healed = read_healed(self._fs, path, findings, data)
-        scan = scan_segment(path, healed.data, number, count, healed.whole)
+        elsewhere = None if self._rules.repeats_are_damage else self._seqs
+        scan = scan_segment(path, healed.data, number, count, healed.whole, elsewhere)
         findings += scan.findings
         if findings and not has_moved_on(self._fs, directory, pinned, findings):
             self._find(findings)

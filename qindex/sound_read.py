@@ -10,6 +10,7 @@ sound record is looked for and the walk goes on there:
 3. *The record is lost, its frame holds*: behind it stand whole records (delivers, acks, entries
    whose message is in the message store) up to the next sound publish record. They are kept.
 4. *A deliver or ack is damaged*: the same, one step further.
+   So with an entry whose message is in the message store.
 5. Otherwise all bytes up to the next sound publish record are lost.
 
 Each place is reported (:class:`journal.findings.Finding`), with its cause: a tail that is torn or
@@ -22,12 +23,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from journal.findings import Cause, Finding
 from journal.format import DELIVER, PAYLOAD, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
 from journal.replay import Ending, Walk, join_walks
 from qindex.checks import correct_bit, correct_head, publish_starts, sound_publishes
 from qindex.record_format import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedded_length
+from qindex.stored_id import sound_ids
 
 __all__ = ["Layout", "Patch", "Reading", "read_soundly"]
 
@@ -37,6 +40,12 @@ _MAX_CORRECTED = 8 << 10
 _PAGE = 4096
 _MAX_APPEND = 64 << 10
 _NO_CHECK = bytes(CHECK_SIZE)
+_BARE = "damaged entry"
+_LAST_OF_SIZE = 27
+"""Where the last byte of the size stands, from the message id on."""
+
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 Data = bytes | bytearray
 Patch = tuple[int, bytes]
@@ -52,6 +61,9 @@ class Layout:
     ``pack_head(kind, seq_id)`` gives the first bytes of a publish record, and
     ``read_head(data, offset)`` the kind and seq_id that stand there, whatever they are.
     ``first_seq``: the lowest seq_id that may stand in the file; ``end_seq`` is behind the highest.
+    ``ids_vouch``: entries without an embedded record come from us, so that their ids
+    (:mod:`qindex.stored_id`) tell sound ones. ``elsewhere``: seq_ids whose entries are to be had
+    from another file, if they are not sound here.
     """
 
     head_size: int
@@ -61,6 +73,8 @@ class Layout:
     read_head: Callable[[Data, int], tuple[int, int]]
     first_seq: int
     end_seq: int
+    ids_vouch: bool = False
+    elsewhere: I64 | None = None
 
     @property
     def payload_at(self) -> int:
@@ -106,6 +120,8 @@ class _Reader:
         self._pieces: list[Walk] = []
         self._findings: list[Finding] = []
         self._patches: list[Patch] = []
+        self._published: list[I64] = []
+        self._highest = -1
         # Behind the last publish record known to be sound; bytes before it are not doubted.
         self._floor = 0
         self._last_seq = -1
@@ -134,7 +150,8 @@ class _Reader:
                 nominal_end = anomaly + int(walk.lengths[bad])
             if self._is_zero_tail(anomaly):
                 break
-            resume = self._resume(anomaly, nominal_end)
+            bare = nominal_end is not None and nominal_end - anomaly == self._layout.head_size
+            resume = self._resume(anomaly, nominal_end, bare)
             position = self._report(resume, walk.ending if bad is None else None)
             if resume.patch is None:
                 # What lies before is judged: a later search must not go back into it.
@@ -154,13 +171,38 @@ class _Reader:
             words,
             walk.lengths[publishes] - self._layout.head_size,
         )
+        bare = np.flatnonzero(walk.lengths[publishes] == self._layout.head_size)
+        if len(bare):
+            offsets = walk.offsets[publishes] + self._layout.payload_at
+            sound[bare] = self._bare_sound(walk.seqs[publishes], bare, offsets[bare])
         wrong = publishes[~sound]
         return int(wrong[0]) if len(wrong) else None
+
+    def _bare_sound(self, seqs: I64, bare: I64, payloads: I64) -> Bools:
+        """Tell which of the publish records with these ``seqs`` that embed no record (``bare``:
+        indexes) can be believed. A torn one has the seq_id of another, or no id."""
+        holds = sound_ids(self._data, payloads)
+        chosen = seqs[bare]
+        if self._layout.ids_vouch:
+            # A journal's seq_ids rise; a publish that failed may have left its seq_id to the next.
+            before = np.maximum.accumulate(np.concatenate(([self._highest], seqs)))[bare]
+            vouched: Bools = holds & (chosen >= before)
+            return vouched
+        first = np.unique(seqs, return_index=True)
+        again = first[1][np.searchsorted(first[0], chosen)] < bare
+        for earlier in self._published:
+            again |= np.isin(chosen, earlier)
+        if self._layout.elsewhere is not None:
+            again |= np.isin(chosen, self._layout.elsewhere)
+        believed: Bools = holds | ~again
+        return believed
 
     def _keep(self, walk: Walk) -> None:
         self._pieces.append(walk)
         publishes = np.flatnonzero(walk.kinds < DELIVER)
         if len(publishes):
+            self._published.append(walk.seqs[publishes])
+            self._highest = max(self._highest, int(walk.seqs[publishes].max()))
             last = publishes[-1]
             self._floor = int(walk.offsets[last] + walk.lengths[last])
             self._last_seq = int(walk.seqs[last])
@@ -177,11 +219,11 @@ class _Reader:
             self._find(offset, length, Cause.CRASH, "zero-filled tail", "nothing is lost")
         return True
 
-    def _resume(self, anomaly: int, nominal_end: int | None) -> _Resume:
+    def _resume(self, anomaly: int, nominal_end: int | None, bare: bool) -> _Resume:
         layout, data = self._layout, self._data
         limit = len(data)
         inside = 0
-        if nominal_end is not None:
+        if nominal_end is not None and not bare:
             fixed = self._corrected(anomaly, nominal_end)
             if fixed is not None:
                 return _Resume(anomaly, anomaly, "one flipped bit in a publish record", fixed)
@@ -203,7 +245,9 @@ class _Reader:
             limit = start
             break
         ends = [(anomaly + layout.step_size, "damaged deliver or ack record")]
-        if nominal_end is not None:
+        if bare and nominal_end is not None:
+            ends.insert(0, (nominal_end, _BARE))
+        elif nominal_end is not None:
             # Where no message record stands, a deliver or ack was made to look like a publish,
             # which would swallow those behind it.
             is_publish = self._unlike_ours(anomaly) <= 1 or self._is_term(anomaly)
@@ -297,6 +341,9 @@ class _Reader:
         elif unfinished:
             what = "an append that was cut short"
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, "it never returned")
+        elif resume.what == _BARE and self._is_torn(lost):
+            what = "an entry that did not reach the disk in whole"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, "dropped: it was not synced")
         elif self._is_unsealed(resume.lost_from):
             what = "a publish that was interrupted before its checksum was written"
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, "it never returned")
@@ -311,6 +358,13 @@ class _Reader:
                 "its message is lost" if resume.what != "no record" else "what stood there is lost",
             )
         return resume.at
+
+    def _is_torn(self, lost: Data) -> bool:
+        """Tell whether an entry lacks its beginning or its end: zeros stand there."""
+        payload_at = self._layout.payload_at
+        head, last = lost[:payload_at], lost[payload_at + _LAST_OF_SIZE]
+        ids = sound_ids(lost, np.array([payload_at], np.int64))
+        return not any(head) or not last or bool(ids[0])
 
     def _nothing_from(self, offset: int) -> bool:
         """Tell whether the file ends here, or nothing but zeros follows."""

@@ -22,6 +22,9 @@ _MOST_READY = 2500
 
 
 def open_ours(directory: Path, **options: Any) -> qindex.Engine:
+    # A node looks at the sizes of body and properties, ours at that of the record around them:
+    # here all that a node would embed is to be embedded.
+    options.setdefault("embed_below", 8192)
     engine: qindex.Engine = qindex.open(
         directory, record_format="rabbitmq", vhost="/", segment_entry_count=ENTRIES, **options
     )

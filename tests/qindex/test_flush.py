@@ -429,3 +429,17 @@ def test_a_failing_flush_in_the_background_is_tried_again(tmp_path: Path) -> Non
         queue.publish(b"x")
         until(lambda: queue.stats().flushes)
         assert len(drain(queue)) == 1
+
+
+def test_deliveries_that_wrote_nothing_are_flushed_too(tmp_path: Path) -> None:
+    """They count as actions; counted for ever, they would have each call try a flush."""
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"x"] * 5)
+        queue.get_many(5)
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        assert all(one.redelivered for one in queue.get_many(5))
+        assert (queue.stats().journal_entries, queue.stats().journal_bytes) == (5, 0)
+        queue.flush()
+        assert queue.stats().journal_entries == 0

@@ -156,9 +156,9 @@ def test_a_directory_of_a_node(caplog: pytest.LogCaptureFixture) -> None:
         assert (len(queue), queue.stats().ready, queue.stats().unacked) == (20, 20, 0)
         with caplog.at_level(logging.WARNING, "qindex.read_only"):
             shown = list(queue)
-    # The others are in the message store.
-    assert len(shown) == 10
-    assert len(caplog.records) == 10
+    # Half of them are in the message store.
+    assert len(shown) == 20
+    assert not caplog.records
     assert shown[0].properties["expiration"] == "314000000001"
     assert repr(queue) == "<ReadOnlyQueue 'qg.exp'>"
     assert repr(engine) == f"<ReadOnlyEngine {str(store.vhost_dir)!r}>"

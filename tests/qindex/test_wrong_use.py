@@ -56,7 +56,7 @@ def test_a_body_that_is_not_bytes(tmp_path: Path, body: Any) -> None:
         {"headers": {"x": {(1, 2): 3}}},
         {"headers": {"x": "\udfff"}},
         {"properties": [("x", 1)]},
-        {"properties": {"x": object()}},
+        {"properties": {"x": Ellipsis}},
         {"ttl": -1},
         {"ttl": "5"},
         {"ttl": float("nan")},
