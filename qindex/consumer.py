@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import DamageError, UsageError
+from journal.findings import Cause, Finding
 from journal.format import ACK, DELIVER, TYPE_SHIFT
 from msgstore.errors import MissingMessageError
 from qindex.delivery import Batch, BatchDelivery, Delivery
@@ -159,7 +160,9 @@ class Consumer(QueueCore):
         try:
             if extra.corrected:
                 path, offset = index.where(seq)
-                _log.warning("%s: at offset %d: one flipped bit, corrected", path, offset)
+                what, consequence = "one flipped bit", "corrected from the checksum: none lost"
+                index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence)])
+                extra = replace(extra, corrected=False)
             if extra.expiry and extra.expiry <= time_ns() // 1000:
                 self._drop_one(seq, extra)
                 return None
@@ -215,6 +218,8 @@ class Consumer(QueueCore):
             self._give_back(seq, b"", entry)
             raise
         what = f"the message with seq_id {seq} is damaged: {entry.damage}"
+        finding = Finding(path, offset, 0, Cause.DAMAGE, what, "set aside in quarantine")
+        self._index.report([finding])
         error = DamageError(path, offset, what)
         _log.error("%s", error)
         raise error

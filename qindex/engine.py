@@ -57,7 +57,8 @@ _MAX_NAME_BYTES = 255
 class Engine:
     """An open store. Made by :func:`qindex.open`; a context manager that closes itself.
 
-    ``findings``: what recovery met when the store was opened, if it had not been closed cleanly.
+    ``findings``: what recovery met when the store was opened, if it had not been closed cleanly,
+    and what damage was met since.
     """
 
     def __init__(self, directory: str, options: Options, fs: FileSystem) -> None:
@@ -202,6 +203,7 @@ class Engine:
             next_seq=resting.next_seq,
             seq_file=seq_file,
         )
+        index.findings = self.findings
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
         return Queue(

@@ -98,6 +98,7 @@ class Housekeeper:
             dirty, next_seq, held = queue.unflushed()
             if not dirty:
                 continue
+            queue._seal()
             total += held
             if held > fullest[0]:
                 fullest = (held, queue)

@@ -149,6 +149,12 @@ class QueueCore:
         if index.dirty > self._max_dirty:
             self._flush_due()
 
+    def _seal(self) -> None:
+        """Take checksums of all that was appended; the housekeeper calls it now and then."""
+        with self._real_lock:
+            if not isinstance(self._lock, RefusingLock):
+                self._index.journal.seal()
+
     def _flush_due(self) -> None:
         """See to a flush: the journal has more actions than it may. Lock held.
 

@@ -114,6 +114,8 @@ class QueueIndex:
         self.segments = SortedDict(segments)
         self.seq_file = seq_file
         self.next_seq = next_seq
+        self.findings: list[Finding] = []
+        """What was met since the queue was opened; the engine puts its own list here."""
         self.taken = 0
         self.acks = 0
         self.nacks = 0
@@ -187,8 +189,7 @@ class QueueIndex:
         path, scan = self._scan(segment)
         segment.load(scan.filed, scan.offsets, scan.lengths)
         segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
-        for finding in scan.findings:
-            _log.warning("%s", finding)
+        self.report(scan.findings)
         if segment.unacked != unacked:
             self._live_before += segment.unacked - unacked
             self.lost_entries = True
@@ -197,6 +198,12 @@ class QueueIndex:
                 quarantine_findings(self.fs, scan.findings)
                 at, what = scan.findings[0].offset, f"{scan.findings[0].what}; {what}"
             raise DamageError(path, at, what)
+
+    def report(self, findings: Sequence[Finding]) -> None:
+        """Tell the user of damage that was met while the queue is open."""
+        for finding in findings:
+            _log.warning("%s", finding)
+        self.findings += findings
 
     def _scan(self, segment: Segment) -> tuple[str, SegmentScan]:
         path = os.path.join(self.directory, file_name(segment.number))

@@ -159,7 +159,7 @@ def test_a_directory_of_a_node(caplog: pytest.LogCaptureFixture) -> None:
     # Half of them are in the message store.
     assert len(shown) == 20
     assert not caplog.records
-    assert shown[0].properties["expiration"] == "314000000001"
+    assert "314000000001" in {one.properties["expiration"] for one in shown}
     assert repr(queue) == "<ReadOnlyQueue 'qg.exp'>"
     assert repr(engine) == f"<ReadOnlyEngine {str(store.vhost_dir)!r}>"
 
