@@ -28,10 +28,11 @@ from journal.format import (
     TYPE_SHIFT,
 )
 
-__all__ = ["Ending", "Walk", "join_walks", "walk_journal"]
+__all__ = ["Ending", "RecordColumns", "Walk", "join_walks", "walk_journal"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
 
 _ZERO_HEAD = bytes(PUBLISH_HEAD_SIZE)
 _RUN_PROBE = 32
@@ -77,6 +78,53 @@ class Walk:
         )
 
 
+class RecordColumns:
+    """What a walk has met so far: head (its first bytes as a number), offset and length of each
+    record; single ones in lists, runs of records as arrays."""
+
+    __slots__ = ("_heads", "_length", "_lengths", "_offsets", "_parts")
+
+    def __init__(self) -> None:
+        self._heads: list[int] = []
+        self._offsets: list[int] = []
+        self._lengths: list[int] = []
+        self._parts: list[tuple[U64, I64, I64]] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def put(self, head: int, offset: int, length: int) -> None:
+        """Add one record."""
+        self._heads.append(head)
+        self._offsets.append(offset)
+        self._lengths.append(length)
+        self._length += 1
+
+    def put_run(self, heads: U64, offset: int, length: int) -> None:
+        """Add a run of records of one length; the first stands at ``offset``."""
+        self._put_singles()
+        count = len(heads)
+        offsets = np.arange(offset, offset + count * length, length, dtype=np.int64)
+        self._parts.append((heads, offsets, np.full(count, length, np.int64)))
+        self._length += count
+
+    def _put_singles(self) -> None:
+        if self._heads:
+            heads = np.array(self._heads, np.uint64)
+            offsets, lengths = np.array(self._offsets, np.int64), np.array(self._lengths, np.int64)
+            self._parts.append((heads, offsets, lengths))
+            self._heads, self._offsets, self._lengths = [], [], []
+
+    def finish(self) -> tuple[U64, I64, I64]:
+        """Give heads, offsets and lengths of all records."""
+        self._put_singles()
+        if not self._parts:
+            return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64)
+        heads, offsets, lengths = zip(*self._parts, strict=True)
+        return np.concatenate(heads), np.concatenate(offsets), np.concatenate(lengths)
+
+
 def walk_journal(
     data: ReadBuffer,
     start: int = 0,
@@ -94,33 +142,15 @@ def walk_journal(
     """
     view = memoryview(data)[:stop]
     size = len(view)
-    kinds: list[U8] = []
-    seqs: list[I64] = []
-    offsets: list[I64] = []
-    lengths: list[I64] = []
-    one_kind: list[int] = []
-    one_seq: list[int] = []
-    one_offset: list[int] = []
-    one_length: list[int] = []
-
-    def put_singles() -> None:
-        if one_kind:
-            kinds.append(np.array(one_kind, np.uint8))
-            seqs.append(np.array(one_seq, np.int64))
-            offsets.append(np.array(one_offset, np.int64))
-            lengths.append(np.array(one_length, np.int64))
-            for column in (one_kind, one_seq, one_offset, one_length):
-                column.clear()
-
+    columns = RecordColumns()
     unpack_word = ACTION_WORD.unpack_from
     unpack_head = PUBLISH_HEAD.unpack_from
     position = start
     same_length = 0
     previous_length = 0
     ending = Ending.END
-    taken = 0
     while position < size:
-        if taken + len(one_kind) >= max_records:
+        if len(columns) >= max_records:
             ending = Ending.PAUSE
             break
         left = size - position
@@ -146,10 +176,7 @@ def walk_journal(
         if seq > seq_limit:
             ending = Ending.LIMIT
             break
-        one_kind.append(kind)
-        one_seq.append(seq)
-        one_offset.append(position)
-        one_length.append(length)
+        columns.put(word, position, length)
         position += length
         same_length = same_length + 1 if length == previous_length else 0
         previous_length = length
@@ -157,24 +184,13 @@ def walk_journal(
             same_length = 0
             count = _run_length(view, position, length, kind, seq + 1, seq_limit)
             if count:
-                taken += len(one_kind) + count
-                put_singles()
-                kinds.append(np.full(count, kind, np.uint8))
-                seqs.append(np.arange(seq + 1, seq + 1 + count, dtype=np.int64))
-                offsets.append(
-                    np.arange(position, position + count * length, length, dtype=np.int64)
-                )
-                lengths.append(np.full(count, length, np.int64))
+                words = np.arange(word + 1, word + 1 + count, dtype=np.uint64)
+                columns.put_run(words, position, length)
                 position += count * length
-    put_singles()
-    return Walk(
-        np.concatenate(kinds) if kinds else np.empty(0, np.uint8),
-        np.concatenate(seqs) if seqs else np.empty(0, np.int64),
-        np.concatenate(offsets) if offsets else np.empty(0, np.int64),
-        np.concatenate(lengths) if lengths else np.empty(0, np.int64),
-        position,
-        ending,
-    )
+    words, offsets, lengths = columns.finish()
+    kinds = (words >> np.uint64(TYPE_SHIFT)).astype(np.uint8)
+    seqs = (words & np.uint64(SEQ_MASK)).astype(np.int64)
+    return Walk(kinds, seqs, offsets, lengths, position, ending)
 
 
 def _run_length(

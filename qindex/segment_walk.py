@@ -7,11 +7,10 @@ one length taken at once, and no verdict on what is damaged (:mod:`qindex.segmen
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from journal.files import ReadBuffer
 from journal.format import DELIVER, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
-from journal.replay import Ending, Walk
+from journal.replay import Ending, RecordColumns, Walk
 from qindex.segment_format import (
     NEXT_STEP,
     PERSISTENT,
@@ -24,9 +23,6 @@ from qindex.segment_format import (
 
 __all__ = ["walk_segment"]
 
-U8 = npt.NDArray[np.uint8]
-U16 = npt.NDArray[np.uint16]
-I64 = npt.NDArray[np.int64]
 
 _RUN_PROBE = 16
 
@@ -51,29 +47,14 @@ def walk_segment(
     (``LIMIT``). Never raises on any bytes. O(records), less for runs of equal length.
     """
     view = memoryview(data)[:stop]
-    heads: list[U16] = []
-    offsets: list[I64] = []
-    lengths: list[I64] = []
-    one_head: list[int] = []
-    one_offset: list[int] = []
-    one_length: list[int] = []
-
-    def put_singles() -> None:
-        if one_head:
-            heads.append(np.array(one_head, np.uint16))
-            offsets.append(np.array(one_offset, np.int64))
-            lengths.append(np.array(one_length, np.int64))
-            for column in (one_head, one_offset, one_length):
-                column.clear()
-
+    columns = RecordColumns()
     unpack_head = PUBLISH_HEAD.unpack_from
     position = start
     same_length = 0
     previous_length = 0
     ending = Ending.END
-    taken = 0
     while position < stop:
-        if taken + len(one_head) >= max_records:
+        if len(columns) >= max_records:
             ending = Ending.PAUSE
             break
         left = stop - position
@@ -101,9 +82,7 @@ def walk_segment(
         if head & REL_MASK >= entry_count:
             ending = Ending.LIMIT
             break
-        one_head.append(head)
-        one_offset.append(position)
-        one_length.append(length)
+        columns.put(head, position, length)
         position += length
         same_length = same_length + 1 if length == previous_length else 0
         previous_length = length
@@ -111,26 +90,15 @@ def walk_segment(
             same_length = 0
             count = _run_length(view, position, length, head, entry_count)
             if count:
-                taken += len(one_head) + count
-                put_singles()
                 run = np.ndarray((count,), ">u2", view, position, (length,))
-                heads.append(run.astype(np.uint16))
-                offsets.append(
-                    np.arange(position, position + count * length, length, dtype=np.int64)
-                )
-                lengths.append(np.full(count, length, np.int64))
+                columns.put_run(run.astype(np.uint64), position, length)
                 position += count * length
-    put_singles()
-    all_heads = np.concatenate(heads) if heads else np.empty(0, np.uint16)
-    publishes = np.where(all_heads & PERSISTENT, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT)
-    return Walk(
-        np.where(all_heads & PUBLISH, publishes, DELIVER).astype(np.uint8),
-        (all_heads & REL_MASK).astype(np.int64) + first_seq,
-        np.concatenate(offsets) if offsets else np.empty(0, np.int64),
-        np.concatenate(lengths) if lengths else np.empty(0, np.int64),
-        position,
-        ending,
-    )
+    words, offsets, lengths = columns.finish()
+    heads = words.astype(np.uint16)
+    publishes = np.where(heads & PERSISTENT, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT)
+    kinds = np.where(heads & PUBLISH, publishes, DELIVER).astype(np.uint8)
+    seqs = (heads & REL_MASK).astype(np.int64) + first_seq
+    return Walk(kinds, seqs, offsets, lengths, position, ending)
 
 
 def _run_length(view: memoryview, position: int, length: int, head: int, entry_count: int) -> int:
