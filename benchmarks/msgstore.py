@@ -1,6 +1,8 @@
-"""The message store's speed and space, beside plain file operations in the same run.
+"""The message store's speed and space, beside plain file operations in the same run; and, in the
+groups whose names start with "engine", that of the engine with large messages.
 
-    python -m benchmarks.msgstore [--megabytes 256] [--rounds 3] [--directory DIR]
+    python -m benchmarks.msgstore [GROUP ...] [--megabytes 256] [--rounds 3] [--directory DIR]
+                                  [--steady-seconds 20] [--space-megabytes 1024] [--json FILE]
 
 JSON lines go to standard output (``--json FILE`` puts them there instead), tables to standard
 error. Everything is written and read through the page cache; nothing is synced where the plain
@@ -28,6 +30,7 @@ from pathlib import Path
 from rich.console import Console
 from xxhash import xxh3_64_digest
 
+from benchmarks.large_messages import ENGINE_GROUPS
 from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
 from journal.poison import Poison
 from msgstore import MessageStore
@@ -63,6 +66,8 @@ class Bench:
     megabytes: int
     rounds: int
     seconds: float
+    steady_seconds: float
+    space_megabytes: int
     report: Report
 
     @property
@@ -303,7 +308,7 @@ def steady_load(bench: Bench) -> None:
     worst = float("-inf")
     published = 0
     with bench.fresh() as path, open_store(path) as store:
-        deadline = time.monotonic() + bench.seconds
+        deadline = time.monotonic() + bench.steady_seconds
         started = time.perf_counter()
         while time.monotonic() < deadline:
             for number in range(32):
@@ -376,6 +381,7 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "space_latency": space_and_latency,
     "steady": steady_load,
     "memory": memory_and_snapshot,
+    **ENGINE_GROUPS,
 }
 
 
@@ -385,6 +391,12 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=256, help="of 64 KiB records")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument(
+        "--steady-seconds", type=float, default=20.0, help="of the steady loads (default 20)"
+    )
+    parser.add_argument(
+        "--space-megabytes", type=int, default=1024, help="published before nine in ten are acked"
+    )
     parser.add_argument("--directory", type=Path, default=None, help="where the files go")
     parser.add_argument("--json", type=Path, default=None, help="where the JSON lines go")
     options = parser.parse_args()
@@ -395,7 +407,15 @@ def main() -> int:
     lines = options.json.open("w") if options.json else sys.stdout
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         report = Report(lines, console)
-        bench = Bench(Path(directory), options.megabytes, options.rounds, options.seconds, report)
+        bench = Bench(
+            Path(directory),
+            options.megabytes,
+            options.rounds,
+            options.seconds,
+            options.steady_seconds,
+            options.space_megabytes,
+            report,
+        )
         for name in options.groups or GROUPS:
             GROUPS[name](bench)
     report.print_tables()

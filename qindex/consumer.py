@@ -181,10 +181,12 @@ class Consumer(QueueCore):
             return entry
         if self._messages is None:
             return replace(entry, damage="it is in a message store, and there is none")
+        msg_id = entry.msg_id
         try:
-            return replace(entry, message=self._messages.read(entry.msg_id))
+            message = self._messages.read(msg_id)
         except (MissingMessageError, DamageError) as error:
             return replace(entry, damage=str(error))
+        return Entry(msg_id, entry.expiry, entry.size, message, stored=True)
 
     def _drop_one(self, seq: int, entry: Entry) -> None:
         self._index.drop(np.array([seq]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from time import time_ns
 from typing import Any
 
@@ -22,7 +23,7 @@ from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
 from qindex.publish_records import plain_batch, plain_record
 from qindex.queue_core import QueueCore
-from qindex.record_format import encode_record, seal_embedded, seal_stored
+from qindex.record_format import encode_front, seal_embedded, seal_stored
 from qindex.segment import PUBLISHED
 
 __all__ = ["Prepared", "Publisher", "publish_to_all"]
@@ -198,10 +199,11 @@ class Publisher(QueueCore):
         size = len(message.body)
         msg_id = os.urandom(16) if self._messages is None else self._messages.new_id(size)
         if self._options.record_format == "qindex":
-            record = encode_record(message)
-            if self._messages is None or len(record) < self._options.embed_below:
-                return Prepared(msg_id, size, record, None, sealed=False)
-            return Prepared(msg_id, size, b"", seal_stored(msg_id, record), sealed=True)
+            front = encode_front(message)
+            if self._messages is None or len(front) + size < self._options.embed_below:
+                return Prepared(msg_id, size, front + message.body, None, sealed=False)
+            stored = seal_stored(msg_id, front, message.body)
+            return Prepared(msg_id, size, b"", stored, sealed=True)
         from qindex.rabbitmq.bridge import encode_rabbitmq
 
         if message.key is None:
@@ -238,12 +240,11 @@ class Publisher(QueueCore):
                     seq + at, persistent, item.msg_id, expiry, item.size, item.record
                 )
                 records.append(packed if item.sealed else seal_embedded(packed))
-            ends = np.cumsum(np.fromiter(map(len, records), np.int64, len(records)))
-            offsets = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
             base = index.journal.append(b"".join(records))
             if not persistent:
                 index.transient.update(range(seq, seq + len(items)))
-            self._take_batch(seq, offsets + base)
+            offsets = accumulate(map(len, records[:-1]), initial=base)
+            self._take_batch(seq, np.fromiter(offsets, np.int64, len(records)))
             return range(seq, seq + len(items))
 
     def _check_message(self, message: Message) -> None:

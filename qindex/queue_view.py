@@ -150,6 +150,8 @@ class QueueView:
 
     def _layout_of(self, directory: str) -> Callable[[], Layout]:
         def layout() -> Layout:
+            if self._rules.repeats_are_damage:
+                return journal_layout(MAX_SEQ_ID)  # a node's
             seq_file = SeqFile(self._fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
             return journal_layout(seq_file.reserved - 1 if seq_file.reserved else MAX_SEQ_ID)
 

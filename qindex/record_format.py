@@ -32,7 +32,7 @@ import struct
 import msgpack
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
 
 from journal.errors import StoreError, UsageError
 from journal.files import ReadBuffer
@@ -49,6 +49,7 @@ __all__ = [
     "all_plain",
     "decode_record",
     "embedded_length",
+    "encode_front",
     "encode_record",
     "gather_bytes",
     "gather_rows",
@@ -106,6 +107,14 @@ def encode_record(message: Message) -> bytes:
 
     Raises :class:`UsageError` for headers or properties that msgpack can't hold.
     """
+    return encode_front(message) + message.body
+
+
+def encode_front(message: Message) -> bytes:
+    """Give the record of ``message``, with a zero checksum, up to the bytes of its body.
+
+    Raises as :func:`encode_record`.
+    """
     if len(message.body) > _MAX_BODY:
         raise UsageError(f"a body may have at most {_MAX_BODY} bytes, not {len(message.body)}")
     try:
@@ -133,7 +142,7 @@ def encode_record(message: Message) -> bytes:
             f"key, headers and properties may take {MAX_OVERHEAD} bytes, not {len(middle)}"
         )
     head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, message.timestamp)
-    return b"".join((head, middle, plain_body_head(len(message.body)), message.body))
+    return b"".join((head, middle, plain_body_head(len(message.body))))
 
 
 def seal_embedded(publish_record: bytes) -> bytes:
@@ -143,10 +152,14 @@ def seal_embedded(publish_record: bytes) -> bytes:
     return publish_record[:at] + check + publish_record[at + CHECK_SIZE :]
 
 
-def seal_stored(msg_id: bytes, record: bytes) -> bytes:
-    """Put the checksum of a record for the message store into it."""
-    check = xxh3_64_digest(msg_id + record)
-    return b"".join((record[:CHECK_OFFSET], check, record[CHECK_OFFSET + CHECK_SIZE :]))
+def seal_stored(msg_id: bytes, front: bytes, body: bytes = b"") -> bytes:
+    """Give a record for the message store, with its checksum; ``front`` and ``body`` are its
+    parts, so that a large body is copied once."""
+    hashed = xxh3_64(msg_id)
+    hashed.update(front)
+    hashed.update(body)
+    rest = front[CHECK_OFFSET + CHECK_SIZE :]
+    return b"".join((front[:CHECK_OFFSET], hashed.digest(), rest, body))
 
 
 def stored_is_sound(msg_id: bytes, record: bytes) -> bool:
@@ -154,8 +167,9 @@ def stored_is_sound(msg_id: bytes, record: bytes) -> bool:
     at = CHECK_OFFSET
     if record[:at] != MAGIC or len(record) < PLAIN_HEAD_SIZE:
         return False
-    blank = b"".join((msg_id, record[:at], _ZERO_CHECK, record[at + CHECK_SIZE :]))
-    return xxh3_64_digest(blank) == record[at : at + CHECK_SIZE]
+    hashed = xxh3_64(b"".join((msg_id, MAGIC, _ZERO_CHECK)))
+    hashed.update(memoryview(record)[at + CHECK_SIZE :])
+    return hashed.digest() == record[at : at + CHECK_SIZE]
 
 
 def gather_rows(data: ReadBuffer, payloads: I64, words: U64, row_length: int) -> U8:

@@ -43,6 +43,8 @@ _NO_CHECK = bytes(CHECK_SIZE)
 _BARE = "damaged entry"
 _LAST_OF_SIZE = 27
 """Where the last byte of the size stands, from the message id on."""
+_ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
+"""Where the last byte of the message id, and the size, stand from there on."""
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -61,7 +63,7 @@ class Layout:
     ``pack_head(kind, seq_id)`` gives the first bytes of a publish record, and
     ``read_head(data, offset)`` the kind and seq_id that stand there, whatever they are.
     ``first_seq``: the lowest seq_id that may stand in the file; ``end_seq`` is behind the highest.
-    ``ids_vouch``: entries without an embedded record come from us, so that their ids
+    ``ids_vouch``: entries without an embedded record may be ours, so that their ids
     (:mod:`qindex.stored_id`) tell sound ones. ``elsewhere``: seq_ids whose entries are to be had
     from another file, if they are not sound here.
     """
@@ -186,7 +188,10 @@ class _Reader:
         if self._layout.ids_vouch:
             # A journal's seq_ids rise; a publish that failed may have left its seq_id to the next.
             before = np.maximum.accumulate(np.concatenate(([self._highest], seqs)))[bare]
-            vouched: Bools = holds & (chosen >= before)
+            flat = np.frombuffer(self._data, np.uint8)
+            no_end = (flat[payloads[:, None] + _ID_END_AND_SIZE] == 0).all(axis=1)
+            # An id that does not hold may be a node's, which had the queue for a while.
+            vouched: Bools = np.where(holds, chosen >= before, (chosen > before) & ~no_end)
             return vouched
         first = np.unique(seqs, return_index=True)
         again = first[1][np.searchsorted(first[0], chosen)] < bare

@@ -100,7 +100,7 @@ def test_killed_again_and_again_with_large_messages(tmp_path: Path) -> None:
         engine.compact()
     assert list((store / "msg_store_persistent").glob("*.rdq")) == []
     published = sum(len(one) for one in books.published.values())
-    acked = sum(len(one) for one in books.acked.values())
-    print(f"\n{KILLS} kills, {compacted} in a copy: {published} published, {acked} acknowledged")
-    assert published - acked == left
+    print(f"\n{KILLS} kills, {compacted} in a copy: {published} published, {left} left, none lost")
+    # A consumer may have told of a message before its publisher did.
+    assert sum(len(books.published[name] - books.acked[name]) for name in QUEUES) == left
     assert published > 20 * KILLS

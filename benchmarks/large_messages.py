@@ -1,0 +1,336 @@
+"""Messages of 64 KiB through the engine: speed beside its peers, space, latency, steady load.
+
+The groups of :mod:`benchmarks.msgstore` that measure the whole engine, not the store alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import qindex
+from benchmarks.contender import Contender
+from benchmarks.measure import MANY, OURS, Bar, Sample
+from benchmarks.ours import Ours
+from benchmarks.peers import SqliteFifo
+from msgstore.format import framed_size
+
+if TYPE_CHECKING:
+    from benchmarks.msgstore import Bench
+
+__all__ = ["ENGINE_GROUPS"]
+
+BODY_BYTES = 64 << 10
+FILE_BYTES = 16 << 20
+_RECORD_BYTES = BODY_BYTES + 28
+_BACKLOG_BYTES = 64 << 20
+_REOPENED = 1_000_000
+_QUEUES = 20
+_PACE = 0.0005
+_WINDOW = 100
+
+
+class DiskcacheDeque(Contender):
+    """diskcache's Deque: a large value is a file of its own beside SQLite. A pop removes at once,
+    so there is no ack to pay for."""
+
+    name = "diskcache"
+    module = "diskcache"
+    acks = False
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        diskcache = importlib.import_module("diskcache")
+        self._deque = diskcache.Deque(directory=str(directory))
+
+    def publisher(self) -> Callable[[bytes], object]:
+        append: Callable[[bytes], object] = self._deque.append
+        return append
+
+    def get(self) -> Any:
+        return self._deque.popleft()
+
+    def body(self, delivery: Any) -> bytes:
+        body: bytes = delivery
+        return body
+
+    def ack(self, delivery: Any) -> None:
+        """It is gone already."""
+
+    def close(self) -> None:
+        self._deque.cache.close()
+
+
+def _bodies(count: int) -> list[bytes]:
+    return [random.Random(number).randbytes(BODY_BYTES) for number in range(min(count, 64))]
+
+
+def beside_peers(bench: Bench) -> None:
+    """Publish, then get and acknowledge one by one, in queues of their own."""
+    kinds: list[type[Contender]] = [Ours, SqliteFifo, DiskcacheDeque]
+    there = [
+        kind
+        for kind in kinds
+        if kind.module is None or importlib.util.find_spec(kind.module) is not None
+    ]
+    for kind in kinds:
+        if kind not in there:
+            bench.report.say(f"{kind.name} is not installed: left out")
+    bodies = _bodies(bench.count)
+    names = ("engine_publish_64KiB", "engine_get_ack_64KiB", "engine_publish_get_ack_64KiB")
+    rounds: dict[str, list[dict[str, Sample]]] = {name: [] for name in names}
+    for _ in range(bench.rounds):
+        for figure in rounds.values():
+            figure.append({})
+        for kind in there:
+            for name, sample in zip(names, _measured(bench, kind, bodies), strict=True):
+                rounds[name][-1][kind.name] = sample
+    peers = [kind.name for kind in there if kind is not Ours]
+    for name in names:
+        bench.report.add(name, rounds[name], unit=MANY, comparable=peers)
+    bench.report.judge(
+        [
+            Bar.at_least(
+                f"publish + get + ack of 64 KiB / {peer}",
+                bench.report.ratio(names[2], peer),
+                3.0,
+                by_cpu=bench.report.cpu_ratio(names[2], peer),
+            )
+            for peer in peers
+        ]
+    )
+
+
+def _measured(
+    bench: Bench, kind: type[Contender], bodies: list[bytes]
+) -> tuple[Sample, Sample, Sample]:
+    count = bench.count
+    sent = [bodies[number % len(bodies)] for number in range(count)]
+    with bench.fresh() as path:
+        contender = kind(path, "os")
+        gc.collect()
+        points = [(time.perf_counter(), time.process_time())]
+        contender.publish_each(sent)
+        points.append((time.perf_counter(), time.process_time()))
+        # In parts, so that what is compared does not fill the memory.
+        got_wall = got_cpu = 0.0
+        for first in range(0, count, 256):
+            part = sent[first : first + 256]
+            wall, cpu = time.perf_counter(), time.process_time()
+            delivered = contender.get_ack_each(len(part))
+            got_wall += time.perf_counter() - wall
+            got_cpu += time.process_time() - cpu
+            if delivered != part:
+                raise RuntimeError(f"{kind.name} delivered something else")
+        contender.close()
+    put_wall, put_cpu = (points[1][at] - points[0][at] for at in (0, 1))
+
+    def sample(wall: float, cpu: float) -> Sample:
+        return Sample(count / wall, cpu / count * 1e6, count)
+
+    return (
+        sample(put_wall, put_cpu),
+        sample(got_wall, got_cpu),
+        sample(put_wall + got_wall, put_cpu + got_cpu),
+    )
+
+
+# -- space, and what publishers feel of compaction ------------------------------------------------
+
+
+def space_and_latency(bench: Bench) -> None:
+    """1 GiB to two queues, a random nine in ten acknowledged, compacted; and the latency of a
+    second thread that publishes and consumes meanwhile."""
+    bodies = _bodies(64)
+    count = bench.space_megabytes * (1 << 20) // BODY_BYTES
+    with bench.fresh() as path, qindex.open(path, background=False) as engine:
+        _publish(engine, bodies, count)
+        quiet = _beside(engine, bodies, lambda: time.sleep(bench.seconds))
+        _acknowledge(engine, 0.9)
+        loud, copied, spent = _compacting(engine, bodies)
+        stats = engine.stats().message_store
+        assert stats is not None
+        size = _disk(path) / stats.live
+        while spent < bench.seconds / 2:
+            _publish(engine, bodies, 2048)
+            _acknowledge(engine, 0.7)
+            more, bytes_copied, seconds = _compacting(engine, bodies)
+            loud += more
+            copied += bytes_copied
+            spent += seconds
+    add = bench.report.add
+    add("engine_disk_after_90%_acked", [{OURS: Sample(size)}], unit="x live", better="lower")
+    notes = {
+        "quiet": f"{len(quiet)} publishes",
+        "compacting": f"{len(loud)} publishes, {copied >> 20} MiB copied in {spent:.1f} s",
+    }
+    p99 = {"quiet": Sample(_p99(quiet) * 1e6), "compacting": Sample(_p99(loud) * 1e6)}
+    add("engine_publish_p99", [p99], unit="us", better="lower", notes=notes)
+    bench.report.judge(
+        [
+            Bar.at_most("engine: disk after 90 % acked / live", size, 1.6),
+            Bar.at_most("engine: p99 compacting / quiet", _p99(loud) / _p99(quiet), 3.0),
+        ]
+    )
+
+
+def _publish(engine: qindex.Engine, bodies: list[bytes], count: int) -> None:
+    for number in range(count):
+        engine.publish_to(["one", "two"], bodies[number % len(bodies)])
+
+
+def _acknowledge(engine: qindex.Engine, share: float) -> None:
+    """Acknowledge this share of the messages, the same in both queues; give the rest back."""
+    for name in ("one", "two"):
+        chance = random.Random(2)
+        queue = engine.queue(name)
+        for delivery in queue.consume(prefetch=1 << 30, timeout=0):
+            if chance.random() < share:
+                delivery.ack()
+    # What is left stays with this consumer.
+
+
+def _compacting(engine: qindex.Engine, bodies: list[bytes]) -> tuple[list[float], int, float]:
+    """Compact; latencies beside it (seconds), bytes copied, seconds."""
+    report: list[Any] = []
+    started = time.perf_counter()
+    latencies = _beside(engine, bodies, lambda: report.append(engine.compact()))
+    return latencies, report[0].bytes_copied, time.perf_counter() - started
+
+
+def _beside(engine: qindex.Engine, bodies: list[bytes], work: Callable[[], object]) -> list[float]:
+    """Latencies, in seconds, of publishing in a second thread while ``work`` runs."""
+    latencies: list[float] = []
+    stop = threading.Event()
+    queue = engine.queue("beside")
+
+    def publish() -> None:
+        while not stop.is_set():
+            started = time.perf_counter()
+            queue.publish(bodies[len(latencies) % len(bodies)])
+            latencies.append(time.perf_counter() - started)
+            if len(queue) > _WINDOW:
+                delivery = queue.get(0)
+                assert delivery is not None
+                delivery.ack()
+            time.sleep(_PACE)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        work()
+    finally:
+        stop.set()
+        thread.join()
+    return latencies
+
+
+def _p99(latencies: list[float]) -> float:
+    return sorted(latencies)[len(latencies) * 99 // 100]
+
+
+# -- steady load ----------------------------------------------------------------------------------
+
+
+def steady_load(bench: Bench) -> None:
+    """Publish and acknowledge at full speed, in random order, with a backlog: the high water of
+    the disk."""
+    bodies = _bodies(64)
+    chance = random.Random(3)
+    held: list[qindex.Delivery] = []
+    worst = ratio = float("-inf")
+    published = 0
+    with bench.fresh() as path, qindex.open(path, store_file_bytes=FILE_BYTES) as engine:
+        queue = engine.queue("q")
+        started = time.perf_counter()
+        while time.perf_counter() - started < bench.steady_seconds:
+            for body in bodies[:32]:
+                queue.publish(body)
+                delivery = queue.get(0)
+                assert delivery is not None
+                held.append(delivery)
+                if len(held) * BODY_BYTES > _BACKLOG_BYTES:
+                    at = chance.randrange(len(held))
+                    held[at], held[-1] = held[-1], held[at]
+                    held.pop().ack()
+            published += 32
+            live = len(held) * framed_size(_RECORD_BYTES)
+            disk = _disk(path)
+            worst = max(worst, disk - 2 * FILE_BYTES - 2.2 * live)
+            if len(held) * BODY_BYTES >= _BACKLOG_BYTES:
+                ratio = max(ratio, disk / live)
+        elapsed = time.perf_counter() - started
+        stats = engine.stats().message_store
+        assert stats is not None
+        held.clear()
+    note = (
+        f"publishers waited {stats.stalled_seconds:.1f} of {elapsed:.0f} s; "
+        f"at most {ratio:.2f} x live on disk"
+    )
+    rate = published * BODY_BYTES / elapsed / 1e9
+    bench.report.add("engine_steady_load", [{OURS: Sample(rate)}], unit="GB/s", notes={OURS: note})
+    bench.report.judge(
+        [Bar.at_most("engine, steady: disk - 2.2 x live - 2 files", worst / 1e6, 0.0, "MB")]
+    )
+
+
+def _disk(path: Path) -> int:
+    """Bytes in the files of the message store."""
+    total = 0
+    for entry in os.scandir(path / "msg_store_persistent"):
+        try:
+            total += entry.stat().st_size
+        except FileNotFoundError:
+            continue  # compaction was faster
+    return total
+
+
+# -- reopening ------------------------------------------------------------------------------------
+
+
+def reopening(bench: Bench) -> None:
+    """A million messages of the message store over twenty queues: opening after a clean close."""
+    each = _REOPENED // _QUEUES
+    with bench.fresh() as path:
+        with qindex.open(path, embed_below=0) as engine:
+            for number in range(_QUEUES):
+                queue = engine.queue(f"queue {number}")
+                for _ in range(0, each, 5000):
+                    queue.publish_many([b"x"] * 5000)
+        rounds: list[dict[str, Sample]] = []
+        for _ in range(bench.rounds):
+            gc.collect()
+            wall, cpu = time.perf_counter(), time.process_time()
+            engine = qindex.open(path, embed_below=0)
+            queues = [engine.queue(f"queue {number}") for number in range(_QUEUES)]
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            if sum(map(len, queues)) != _REOPENED:
+                raise RuntimeError("messages are missing")
+            rounds.append({OURS: Sample(cpu)})
+            engine.close()
+    bench.report.add("engine_reopen_1M", rounds, unit="CPU s", better="lower")
+    bench.report.judge(
+        [
+            Bar.at_most(
+                "engine: reopening 1M messages in 20 queues",
+                bench.report.value("engine_reopen_1M"),
+                0.3,
+                "CPU s",
+            )
+        ]
+    )
+
+
+ENGINE_GROUPS: dict[str, Callable[[Bench], None]] = {
+    "engine_peers": beside_peers,
+    "engine_space": space_and_latency,
+    "engine_steady": steady_load,
+    "engine_reopen": reopening,
+}
