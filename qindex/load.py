@@ -9,6 +9,9 @@ either does, *acknowledged* if either does; a deliver or ack of an entry that ne
 is dropped (its segment was deleted). So a flush that was cut short by a crash, which leaves the
 same entries in both, changes nothing.
 
+None of this is damage by itself: after a loss of power any un-synced page of the journal may be
+missing, so that a deliver can be there without its publish, and an ack without its deliver.
+
 One combination is doubted: an ack in the journal of an entry that nobody was given. It is taken
 as an ack only where later entries were delivered (then its deliver record is what got lost);
 otherwise the message stays: a message too many is better than one too few.
@@ -393,7 +396,6 @@ def apply_steps(
     kinds = walk.kinds[steps]
     at = walk.offsets[steps]
     unknown = states[rels] == ABSENT
-    segment_is_gone = not states.any()
     delivers = (kinds == DELIVER) & ~unknown
     acks = (kinds == ACK) & ~unknown
     acked_rels = set(rels[kinds == ACK].tolist())
@@ -401,11 +403,8 @@ def apply_steps(
         # With its ack behind it this is what a crash after the deletion of a segment leaves.
         if int(rels[index]) not in acked_rels:
             what = f"deliver of seq_id {base + int(rels[index])}, never published"
-            # A loss of power can undo the ack, which was not synced, and leave the deletion.
-            cause = Cause.CRASH if segment_is_gone else Cause.DAMAGE
-            findings.append(
-                Finding(path, int(at[index]), 8, cause, what, "dropped; no message is lost")
-            )
+            consequence = "dropped; no message is lost"
+            findings.append(Finding(path, int(at[index]), 8, Cause.CRASH, what, consequence))
     states[rels[delivers]] = np.maximum(states[rels[delivers]], DELIVERED)
     given = states[rels] >= DELIVERED
     doubtful = acks & ~given
@@ -414,7 +413,7 @@ def apply_steps(
         explained = seq < last_delivered
         consequence = "taken as acknowledged" if explained else "dropped; the message stays"
         what = f"ack of seq_id {seq}, which was never delivered"
-        findings.append(Finding(path, int(at[index]), 8, Cause.DAMAGE, what, consequence))
+        findings.append(Finding(path, int(at[index]), 8, Cause.CRASH, what, consequence))
         given[index] = explained
     taken = rels[acks & given]
     states[taken] = ACKED

@@ -125,7 +125,7 @@ def test_erlang_reads_our_terms_and_writes_them_the_same(erlang: Path) -> None:
 
 def test_erlang_writes_text_that_we_read(erlang: Path) -> None:
     values = [value for value in examples(terms, 300) if is_plain(value)]
-    assert len(values) > 100
+    assert len(values) > 30
     answers = ask(erlang, [(b"W", encode(value)) for value in values])
     for value, answer in zip(values, answers, strict=True):
         assert parse_terms(answer) == [value]
