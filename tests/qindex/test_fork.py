@@ -72,9 +72,8 @@ def test_a_child_that_outlives_its_parent_keeps_no_lock(tmp_path: Path) -> None:
         "import os, sys, threading, qindex\n"
         "engine = qindex.open(sys.argv[1])\n"
         "engine.queue('q').publish(b'x')\n"
-        "child = os.fork()\n"
-        "if child:\n"
-        "    print(child, flush=True)\n"
+        "if not os.fork():\n"
+        "    print(os.getpid(), flush=True)\n"  # by the child: it is past what fork does
         "threading.Event().wait()\n"
     )
     parent = subprocess.Popen(
