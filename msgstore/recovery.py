@@ -46,7 +46,7 @@ __all__ = ["Recovered", "Recovery"]
 
 _DEEP_SCAN_BYTES = 1 << 30
 """Up to this much is read in full to look for missing messages; above it, only files with gaps."""
-_ATTEMPTS = 8
+_ATTEMPTS = 200
 
 
 @dataclass(slots=True)

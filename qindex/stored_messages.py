@@ -37,7 +37,7 @@ __all__ = [
     "summarise_store",
 ]
 
-_ATTEMPTS = 8
+_ATTEMPTS = 64
 
 
 class StoreDirectories(NamedTuple):
