@@ -41,6 +41,7 @@ __all__ = [
     "read_file",
     "read_optional",
     "replace_file",
+    "unlink_if_there",
     "write_all",
 ]
 
@@ -225,6 +226,15 @@ def replace_file(fs: FileSystem, path: PathLike, data: bytes) -> None:
         fs.sync_dir(os.path.dirname(path) or ".")
     except OSError as error:
         raise StorageError(path, "can't be written", error) from error
+
+
+def unlink_if_there(fs: FileSystem, path: PathLike) -> bool:
+    """Remove a name; tells whether it was there. Raises other :class:`OSError`."""
+    try:
+        fs.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def make_dirs(fs: FileSystem, path: PathLike) -> None:

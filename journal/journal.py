@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import extent
 from journal.errors import ClosedError, StorageError
-from journal.files import FileSystem, PathLike, pwrite_all, write_all
+from journal.files import FileSystem, PathLike, pwrite_all, unlink_if_there, write_all
 from journal.poison import Poison
 from journal.sync import GroupCommit
 
@@ -86,7 +86,7 @@ class Journal:
             raise StorageError(self.path, "the journal can't be opened", error) from error
         self._sums_fd: int | None = None
         self._sealed = position
-        _remove(fs, self.path + SUMS_SUFFIX)
+        unlink_if_there(fs, self.path + SUMS_SUFFIX)
         self._commits = GroupCommit(self._sync_now)
         # Held while a sync uses the descriptor, so that no rebase closes it under the call.
         self._fd_in_use = threading.Lock()
@@ -194,7 +194,7 @@ class Journal:
         if self._sums_fd is not None:
             self._fs.close(self._sums_fd)
             self._sums_fd = None
-            _remove(self._fs, self.path + SUMS_SUFFIX)
+            unlink_if_there(self._fs, self.path + SUMS_SUFFIX)
         self._sealed = 0
 
     def sync(self) -> None:
@@ -361,10 +361,3 @@ class Journal:
     def _refused(self, _data: bytes | memoryview) -> int:
         self._poison.check()
         raise ClosedError(f"{self.path}: takes no more appends")
-
-
-def _remove(fs: FileSystem, path: str) -> None:
-    try:
-        fs.unlink(path)
-    except FileNotFoundError:
-        return

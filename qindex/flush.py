@@ -30,7 +30,7 @@ import numpy.typing as npt
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import extent
 from journal.errors import StorageError
-from journal.files import FileSystem, ReadBuffer, write_all
+from journal.files import FileSystem, ReadBuffer, unlink_if_there, write_all
 from journal.format import PAYLOAD_SIZE, PUBLISH_TRANSIENT
 from qindex.record_format import gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed
@@ -109,10 +109,10 @@ def plan_segment(segment: Segment, first_rel: int, journal_offsets: I64) -> Segm
     )
 
 
-def write_plan(fs: FileSystem, plan: FlushPlan, *, durable: bool = True) -> int:
+def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
     """Do part 2 of a flush; gives the bytes written.
 
-    All of it is durable on return (with ``durable``). Raises :class:`StorageError`: then the
+    All of it is durable on return. Raises :class:`StorageError`: then the
     journal must stay, and the segment's file may end in a part of a record.
     """
     written = 0
@@ -123,16 +123,17 @@ def write_plan(fs: FileSystem, plan: FlushPlan, *, durable: bool = True) -> int:
             if segment.unacked == 0:
                 if segment.file_size:
                     remove_sums(fs, path)
-                    _unlink(fs, path)
+                    # An earlier try of this flush may have removed it, and failed later on.
+                    unlink_if_there(fs, path)
                     names_changed = True
                 segment.deleted = True
                 segment.file_size = 0
                 continue
             names_changed |= segment.file_size == 0
-            written += _append(fs, path, plan.journal, segment, durable)
+            written += _append(fs, path, plan.journal, segment)
         except OSError as error:
             raise StorageError(path, "the segment can't be written", error) from error
-    if names_changed and durable:
+    if names_changed:
         # Of a removed file too: were it back after a loss of power, with the journal that holds
         # its acks emptied, acknowledged messages would be back.
         try:
@@ -142,17 +143,7 @@ def write_plan(fs: FileSystem, plan: FlushPlan, *, durable: bool = True) -> int:
     return written
 
 
-def _unlink(fs: FileSystem, path: str) -> None:
-    try:
-        fs.unlink(path)
-    except FileNotFoundError:
-        # An earlier try of this flush removed it, and failed later on (a full disk).
-        return
-
-
-def _append(
-    fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan, durable: bool
-) -> int:
+def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan) -> int:
     states = np.frombuffer(segment.states, np.uint8)
     filed = np.frombuffer(segment.filed, np.uint8)
     fresh = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
@@ -170,8 +161,7 @@ def _append(
         lengths = _append_publishes(appender, journal, rels, offsets)
         if len(steps):
             appender.append(steps)
-        if durable:
-            fs.fdatasync(fd)
+        fs.fdatasync(fd)
     finally:
         fs.close(fd)
     append_sums(fs, path, appender.sums)
@@ -212,10 +202,7 @@ def append_sums(fs: FileSystem, path: str, sums: list[bytes]) -> None:
 
 def remove_sums(fs: FileSystem, path: str) -> None:
     """Remove the sum file of ``path``; done before the bytes it is of change."""
-    try:
-        fs.unlink(path + SUMS_SUFFIX)
-    except FileNotFoundError:
-        return
+    unlink_if_there(fs, path + SUMS_SUFFIX)
 
 
 def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:

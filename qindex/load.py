@@ -102,13 +102,6 @@ class JournalEntries:
     offsets: I64
     data: Data
 
-    def offset_of(self, seq_id: int) -> int:
-        """Give the offset of the publish record of ``seq_id``, or -1."""
-        at = int(np.searchsorted(self.seqs, seq_id))
-        if at < len(self.seqs) and self.seqs[at] == seq_id:
-            return int(self.offsets[at])
-        return -1
-
 
 @dataclass(slots=True)
 class LoadedQueue:
@@ -129,7 +122,6 @@ class LoadedQueue:
     seen: int
     transient: set[int]
     journal_size: int
-    journal_records: int
     findings: list[Finding] = field(default_factory=list)
     sound_files: dict[int, bytes] = field(default_factory=dict)
     stored: list[tuple[int, bytes]] = field(default_factory=list)
@@ -260,16 +252,13 @@ def load_queue(
     error here: see ``findings``. Memory: one segment file at a time, and the journal.
     """
     segments: SortedDict = SortedDict()
-    loaded = LoadedQueue(
-        directory, entry_count, segments, _no_journal(), 0, set(), 0, 0, findings=[]
-    )
+    loaded = LoadedQueue(directory, entry_count, segments, _no_journal(), 0, set(), 0, findings=[])
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     data = read_optional(fs, journal_path) or b""
     healed = read_healed(fs, journal_path, loaded.findings, data)
     reading = read_soundly(journal_path, healed.data, journal_layout(seq_limit), healed.whole)
     loaded.findings += reading.findings
     loaded.journal_size = reading.walk.end
-    loaded.journal_records = len(reading.walk)
     touched = set(np.unique(reading.walk.seqs // entry_count).tolist())
     # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
     published = reading.walk.seqs[reading.walk.kinds < DELIVER]

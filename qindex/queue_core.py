@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
 from journal.poison import PASSING
@@ -19,9 +18,6 @@ from qindex.queue_index import NOTHING_FETCHED, QueueIndex
 from qindex.record_format import PLAIN_HEAD_SIZE
 from qindex.recovery import RestingQueue
 from qindex.segment import Segment
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["QueueCore"]
 

@@ -18,7 +18,7 @@ import os
 import msgpack
 from xxhash import xxh3_64_digest
 
-from journal.files import FileSystem, read_optional, replace_file
+from journal.files import FileSystem, read_optional, replace_file, unlink_if_there
 from qindex.recovery import RestingQueue
 
 __all__ = ["FILE_NAME", "read_snapshot", "remove_snapshot", "write_snapshot"]
@@ -69,8 +69,5 @@ def read_snapshot(
 
 def remove_snapshot(fs: FileSystem, directory: str) -> None:
     """Remove the snapshot, durably: it must not outlive the first change."""
-    try:
-        fs.unlink(os.path.join(directory, FILE_NAME))
-    except FileNotFoundError:
-        return
-    fs.sync_dir(directory)
+    if unlink_if_there(fs, os.path.join(directory, FILE_NAME)):
+        fs.sync_dir(directory)

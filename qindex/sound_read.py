@@ -86,12 +86,11 @@ class Layout:
 
 @dataclass(slots=True)
 class Reading:
-    """What was kept: sound records as columns, and the file's bytes with ``patches`` put in."""
+    """What was kept: sound records as columns, and the file's bytes as corrected."""
 
     walk: Walk
     data: Data
     findings: list[Finding] = field(default_factory=list)
-    patches: list[Patch] = field(default_factory=list)
 
 
 def read_soundly(path: str, data: Data, layout: Layout, verified: bool = False) -> Reading:
@@ -121,7 +120,6 @@ class _Reader:
         self._verified = verified
         self._pieces: list[Walk] = []
         self._findings: list[Finding] = []
-        self._patches: list[Patch] = []
         self._published: list[I64] = []
         self._highest = -1
         # Behind the last publish record known to be sound; bytes before it are not doubted.
@@ -159,7 +157,7 @@ class _Reader:
                 # What lies before is judged: a later search must not go back into it.
                 self._floor = max(self._floor, position)
         joined = join_walks(self._pieces)
-        return Reading(joined, self._data, self._findings, self._patches)
+        return Reading(joined, self._data, self._findings)
 
     def _first_unsound(self, walk: Walk) -> int | None:
         publishes = np.flatnonzero(walk.kinds < DELIVER)
@@ -333,7 +331,6 @@ class _Reader:
             if not isinstance(self._data, bytearray):
                 self._data = bytearray(self._data)
             self._data[at : at + len(good)] = good
-            self._patches.append(resume.patch)
             cause = Cause.CRASH if unfinished else Cause.DAMAGE
             self._find(at, len(good), cause, resume.what, "corrected from the checksum: none lost")
             return resume.at
