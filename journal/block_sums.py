@@ -19,21 +19,27 @@ The first checksum covers the extent's first 4,096 bytes, and so on; the last on
 
 from __future__ import annotations
 
+import logging
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
 
-from journal.files import ReadBuffer
+from journal.files import FileSystem, PathLike, ReadBuffer, read_optional
+from journal.findings import Cause, Finding, Kind
 
-__all__ = ["BLOCK", "SUFFIX", "Healed", "extent", "heal"]
+__all__ = ["BLOCK", "SUFFIX", "Healed", "check_sums", "extent", "extents", "heal", "read_sums"]
+
+_log = logging.getLogger("qindex.block_sums")
 
 SUFFIX = ".sum"
 BLOCK = 4096
 
 _HEAD = struct.Struct(">QQ")
 _SUM = struct.Struct(">Q")
+_SURE = 64
 _MOST_BROKEN = 8
 """More blocks that do not hold than this, and the sums are those of another file."""
 
@@ -62,25 +68,33 @@ def extent(data: ReadBuffer, offset: int) -> bytes:
 def _blocks(sums: bytes, size: int) -> Iterator[tuple[int, int, int]]:
     """Give start, end and checksum of each block that lies within ``size`` bytes; ends where the
     extents stop making sense."""
-    position = 0
-    end = 0
-    while position + _HEAD.size <= len(sums):
-        offset, length = _HEAD.unpack_from(sums, position)
-        position += _HEAD.size
-        count = -(-length // BLOCK)
-        if offset < end or not length or position + count * _SUM.size > len(sums):
-            return
+    for position, _, offset, length in extents(sums):
         end = offset + length
+        first = position + _HEAD.size
         for start in range(offset, min(end, size), BLOCK):
             stop = min(start + BLOCK, end)
             if stop <= size:
-                (check,) = _SUM.unpack_from(sums, position + (start - offset) // BLOCK * _SUM.size)
+                (check,) = _SUM.unpack_from(sums, first + (start - offset) // BLOCK * _SUM.size)
                 yield start, stop, check
-        position += count * _SUM.size
 
 
-def heal(data: bytes, sums: bytes | None) -> Healed:
+def read_sums(fs: FileSystem, path: PathLike) -> bytes | None:
+    """Read the sum file of ``path``; ``None`` where there is none, or none that can be read: it
+    is a help, and no reason to do without the file itself."""
+    own = os.fspath(path) + SUFFIX
+    try:
+        return read_optional(fs, own)
+    except OSError as error:
+        _log.warning("%s: can't be read: %s", own, error)
+        return None
+
+
+def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed:
     """Hold ``data`` against its sums and put single flipped bits right.
+
+    ``power_lost``: neither file may be what it was last, so that the sums may be of other bytes.
+    A few records may then differ by one bit from those that stood in their place; in a block of
+    64 bytes or more that can't be.
 
     Never raises on any bytes. O(size), and about 20 ms for each block that does not hold (eight at
     most: with more, the sums are taken to be another file's).
@@ -103,7 +117,8 @@ def heal(data: bytes, sums: bytes | None) -> Healed:
             healed.whole = False  # The flipped bit is in the sum file.
             continue
         block = bytearray(view[start:stop])
-        bit = _flipped_bit(block, check)
+        doubtful = power_lost and len(block) < _SURE
+        bit = None if doubtful else _flipped_bit(block, check)
         if bit is None:
             healed.broken.append(start)
             healed.whole = False
@@ -114,6 +129,91 @@ def heal(data: bytes, sums: bytes | None) -> Healed:
         healed.data[at] ^= 0x80 >> (bit & 7)
         healed.fixed.append(at)
     return healed
+
+
+def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Give each extent of a sum file: its offset and length there, and the offset and length of
+    what it covers. Ends where they stop making sense."""
+    position = end = 0
+    while position + _HEAD.size <= len(sums):
+        offset, length = _HEAD.unpack_from(sums, position)
+        size = _HEAD.size + -(-length // BLOCK) * _SUM.size
+        if offset < end or not length or position + size > len(sums):
+            return
+        yield position, size, offset, length
+        end = offset + length
+        position += size
+
+
+def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
+    """Look into the sum file of ``path``, whose bytes are ``data``: for flipped bits in it, for
+    what is no extent, and for bytes it covers and that the file does not have (any more).
+
+    What :func:`heal` finds wrong in ``data`` is not repeated. Never raises on any bytes; O(size).
+    """
+    own = path + SUFFIX
+    lost = "a flipped bit of the file could not be put right"
+    position = end = 0
+    while position + _HEAD.size <= len(sums):
+        rest = len(sums) - position
+        if not any(sums[position:]):
+            yield Finding(own, position, rest, Cause.CRASH, "zeros", lost, Kind.ZEROS)
+            return
+        offset, length = _HEAD.unpack_from(sums, position)
+        following = position + _HEAD.size + -(-length // BLOCK) * _SUM.size
+        fits = end <= offset and length and following <= len(sums)
+        if not fits or offset + length > len(data):
+            if end <= offset and following > len(sums) and offset + length <= len(data):
+                break
+            flipped = _flipped_head(data, sums, position, end)
+            if flipped is not None:
+                at, offset, length = flipped
+                yield _flipped(own, at)
+                following = position + _HEAD.size + -(-length // BLOCK) * _SUM.size
+            elif not fits:
+                what = "no extent stands here"
+                yield Finding(own, position, _HEAD.size, Cause.DAMAGE, what, lost)
+                return
+            else:
+                what = f"the file ends at {len(data)}; it had at least {offset + length} bytes"
+                gone = "what stood behind its end is lost"
+                yield Finding(path, len(data), 0, Cause.DAMAGE, what, gone, Kind.TORN)
+        end = offset + length
+        extent_sums = _HEAD.pack(offset, length) + sums[position + _HEAD.size : following]
+        for start, stop, check in _blocks(extent_sums, len(data)):
+            off = xxh3_64_intdigest(memoryview(data)[start:stop]) ^ check
+            if off.bit_count() == 1:
+                at = position + _HEAD.size + (start - offset) // BLOCK * _SUM.size
+                yield _flipped(own, at + _SUM.size - 1 - ((off.bit_length() - 1) >> 3))
+        position = following
+    if position < len(sums):
+        what, rest = "a torn extent at the end", len(sums) - position
+        yield Finding(own, position, rest, Cause.CRASH, what, lost, Kind.TORN)
+
+
+def _flipped(path: str, at: int) -> Finding:
+    what = "one flipped bit in the checksums"
+    return Finding(path, at, 1, Cause.DAMAGE, what, "nothing is lost", Kind.CORRECTED)
+
+
+def _flipped_head(
+    data: ReadBuffer, sums: bytes, position: int, end: int
+) -> tuple[int, int, int] | None:
+    """Find the bit of the extent's head at ``position`` whose flip makes its checksums hold:
+    gives its byte, and the true offset and length."""
+    for bit in range(8 * _HEAD.size):
+        head = bytearray(sums[position : position + _HEAD.size])
+        head[bit >> 3] ^= 0x80 >> (bit & 7)
+        offset, length = _HEAD.unpack(head)
+        count = -(-length // BLOCK)
+        following = position + _HEAD.size + count * _SUM.size
+        if offset < end or not length or offset + length > len(data) or following > len(sums):
+            continue
+        blocks = list(_blocks(bytes(head) + sums[position + _HEAD.size : following], len(data)))
+        view = memoryview(data)
+        if all(xxh3_64_intdigest(view[start:stop]) == check for start, stop, check in blocks):
+            return position + (bit >> 3), offset, length
+    return None
 
 
 def _flipped_bit(block: bytearray, check: int) -> int | None:

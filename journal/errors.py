@@ -14,6 +14,7 @@ __all__ = [
     "ForkedError",
     "LockedError",
     "NotAStoreError",
+    "QueueFullError",
     "StorageError",
     "StoreError",
     "UsageError",
@@ -39,6 +40,11 @@ class ForkedError(ClosedError):
 
 class NotAStoreError(StoreError):
     """The path is no store directory: a file, or a directory of something else."""
+
+
+class QueueFullError(StoreError):
+    """A queue has as much as its ``max_length`` or ``max_bytes`` allows: nothing was published, and
+    nothing moved into it."""
 
 
 class LockedError(StoreError):

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap as _mmap
 import os
+import struct
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +37,7 @@ __all__ = [
     "PathLike",
     "ReadBuffer",
     "RealFileSystem",
+    "close_quietly",
     "make_dirs",
     "pread_all",
     "pwrite_all",
@@ -48,7 +51,11 @@ __all__ = [
 PathLike = str | os.PathLike[str]
 ReadBuffer = bytes | bytearray | memoryview | _mmap.mmap
 
+_log = logging.getLogger("qindex.files")
+
 _TMP_SUFFIX = ".tmp"
+_FLOCK = struct.Struct("hhqqi")
+"""``struct flock`` of 64-bit Linux: type, whence, start, length, pid."""
 
 
 class FileSystem(Protocol):
@@ -61,6 +68,7 @@ class FileSystem(Protocol):
     def write(self, fd: int, data: ReadBuffer, /) -> int: ...
     def pwrite(self, fd: int, data: ReadBuffer, offset: int, /) -> int: ...
     def truncate(self, fd: int, length: int, /) -> None: ...
+    def lseek(self, fd: int, offset: int, whence: int, /) -> int: ...
     def fallocate(self, fd: int, offset: int, length: int, /) -> None: ...
     def fdatasync(self, fd: int, /) -> None: ...
     def fsync(self, fd: int, /) -> None: ...
@@ -71,9 +79,12 @@ class FileSystem(Protocol):
     def rmdir(self, path: PathLike, /) -> None: ...
     def listdir(self, path: PathLike, /) -> list[str]: ...
     def stat(self, path: PathLike, /) -> os.stat_result: ...
+    def statvfs(self, path: PathLike, /) -> os.statvfs_result: ...
     def fstat(self, fd: int, /) -> os.stat_result: ...
     def sync_dir(self, path: PathLike, /) -> None: ...
     def lock(self, fd: int, /) -> bool: ...
+    def lock_byte(self, fd: int, /) -> bool: ...
+    def byte_holder(self, fd: int, /) -> int | None: ...
     def boot_id(self) -> bytes: ...
 
 
@@ -87,6 +98,7 @@ class RealFileSystem:
     write = staticmethod(os.write)
     pwrite = staticmethod(os.pwrite)
     truncate = staticmethod(os.ftruncate)
+    lseek = staticmethod(os.lseek)
     fdatasync = staticmethod(os.fdatasync if hasattr(os, "fdatasync") else os.fsync)
     fsync = staticmethod(os.fsync)
     rename = staticmethod(os.rename)
@@ -95,6 +107,7 @@ class RealFileSystem:
     rmdir = staticmethod(os.rmdir)
     listdir = staticmethod(os.listdir)
     stat = staticmethod(os.stat)
+    statvfs = staticmethod(os.statvfs)
     fstat = staticmethod(os.fstat)
 
     @staticmethod
@@ -141,6 +154,24 @@ class RealFileSystem:
         except BlockingIOError:
             return False
         return True
+
+    @staticmethod
+    def lock_byte(fd: int, /) -> bool:
+        """Take the POSIX lock of the file's first byte, which is what a Java process looks at;
+        ``False`` when another process has it. It goes when this process closes *any* descriptor
+        of the file."""
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    @staticmethod
+    def byte_holder(fd: int, /) -> int | None:
+        """Pid of the other process that has the lock of :meth:`lock_byte`; ``None`` if none has."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))
+        return None if kind == fcntl.F_UNLCK else pid
 
     @staticmethod
     def boot_id() -> bytes:
@@ -235,6 +266,15 @@ def unlink_if_there(fs: FileSystem, path: PathLike) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def close_quietly(fs: FileSystem, fd: int, path: PathLike) -> None:
+    """Close a file of which nothing is wanted any more: an error is logged, no more. (On Linux a
+    close that fails has closed the file all the same.)"""
+    try:
+        fs.close(fd)
+    except OSError as error:
+        _log.warning("%s: can't be closed: %s", os.fspath(path), error)
 
 
 def make_dirs(fs: FileSystem, path: PathLike) -> None:

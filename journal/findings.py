@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Cause", "Finding"]
+__all__ = ["Cause", "Finding", "Kind"]
 
 
 class Cause(enum.Enum):
@@ -19,6 +20,50 @@ class Cause(enum.Enum):
     """A crash of the process or the machine leaves this; open repairs it without asking."""
     DAMAGE = "damage"
     """No crash leaves this (bit rot, a foreign file); open raises unless ``repair=True``."""
+
+
+class Kind(enum.StrEnum):
+    """What is wrong, as a word that stays the same; docs/damage.md explains each."""
+
+    CHECKSUM = "checksum"
+    """Bytes that do not have their checksum."""
+    CORRECTED = "corrected"
+    """A flipped bit that a checksum put right: nothing is lost."""
+    RECORD = "record"
+    """Bytes that are no record, or a record that does not decode."""
+    STEP = "step"
+    """A deliver or ack that can't be right."""
+    TORN = "torn"
+    """A record, or a file, that is cut off."""
+    ZEROS = "zeros"
+    """Zeros where something else should stand."""
+    UNFINISHED = "unfinished"
+    """What an operation that was cut short left behind."""
+    ENTRY_WITHOUT_MESSAGE = "entry-without-message"
+    MESSAGE_WITHOUT_ENTRY = "message-without-entry"
+    REFCOUNT = "refcount"
+    """A message with other references than it has index entries."""
+    COUNT = "count"
+    """Another number of entries, messages or bytes than is written down elsewhere."""
+    SIZE = "size"
+    """An entry's size is not that of its message's body."""
+    DUPLICATE_MSG_ID = "duplicate-msg-id"
+    DUPLICATE_SEQ_ID = "duplicate-seq-id"
+    DUPLICATE_FILE = "duplicate-file"
+    GAP = "gap"
+    """seq_ids, or offsets, that do not follow one another where they must."""
+    SEQ_RANGE = "seq-range"
+    """A seq_id that was never given out."""
+    PERSISTENCE = "persistence"
+    """Index and message differ in whether the message is persistent."""
+    NAME = "name"
+    """A name that does not belong where it stands."""
+    MISSING_FILE = "missing-file"
+    FOREIGN_FILE = "foreign-file"
+    UNREADABLE = "unreadable"
+    """A file that the system does not let us read."""
+    CONFIG = "config"
+    """A file that says how others are to be read, and makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +80,20 @@ class Finding:
     cause: Cause
     what: str
     consequence: str = ""
+    kind: Kind = Kind.RECORD
 
     def __str__(self) -> str:
         tail = f"; {self.consequence}" if self.consequence else ""
         return f"{self.path}: at offset {self.offset}, {self.length} bytes: {self.what}{tail}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON has it."""
+        return {
+            "path": self.path,
+            "offset": self.offset,
+            "length": self.length,
+            "kind": self.kind.value,
+            "cause": self.cause.value,
+            "what": self.what,
+            "consequence": self.consequence,
+        }

@@ -21,8 +21,16 @@ from dataclasses import dataclass
 
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import extent
+from journal.durations import Durations
 from journal.errors import ClosedError, StorageError
-from journal.files import FileSystem, PathLike, pwrite_all, unlink_if_there, write_all
+from journal.files import (
+    FileSystem,
+    PathLike,
+    close_quietly,
+    pwrite_all,
+    unlink_if_there,
+    write_all,
+)
 from journal.poison import Poison
 from journal.sync import GroupCommit
 
@@ -34,7 +42,9 @@ _FIRST_CAPACITY = 16 << 10
 _MAX_STEP = 8 << 20
 _NEW_SUFFIX = ".new"
 _BULK = 64 << 10
-_COMMIT = 8
+_COMMIT = 16
+"""Bytes of an append that are stored last: no record starts with so many zeros (a message id is
+never zero), and a processor stores them at once."""
 _IN_PLACE = 1 << 20
 
 
@@ -71,9 +81,12 @@ class Journal:
         self._poison = poison
         self._closed = False
         self._name_synced = False
+        self._rebased = False
         self.synced = 0
         """Bytes from the start known to be durable."""
         try:
+            # Before the bytes change that they are of.
+            unlink_if_there(fs, self.path + SUMS_SUFFIX)
             self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 if fs.fstat(self._fd).st_size > position:
@@ -86,7 +99,6 @@ class Journal:
             raise StorageError(self.path, "the journal can't be opened", error) from error
         self._sums_fd: int | None = None
         self._sealed = position
-        unlink_if_there(fs, self.path + SUMS_SUFFIX)
         self._commits = GroupCommit(self._sync_now)
         # Held while a sync uses the descriptor, so that no rebase closes it under the call.
         self._fd_in_use = threading.Lock()
@@ -130,7 +142,7 @@ class Journal:
     def append(self, data: bytes | memoryview) -> int:
         """Append ``data``, one record or a batch, and give the offset of its first byte.
 
-        In the operating system on return. Raises as :meth:`grow`. The first eight bytes are
+        In the operating system on return. Raises as :meth:`grow`. The first sixteen bytes are
         stored last: a process that dies while it copies leaves an append that starts with
         zeros, whatever of the rest was copied by then.
         """
@@ -210,6 +222,11 @@ class Journal:
         """How many syncs have been made."""
         return self._commits.rounds
 
+    @property
+    def sync_durations(self) -> Durations:
+        """How long they took."""
+        return self._commits.stopwatch.durations()
+
     def _sync_now(self) -> None:
         self._poison.check()
         with self._fd_in_use:
@@ -268,6 +285,7 @@ class Journal:
         """
         with self._fd_in_use:
             old_map, end = self.map, self.tell()
+            self._rebased = True
             try:
                 self._drop_sums()
                 if end == front and prepared is None and len(self.map) <= _IN_PLACE:
@@ -283,7 +301,7 @@ class Journal:
     def retire(self, old: Retired | None) -> None:
         """Close the file that a rebase replaced: freeing its pages takes a while."""
         if old is not None:
-            self._fs.close(old.fd)
+            close_quietly(self._fs, old.fd, self.path)
             old.map = None
 
     def _empty(self) -> None:
@@ -336,6 +354,8 @@ class Journal:
     def close(self, *, cut: bool = True) -> None:
         """Cut the zero-filled tail off (unless ``cut`` is false) and close the file.
 
+        What was dropped from it is gone for good on return: were it back after a loss of power,
+        messages whose acks were never synced would be back after a clean close.
         Raises :class:`StorageError`; the file is closed all the same.
         """
         with self._fd_in_use:
@@ -345,14 +365,19 @@ class Journal:
             end = self.tell()
             self._use(mmap.mmap(-1, mmap.PAGESIZE), mmap.PAGESIZE)
             try:
-                if self._sums_fd is not None:
-                    self._fs.close(self._sums_fd)
-                if cut:
-                    self._fs.truncate(self._fd, end)
+                try:
+                    if self._sums_fd is not None:
+                        self._fs.close(self._sums_fd)
+                    if cut:
+                        self._fs.truncate(self._fd, end)
+                    if cut and self._rebased and self._poison.reason is None:
+                        self._fs.fdatasync(self._fd)
+                        if not self._name_synced:
+                            self._fs.sync_dir(os.path.dirname(self.path))
+                finally:
+                    self._fs.close(self._fd)
             except OSError as error:
-                raise StorageError(self.path, "the journal can't be cut", error) from error
-            finally:
-                self._fs.close(self._fd)
+                raise StorageError(self.path, "the journal can't be closed", error) from error
 
     def refuse(self) -> None:
         """Make each later append raise what the poison raises. The poison calls this."""

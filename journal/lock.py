@@ -7,11 +7,16 @@ is the ``flock`` on it, which the kernel drops when the process ends, however it
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 from journal.errors import LockedError
-from journal.files import FileSystem, PathLike
+from journal.files import FileSystem, PathLike, close_quietly, read_optional
 
-__all__ = ["DirectoryLock"]
+__all__ = ["DirectoryLock", "hold_if_there", "holder", "open_claimed"]
+
+_LOCK_TABLE = Path("/proc/locks")
+UNKNOWN_PID = 0
 
 
 class DirectoryLock:
@@ -21,24 +26,81 @@ class DirectoryLock:
     and :class:`OSError` when the lock file can't be made.
     """
 
+    _fd: int | None
+
     def __init__(self, fs: FileSystem, path: PathLike) -> None:
         self._fs = fs
-        fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+
+        def take(fd: int) -> None:
             if not fs.lock(fd):
                 raise LockedError(path, _pid(fs.pread(fd, 32, 0)))
             fs.truncate(fd, 0)
             fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        except BaseException:
-            fs.close(fd)
-            raise
-        self._fd: int | None = fd
+
+        self._fd = open_claimed(fs, path, os.O_RDWR | os.O_CREAT, take)
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would race with the next owner."""
         if self._fd is not None:
-            self._fs.close(self._fd)
+            close_quietly(self._fs, self._fd, "the lock of the directory")
             self._fd = None
+
+
+def open_claimed(fs: FileSystem, path: PathLike, flags: int, take: Callable[[int], None]) -> int:
+    """Open a lock file and call ``take`` with its descriptor, which stays open unless that raises.
+
+    Raises what ``take`` raises, and :class:`OSError`.
+    """
+    fd = fs.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        take(fd)
+    except BaseException:
+        fs.close(fd)
+        raise
+    return fd
+
+
+def hold_if_there(fs: FileSystem, path: PathLike) -> DirectoryLock | None:
+    """Hold the lock without changing its file: for a reader that wants no writer meanwhile.
+
+    ``None`` where there is no lock file: nobody has ever written there. Raises
+    :class:`LockedError` and :class:`OSError`.
+    """
+
+    def take(fd: int) -> None:
+        if not fs.lock(fd):
+            raise LockedError(path, _pid(fs.pread(fd, 32, 0)))
+
+    try:
+        fd = open_claimed(fs, path, os.O_RDONLY, take)
+    except FileNotFoundError:
+        return None
+    held = DirectoryLock.__new__(DirectoryLock)
+    held._fs, held._fd = fs, fd
+    return held
+
+
+def holder(fs: FileSystem, path: PathLike) -> int | None:
+    """Tell which process holds the lock, without taking it even for a moment: a writer that opens
+    the directory just then must not fail.
+
+    ``None``: nobody; :data:`UNKNOWN_PID`: someone, or the system does not tell. Raises
+    :class:`OSError`.
+    """
+    try:
+        inode = str(fs.stat(path).st_ino)
+    except FileNotFoundError:
+        return None
+    try:
+        table = _LOCK_TABLE.read_text()
+    except OSError:
+        return UNKNOWN_PID
+    for line in table.splitlines():
+        # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131081 0 EOF
+        fields = line.split()
+        if fields[1:2] == ["FLOCK"] and fields[-3].rpartition(":")[2] == inode:
+            return _pid(read_optional(fs, path) or b"") or UNKNOWN_PID
+    return None
 
 
 def _pid(data: bytes) -> int | None:

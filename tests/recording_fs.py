@@ -1,181 +1,238 @@
 """A file system that remembers every operation, and every state a crash could have left.
 
-:class:`RecordingFileSystem` does the real operations below one directory and logs them. Stores
-into memory maps leave no call: the mapped files are compared with what is known of them at each
-next operation, and what has changed counts as written there.
+:class:`RecordingFileSystem` does the operations below one directory, on the real file system or
+one in memory, and logs them. Stores into memory maps are logged as they are made; those that leave
+no call (through numpy, say) are found at the next operation, by comparing the mapped files with
+what is known of them.
 
-:func:`crash_states` then gives the states that the directory can be in if the machine stops
+:func:`crash_states` then gives states that the directory can be in if the machine stops
 between any two operations, by this model:
 
 * a file's bytes and length as of its last ``fdatasync``/``fsync`` are safe; each write, truncation
   or allocation since may be done or not, in any combination; a write may also be cut short at any
-  byte, or leave zeros in its place or in that of one of its sectors;
+  byte, or leave zeros in its place or in that of one of its sectors; what is done to a file behind
+  a cut of it is never there without the cut;
 * the names of a directory as of its last ``sync_dir`` are safe; each creation, rename or removal
   since may be done or not;
 * a process that dies alone loses nothing that was handed to the system (states called "kill").
 
 Not every combination is tried: each un-synced operation is varied against "all others done" and
-"no other done", and some states at random.
+"no other done", and some states at random. :mod:`tests.crash.states` enumerates, by sectors.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap as _mmap
 import os
 import random
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from journal.files import REAL, PathLike, ReadBuffer
+from journal.files import REAL, FileSystem, PathLike, ReadBuffer, RealFileSystem
+from tests.crash.disk import (
+    ROOT,
+    Data,
+    Disk,
+    Name,
+    Note,
+    Operation,
+    SyncDirectory,
+    SyncFile,
+    apply_data,
+)
+from tests.memory_fs import FileMap, MemoryFileSystem
 
 __all__ = ["CrashState", "RecordingFileSystem", "crash_states"]
 
 _PAGE = 4096
 _SECTOR = 512
+_GAP = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Bytes at an offset of a file (an inode); ``data`` None with a length: the file is cut or
-    extended with zeros to ``offset``."""
+@dataclass(slots=True)
+class _Node:
+    """A file or directory as the recording knows it."""
 
     inode: int
-    offset: int
-    data: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A change of names: ``target`` now stands for ``inode``, ``source`` for nothing.
-
-    ``inode`` None with a target: a directory was made.
-    """
-
-    inode: int | None
-    source: str | None
-    target: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class SyncFile:
-    inode: int
-
-
-@dataclass(frozen=True, slots=True)
-class SyncDirectory:
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What the test put into the log: a promise made, a call begun."""
-
-    what: object
-
-
-Operation = Data | Name | SyncFile | SyncDirectory | Note
+    entries: dict[str, _Node] | None = None
 
 
 @dataclass(slots=True)
 class _OpenFile:
+    """An open file; nobody reads and writes in turn through one descriptor's position."""
+
     inode: int
-    path: str
     append: bool
+    position: int = 0
+
+
+class _RecordedMap(FileMap):
+    """A map that tells of each store into it."""
+
+    stored: Callable[[int, bytes], None]
+
+    def write(self, data: Any, /) -> int:
+        at = self.tell()
+        done = super().write(data)
+        self.stored(at, bytes(data))
+        return done
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        super().__setitem__(key, value)
+        start, stop, _ = (key if isinstance(key, slice) else slice(key, key + 1)).indices(len(self))
+        self.stored(start, self[start:stop])
 
 
 @dataclass(slots=True)
 class _Mapped:
-    fd: int
-    known: bytearray
+    """A mapped file: how to read it, how to let go of it, and its bytes as logged."""
+
+    read: Callable[[], bytes]
+    let_go: Callable[[], None]
+    known: bytes
 
 
 class RecordingFileSystem:
-    """The real file system below ``root``, with a log. Not thread-safe: one thread at a time."""
+    """A file system below ``root``, with a log. Not thread-safe: one thread at a time.
 
-    def __init__(self, root: PathLike) -> None:
+    ``below`` does the work: the real one, or one in memory.
+    """
+
+    def __init__(self, root: PathLike, below: RealFileSystem | MemoryFileSystem = REAL) -> None:
         self.root = os.path.abspath(root)
+        self._prefix = self.root.rstrip("/") + "/"
+        self._below: FileSystem = below
+        self._memory = below if isinstance(below, MemoryFileSystem) else None
         self.log: list[Operation] = []
-        self.base_files: dict[str, bytes] = {}
-        self.base_directories: set[str] = {""}
-        self._inodes: dict[str, int] = {}
-        self._next_inode = 0
+        self.start = Disk()
+        """The disk before the first operation; all of it is safe."""
+        self._next_inode = ROOT
+        self._top = self._look(self.root, _Node(ROOT, {}))
         self._open: dict[int, _OpenFile] = {}
         self._mapped: dict[int, _Mapped] = {}
-        for parent, directories, files in os.walk(self.root):
-            for name in directories:
-                self.base_directories.add(self._relative(os.path.join(parent, name)))
-            for name in files:
-                relative = self._relative(os.path.join(parent, name))
-                self.base_files[relative] = Path(parent, name).read_bytes()
-                self._inodes[relative] = self._new_inode()
-        self.base_inodes = dict(self._inodes)
+        self._cuts: dict[int, tuple[int, int]] = {}
+        self.at_next_sync: Callable[[], None] | None = None
+        """Called once, at the next sync of a file: what others do in the middle of a call."""
+        self.read = below.read
+        self.pread = below.pread
+        self.lseek = below.lseek
+        self.listdir = below.listdir
+        self.stat = below.stat
+        self.statvfs = below.statvfs
+        self.fstat = below.fstat
+        self.lock = below.lock
+        self.lock_byte = below.lock_byte
+        self.byte_holder = below.byte_holder
+        self.boot_id = below.boot_id
+
+    def _look(self, path: str, node: _Node) -> _Node:
+        """Take in what is there."""
+        assert node.entries is not None
+        names = self.start.directories[node.inode] = {}
+        for name in self._below.listdir(path):
+            full = os.path.join(path, name)
+            is_directory = stat.S_ISDIR(self._below.stat(full).st_mode)
+            child = node.entries[name] = _Node(self._new_inode(), {} if is_directory else None)
+            names[name] = child.inode
+            if is_directory:
+                self._look(full, child)
+            else:
+                self.start.contents[child.inode] = self._content(full)
+        return node
+
+    def _content(self, path: str) -> bytes:
+        fd = self._below.open(path, os.O_RDONLY)
+        try:
+            return self._below.pread(fd, self._below.fstat(fd).st_size, 0)
+        finally:
+            self._below.close(fd)
 
     def note(self, what: object) -> None:
         """Put a note in the log; :class:`CrashState` gives those made before its point."""
         self._catch_up()
         self.log.append(Note(what))
 
+    def settle(self) -> None:
+        """Take all that was done so far as safe, and begin the log anew: the system has written
+        everything out in time."""
+        self._catch_up()
+        for operation in self.log:
+            self.start.take(operation)
+        for inode in {write.inode for write in self.start.data}:
+            self.start.take(SyncFile(inode))
+        for directory in list(self.start.directories):
+            self.start.take(SyncDirectory(directory))
+        self.start.notes.clear()
+        self.log.clear()
+
     def forget_descriptors(self) -> None:
         """Close what a workload left open, as the death of its process would."""
+        self._catch_up()
+        for mapped in self._mapped.values():
+            mapped.let_go()
+        self._mapped.clear()
+        if self._memory is not None:
+            self._memory.forget_descriptors()
+            self._open.clear()
         for fd in list(self._open):
             self.close(fd)
-        for mapped in self._mapped.values():
-            os.close(mapped.fd)
-        self._mapped.clear()
 
     # -- operations on open files -------------------------------------------------------------
 
     def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int:
         self._catch_up()
-        name = self._relative(path)
-        existed = name in self._inodes
-        fd = REAL.open(path, flags, mode)
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
+        directory, name = self._place(path)
+        fd = self._below.open(path, flags, mode)
+        assert directory.entries is not None
+        node = directory.entries.get(name)
+        if node is None:
+            node = directory.entries[name] = _Node(self._new_inode())
+            self.log.append(Name(directory.inode, None, name, node.inode))
+        elif node.entries is not None:
             return fd
-        if not existed:
-            self._inodes[name] = self._new_inode()
-            self.log.append(Name(self._inodes[name], None, name))
         elif flags & os.O_TRUNC:
-            self._record(Data(self._inodes[name], 0, None))
-        self._open[fd] = _OpenFile(self._inodes[name], name, bool(flags & os.O_APPEND))
+            self._cut(node.inode, 0)
+        self._open[fd] = _OpenFile(node.inode, bool(flags & os.O_APPEND))
         return fd
 
     def close(self, fd: int, /) -> None:
         self._catch_up()
         self._open.pop(fd, None)
-        REAL.close(fd)
-
-    def read(self, fd: int, length: int, /) -> bytes:
-        return REAL.read(fd, length)
-
-    def pread(self, fd: int, length: int, offset: int, /) -> bytes:
-        return REAL.pread(fd, length, offset)
+        self._below.close(fd)
 
     def write(self, fd: int, data: ReadBuffer, /) -> int:
         self._catch_up()
         file = self._open[fd]
-        offset = os.fstat(fd).st_size if file.append else os.lseek(fd, 0, os.SEEK_CUR)
-        done = REAL.write(fd, data)
+        offset = self._below.fstat(fd).st_size if file.append else file.position
+        done = self._below.write(fd, data)
+        file.position = offset + done
         self._record(Data(file.inode, offset, bytes(memoryview(data)[:done])))
         return done
 
     def pwrite(self, fd: int, data: ReadBuffer, offset: int, /) -> int:
         self._catch_up()
-        done = REAL.pwrite(fd, data, offset)
+        done = self._below.pwrite(fd, data, offset)
         self._record(Data(self._open[fd].inode, offset, bytes(memoryview(data)[:done])))
         return done
 
     def truncate(self, fd: int, length: int, /) -> None:
         self._catch_up()
-        REAL.truncate(fd, length)
-        self._record(Data(self._open[fd].inode, length, None))
+        shorter = length < self._below.fstat(fd).st_size
+        self._below.truncate(fd, length)
+        inode = self._open[fd].inode
+        if shorter:
+            self._cut(inode, length)
+        else:
+            self._record(Data(inode, length, None))
 
     def fallocate(self, fd: int, offset: int, length: int, /) -> None:
         self._catch_up()
-        before = os.fstat(fd).st_size
-        REAL.fallocate(fd, offset, length)
+        before = self._below.fstat(fd).st_size
+        self._below.fallocate(fd, offset, length)
         if offset + length > before:
             self._record(Data(self._open[fd].inode, offset + length, None))
 
@@ -184,112 +241,156 @@ class RecordingFileSystem:
         # The real sync is left out: the states are rebuilt from the log, never from the disk.
         if fd in self._open:
             self.log.append(SyncFile(self._open[fd].inode))
+        if self.at_next_sync is not None:
+            meanwhile, self.at_next_sync = self.at_next_sync, None
+            meanwhile()
 
     fsync = fdatasync
 
     def mmap(self, fd: int, length: int, writable: bool, /) -> _mmap.mmap:
         self._catch_up()
+        if not writable:
+            return self._below.mmap(fd, length, False)
         inode = self._open[fd].inode
-        if writable and inode not in self._mapped:
-            own = os.dup(fd)
-            known = bytearray(os.pread(own, os.fstat(own).st_size, 0))
-            self._mapped[inode] = _Mapped(own, known)
-        return REAL.mmap(fd, length, writable)
+        if self._memory is not None:
+            mapped = _RecordedMap(-1, length)
+            mapped.stored = lambda at, data: None  # what fills it is the file's own content
+            self._memory.adopt_map(fd, mapped)
+        else:
+            mapped = _RecordedMap(fd, length, access=_mmap.ACCESS_WRITE)
+        mapped.stored = lambda at, data: self._record(Data(inode, at, data))
+        if inode not in self._mapped:
+            self._mapped[inode] = self._watch(fd)
+        return mapped
+
+    def _watch(self, fd: int) -> _Mapped:
+        if self._memory is not None:
+            content = self._memory.inode(fd).content
+            return _Mapped(content, lambda: None, content())
+        own = os.dup(fd)
+
+        def read() -> bytes:
+            return os.pread(own, os.fstat(own).st_size, 0)
+
+        return _Mapped(read, lambda: os.close(own), read())
 
     # -- operations on names ------------------------------------------------------------------
 
     def rename(self, source: PathLike, target: PathLike, /) -> None:
         self._catch_up()
-        REAL.rename(source, target)
-        old, new = self._relative(source), self._relative(target)
-        inode = self._inodes.pop(old)
-        self._inodes[new] = inode
-        self.log.append(Name(inode, old, new))
+        self._below.rename(source, target)
+        directory, old = self._place(source)
+        other, new = self._place(target)
+        if other is not directory:
+            raise AssertionError("no store renames from one directory to another")
+        assert directory.entries is not None
+        node = directory.entries.pop(old)
+        directory.entries[new] = node
+        self.log.append(Name(directory.inode, old, new, node.inode))
 
     def unlink(self, path: PathLike, /) -> None:
         self._catch_up()
-        REAL.unlink(path)
-        name = self._relative(path)
-        del self._inodes[name]
-        self.log.append(Name(None, name, None))
+        self._below.unlink(path)
+        self._remove(path)
 
     def mkdir(self, path: PathLike, /) -> None:
         self._catch_up()
-        REAL.mkdir(path)
-        self.log.append(Name(None, None, self._relative(path)))
+        self._below.mkdir(path)
+        directory, name = self._place(path)
+        assert directory.entries is not None
+        node = directory.entries[name] = _Node(self._new_inode(), {})
+        self.log.append(Name(directory.inode, None, name, node.inode, made=True))
 
     def rmdir(self, path: PathLike, /) -> None:
         self._catch_up()
-        REAL.rmdir(path)
-        self.log.append(Name(None, self._relative(path), None))
+        self._below.rmdir(path)
+        self._remove(path)
 
-    def listdir(self, path: PathLike, /) -> list[str]:
-        return REAL.listdir(path)
-
-    def stat(self, path: PathLike, /) -> os.stat_result:
-        return REAL.stat(path)
-
-    def fstat(self, fd: int, /) -> os.stat_result:
-        return REAL.fstat(fd)
+    def _remove(self, path: PathLike) -> None:
+        directory, name = self._place(path)
+        assert directory.entries is not None
+        node = directory.entries.pop(name)
+        self.log.append(Name(directory.inode, name, None, node.inode))
 
     def sync_dir(self, path: PathLike, /) -> None:
         self._catch_up()
-        self.log.append(SyncDirectory(self._relative(path)))
-
-    def lock(self, fd: int, /) -> bool:
-        return REAL.lock(fd)
-
-    def boot_id(self) -> bytes:
-        return REAL.boot_id()
+        self.log.append(SyncDirectory(self._node(path).inode))
 
     # -- the log ------------------------------------------------------------------------------
 
-    def _relative(self, path: PathLike) -> str:
-        relative = os.path.relpath(os.path.abspath(path), self.root)
-        if relative.startswith(os.pardir):
-            raise AssertionError(f"{path} is outside of {self.root}")
-        return "" if relative == os.curdir else relative
+    def _parts(self, path: PathLike) -> list[str]:
+        text = os.fspath(path)
+        if not text.startswith(self._prefix):
+            text = os.path.abspath(text)
+            if text == self.root:
+                return []
+            if not text.startswith(self._prefix):
+                raise AssertionError(f"{path} is outside of {self.root}")
+        rest = text[len(self._prefix) :]
+        return rest.split("/") if rest else []
+
+    def _walk(self, parts: list[str], path: PathLike) -> _Node:
+        node = self._top
+        for part in parts:
+            child = None if node.entries is None else node.entries.get(part)
+            if child is None:
+                raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
+            node = child
+        return node
+
+    def _node(self, path: PathLike) -> _Node:
+        return self._walk(self._parts(path), path)
+
+    def _place(self, path: PathLike) -> tuple[_Node, str]:
+        """Give the directory of a path and the name in it."""
+        *parents, name = self._parts(path)
+        node = self._walk(parents, path)
+        if node.entries is None:
+            raise NotADirectoryError(20, "Not a directory", os.fspath(path))
+        return node, name
 
     def _new_inode(self) -> int:
         self._next_inode += 1
         return self._next_inode
 
+    def _cut(self, inode: int, length: int) -> None:
+        self._cuts[inode] = (self._cuts.get(inode, (0, 0))[0] + 1, length)
+        self._record(Data(inode, length, None))
+
     def _record(self, operation: Data) -> None:
+        cuts = self._cuts.get(operation.inode)
+        if cuts is not None:
+            operation = replace(operation, cuts=cuts[0], left=cuts[1])
         self.log.append(operation)
         mapped = self._mapped.get(operation.inode)
         if mapped is not None:
-            _apply(mapped.known, operation)
+            mapped.known = apply_data(mapped.known, operation)
 
     def _catch_up(self) -> None:
         """Log what was stored into maps since the last operation, page by page."""
         for inode, mapped in self._mapped.items():
-            size = os.fstat(mapped.fd).st_size
-            for start in range(0, size, _PAGE):
-                now = os.pread(mapped.fd, _PAGE, start)
-                before = bytes(mapped.known[start : start + _PAGE]).ljust(len(now), b"\0")
-                if now == before:
-                    continue
-                first, last = _differing(before, now)
-                self._record(Data(inode, start + first, now[first:last]))
+            now = mapped.read()
+            before = mapped.known
+            if now == before:
+                continue
+            for start in range(0, len(now), _PAGE):
+                new = now[start : start + _PAGE]
+                old = before[start : start + _PAGE].ljust(len(new), b"\0")
+                if new != old:
+                    for first, last in _differing(old, new):
+                        self._record(Data(inode, start + first, new[first:last]))
 
 
-def _differing(before: bytes, now: bytes) -> tuple[int, int]:
-    """The range in which two pages differ."""
+def _differing(before: bytes, now: bytes) -> Iterator[tuple[int, int]]:
+    """The ranges in which two pages differ. What lies between two of them may be safe since long,
+    and must not be lost with them; only short gaps are taken for one store."""
     indexes = [at for at, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
-    return indexes[0], indexes[-1] + 1
-
-
-def _apply(content: bytearray, operation: Data) -> None:
-    if operation.data is None:
-        if operation.offset < len(content):
-            del content[operation.offset :]
-        else:
-            content.extend(bytes(operation.offset - len(content)))
-        return
-    end = operation.offset + len(operation.data)
-    if len(content) < operation.offset:
-        content.extend(bytes(operation.offset - len(content)))
-    content[operation.offset : end] = operation.data
+    first = indexes[0]
+    for last, following in itertools.pairwise(indexes):
+        if following - last > _GAP:
+            yield first, last + 1
+            first = following
+    yield first, indexes[-1] + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,71 +419,6 @@ class CrashState:
         return (tuple(sorted(self.files.items())), self.directories, len(self.notes))
 
 
-@dataclass(slots=True)
-class _Disk:
-    """What is safe at a point of the log, and what is not yet, in order."""
-
-    contents: dict[int, bytearray] = field(default_factory=dict)
-    names: dict[str, int | None] = field(default_factory=dict)
-    data: list[Data] = field(default_factory=list)
-    changes: list[Name] = field(default_factory=list)
-    notes: list[object] = field(default_factory=list)
-
-    def take(self, operation: Operation) -> None:
-        match operation:
-            case Data():
-                self.data.append(operation)
-            case Name():
-                self.changes.append(operation)
-            case SyncFile(inode):
-                content = self.contents.setdefault(inode, bytearray())
-                for write in self.data:
-                    if write.inode == inode:
-                        _apply(content, write)
-                self.data = [write for write in self.data if write.inode != inode]
-            case SyncDirectory(path):
-                for change in self.changes:
-                    if _directory_of(change) == path:
-                        _rename(self.names, change)
-                self.changes = [each for each in self.changes if _directory_of(each) != path]
-            case Note(what):
-                self.notes.append(what)
-
-    def state(
-        self, point: int, how: str, data: Iterable[Data], changes: Iterable[Name]
-    ) -> CrashState:
-        contents = {inode: bytearray(content) for inode, content in self.contents.items()}
-        for write in data:
-            _apply(contents.setdefault(write.inode, bytearray()), write)
-        names = dict(self.names)
-        for change in changes:
-            _rename(names, change)
-        directories = {name for name, inode in names.items() if inode is None}
-        files = {
-            name: bytes(contents.get(inode, b""))
-            for name, inode in names.items()
-            # A file whose directory never came to be has no name.
-            if inode is not None and os.path.dirname(name) in directories
-        }
-        reachable = frozenset(
-            name for name in directories if name == "" or os.path.dirname(name) in directories
-        )
-        return CrashState(point, how, files, reachable, tuple(self.notes))
-
-
-def _directory_of(change: Name) -> str:
-    return os.path.dirname(change.target or change.source or "")
-
-
-def _rename(names: dict[str, int | None], change: Name) -> None:
-    if change.source is not None:
-        if change.source not in names:
-            return  # what it renames or removes never came to be
-        del names[change.source]
-    if change.target is not None:
-        names[change.target] = change.inode
-
-
 def crash_states(
     recording: RecordingFileSystem,
     *,
@@ -396,12 +432,7 @@ def crash_states(
     ``window``: how many of the latest un-synced operations are varied one by one at each point.
     """
     chance = random.Random(seed)
-    disk = _Disk()
-    for name, inode in recording.base_inodes.items():
-        disk.names[name] = inode
-        disk.contents[inode] = bytearray(recording.base_files[name])
-    for name in recording.base_directories:
-        disk.names[name] = None
+    disk = recording.start.copy()
     seen: set[int] = set()
     for point in range(len(recording.log) + 1):
         if point:
@@ -416,46 +447,50 @@ def crash_states(
 
 
 def _states_at(
-    disk: _Disk, point: int, window: int, random_per_point: int, chance: random.Random
+    disk: Disk, point: int, window: int, random_per_point: int, chance: random.Random
 ) -> Iterator[CrashState]:
     data, changes = disk.data, disk.changes
-    yield disk.state(point, "kill", data, changes)
+
+    def state(how: str, done: Iterable[Data], named: Iterable[Name]) -> CrashState:
+        return CrashState(point, how, *disk.files(done, named), tuple(disk.notes))
+
+    yield state("kill", data, changes)
     if not data and not changes:
         return
-    yield disk.state(point, "nothing un-synced done", (), ())
-    yield disk.state(point, "names only", (), changes)
-    yield disk.state(point, "data only", data, ())
+    yield state("nothing un-synced done", (), ())
+    yield state("names only", (), changes)
+    yield state("data only", data, ())
     for index in range(max(0, len(changes) - window), len(changes)):
         others = changes[:index] + changes[index + 1 :]
-        yield disk.state(point, f"all but {changes[index]}", data, others)
-        yield disk.state(point, f"of the names only {changes[index]}", data, [changes[index]])
+        yield state(f"all but {changes[index]}", data, others)
+        yield state(f"of the names only {changes[index]}", data, [changes[index]])
     for index in range(max(0, len(data) - window), len(data)):
         before, this, after = data[:index], data[index], data[index + 1 :]
-        yield disk.state(point, f"all but write {index}", before + after, changes)
-        yield disk.state(point, f"only write {index}", [this], changes)
+        yield state(f"all but write {index}", before + after, changes)
+        yield state(f"only write {index}", [this], changes)
         for how, variant in _variants(this, chance):
-            yield disk.state(point, f"write {index} {how}", [*before, variant, *after], changes)
-            yield disk.state(point, f"ends with write {index} {how}", [*before, variant], changes)
+            yield state(f"write {index} {how}", [*before, variant, *after], changes)
+            yield state(f"ends with write {index} {how}", [*before, variant], changes)
     for _ in range(random_per_point):
         some = [_maybe(each, chance) for each in data]
         named = [each for each in changes if chance.random() < 0.6]
-        yield disk.state(point, "random", [each for each in some if each is not None], named)
+        yield state("random", [each for each in some if each is not None], named)
 
 
 def _variants(write: Data, chance: random.Random) -> Iterator[tuple[str, Data]]:
     if write.data is None:
         return
     size = len(write.data)
-    yield "zeros", Data(write.inode, write.offset, bytes(size))
+    yield "zeros", replace(write, data=bytes(size))
     first, last = write.offset // _SECTOR, (write.offset + size - 1) // _SECTOR
     for sector in sorted({first, last, chance.randint(first, last)} if last > first else set()):
         start = max(sector * _SECTOR - write.offset, 0)
         stop = min((sector + 1) * _SECTOR - write.offset, size)
         lost = write.data[:start] + bytes(stop - start) + write.data[stop:]
-        yield f"without sector {sector}", Data(write.inode, write.offset, lost)
+        yield f"without sector {sector}", replace(write, data=lost)
     for cut in sorted({1, 7, size // 2, size - 1, chance.randrange(size)} if size else set()):
         if 0 < cut < size:
-            yield f"cut at {cut}", Data(write.inode, write.offset, write.data[:cut])
+            yield f"cut at {cut}", replace(write, data=write.data[:cut])
 
 
 def _maybe(write: Data, chance: random.Random) -> Data | None:
@@ -465,5 +500,5 @@ def _maybe(write: Data, chance: random.Random) -> Data | None:
     if choice < 0.7 or write.data is None or not write.data:
         return write
     if choice < 0.8:
-        return Data(write.inode, write.offset, bytes(len(write.data)))
-    return Data(write.inode, write.offset, write.data[: chance.randrange(len(write.data))])
+        return replace(write, data=bytes(len(write.data)))
+    return replace(write, data=write.data[: chance.randrange(len(write.data))])

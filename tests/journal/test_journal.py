@@ -291,7 +291,7 @@ def test_close_that_fails_closes(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, fs=fs)
     fs.fail("truncate", errno.EIO)
     closed = fs.calls["close"]
-    with pytest.raises(StorageError, match="can't be cut"):
+    with pytest.raises(StorageError, match="can't be closed"):
         journal.close()
     assert fs.calls["close"] == closed + 1
     journal.close()

@@ -1,0 +1,55 @@
+"""How long things of one kind took: counts in fixed buckets, for what waits for the disk anyway.
+
+Nothing on the path of a publish, delivery or ack is timed: that would cost as much as a part of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+__all__ = ["BOUNDS", "NO_DURATIONS", "Durations", "Stopwatch"]
+
+BOUNDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper bounds of the buckets, in seconds; one more holds what took longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """``counts``: how many took as long as each of :data:`BOUNDS` at most and longer than the one
+    before, and how many took longer than all; ``seconds``: their sum."""
+
+    counts: tuple[int, ...]
+    seconds: float
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self.counts)
+
+
+NO_DURATIONS = Durations((0,) * (len(BOUNDS) + 1), 0.0)
+
+
+class Stopwatch:
+    """Takes times, one at a time: the caller sees to it that no two run at once."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time a block, if it does not raise."""
+        started = perf_counter()
+        yield
+        took = perf_counter() - started
+        self._counts[bisect_left(BOUNDS, took)] += 1
+        self._seconds += took
+
+    def durations(self) -> Durations:
+        """Give what was taken so far."""
+        return Durations(tuple(self._counts), self._seconds)
