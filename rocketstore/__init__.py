@@ -7,9 +7,9 @@
 ...     store.query("orders", "o-17")
 """
 
+from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.message import BatchResult, PutResult, StoredMessage
 from rocketstore.options import Options
-from rocketstore.reading import GetResult, GetStatus
 from rocketstore.retention import Retention
 from rocketstore.store import Store
 from rocketstore.store import open_store as open

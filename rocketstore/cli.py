@@ -1,67 +1,43 @@
 """``qindex rocket``: look into a RocketMQ store, and rebuild what follows from its log.
 
-Exit status: 0 on success, 1 when damage or differences were found, 2 on wrong use. Errors are one
-line on standard error.
+The commands raise the project's errors; ``qindex`` makes one line on standard error and an exit
+status of each. They end with 1 when they met damage.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from journal.errors import DamageError, StoreError, UsageError
+from journal.errors import DamageError, UsageError
+from journal.findings import Cause, Finding
 from rocketstore.inspection import inspect_file
 from rocketstore.message import StoredMessage
 from rocketstore.reading import TIME_MAX
 from rocketstore.store import Store, open_store
-from rocketstore.verify import verify_parts
+from rocketstore.verify import verify
 
 __all__ = ["rocket_app"]
 
 rocket_app = typer.Typer(
     name="rocket",
     help="RocketMQ 4.9.3 message stores: CommitLog, ConsumeQueues, IndexFiles.",
-    no_args_is_help=True,
     add_completion=False,
 )
 
 Directory = Annotated[Path, typer.Argument(help="The store's directory.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Queue = Annotated[int, typer.Option("--queue", "-q", help="Queue id.")]
+Queue = Annotated[int, typer.Option("--queue", "-q", min=0, help="Queue id.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 for all.")]
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def _guarded(function: Function) -> Function:
-    """Turn the project's errors into one line and an exit status."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except BrokenPipeError:
-            # The reader has seen enough; nothing may be written at exit either.
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-        except DamageError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from None
-        except (StoreError, OSError) as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from None
-
-    return run  # type: ignore[return-value]
+Slots = Annotated[int | None, typer.Option(min=1, help="Slots of an index file.")]
+Entries = Annotated[int | None, typer.Option(min=2, help="Entries of an index file.")]
 
 
 def _row(message: StoredMessage) -> dict[str, Any]:
@@ -82,20 +58,37 @@ def _print(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
     for row in rows:
         damaged += "damage" in row
         if as_json:
-            print(json.dumps(row, ensure_ascii=False))
+            _line(json.dumps(row, ensure_ascii=False))
         else:
             hidden = ("body_base64",) if "body" in row else ()
-            print("  ".join(f"{name}={_text(value)}" for name, value in row.items()
-                            if name not in hidden))  # fmt: skip
+            shown = [f"{name}={_text(row[name])}" for name in row if name not in hidden]
+            _line("  ".join(shown))
     return damaged
+
+
+def _line(text: str) -> None:
+    # In UTF-8 whatever the terminal is said to have: topics and bodies are.
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value if value.isprintable() and " " not in value else json.dumps(value)
     if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        return text if text.isprintable() else json.dumps(value)
     return str(value)
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "path": finding.path,
+        "offset": finding.offset,
+        "length": finding.length,
+        "cause": finding.cause.value,
+        "what": finding.what,
+        "consequence": finding.consequence,
+    }
 
 
 def _finish(damaged: int) -> None:
@@ -108,7 +101,6 @@ def _read(directory: Path) -> Store:
 
 
 @rocket_app.command("list")
-@_guarded
 def list_queues(directory: Directory, as_json: AsJson = False) -> None:
     """Topics and queues: first and next ordinal, messages."""
     with _read(directory) as store:
@@ -126,7 +118,6 @@ def list_queues(directory: Directory, as_json: AsJson = False) -> None:
 
 
 @rocket_app.command("cat")
-@_guarded
 def cat(
     directory: Directory,
     topic: str,
@@ -139,8 +130,8 @@ def cat(
     with _read(directory) as store:
         found = [key for key in store.queues() if key[0] == topic and queue in (None, key[1])]
         if not found:
-            raise UsageError(f"{directory}: no messages in topic {topic!r}" + (
-                "" if queue is None else f", queue {queue}"))  # fmt: skip
+            where = "" if queue is None else f", queue {queue}"
+            raise UsageError(f"{directory}: no messages in topic {topic!r}{where}")
         rows = (_row(message) for key in found for message in store.messages(*key, first))
         _finish(_print(_at_most(rows, limit), as_json))
 
@@ -153,7 +144,6 @@ def _at_most(rows: Iterator[dict[str, Any]], limit: int) -> Iterator[dict[str, A
 
 
 @rocket_app.command("query")
-@_guarded
 def query(
     directory: Directory,
     topic: str,
@@ -173,7 +163,6 @@ def query(
 
 
 @rocket_app.command("offset")
-@_guarded
 def offset(
     directory: Directory,
     place: Annotated[str | None, typer.Argument(help="Physical offset, or message id.")] = None,
@@ -193,16 +182,14 @@ def offset(
             return
         if place is None:
             raise UsageError("give a physical offset, a message id, or --topic and --time")
-        by_number = place.isdigit() and len(place) < 32
+        by_number = place.isascii() and place.isdigit() and len(place) < 32
         message = store.lookup(int(place) if by_number else place)
         if message is None:
-            typer.echo(f"error: {directory}: no message stands at {place}", err=True)
-            raise typer.Exit(1)
+            raise UsageError(f"{directory}: no message stands at {place}")
         _finish(_print(iter([_row(message)]), as_json))
 
 
 @rocket_app.command("consume")
-@_guarded
 def consume(
     directory: Directory,
     topic: str,
@@ -214,7 +201,7 @@ def consume(
     as_json: AsJson = False,
 ) -> None:
     """Messages from a group's committed offset on; committed as they are printed."""
-    with open_store(directory, background=False) as store:
+    with open_store(directory, background=False, create=False) as store:
         if (topic, queue) not in store.queues():
             raise UsageError(f"{directory}: no messages in topic {topic!r}, queue {queue}")
         at = max(store.fetch_offset(group, topic, queue, broadcast=broadcast), 0)
@@ -235,36 +222,35 @@ def consume(
 
 
 @rocket_app.command("verify")
-@_guarded
 def verify_command(directory: Directory, as_json: AsJson = False) -> None:
     """Check every record, unit and index entry; a line for each finding."""
-    with _read(directory) as store:
-        rows = (
-            {
-                "path": finding.path,
-                "offset": finding.offset,
-                "length": finding.length,
-                "cause": finding.cause.value,
-                "what": finding.what,
-                "consequence": finding.consequence,
-            }
-            for finding in verify_parts(store)
-        )
-        count = 0
-        for row in rows:
-            count += 1
-            _print(iter([row]), as_json)
-        if count:
-            raise typer.Exit(1)
-        if not as_json:
-            print(f"{directory}: sound")
+    findings = verify(directory)
+    _print((_finding(finding) for finding in findings), as_json)
+    _finish(len(findings))
+    if not as_json:
+        _line(f"{directory}: sound")
 
 
 @rocket_app.command("rebuild-index")
-@_guarded
-def rebuild_index_command(directory: Directory, as_json: AsJson = False) -> None:
+def rebuild_index_command(
+    directory: Directory,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="First set aside what is damaged, so that the rest is read."),
+    ] = False,
+    slots: Slots = None,
+    entries: Entries = None,
+    as_json: AsJson = False,
+) -> None:
     """Build all index files anew from the log; consume queues are checked and repaired too."""
-    with open_store(directory, background=False) as store:
+    with open_store(
+        directory,
+        background=False,
+        create=False,
+        repair=repair,
+        index_slots=slots,
+        index_entries=entries,
+    ) as store:
         store.rebuild_index()
         row = {
             "index_files": len(store._parts.index.files),
@@ -272,14 +258,17 @@ def rebuild_index_command(directory: Directory, as_json: AsJson = False) -> None
             "queues_repaired": len(store.recovered.queues_changed),
         }
         _print(iter([row]), as_json)
+        damage = [finding for finding in store.findings if finding.cause is Cause.DAMAGE]
+        for finding in damage:
+            sys.stderr.write(f"qindex: {finding}\n")
+        _finish(len(damage))
 
 
 @rocket_app.command("inspect")
-@_guarded
 def inspect_command(
     file: Annotated[Path, typer.Argument(help="A file of a store.", show_default=False)],
-    slots: Annotated[int | None, typer.Option(min=1, help="Slots of an index file.")] = None,
-    entries: Annotated[int | None, typer.Option(min=2, help="Entries of an index file.")] = None,
+    slots: Slots = None,
+    entries: Entries = None,
     as_json: AsJson = False,
 ) -> None:
     """One file: its records, units or entries, and where it stops making sense."""

@@ -6,16 +6,18 @@ by itself.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.errors import UsageError
 from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
+from rocketstore.crc import crc32
 from rocketstore.javahash import hash_code, index_hash_many, tags_code
 from rocketstore.properties import (
     KEYS,
@@ -28,7 +30,14 @@ from rocketstore.properties import (
     java_map_order,
 )
 
-__all__ = ["Columns", "KeyColumns", "build_columns", "keys_of_properties", "make_properties"]
+__all__ = [
+    "HEADER_DTYPE",
+    "Columns",
+    "KeyColumns",
+    "build_columns",
+    "keys_of_properties",
+    "make_properties",
+]
 
 Int64Array = npt.NDArray[np.int64]
 Column = str | Sequence[str] | None
@@ -58,6 +67,9 @@ def _header_dtype(number: int) -> np.dtype[np.void]:
 
 
 _DTYPES = tuple(_header_dtype(number) for number in range(4))
+_ONE_HEAD = tuple(struct.Struct(f"{dtype.itemsize}s") for dtype in _DTYPES)
+HEADER_DTYPE = _DTYPES[0]
+"""The record up to its body, when both hosts are IPv4."""
 
 
 @dataclass(slots=True)
@@ -126,19 +138,16 @@ class Columns:
         heads["reconsume"] = reconsume_times
         heads["prepared"] = 0
         heads["body_length"] = self.body_lengths[first:last]
-        data = heads.tobytes()
-        size = HEADERS[kind].size
         parts: list[bytes] = [b""] * (4 * count)
-        parts[0::4] = [data[at : at + size] for at in range(0, count * size, size)]
+        parts[0::4] = chain.from_iterable(_ONE_HEAD[kind].iter_unpack(heads.tobytes()))
         parts[1::4] = self.bodies[first:last]
-        lengths = self.property_lengths[first:last]
-        if count and (lengths == lengths[0]).all():
-            parts[2::4] = [topic_field + int(lengths[0]).to_bytes(2, "big")] * count
-        else:
-            parts[2::4] = [topic_field + length.to_bytes(2, "big") for length in lengths.tolist()]
         if isinstance(self.properties, bytes):
-            parts[3::4] = [self.properties] * count
+            tail = topic_field + len(self.properties).to_bytes(2, "big") + self.properties
+            parts[2::4] = repeat(tail, count)
         else:
+            lengths = self.property_lengths[first:last].tolist()
+            leads = {length: topic_field + length.to_bytes(2, "big") for length in set(lengths)}
+            parts[2::4] = map(leads.__getitem__, lengths)
             parts[3::4] = self.properties[first:last]
         return b"".join(parts)
 
@@ -153,9 +162,10 @@ def build_columns(
 ) -> Columns:
     """Check and measure a batch. Raises :class:`UsageError` naming the message and the limit."""
     count = len(bodies)
-    for number, body in enumerate(bodies):
-        if not isinstance(body, bytes):
-            raise UsageError(f"body {number} is {type(body).__name__}: bytes are right")
+    if set(map(type, bodies)) - {bytes}:
+        for number, body in enumerate(bodies):
+            if not isinstance(body, bytes):
+                raise UsageError(f"body {number} is {type(body).__name__}: bytes are right")
     body_lengths = np.fromiter(map(len, bodies), np.int64, count)
     if isinstance(properties, bytes):
         property_lengths = np.full(count, len(properties), np.int64)

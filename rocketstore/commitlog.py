@@ -30,7 +30,7 @@ class CommitLog:
     Between :meth:`begin_writing` and :meth:`close` the last file's position lives here
     (``at``); ``settle`` carries it over to the file for those who look there. A single put is too
     short for two calls: it looks at ``view`` (the last file's map), ``base`` (its first offset),
-    ``at`` and ``room`` (how far it may be written without :meth:`make_room`) itself.
+    ``at`` and ``room`` (where a record may end without :meth:`make_room`) itself.
     """
 
     def __init__(self, fs: FileSystem, directory: str, file_size: int, *, writable: bool) -> None:
@@ -69,7 +69,7 @@ class CommitLog:
         self.base = file.start
         self.at = file.wrote
         file.reserved = max(file.reserved, file.wrote)
-        self.room = file.wrote
+        self.room = file.wrote - BLANK_SIZE
 
     def settle(self) -> None:
         """Tell the last file how far it is written."""
@@ -85,7 +85,7 @@ class CommitLog:
         Raises :class:`UsageError` when no file holds that many, :class:`StorageError` when the
         disk is full; the next call then tries again.
         """
-        if self.at + size + BLANK_SIZE <= self.room:
+        if self.at + size <= self.room:
             return self.base + self.at
         if size + BLANK_SIZE > self.file_size:
             raise UsageError(
@@ -100,7 +100,7 @@ class CommitLog:
         assert self._last is not None
         if self.at + size + BLANK_SIZE > self._last.reserved:
             self._last.reserve(self.at + size + BLANK_SIZE)
-        self.room = self._last.reserved
+        self.room = self._last.reserved - BLANK_SIZE
         return self.base + self.at
 
     def _roll(self, rest: int) -> None:

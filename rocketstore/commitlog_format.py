@@ -31,9 +31,9 @@ from __future__ import annotations
 import socket
 import struct
 from functools import lru_cache
-from zlib import crc32
 
 from journal.errors import UsageError
+from rocketstore.crc import crc32
 
 __all__ = [
     "BLANK",
@@ -224,4 +224,6 @@ def parse_message_id(text: str) -> tuple[bytes, int]:
         data = bytes.fromhex(text)
     except ValueError as error:
         raise UsageError(f"message id {text!r}: not hexadecimal") from error
+    if 2 * len(data) != len(text):
+        raise UsageError(f"message id {text!r}: it holds spaces")
     return data[:-8], int.from_bytes(data[-8:], "big")

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import StorageError
-from journal.files import FileSystem, make_dirs, pread_all, pwrite_all
+from journal.files import FileSystem, close_quietly, make_dirs, pread_all, pwrite_all
 from rocketstore.commitlog_format import file_name
 from rocketstore.consumequeue_format import (
+    MAX_UNIT,
     PRE_BLANK,
     UNIT_SIZE,
     Units,
@@ -74,7 +75,8 @@ class Descriptors:
     def _keep(self, path: str, fd: int) -> None:
         self._open[path] = fd
         if len(self._open) > _OPEN_MAX:
-            self._fs.close(self._open.popitem(last=False)[1])
+            oldest, fd = self._open.popitem(last=False)
+            close_quietly(self._fs, fd, oldest)
 
     def write(self, path: str, data: bytes, position: int) -> None:
         """Write into a file. Raises :class:`StorageError`."""
@@ -95,7 +97,7 @@ class Descriptors:
         """Delete a file (a read-only store only forgets it). Raises :class:`StorageError`."""
         fd = self._open.pop(path, None)
         if fd is not None:
-            self._fs.close(fd)
+            close_quietly(self._fs, fd, path)
         if not self._writable:
             return
         self._dirty.discard(path)
@@ -117,7 +119,8 @@ class Descriptors:
     def close(self) -> None:
         """Close all descriptors."""
         while self._open:
-            self._fs.close(self._open.popitem()[1])
+            path, fd = self._open.popitem()
+            close_quietly(self._fs, fd, path)
 
 
 class ConsumeQueue:
@@ -130,6 +133,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_files",
+        "_path",
         "directory",
         "file_size",
         "max_physical",
@@ -152,6 +156,7 @@ class ConsumeQueue:
         self.wrote = 0
         self.max_physical = -1
         self.min_logic = 0
+        self._path = (-1, "")
 
     def load(self, starts: list[int]) -> None:
         """Take over existing files, which count as full."""
@@ -170,7 +175,11 @@ class ConsumeQueue:
 
     def path(self, start: int) -> str:
         """Path of the file that starts at a position."""
-        return os.path.join(self.directory, file_name(start))
+        kept, path = self._path
+        if kept != start:
+            path = os.path.join(self.directory, file_name(start))
+            self._path = (start, path)
+        return path
 
     # Reading
 
@@ -219,7 +228,7 @@ class ConsumeQueue:
         if count == 0:
             return
         first = int(queue_offsets[0])
-        if not self.starts and first != 0:
+        if not self.starts and 0 < first <= MAX_UNIT:
             self.begin(first * UNIT_SIZE)
         consecutive = count == 1 or bool((np.diff(queue_offsets) == 1).all())
         if not (consecutive and first * UNIT_SIZE == self.wrote):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 __all__ = [
     "DEFAULT_FILE_SIZE",
+    "MAX_UNIT",
     "PRE_BLANK",
     "UNIT",
     "UNIT_DTYPE",
@@ -33,9 +34,12 @@ __all__ = [
 
 UNIT = struct.Struct(">qiq")
 UNIT_SIZE = UNIT.size
+DEFAULT_UNITS = 300_000
 UNIT_DTYPE = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 PRE_BLANK = UNIT.pack(0, 0x7FFFFFFF, 0)
-DEFAULT_FILE_SIZE = 300_000 * UNIT_SIZE
+MAX_UNIT = ((1 << 63) - 1) // UNIT_SIZE - DEFAULT_UNITS
+"""Beyond it a unit's position is no 64-bit number, and its file's name no 20 digits."""
+DEFAULT_FILE_SIZE = DEFAULT_UNITS * UNIT_SIZE
 
 Units = npt.NDArray[np.void]
 

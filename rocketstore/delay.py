@@ -7,6 +7,7 @@ deliver it in place of the tag hash. When that time has come it is put again whe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from journal.errors import UsageError
@@ -18,6 +19,7 @@ __all__ = [
     "SCHEDULE_TOPIC",
     "delay_level",
     "deliver_time",
+    "level_of",
     "schedule",
 ]
 
@@ -27,11 +29,19 @@ DELAY_SECONDS = (
 )  # fmt: skip
 """Seconds of levels 1 to 18."""
 MAX_LEVEL = len(DELAY_SECONDS)
+_LEVEL = re.compile(r"[0-9]{1,10}")
 
 
 def deliver_time(level: int, store_timestamp: int) -> int:
-    """When a message of this level, stored at this time (ms), is due (ms)."""
-    return store_timestamp + DELAY_SECONDS[min(level, MAX_LEVEL) - 1] * 1000
+    """When a message of this level, stored at this time (ms), is due (ms): a 64-bit number, which
+    a damaged time can make wrap around."""
+    due = store_timestamp + DELAY_SECONDS[min(level, MAX_LEVEL) - 1] * 1000
+    return (due + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def level_of(text: str) -> int:
+    """The level that a stored DELAY property asks for; 0 for what is no level."""
+    return int(text) if _LEVEL.fullmatch(text) else 0
 
 
 def delay_level(properties: Mapping[str, str]) -> int:

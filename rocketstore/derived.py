@@ -67,13 +67,31 @@ def load_derived(fs: FileSystem, path: str) -> Derived | None:
         content: dict[str, Any] = json.loads(text)
         if content["version"] != _VERSION:
             return None
-        return Derived(
-            offset=content["offset"],
-            boot=content["boot"],
-            last=tuple(content["last"]),
-            queues={(row[0], row[1]): (row[2], row[3]) for row in content["queues"]},
-            index=[tuple(row) for row in content["index"]],
-            sizes=tuple(content["sizes"]),
-        )
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return _parse(content)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+def _parse(content: dict[str, Any]) -> Derived | None:
+    derived = Derived(
+        offset=content["offset"],
+        boot=content["boot"],
+        last=tuple(content["last"]),
+        queues={(topic, queue): (low, high) for topic, queue, low, high in content["queues"]},
+        index=[tuple(row) for row in content["index"]],
+        sizes=tuple(content["sizes"]),
+    )
+    if (len(derived.last), len(derived.sizes)) != (3, 4):
+        return None
+    numbers = [derived.offset, *derived.last, *derived.sizes]
+    for (topic, queue), bounds in derived.queues.items():
+        numbers += [queue, *bounds]
+        if not isinstance(topic, str):
+            return None
+    for name, *header in derived.index:
+        numbers += header
+        if not isinstance(name, str) or len(header) != 6 or not 1 <= header[5] <= derived.sizes[3]:
+            return None
+    if any(type(one) is not int or one < 0 for one in numbers):
+        return None
+    return derived if all(derived.sizes) and isinstance(derived.boot, str) else None

@@ -5,13 +5,16 @@ One form for all that feeds them: puts, batches, recovery and rebuild.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from rocketstore.commitlog_format import TRANSACTION_MASK
-from rocketstore.delay import SCHEDULE_TOPIC, deliver_time
+from journal.errors import UsageError
+from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK, encode_topic
+from rocketstore.delay import SCHEDULE_TOPIC, deliver_time, level_of
 from rocketstore.javahash import index_hash_many, tags_code
 from rocketstore.properties import DELAY, TAGS, decode_properties, index_keys
 from rocketstore.scan import Records
@@ -45,6 +48,15 @@ class DispatchBatch:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def by_queue(self) -> Iterator[tuple[QueueKey, Int64Array]]:
+        """Each queue with the numbers of its messages: not those of open or undone
+        transactions, which no ConsumeQueue has."""
+        visible = (self.transactions == 0) | (self.transactions == COMMIT)
+        for number, key in enumerate(self.queues):
+            chosen = np.flatnonzero(visible & (self.queue_numbers == number))
+            if len(chosen):
+                yield key, chosen
+
     def tail(self, first: int) -> DispatchBatch:
         """The messages from number ``first`` on."""
         keys_from = int(np.searchsorted(self.key_messages, first))
@@ -60,6 +72,17 @@ class DispatchBatch:
             self.key_hashes[keys_from:],
             self.key_messages[keys_from:] - first,
         )
+
+
+def _queue_topic(topic: bytes) -> str:
+    """The topic under which a message is queued: its own if that can be a directory's name. One
+    damaged bit makes a slash of a letter, and nothing may be written outside of the store."""
+    with contextlib.suppress(UsageError, UnicodeDecodeError):
+        text = topic.decode()
+        if encode_topic(text):
+            return text
+    text = topic.decode("ascii", "replace").replace("\N{REPLACEMENT CHARACTER}", "?")
+    return text.translate({0: "?", ord("."): "?", ord("/"): "?"}) or "?"
 
 
 def from_records(records: Records, start: int, *, delays: bool = True) -> DispatchBatch:
@@ -80,7 +103,7 @@ def from_records(records: Records, start: int, *, delays: bool = True) -> Dispat
         number = numbers.get((topic, queue_id))
         if number is None:
             number = numbers[topic, queue_id] = len(queues)
-            names.append(topic.decode(errors="replace"))
+            names.append(_queue_topic(topic))
             queues.append((names[number], queue_id))
         queue_numbers.append(number)
         if not data:
@@ -88,9 +111,9 @@ def from_records(records: Records, start: int, *, delays: bool = True) -> Dispat
             continue
         properties = decode_properties(data)
         name = names[number]
-        level = properties.get(DELAY, "") if delays and name == SCHEDULE_TOPIC else ""
-        if level.isascii() and level.isdigit() and int(level) > 0:
-            codes.append(deliver_time(int(level), int(records.store_times[message])))
+        level = level_of(properties.get(DELAY, "")) if delays and name == SCHEDULE_TOPIC else 0
+        if level:
+            codes.append(deliver_time(level, int(records.store_times[message])))
         else:
             codes.append(tags_code(properties.get(TAGS)))
         for key in index_keys(properties):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import StorageError
-from journal.files import FileSystem
+from journal.files import FileSystem, close_quietly
 from rocketstore.index_format import (
     ENTRY,
     ENTRY_DTYPE,
@@ -27,7 +27,8 @@ from rocketstore.index_format import (
     file_size,
     time_difference,
 )
-from rocketstore.mapped_files import create_file
+from rocketstore.javahash import BLOCK
+from rocketstore.mapped_files import create_file, open_mapped
 
 __all__ = ["IndexFile"]
 
@@ -79,7 +80,7 @@ class IndexFile:
         Raises :class:`StorageError`.
         """
         file = cls(fs, path, slots, entries, writable=True)
-        fs.close(create_file(fs, path, file_size(slots, entries)))
+        close_quietly(fs, create_file(fs, path, file_size(slots, entries)), path)
         if previous is not None:
             header = file.header
             header.begin_timestamp = header.end_timestamp = previous.end_timestamp
@@ -110,20 +111,14 @@ class IndexFile:
         except OSError as error:
             raise StorageError(self.path, "can't be read", error) from error
         self.header = IndexHeader.parse(data.ljust(HEADER_SIZE, b"\0"))
+        # Nothing may be read behind the file's end, whatever a damaged count says.
+        self.header.count = min(self.header.count, self.entries)
 
     def map(self) -> mmap.mmap:
         """The whole file, mapped at first use. Raises :class:`StorageError`."""
         if self._map is None:
-            flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC
-            try:
-                self.fd = self._fs.open(self.path, flags)
-                self._map = self._fs.mmap(
-                    self.fd, file_size(self.slots, self.entries), self.writable
-                )
-            except (OSError, ValueError) as error:
-                self.close()
-                cause = error if isinstance(error, OSError) else OSError(0, str(error))
-                raise StorageError(self.path, "can't be mapped", cause) from error
+            size = file_size(self.slots, self.entries)
+            self.fd, self._map = open_mapped(self._fs, self.path, size, writable=self.writable)
         return self._map
 
     def close(self) -> None:
@@ -132,7 +127,7 @@ class IndexFile:
             self._map.close()
             self._map = None
         if self.fd >= 0:
-            self._fs.close(self.fd)
+            close_quietly(self._fs, self.fd, self.path)
             self.fd = -1
 
     @property
@@ -196,19 +191,26 @@ class IndexFile:
         return True
 
     def put_many(self, hashes: Int32Array, offsets: Int64Array, times: Int64Array) -> int:
-        """Add entries in order, as that many :meth:`put` would; gives how many fitted.
+        """Add entries in order, as that many :meth:`put` would; gives how many fitted. O(n).
 
-        The chains of a batch come from one sort by slot and number. O(n log n).
         Raises :class:`StorageError`.
         """
-        header = self.header
-        count = min(len(hashes), self.entries - header.count)
+        count = min(len(hashes), self.entries - self.header.count)
         if count <= 0:
             return 0
         self._make_room(count)
+        for at in range(0, count, BLOCK):
+            part = slice(at, min(at + BLOCK, count))
+            self._put_block(hashes[part], offsets[part], times[part])
+        self._store_header()
+        return count
+
+    def _put_block(self, hashes: Int32Array, offsets: Int64Array, times: Int64Array) -> None:
+        """Add a few thousand entries: their chains come from one sort by slot and number."""
+        header = self.header
         data = self.map()
         first = header.count
-        hashes, offsets, times = hashes[:count], offsets[:count], times[:count]
+        count = len(hashes)
         slots: Any = np.ndarray((self.slots,), ">i4", data, HEADER_SIZE)
         entries: Any = np.ndarray((count,), ENTRY_DTYPE, data, entry_at(self.slots, first))
         entries["hash"] = hashes
@@ -244,8 +246,6 @@ class IndexFile:
         header.count = first + count
         header.end_offset = int(offsets[-1])
         header.end_timestamp = int(times[-1])
-        self._store_header()
-        return count
 
     def _seconds(self, times: Int64Array) -> Int64Array:
         header = self.header
@@ -311,7 +311,7 @@ class IndexFile:
         count = header.count
         data = self.map()
         number = SLOT.unpack_from(data, HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots))[0]
-        if number <= 0 or number > count or count <= 1:
+        if number <= 0 or number > count or number >= self.entries or count <= 1:
             return
         base = entry_at(self.slots, 0)
         first_time = header.begin_timestamp
@@ -323,7 +323,8 @@ class IndexFile:
             moment = first_time + seconds * 1000
             if found == key_hash and begin <= moment <= end:
                 out.append(offset)
-            if previous <= 0 or previous > count or previous == number or moment < begin:
+            # A link to a newer entry is damage: the real one can go round in a circle there.
+            if previous <= 0 or previous >= number or moment < begin:
                 return
             number = previous
 

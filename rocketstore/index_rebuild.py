@@ -18,7 +18,7 @@ from rocketstore.dispatch import DispatchBatch, from_records
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import IndexHeader
 from rocketstore.parts import Parts
-from rocketstore.walk import LogWalk
+from rocketstore.walk import LogWalk, SkipDamage
 
 __all__ = ["IndexCheck", "put_from", "rebuild_index"]
 
@@ -220,13 +220,26 @@ def put_from(parts: Parts, batch: DispatchBatch, message: int, skip: int) -> Non
 
 def rebuild_index(parts: Parts, number: int, offset: int, skip: int, end: int) -> None:
     """Drop index files from ``number`` on and build them again from the log at ``offset``,
-    leaving out the first ``skip`` keys of the message there. Raises :class:`StorageError`."""
+    leaving out the first ``skip`` keys of the message there. What is no record in between is
+    passed over, and is a finding. Raises :class:`StorageError`."""
     parts.index.drop_from(number)
     if not parts.commitlog.files.files or offset >= end:
         return
-    for base, records in LogWalk(
-        parts.commitlog, offset, check_crc=False, limit=end, keep_bad_bodies=True
-    ):
+    damage = SkipDamage(parts.commitlog)
+    walk = LogWalk(parts.commitlog, offset, check_crc=False, limit=end, on_damage=damage)
+    for base, records in walk:
         batch = from_records(records, base)
         put_from(parts, batch, 0, skip)
         skip = 0
+    for place in damage.skipped:
+        if place < end:
+            parts.finding(
+                Finding(
+                    parts.paths.commitlog,
+                    place,
+                    0,
+                    Cause.DAMAGE,
+                    "no record stands here",
+                    "what stood here is not in the index (open with repair=True sets it aside)",
+                )
+            )

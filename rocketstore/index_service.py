@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from journal.errors import StorageError
-from journal.files import FileSystem, make_dirs
+from journal.files import FileSystem, make_dirs, unlink_if_there
 from rocketstore.commitlog_format import ROLLBACK
 from rocketstore.dispatch import DispatchBatch
 from rocketstore.index_file import IndexFile
@@ -149,7 +149,7 @@ class IndexService:
     def _remove(self, number: int) -> None:
         file = self.files[number]
         try:
-            self._fs.unlink(file.path)
+            unlink_if_there(self._fs, file.path)
         except OSError as error:
             raise StorageError(file.path, "can't be removed", error) from error
         file.close()

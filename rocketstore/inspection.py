@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from journal.errors import NotAStoreError, UsageError
-from journal.files import REAL
+from journal.files import REAL, FileSystem, read_file
 from rocketstore.checkpoint_format import CHECKPOINT_SIZE, Checkpoint
 from rocketstore.commitlog_format import BLANK
 from rocketstore.consumequeue_format import UNIT_SIZE, count_valid, parse_units
 from rocketstore.derived import load_derived
+from rocketstore.filler_format import is_filler
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS, file_size, find_geometry
 from rocketstore.message import StoredMessage
@@ -26,54 +29,73 @@ Row = dict[str, Any]
 
 
 def inspect_file(
-    path: str, *, slots: int | None = None, entries: int | None = None
+    path: str,
+    *,
+    slots: int | None = None,
+    entries: int | None = None,
+    fs: FileSystem = REAL,
 ) -> Iterator[Row]:
     """Rows of one file, known by its directory and name. The last row of a damaged file has
-    ``"damage"``. Raises :class:`UsageError` for a file of no known kind."""
-    if not os.path.exists(path):
-        raise NotAStoreError(f"{path}: there is no such file")
-    if os.path.isdir(path):
+    ``"damage"``. Raises :class:`UsageError` for a file of no known kind,
+    :class:`NotAStoreError` when there is none, and :class:`OSError`."""
+    try:
+        found = fs.stat(path)
+    except FileNotFoundError:
+        raise NotAStoreError(f"{path}: there is no such file") from None
+    if stat.S_ISDIR(found.st_mode):
         raise UsageError(f"{path}: is a directory, a file is right")
     name = os.path.basename(path)
     if name == "checkpoint":
-        return _checkpoint(path)
+        return _checkpoint(fs, path)
     if name == "rocketstore.json":
-        return _derived(path)
+        return _derived(fs, path)
     if name.endswith((".json", ".bak")):
-        return _json(path)
-    if not (name.isascii() and name.isdigit()):
+        return _json(fs, path)
+    if not (name.isascii() and name.isdigit() and len(name) in (17, 20)):
         raise UsageError(f"{path}: is no file of a RocketMQ store")
     if len(name) == 17:
-        return _index(path, slots, entries)
-    if len(name) != 20:
-        raise UsageError(f"{path}: is no file of a RocketMQ store")
-    parents = Path(path).resolve().parts
-    if "consumequeue" in parents:
-        return _consume_queue(path, int(name))
-    return _commitlog(path, int(name))
+        return _index(fs, path, found.st_size, slots, entries)
+    if "consumequeue" in Path(path).resolve().parts:
+        return _consume_queue(fs, path, int(name))
+    return _commitlog(fs, path, int(name))
 
 
-def _commitlog(path: str, start: int) -> Iterator[Row]:
-    fd = os.open(path, os.O_RDONLY)
+@contextmanager
+def _mapped(fs: FileSystem, path: str) -> Iterator[mmap.mmap | None]:
+    """The whole file; ``None`` if it is empty."""
+    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        size = os.fstat(fd).st_size
-        if size == 0:
+        size = fs.fstat(fd).st_size
+        view = fs.mmap(fd, size, False) if size else None
+    finally:
+        fs.close(fd)
+    try:
+        yield view
+    finally:
+        if view is not None:
+            view.close()
+
+
+def _commitlog(fs: FileSystem, path: str, start: int) -> Iterator[Row]:
+    with _mapped(fs, path) as view:
+        if view is None:
             yield {"kind": "commitlog", "damage": "the file is empty"}
             return
-        view = REAL.mmap(fd, size, False)
-    finally:
-        os.close(fd)
-    position = 0
-    while True:
-        records, position, stop = scan_records(
-            view, start, position, size, check_crc=True, limit=256
-        )
-        for at, length in zip(records.positions.tolist(), records.sizes.tolist(), strict=True):
-            message = StoredMessage(view[at : at + length], start + at)
-            yield {"kind": "record", "position": at, **message.to_dict()}
-        if stop is not Stop.LIMIT:
-            break
-    yield _end_of_log(view, position, size, stop)
+        length = len(view)
+        position = 0
+        while True:
+            records, position, stop = scan_records(
+                view, start, position, length, check_crc=True, limit=256
+            )
+            for number, at in enumerate(records.positions.tolist()):
+                size, flags = int(records.sizes[number]), int(records.sys_flags[number])
+                message = StoredMessage(view[at : at + size], start + at)
+                filler = is_filler(records.topics[number], flags, size)
+                kind = "filler" if filler else "record"
+                yield {"kind": kind, "position": at, **message.to_dict()}
+            if stop is not Stop.LIMIT:
+                break
+        yield _end_of_log(view, position, length, stop)
 
 
 def _end_of_log(view: mmap.mmap, position: int, size: int, stop: Stop) -> Row:
@@ -85,8 +107,8 @@ def _end_of_log(view: mmap.mmap, position: int, size: int, stop: Stop) -> Row:
     return row
 
 
-def _consume_queue(path: str, start: int) -> Iterator[Row]:
-    data = Path(path).read_bytes()
+def _consume_queue(fs: FileSystem, path: str, start: int) -> Iterator[Row]:
+    data = read_file(fs, path)
     units = parse_units(data)
     valid = count_valid(units)
     first = start // UNIT_SIZE
@@ -106,13 +128,15 @@ def _consume_queue(path: str, start: int) -> Iterator[Row]:
     yield row
 
 
-def _index(path: str, slots: int | None, entries: int | None) -> Iterator[Row]:
+def _index(
+    fs: FileSystem, path: str, length: int, slots: int | None, entries: int | None
+) -> Iterator[Row]:
     if slots is None or entries is None:
-        slots, entries = _geometry(path)
-    if os.path.getsize(path) != file_size(slots, entries):
+        slots, entries = _geometry(fs, path, length)
+    if length != file_size(slots, entries):
         yield {"kind": "index", "damage": f"not {file_size(slots, entries)} bytes long"}
         return
-    file = IndexFile(REAL, path, slots, entries, writable=False)
+    file = IndexFile(fs, path, slots, entries, writable=False)
     file.load()
     header = file.header
     yield {
@@ -143,17 +167,18 @@ def _index(path: str, slots: int | None, entries: int | None) -> Iterator[Row]:
         file.close()
 
 
-def _geometry(path: str) -> tuple[int, int]:
-    if os.path.getsize(path) == file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES):
+def _geometry(fs: FileSystem, path: str, length: int) -> tuple[int, int]:
+    if length == file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES):
         return DEFAULT_SLOTS, DEFAULT_ENTRIES
-    found = find_geometry(Path(path).read_bytes()) if os.path.getsize(path) >= 40 else None
+    with _mapped(fs, path) as view:
+        found = find_geometry(view) if view is not None and length >= 40 else None
     if found is None:
         raise UsageError(f"{path}: give its slots and entries, they can't be told from the file")
     return found
 
 
-def _checkpoint(path: str) -> Iterator[Row]:
-    data = Path(path).read_bytes()
+def _checkpoint(fs: FileSystem, path: str) -> Iterator[Row]:
+    data = read_file(fs, path)
     found = Checkpoint.parse(data)
     row: Row = {
         "kind": "checkpoint",
@@ -166,8 +191,8 @@ def _checkpoint(path: str) -> Iterator[Row]:
     yield row
 
 
-def _derived(path: str) -> Iterator[Row]:
-    found = load_derived(REAL, path)
+def _derived(fs: FileSystem, path: str) -> Iterator[Row]:
+    found = load_derived(fs, path)
     if found is None:
         yield {"kind": "derived", "damage": "its checksum does not match"}
         return
@@ -180,9 +205,9 @@ def _derived(path: str) -> Iterator[Row]:
     }
 
 
-def _json(path: str) -> Iterator[Row]:
+def _json(fs: FileSystem, path: str) -> Iterator[Row]:
     try:
-        content = parse_fastjson(Path(path).read_text())
+        content = parse_fastjson(read_file(fs, path).decode())
     except ValueError as error:
         yield {"kind": "json", "damage": str(error)}
         return

@@ -7,8 +7,8 @@ import os
 import stat
 from dataclasses import dataclass, field, replace
 
-from journal.errors import DamageError, NotAStoreError, StorageError
-from journal.files import FileSystem, make_dirs
+from journal.errors import NotAStoreError, StorageError
+from journal.files import FileSystem
 from rocketstore.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
 from rocketstore.dispatch import QueueKey
 from rocketstore.index_format import (
@@ -21,7 +21,7 @@ from rocketstore.index_format import (
 from rocketstore.mapped_files import Stranger, scan_directory
 from rocketstore.options import COMMITLOG_FILE_SIZE, Options
 
-__all__ = ["Layout", "Paths", "extend", "look", "set_aside"]
+__all__ = ["Layout", "Paths", "extend", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,8 @@ class Layout:
     queues: dict[QueueKey, list[int]]
     index: list[str]
     strangers: list[Stranger] = field(default_factory=list)
+    missing: list[range] = field(default_factory=list)
+    """Starts of log files that are not there between others, which no crash of ours leaves."""
 
 
 def look(
@@ -112,13 +114,13 @@ def look(
 
     Sizes come from the options, else from ``sizes`` (what a former open noted), else from files.
 
-    Raises :class:`NotAStoreError` for a file, and for a read-only look at a directory without a
-    commit log; :class:`DamageError` when a file of the commit log is missing among others.
+    Raises :class:`NotAStoreError` for a file, and for a directory without a commit log where none
+    is to be made; :class:`StorageError`.
     """
     try:
         info = fs.stat(paths.root)
     except FileNotFoundError:
-        if options.read_only:
+        if options.read_only or not options.create:
             raise NotAStoreError(f"{paths.root}: there is no such directory") from None
         info = None
     except OSError as error:
@@ -142,7 +144,7 @@ def look(
 def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> Layout:
     if exists and not (set(fs.listdir(paths.root)) & {"commitlog", "consumequeue", "index"}):
         names = [name for name in fs.listdir(paths.root) if name not in ("lock", "config")]
-        if options.read_only:
+        if options.read_only or not options.create:
             raise NotAStoreError(f"{paths.root}: holds no commitlog directory")
         if names and set(names) - {"abort", "checkpoint", "quarantine"}:
             raise NotAStoreError(
@@ -152,12 +154,12 @@ def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> La
     size = size or COMMITLOG_FILE_SIZE
     queues, queue_size = _look_queues(fs, paths, options, strangers)
     names, slots, entries = _look_index(fs, paths, options, strangers)
-    if not strangers:
-        for left, right in itertools.pairwise(starts):
-            if right - left != size:
-                path = os.path.join(paths.commitlog, f"{left + size:020d}")
-                raise DamageError(path, 0, "this file of the commit log is missing")
-    return Layout(size, queue_size, slots, entries, starts, queues, names, strangers)
+    missing = [
+        range(left + size, right, size)
+        for left, right in itertools.pairwise(starts)
+        if right - left != size
+    ]
+    return Layout(size, queue_size, slots, entries, starts, queues, names, strangers, missing)
 
 
 def _look_queues(
@@ -170,7 +172,7 @@ def _look_queues(
     for topic in _listdir(fs, paths.consumequeue):
         directory = os.path.join(paths.consumequeue, topic)
         for name in _listdir(fs, directory):
-            if not (name.isascii() and name.isdigit()):
+            if not (name.isascii() and name.removeprefix("-").isdigit()):
                 strangers.append(Stranger(os.path.join(directory, name), "is no queue directory"))
                 continue
             key = (topic, int(name))
@@ -266,19 +268,3 @@ def extend(fs: FileSystem, stranger: Stranger) -> None:
             fs.close(fd)
     except OSError as error:
         raise StorageError(stranger.path, "can't be extended", error) from error
-
-
-def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
-    """Move a file into the quarantine directory; gives its new path. Raises :class:`OSError`."""
-    make_dirs(fs, paths.quarantine)
-    name = os.path.relpath(path, paths.root).replace(os.sep, "~")
-    taken = set(fs.listdir(paths.quarantine))
-    target, number = name, 1
-    while target in taken:
-        number += 1
-        target = f"{name}.{number}"
-    new = os.path.join(paths.quarantine, target)
-    fs.rename(path, new)
-    fs.sync_dir(paths.quarantine)
-    fs.sync_dir(os.path.dirname(path))
-    return new

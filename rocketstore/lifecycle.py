@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from journal.errors import StorageError, StoreError, WritesRefusedError
-from journal.files import make_dirs, replace_file
+from journal.files import close_quietly, make_dirs, replace_file
 from rocketstore.compose import Delivered
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT
 from rocketstore.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from rocketstore.derived import Derived, save_derived
 from rocketstore.message import StoredMessage
-from rocketstore.offsets import load_json, save_json
+from rocketstore.offsets import int_table, load_json, save_json
 from rocketstore.options import Options
 from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC
 from rocketstore.retention import Retention
@@ -40,12 +42,9 @@ class Keeper:
         self._paths = store._paths
         self._sync_lock = threading.Lock()
         """Held while descriptors are synced, so that no file is closed or deleted meanwhile."""
-        self._delay_offsets: dict[int, int] = {}
+        content = load_json(self._fs, self._paths.delay_offset)
+        self._delay_offsets = int_table(content.get("offsetTable"))
         self._delay_changed = False
-        content = load_json(self._fs, self._paths.delay_offset).get("offsetTable")
-        for level, offset in (content if isinstance(content, dict) else {}).items():
-            if str(level).isdigit() and isinstance(offset, int):
-                self._delay_offsets[int(level)] = offset
 
     # Start and end
 
@@ -60,6 +59,13 @@ class Keeper:
             self._fs.sync_dir(paths.root)
         except OSError as error:
             raise StorageError(paths.abort, "can't be made", error) from error
+
+    def take_back(self) -> None:
+        """Remove ``abort`` again: open refused, and the next one must not think of a crash that
+        would explain what it was refused for."""
+        with contextlib.suppress(OSError):
+            self._fs.unlink(self._paths.abort)
+            self._fs.sync_dir(self._paths.root)
 
     def finish(self) -> None:
         """Make all durable and remove ``abort``. Raises :class:`StorageError` and
@@ -142,7 +148,7 @@ class Keeper:
                 except OSError as error:
                     raise StorageError(path, "can't be synced", error) from error
                 finally:
-                    self._fs.close(fd)
+                    close_quietly(self._fs, fd, path)
             for directory in directories:
                 try:
                     self._fs.sync_dir(directory)
@@ -234,7 +240,7 @@ class Keeper:
         properties = message.properties
         topic = properties.get(REAL_TOPIC)
         queue_id = properties.get(REAL_QUEUE_ID, "")
-        if topic is None or not queue_id.isdigit():
+        if topic is None or not re.fullmatch("[0-9]{1,10}", queue_id):
             _log.warning("offset %d: delayed message without its topic, dropped", message.offset)
             return
         fields = message.fields
@@ -255,7 +261,15 @@ class Keeper:
     # Deletion
 
     def clean(self, now: float | None, *, manual: bool) -> int:
-        """Delete expired log files, then what of queues and index points to them."""
+        """Delete expired log files, then what of queues and index points to them; gives the
+        number of log files. Raises :class:`StorageError`."""
+        try:
+            return self._clean(now, manual=manual)
+        except OSError as error:
+            path = error.filename or self._paths.commitlog
+            raise StorageError(path, "can't be looked at", error) from error
+
+    def _clean(self, now: float | None, *, manual: bool) -> int:
         store = self._store
         rules = store.options.retention or Retention()
         moment = time.time() if now is None else now
@@ -281,9 +295,14 @@ class Keeper:
                 parts.index.delete_expired(minimum)
         return removed
 
+    def look_at_disk(self) -> None:
+        """Refuse puts while the disk is used beyond the retention's ``full_ratio``."""
+        rules = self._store.options.retention
+        self._store._full = rules is not None and self.disk_used() > rules.full_ratio
+
     def disk_used(self) -> float:
         """Share of the log's file system that is used, from 0 to 1."""
-        info = os.statvfs(self._paths.commitlog)
+        info = self._fs.statvfs(self._paths.commitlog)
         return 1 - info.f_bavail / info.f_blocks if info.f_blocks else 0.0
 
 
@@ -319,7 +338,7 @@ class Background:
                 if self._options.retention is not None and moment - clean_at >= _CLEAN_SECONDS:
                     clean_at = moment
                     self._keeper.clean(None, manual=False)
-                    store._full = self._keeper.disk_used() > self._options.retention.full_ratio
+                    self._keeper.look_at_disk()
                 if moment - checkpoint_at >= self._options.checkpoint_interval:
                     checkpoint_at = moment
                     end = store.max_offset

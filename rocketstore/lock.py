@@ -2,22 +2,23 @@
 
 A broker takes a POSIX lock on the file's first byte and leaves the four bytes ``lock`` in it. We
 take that one, and a ``flock`` as well, which also keeps out a second store in this process.
+
+A POSIX lock is lost when its process closes any descriptor of the file. So a second open in this
+process is refused before it opens the file: its close would let a broker in.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 
-from journal.errors import LockedError, StorageError
-from journal.files import FileSystem
+from journal.errors import LockedError, NotAStoreError, StorageError
+from journal.files import FileSystem, close_quietly
+from journal.lock import open_claimed
 
 __all__ = ["StoreLock"]
 
 _CONTENT = b"lock"
-_FLOCK = struct.Struct("hhqqi")
-"""``struct flock`` of 64-bit Linux: type, whence, start, length, pid."""
+_held: dict[tuple[int, str], StoreLock] = {}
 
 
 class StoreLock:
@@ -27,41 +28,49 @@ class StoreLock:
     made.
     """
 
-    def __init__(self, fs: FileSystem, path: str) -> None:
+    def __init__(self, fs: FileSystem, path: str, *, change: bool = True) -> None:
+        """``change=False``: take only what needs no writing, and raise
+        :class:`FileNotFoundError` where there is no lock file."""
         self._fs = fs
+        self._change = change
+        self._path = path
+        self._fd: int | None = None
+        self._pid = os.getpid()
+        self._key = id(fs), os.path.realpath(path)
+        owner = _held.setdefault(self._key, self)
+        if owner is not self and owner._pid == self._pid:
+            raise LockedError(path, self._pid)
+        # What a parent process held when it forked is not held here.
+        _held[self._key] = self
         try:
-            fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_CREAT if change else os.O_RDONLY
+            self._fd = open_claimed(fs, path, flags, self._take)
+        except (FileNotFoundError, NotADirectoryError):
+            if not change:
+                raise
+            raise NotAStoreError(f"{os.path.dirname(path)}: is no directory") from None
         except OSError as error:
             raise StorageError(path, "can't be locked", error) from error
-        try:
-            if not fs.lock(fd):
-                raise LockedError(path, _holder(fd))
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
-            except (BlockingIOError, PermissionError):
-                raise LockedError(path, _holder(fd)) from None
-            if fs.pread(fd, len(_CONTENT), 0) != _CONTENT:
-                fs.pwrite(fd, _CONTENT, 0)
-        except OSError as error:
-            fs.close(fd)
-            raise StorageError(path, "can't be locked", error) from error
-        except BaseException:
-            fs.close(fd)
-            raise
-        self._fd: int | None = fd
+        finally:
+            if self._fd is None:
+                _held.pop(self._key, None)
+
+    def _take(self, fd: int) -> None:
+        fs = self._fs
+        if not fs.lock(fd) or (self._change and not fs.lock_byte(fd)):
+            raise LockedError(self._path, fs.byte_holder(fd))
+        if not self._change:
+            holder = fs.byte_holder(fd)
+            if holder is not None:
+                raise LockedError(self._path, holder)
+            return
+        if fs.pread(fd, len(_CONTENT), 0) != _CONTENT:
+            fs.pwrite(fd, _CONTENT, 0)
 
     def release(self) -> None:
         """Give the lock back. The file stays, as the broker leaves it."""
         if self._fd is not None:
-            self._fs.close(self._fd)
+            close_quietly(self._fs, self._fd, self._path)
             self._fd = None
-
-
-def _holder(fd: int) -> int | None:
-    """Pid of the process that holds the POSIX lock; this one's if nobody else does."""
-    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    try:
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))
-    except (OSError, struct.error):
-        return None
-    return os.getpid() if kind == fcntl.F_UNLCK else pid
+            if _held.get(self._key) is self:
+                del _held[self._key]

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from journal.errors import StorageError
-from journal.files import FileSystem
+from journal.files import FileSystem, close_quietly, unlink_if_there
 from rocketstore.commitlog_format import file_name
 
-__all__ = ["MappedFile", "MappedFiles", "Stranger", "create_file", "data_ranges", "scan_directory"]
+__all__ = ["MappedFile", "MappedFiles", "Stranger", "create_file", "open_mapped", "scan_directory"]
 
 RESERVE_STEP = 16 << 20
 """Bytes of blocks reserved at a time."""
@@ -52,6 +52,22 @@ def create_file(fs: FileSystem, path: str, size: int) -> int:
     return fd
 
 
+def open_mapped(fs: FileSystem, path: str, size: int, *, writable: bool) -> tuple[int, mmap.mmap]:
+    """Open a file and map its first ``size`` bytes. Raises :class:`StorageError`, also for a file
+    that is shorter."""
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+    try:
+        fd = fs.open(path, flags)
+        try:
+            return fd, fs.mmap(fd, size, writable)
+        except BaseException:
+            close_quietly(fs, fd, path)
+            raise
+    except (OSError, ValueError) as error:
+        cause = error if isinstance(error, OSError) else OSError(0, str(error))
+        raise StorageError(path, "can't be mapped", cause) from error
+
+
 class MappedFile:
     """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count."""
 
@@ -71,14 +87,7 @@ class MappedFile:
     def map(self, *, writable: bool) -> mmap.mmap:
         """The file's map, made at first use. Raises :class:`StorageError`."""
         if self._map is None:
-            flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
-            try:
-                self.fd = self._fs.open(self.path, flags)
-                self._map = self._fs.mmap(self.fd, self.size, writable)
-            except (OSError, ValueError) as error:
-                self.unmap()
-                cause = error if isinstance(error, OSError) else OSError(0, str(error))
-                raise StorageError(self.path, "can't be mapped", cause) from error
+            self.fd, self._map = open_mapped(self._fs, self.path, self.size, writable=writable)
         return self._map
 
     def unmap(self) -> None:
@@ -87,7 +96,7 @@ class MappedFile:
             self._map.close()
             self._map = None
         if self.fd >= 0:
-            self._fs.close(self.fd)
+            close_quietly(self._fs, self.fd, self.path)
             self.fd = -1
 
     def reserve(self, end: int) -> int:
@@ -108,7 +117,7 @@ class MappedFile:
         """Zero every byte from ``position`` on that is not zero; tells whether any was."""
         view = self.map(writable=True)
         changed = False
-        for start, end in data_ranges(self.fd, position, self.size):
+        for start, end in data_ranges(self._fs, self.fd, position, self.size):
             position = start
             while position < end:
                 step = min(_ZERO_STEP, end - position)
@@ -121,7 +130,7 @@ class MappedFile:
         return changed
 
 
-def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """The parts of a sparse file from ``start`` to ``end`` that may hold other bytes than zeros.
 
     A log file of 1 GiB with 1 MiB in it is mostly hole: looking at it all would fill the page
@@ -130,8 +139,8 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     position = start
     while position < end:
         try:
-            position = os.lseek(fd, position, os.SEEK_DATA)
-            stop = min(os.lseek(fd, position, os.SEEK_HOLE), end)
+            position = fs.lseek(fd, position, os.SEEK_DATA)
+            stop = min(fs.lseek(fd, position, os.SEEK_HOLE), end)
         except OSError as error:
             if error.errno != errno.ENXIO:
                 yield position, end
@@ -203,10 +212,14 @@ class MappedFiles:
                 file.unmap()
                 return
 
+    def data_ranges(self, file: MappedFile, position: int) -> Iterator[tuple[int, int]]:
+        """The parts of a mapped file from ``position`` on that may hold other bytes than zeros."""
+        return data_ranges(self._fs, file.fd, position, file.size)
+
     def append(self, start: int) -> MappedFile:
         """Create the next file, at full length. Raises :class:`StorageError`."""
         path = os.path.join(self.directory, file_name(start))
-        self._fs.close(create_file(self._fs, path, self.size))
+        close_quietly(self._fs, create_file(self._fs, path, self.size), path)
         self._names_changed = True
         try:
             # Names reach the disk in order: no crash can leave a gap between files.
@@ -222,7 +235,8 @@ class MappedFiles:
         counts."""
         file = self.files[start]
         try:
-            self._fs.unlink(file.path)
+            # A former try may have removed it, and failed only at making that durable.
+            unlink_if_there(self._fs, file.path)
             # One name at a time: a crash can't take a later file first and leave a gap.
             self._fs.sync_dir(self.directory)
         except OSError as error:
@@ -257,6 +271,11 @@ class Stranger:
     start: int = -1
     length: int = 0
     wanted: int = 0
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is a file of the store, at its place, and only its length is wrong."""
+        return self.start >= 0 and self.wanted > 0 and self.start % self.wanted == 0
 
     @property
     def is_short(self) -> bool:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from journal.errors import DamageError
 from rocketstore.commitlog_format import (
     BODY_LENGTH_AT,
+    FIXED_SIZE,
     HEADERS,
     MESSAGE_MAGIC,
     format_host,
     message_id,
 )
+from rocketstore.crc import crc32
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
-__all__ = ["BatchResult", "PutResult", "StoredMessage"]
+__all__ = ["BODY_AT", "FRAME", "BatchResult", "PutResult", "StoredMessage"]
 
 _CHECK = struct.Struct(">ii20xq").unpack_from
 _INT = struct.Struct(">i").unpack_from
-_CRC_AND_LENGTH = struct.Struct(">8xi27xB44xi").unpack_from
-"""CRC, the low byte of sysFlag, and length of the body of a record with two IPv4 hosts."""
-_BODY_AT = HEADERS[0].size
+FRAME = struct.Struct(">4xii16xq3xB44xi").unpack_from
+"""Magic, CRC, physical offset, the low byte of sysFlag, and length of the body of a record with
+two IPv4 hosts."""
+BODY_AT = HEADERS[0].size
 _SHORT = struct.Struct(">h").unpack_from
 
 
@@ -106,15 +108,21 @@ class StoredMessage(NamedTuple):
     def check(self) -> None:
         """Raise :class:`DamageError` unless the record's frame and body are sound."""
         raw = self.raw
+        if len(raw) < FIXED_SIZE:
+            raise self._damage("the record is too short for its header")
         size, magic, offset = _CHECK(raw)
         if magic != MESSAGE_MAGIC or size != len(raw) or offset != self.offset:
             raise self._damage("no record of this offset and size stands here")
+        self._check_lengths()
+        _ = self.body
+
+    def _check_lengths(self) -> None:
+        raw, size = self.raw, len(self.raw)
         fields = self.fields
         end = HEADERS[(fields[7] >> 4) & 3].size + fields[14]
         topic_end = end + 1 + raw[end] if fields[14] >= 0 and end < size else size
         if topic_end + 2 > size or topic_end + 2 + _SHORT(raw, topic_end)[0] != size:
             raise self._damage("the record's lengths disagree")
-        _ = self.body
 
     @property
     def fields(self) -> tuple[Any, ...]:
@@ -128,13 +136,22 @@ class StoredMessage(NamedTuple):
     def body(self) -> bytes:
         """The body, its CRC checked. Raises :class:`DamageError`."""
         raw = self.raw
-        crc, flags, length = _CRC_AND_LENGTH(raw)
-        at = _BODY_AT
-        if flags & 48:
-            at = BODY_LENGTH_AT[(raw[39] >> 4) & 3] + 4
-            length = _INT(raw, at - 4)[0]
+        try:
+            magic, crc, offset, flags, length = FRAME(raw)
+            at = BODY_AT
+            if flags & 48:
+                at = BODY_LENGTH_AT[(raw[39] >> 4) & 3] + 4
+                length = _INT(raw, at - 4)[0]
+        except struct.error as error:
+            raise self._damage("the record is too short for its header") from error
+        if magic != MESSAGE_MAGIC or offset != self.offset:
+            # A damaged consume queue can point anywhere: also to zeros, which are an empty body.
+            raise self._damage("no record of this offset stands here")
+        if not length:
+            # The rest of a header that was cut off reads as an empty body, too.
+            self._check_lengths()
         body = raw[at : at + length]
-        if len(body) != length or (length and crc32(body) & 0x7FFFFFFF != crc):
+        if len(body) != length or (crc32(body) ^ crc) & 0x7FFFFFFF:
             raise self._damage("the body does not match its checksum")
         return body
 
@@ -146,10 +163,12 @@ class StoredMessage(NamedTuple):
 
     def _topic_at(self) -> int:
         raw = self.raw
-        at = BODY_LENGTH_AT[(raw[39] >> 4) & 3]
-        length: int = _INT(raw, at)[0]
-        at += 4 + length
-        if not 0 < at < len(raw):
+        if len(raw) < FIXED_SIZE:
+            raise self._damage("the record is too short for its header")
+        at = BODY_LENGTH_AT[(raw[39] >> 4) & 3] + 4
+        length: int = _INT(raw, at - 4)[0] if at <= len(raw) else -1
+        at += length
+        if length < 0 or at >= len(raw):
             raise self._damage("the body's length is wrong")
         return at
 

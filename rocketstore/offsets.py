@@ -11,12 +11,14 @@ import json
 import re
 from typing import Any
 
-from journal.errors import UsageError
+from journal.errors import StorageError, UsageError
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 
-__all__ = ["ConsumerOffsets", "load_json", "parse_fastjson", "save_json"]
+__all__ = ["ConsumerOffsets", "int_table", "load_json", "parse_fastjson", "save_json"]
 
-_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
+"""A text that does not end reaches to the end: looked at once, not from each quote in it."""
 
 
 def parse_fastjson(text: str) -> Any:
@@ -27,7 +29,19 @@ def parse_fastjson(text: str) -> Any:
             return match[0]
         return f'{match[1]}"{match[2]}"{match[3]}'
 
-    return json.loads(_BARE_KEY.sub(quote, text))
+    try:
+        return json.loads(_BARE_KEY.sub(quote, text))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def int_table(table: object) -> dict[int, int]:
+    """The whole numbers under whole numbers of a parsed object; anything else is left out."""
+    return {
+        int(key): value
+        for key, value in (table if isinstance(table, dict) else {}).items()
+        if type(value) is int and _WHOLE_NUMBER.fullmatch(key)
+    }
 
 
 def load_json(fs: FileSystem, path: str) -> dict[str, Any]:
@@ -59,6 +73,12 @@ def save_json(fs: FileSystem, path: str, content: dict[str, Any]) -> None:
     replace_file(fs, path, data)
 
 
+def _place(group: str, topic: str) -> str:
+    if not group or not topic or "@" in group or "@" in topic:
+        raise UsageError(f"group {group!r} and topic {topic!r}: neither may be empty or hold @")
+    return f"{topic}@{group}"
+
+
 class ConsumerOffsets:
     """The next offset of each consumer group in each queue. Its owner holds a lock.
 
@@ -75,12 +95,7 @@ class ConsumerOffsets:
         self._changed = False
         table = self._content.get("offsetTable")
         for name, offsets in (table if isinstance(table, dict) else {}).items():
-            if isinstance(offsets, dict):
-                self._table[name] = {
-                    int(queue): value
-                    for queue, value in offsets.items()
-                    if isinstance(value, int) and queue.lstrip("-").isdigit()
-                }
+            self._table[name] = int_table(offsets)
 
     @property
     def table(self) -> dict[str, dict[int, int]]:
@@ -88,16 +103,15 @@ class ConsumerOffsets:
         return self._table
 
     def fetch(self, group: str, topic: str, queue_id: int) -> int:
-        """The offset committed last; -1 if there is none."""
-        return self._table.get(f"{topic}@{group}", {}).get(queue_id, -1)
+        """The offset committed last; -1 if there is none. Raises :class:`UsageError`."""
+        return self._table.get(_place(group, topic), {}).get(queue_id, -1)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set an offset, in memory. Raises :class:`UsageError` for what can't be one."""
-        if not group or not topic or "@" in group or "@" in topic:
-            raise UsageError(f"group {group!r} and topic {topic!r}: neither may be empty or hold @")
+        place = _place(group, topic)
         if offset < 0 or queue_id < 0:
             raise UsageError(f"offset {offset} and queue {queue_id} must not be negative")
-        self._table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+        self._table.setdefault(place, {})[queue_id] = offset
         self._changed = True
 
     def save(self) -> None:
@@ -108,6 +122,10 @@ class ConsumerOffsets:
             name: {str(queue): offset for queue, offset in sorted(offsets.items())}
             for name, offsets in self._table.items()
         }
-        make_dirs(self._fs, self._path.rpartition("/")[0])
+        directory = self._path.rpartition("/")[0]
+        try:
+            make_dirs(self._fs, directory)
+        except OSError as error:
+            raise StorageError(directory, "can't be created", error) from error
         save_json(self._fs, self._path, {**self._content, "offsetTable": table})
         self._changed = False

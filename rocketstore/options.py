@@ -35,7 +35,8 @@ class Options:
     ``durability``: ``"os"`` (a put that returned survives the death of the process) or
     ``"fsync"`` (it survives power loss; callers share a sync). ``recovery``: ``"full"`` rebuilds
     whatever of queues and index disagrees with the log, ``"compatible"`` does what RocketMQ
-    4.9.3 does. ``repair`` lets open set aside what no crash explains. ``background`` runs a
+    4.9.3 does. ``repair`` reads the whole log and sets aside what no crash explains. Without
+    ``create`` the directory must hold a store already. ``background`` runs a
     thread that syncs every ``flush_interval`` seconds, records a checkpoint every
     ``checkpoint_interval``, delivers delayed messages and applies ``retention``.
     """
@@ -48,6 +49,7 @@ class Options:
     recovery: Recovery = "full"
     repair: bool = False
     read_only: bool = False
+    create: bool = True
     index: bool = True
     index_safe: bool = False
     background: bool = True

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from journal.errors import StorageError, UsageError
 from journal.poison import Poison
-from rocketstore.columns import Columns, KeyColumns, build_columns
+from rocketstore.columns import HEADER_DTYPE, Columns, KeyColumns, build_columns
 from rocketstore.commitlog_format import (
     COMMIT,
     ROLLBACK,
@@ -19,20 +21,19 @@ from rocketstore.commitlog_format import (
     with_host_bits,
 )
 from rocketstore.consumequeue_format import UNIT
-from rocketstore.dispatch import DispatchBatch, QueueKey
+from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
 from rocketstore.javahash import hash_code, index_hash, index_hash_many
 from rocketstore.message import BatchResult
 from rocketstore.parts import Parts
+from rocketstore.put_path import Route
 
 if TYPE_CHECKING:
     from rocketstore.store import Store
 
-__all__ = ["Note", "Pending", "append_columns"]
+__all__ = ["PENDING_MAX", "Pending", "append_columns"]
 
-Note = tuple[QueueKey, int, int, int, int, int, int, Sequence[str]]
-"""Queue, ordinal, physical offset, size, store time, transaction bits, tagsCode, index keys."""
-
-_INT_MAX = 0x7FFFFFFF
+PENDING_MAX = 4096
+"""After so many single puts the one that comes next is not kept waiting for longer."""
 _FEW = 24
 """Up to so many messages, one by one is faster than columns."""
 
@@ -40,65 +41,94 @@ _FEW = 24
 class Pending:
     """Messages that wait to be dispatched. The store holds its lock around all calls.
 
-    When queues or index can't be written the store takes no more writes: what waits is in the
-    log, and open puts it where it belongs.
+    A put leaves its record's first 88 bytes in ``heads`` (in the form with two IPv4 hosts), which
+    tell nearly all that queues and index need. The rest stands beside it by physical offset:
+    ``queues`` says where the messages from that one on go, up to the next that is named, ``codes``
+    the tagsCodes that are not 0, ``keys`` what the index finds a message by. ``route`` is the last
+    put's, ``None`` at first. (:meth:`rocketstore.Store.put` does :meth:`note` itself: a call would
+    cost as much again.)
+
+    When queues or index can't be written (``broken`` is the error) the store takes no more
+    writes: what waits is in the log, and open puts it where it belongs.
     """
 
     def __init__(self, parts: Parts, poison: Poison) -> None:
         self._parts = parts
         self._poison = poison
         self._seeds: dict[str, int] = {}
-        self._broken: StorageError | None = None
-        self.notes: list[Note] = []
+        self.broken: StorageError | None = None
+        self.route: Route | None = None
+        self.queues: dict[int, QueueKey] = {}
+        self.codes: dict[int, int] = {}
+        self.keys: dict[int, Sequence[str]] = {}
+        self.heads: list[bytes] = []
+
+    def note(self, head: bytes, offset: int, route: Route, code: int, keys: Sequence[str]) -> None:
+        """One message more waits."""
+        if route is not self.route:
+            self.route = route
+            self.queues[offset] = route.key
+        if code:
+            self.codes[offset] = code
+        if keys:
+            self.keys[offset] = keys
+        self.heads.append(head)
+        if len(self.heads) >= PENDING_MAX:
+            self.dispatch_quietly()
 
     def dispatch(self) -> None:
         """Bring queues and index up to the log. Raises :class:`StorageError`."""
-        notes = self.notes
-        if not notes:
+        heads = self.heads
+        if not heads:
             return
-        if self._broken is not None:
-            raise self._broken
+        if self.broken is not None:
+            raise self.broken
+        rows: Any = np.frombuffer(b"".join(heads), HEADER_DTYPE)
         try:
-            if len(notes) <= _FEW:
-                self._one_by_one(notes)
+            if len(heads) <= _FEW:
+                self._one_by_one(rows)
             else:
-                self._parts.dispatch(self._columns(notes))
+                self._parts.dispatch(self._columns(rows))
         except StorageError as error:
             self.broke(error)
             raise
-        self._parts.commitlog.last = notes[-1][2:4]
-        notes.clear()
+        last = rows[-1]
+        self._parts.commitlog.last = (int(last["offset"]), int(last["size"]))
+        self.route = None
+        self.queues.clear()
+        self.codes.clear()
+        self.keys.clear()
+        heads.clear()
 
     def broke(self, error: StorageError) -> None:
         """Queues or index could not be written: nobody may ask them, or write, from here on."""
-        self._broken = error
+        self.broken = error
         self._poison.set(error)
-
-    def check(self) -> None:
-        """Raise the error that kept queues or index from following the log."""
-        if self._broken is not None:
-            raise self._broken
 
     def dispatch_quietly(self) -> None:
         """:meth:`dispatch` for a put: its message is stored, so an error is for the next one."""
         with contextlib.suppress(StorageError):
             self.dispatch()
 
-    def _one_by_one(self, notes: list[Note]) -> None:
+    def _one_by_one(self, rows: Any) -> None:
         parts = self._parts
         index = parts.index if parts.options.index else None
-        for (topic, queue_id), queue_offset, offset, size, now, transaction, code, keys in notes:
+        topic, queue_id, now = "", 0, 0
+        for offset, size, ordinal, sys_flag, now in rows[list(_NOTED)].tolist():
+            topic, queue_id = self.queues.get(offset, (topic, queue_id))
+            transaction = sys_flag & TRANSACTION_MASK
             if transaction in (0, COMMIT):
-                unit = UNIT.pack(offset, size, code)
-                parts.queue(topic, queue_id).put_one(queue_offset, offset, size, unit)
+                unit = UNIT.pack(offset, size, self.codes.get(offset, 0))
+                parts.queue(topic, queue_id).put_one(ordinal, offset, size, unit)
             if index is None:
                 continue
+            keys = self.keys.get(offset)
             if keys and transaction != ROLLBACK:
                 seed = self._seed(topic)
                 index.put_one([index_hash(key, seed) for key in keys], offset, now)
             else:
                 index.current()
-        parts.checkpoint.logical = notes[-1][4]
+        parts.checkpoint.logical = now
 
     def _seed(self, topic: str) -> int:
         seed = self._seeds.get(topic)
@@ -106,39 +136,52 @@ class Pending:
             seed = self._seeds[topic] = hash_code(f"{topic}#")
         return seed
 
-    def _columns(self, notes: list[Note]) -> DispatchBatch:
-        queue_keys, queue_offsets, offsets, sizes, times, transactions, codes, all_keys = zip(
-            *notes, strict=True
+    def _columns(self, rows: Any) -> DispatchBatch:
+        count = len(rows)
+        offsets = rows["offset"].astype(np.int64)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(self.queues.values()))}
+        starts = _places(self.queues, offsets)
+        queue_numbers = np.repeat(
+            np.array([numbers[key] for key in self.queues.values()], np.int64),
+            np.diff(starts, append=count),
         )
-        count = len(notes)
-        numbers: dict[QueueKey, int] = dict.fromkeys(queue_keys, 0)
-        if len(numbers) > 1:
-            numbers = {key: number for number, key in enumerate(numbers)}
-            queue_numbers = np.array([numbers[key] for key in queue_keys], np.int64)
-        else:
-            queue_numbers = np.zeros(count, np.int64)
-        names: list[str] = []
-        key_messages = np.zeros(0, np.int64)
-        if any(all_keys):
-            names = [
-                f"{topic}#{key}"
-                for (topic, _), keys in zip(queue_keys, all_keys, strict=True)
-                for key in keys
-            ]
-            counts = np.fromiter(map(len, all_keys), np.int64, count)
-            key_messages = np.repeat(np.arange(count, dtype=np.int64), counts)
+        codes = np.zeros(count, np.int64)
+        codes[_places(self.codes, offsets)] = list(self.codes.values())
+        key_hashes, key_messages = self._hashes(list(numbers), queue_numbers, offsets)
         return DispatchBatch(
             queues=list(numbers),
             queue_numbers=queue_numbers,
-            offsets=np.array(offsets, np.int64),
-            sizes=np.array(sizes, np.int64),
-            queue_offsets=np.array(queue_offsets, np.int64),
-            tags_codes=np.array(codes, np.int64),
-            store_times=np.array(times, np.int64),
-            transactions=np.array(transactions, np.int64),
-            key_hashes=index_hash_many(names),
+            offsets=offsets,
+            sizes=rows["size"].astype(np.int64),
+            queue_offsets=rows["queue_offset"].astype(np.int64),
+            tags_codes=codes,
+            store_times=rows["store"].astype(np.int64),
+            transactions=rows["sys_flag"].astype(np.int64) & TRANSACTION_MASK,
+            key_hashes=key_hashes,
             key_messages=key_messages,
         )
+
+    def _hashes(
+        self, queues: list[QueueKey], queue_numbers: Int64Array, offsets: Int64Array
+    ) -> tuple[npt.NDArray[np.int32], Int64Array]:
+        """Index hashes of all keys, and the number of the message that each is of."""
+        lengths = np.fromiter(map(len, self.keys.values()), np.int64, len(self.keys))
+        messages = np.repeat(_places(self.keys, offsets), lengths)
+        names = list(chain.from_iterable(self.keys.values()))
+        seeds = [self._seed(topic) for topic, _ in queues]
+        if len(set(seeds)) == 1:
+            return index_hash_many(names, seeds[0]), messages
+        return index_hash_many(names, np.array(seeds, np.int64)[queue_numbers[messages]]), messages
+
+
+_NOTED = ("offset", "size", "queue_offset", "sys_flag", "store")
+
+
+def _places(noted: dict[int, Any], offsets: Int64Array) -> Int64Array:
+    """The numbers of the messages that a note by offset is of."""
+    if len(noted) == len(offsets):
+        return np.arange(len(offsets), dtype=np.int64)
+    return np.searchsorted(offsets, np.fromiter(noted, np.int64, len(noted)))
 
 
 def append_columns(
@@ -162,14 +205,12 @@ def append_columns(
     ``whole`` keeps it in one file, as RocketMQ's batches are; otherwise each file is filled.
     """
     options = store.options
-    if not 0 <= queue_id <= _INT_MAX:
-        raise UsageError(f"queue id {queue_id}: 0 to {_INT_MAX} are right")
-    topic_field = store._topics.get(topic) or store._topic_field(topic)
+    route = store._route(topic, queue_id)
     stored_by = store._store_host if store_host is None else host_bytes(store_host)
     born_by = stored_by if born_host is None else host_bytes(born_host)
     sys_flag = with_host_bits(sys_flag, born_by, stored_by)
     columns = build_columns(
-        bodies, properties, len(topic_field) - 1, sys_flag, flags, options.max_message_size
+        bodies, properties, len(route.field) - 1, sys_flag, flags, options.max_message_size
     )
     count = len(bodies)
     total = int(columns.sizes.sum())
@@ -184,22 +225,20 @@ def append_columns(
     with store._lock:
         store._check_writable()
         store._pending.dispatch()
-        now = max(options.clock(), store._last_time)
-        key = (topic, queue_id)
-        queue_offset = store._table.get(key, 0)
+        now = store._now()
+        queue_offset = route.ordinal
         offsets: list[int] = []
         done = 0
         while done < count:
             part, places = _append_part(
                 store, columns, done, whole,
-                topic_field=topic_field, queue_id=queue_id, queue_offset=queue_offset + done,
+                topic_field=route.field, queue_id=queue_id, queue_offset=queue_offset + done,
                 sys_flag=sys_flag, born_timestamp=now if born_timestamp is None else born_timestamp,
                 born_host=born_by, store_timestamp=now, store_host=stored_by,
             )  # fmt: skip
             offsets += places.tolist()
-            store._table[key] = queue_offset + done + part
-            store._last_time = now
-            batch = _batch_of(columns, keys, done, part, places, key, queue_offset + done,
+            route.ordinal = queue_offset + done + part
+            batch = _batch_of(columns, keys, done, part, places, route.key, queue_offset + done,
                               now, sys_flag & TRANSACTION_MASK)  # fmt: skip
             done += part
             try:

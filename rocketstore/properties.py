@@ -7,7 +7,7 @@ ours are byte-identical. No reader depends on the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from journal.errors import UsageError
@@ -27,7 +27,6 @@ __all__ = [
     "index_keys",
     "java_map_order",
     "join_keys",
-    "split_keys",
 ]
 
 KEYS = "KEYS"
@@ -41,9 +40,7 @@ REAL_QUEUE_ID = "REAL_QID"
 PROPERTIES_MAX = 32767
 _NAME_END = "\x01"
 _PAIR_END = "\x02"
-_KEYS_IS = KEYS + _NAME_END
-_UNIQ_KEY_IS = UNIQ_KEY + _NAME_END
-_TAGS_IS = TAGS + _NAME_END
+_SEPARATOR = "properties hold a separator (0x02) or NUL in a name or value"
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
@@ -73,25 +70,41 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     text = _PAIR_END.join(
         [f"{name}{_NAME_END}{properties[name]}" for name in java_map_order(tuple(properties))]
     )
-    return _checked(text, len(properties))
+    if text.count(_PAIR_END) != len(properties) - 1 or "\0" in text:
+        raise UsageError(_SEPARATOR)
+    return _encoded(text)
 
 
-def encode_usual(keys: str | None, unique_key: str | None, tags: str | None) -> bytes:
-    """:func:`encode_properties` of nothing but KEYS, UNIQ_KEY and TAGS, whose order is known."""
-    parts = []
-    if keys:
-        parts.append(_KEYS_IS + keys)
-    if unique_key:
-        parts.append(_UNIQ_KEY_IS + unique_key)
+def encode_usual(
+    keys: str | None, unique_key: str | None, tags: str | None
+) -> tuple[bytes, Sequence[str]]:
+    """:func:`encode_properties` of nothing but KEYS, UNIQ_KEY and TAGS, whose order is known, and
+    :func:`index_keys` of them."""
+    found: Sequence[str]
+    if keys and unique_key:
+        text = f"KEYS\x01{keys}\x02UNIQ_KEY\x01{unique_key}"
+        found = (unique_key, keys)
+    elif keys:
+        text, found = f"KEYS\x01{keys}", (keys,)
+    elif unique_key:
+        text, found = f"UNIQ_KEY\x01{unique_key}", (unique_key,)
+    else:
+        text, found = "", ()
     if tags:
-        parts.append(_TAGS_IS + tags)
-    text = _PAIR_END.join(parts)
-    return _checked(text, len(parts))
+        text = f"{text}\x02TAGS\x01{tags}" if text else f"TAGS\x01{tags}"
+    if (
+        "\0" in text
+        or (keys and _PAIR_END in keys)
+        or (unique_key and _PAIR_END in unique_key)
+        or (tags and _PAIR_END in tags)
+    ):
+        raise UsageError(_SEPARATOR)
+    if keys and " " in keys:
+        found = index_keys({UNIQ_KEY: unique_key or "", KEYS: keys})
+    return _encoded(text), found
 
 
-def _checked(text: str, count: int) -> bytes:
-    if text.count(_PAIR_END) != count - 1 or "\0" in text:
-        raise UsageError("properties hold a separator (0x02) or NUL in a name or value")
+def _encoded(text: str) -> bytes:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
@@ -134,15 +147,8 @@ def join_keys(keys: str | Iterable[str]) -> str:
 
 def index_keys(properties: Mapping[str, str]) -> list[str]:
     """The keys under which an IndexFile finds the message: UNIQ_KEY, then each of KEYS."""
-    return split_keys(properties.get(UNIQ_KEY), properties.get(KEYS))
-
-
-def split_keys(unique_key: str | None, keys: str | None) -> list[str]:
-    """:func:`index_keys` of the two properties themselves."""
+    unique_key, keys = properties.get(UNIQ_KEY), properties.get(KEYS)
     found = [unique_key] if unique_key else []
     if keys:
-        if " " in keys:
-            found += [key for key in keys.split(" ") if key]
-        else:
-            found.append(keys)
+        found += [key for key in keys.split(" ") if key]
     return found

@@ -1,42 +1,76 @@
-"""Bytes that no crash explains are never dropped: they are copied aside before they are cut."""
+"""Bytes that no crash explains are never dropped: they are copied or moved aside first."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 
 from journal.errors import StorageError
-from journal.files import FileSystem, make_dirs, write_all
+from journal.files import FileSystem, make_dirs, pread_all, write_all
 from rocketstore.commitlog import CommitLog
 from rocketstore.layout import Paths
 
-__all__ = ["save_tail"]
+__all__ = ["copy_excess", "save_span", "set_aside"]
 
 _STEP = 1 << 20
 
 
-def save_tail(fs: FileSystem, paths: Paths, commitlog: CommitLog, offset: int) -> str:
-    """Copy the log from ``offset`` to the end of its last file into ``quarantine/``; gives the
-    copy's path.. Durable on return.
+def save_span(fs: FileSystem, paths: Paths, commitlog: CommitLog, start: int, end: int) -> str:
+    """Copy the log from offset ``start`` to before ``end`` into ``quarantine/``; gives the copy's
+    path. Durable on return. Raises :class:`StorageError`."""
+
+    def parts() -> Iterator[bytes]:
+        at = start
+        while at < end:
+            file = commitlog.files.find(at)
+            assert file is not None
+            position = at - file.start
+            step = min(_STEP, end - at, file.size - position)
+            yield commitlog.files.mapped(file)[position : position + step]
+            at += step
+
+    return _save(fs, paths, f"commitlog~{start:020d}", parts())
+
+
+def copy_excess(fs: FileSystem, paths: Paths, path: str, length: int) -> str:
+    """Copy what stands in a file behind its first ``length`` bytes into ``quarantine/``; gives
+    the copy's path. Durable on return. Raises :class:`StorageError`."""
+
+    def parts() -> Iterator[bytes]:
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            at = length
+            while data := pread_all(fs, fd, _STEP, at):
+                yield data
+                at += len(data)
+        finally:
+            fs.close(fd)
+
+    return _save(fs, paths, f"{_flat_name(paths, path)}+{length}", parts())
+
+
+def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
+    """Move a file into ``quarantine/``; gives its new path. Durable on return.
 
     Raises :class:`StorageError`.
     """
     try:
-        make_dirs(fs, paths.quarantine)
-        taken = set(fs.listdir(paths.quarantine))
-        name, number = f"commitlog~{offset:020d}", 1
-        while name in taken:
-            number += 1
-            name = f"commitlog~{offset:020d}.{number}"
-        target = os.path.join(paths.quarantine, name)
+        new = _free_name(fs, paths, _flat_name(paths, path))
+        fs.rename(path, new)
+        fs.sync_dir(paths.quarantine)
+        fs.sync_dir(os.path.dirname(path))
+    except OSError as error:
+        raise StorageError(path, "can't be set aside", error) from error
+    return new
+
+
+def _save(fs: FileSystem, paths: Paths, name: str, parts: Iterable[bytes]) -> str:
+    try:
+        target = _free_name(fs, paths, name)
         fd = fs.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         try:
-            for file in commitlog.files.files.values():
-                position = max(offset - file.start, 0)
-                data = commitlog.files.mapped(file)
-                while position < file.size:
-                    step = min(_STEP, file.size - position)
-                    write_all(fs, fd, data[position : position + step])
-                    position += step
+            for data in parts:
+                write_all(fs, fd, data)
             fs.fdatasync(fd)
         finally:
             fs.close(fd)
@@ -44,3 +78,17 @@ def save_tail(fs: FileSystem, paths: Paths, commitlog: CommitLog, offset: int) -
     except OSError as error:
         raise StorageError(paths.quarantine, "can't be written", error) from error
     return target
+
+
+def _flat_name(paths: Paths, path: str) -> str:
+    return os.path.relpath(path, paths.root).replace(os.sep, "~")
+
+
+def _free_name(fs: FileSystem, paths: Paths, name: str) -> str:
+    make_dirs(fs, paths.quarantine)
+    taken = set(fs.listdir(paths.quarantine))
+    target, number = name, 1
+    while target in taken:
+        number += 1
+        target = f"{name}.{number}"
+    return os.path.join(paths.quarantine, target)

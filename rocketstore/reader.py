@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from journal.errors import ClosedError, StoreError, UsageError
 from journal.findings import Finding
 from rocketstore import reading
-from rocketstore.commitlog_format import parse_message_id
+from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_message_id
 from rocketstore.dispatch import QueueKey
+from rocketstore.filler_format import is_filler
+from rocketstore.get_result import GetResult
 from rocketstore.message import StoredMessage
 from rocketstore.parts import Parts
 from rocketstore.pending import Pending
@@ -40,7 +42,7 @@ class Reader:
         *,
         most: int = reading.MAX_MESSAGES,
         max_bytes: int = reading.MAX_BYTES,
-    ) -> reading.GetResult:
+    ) -> GetResult:
         """Messages of a queue from ordinal ``offset`` on, with the status and next offset that
         RocketMQ gives. ``tags`` is ``"A || B"``, matched by hash. ``most`` and ``max_bytes`` are
         RocketMQ's caps on one answer. O(messages)."""
@@ -52,7 +54,7 @@ class Reader:
 
     def lookup(self, offset: int | str) -> StoredMessage | None:
         """The message at a physical offset, or with an offset message id; ``None`` if no record
-        stands there. O(1)."""
+        stands there. What fills a hole in the log is no message. O(1)."""
         if isinstance(offset, str):
             offset = parse_message_id(offset)[1]
         if offset < 0:
@@ -62,7 +64,12 @@ class Reader:
             raw = self._parts.commitlog.read_record(offset)
         if raw is None or int.from_bytes(raw[28:36], "big") != offset:
             return None
-        return StoredMessage(raw, offset)
+        message = StoredMessage(raw, offset)
+        if raw[39] & TRANSACTION_MASK == ROLLBACK and is_filler(
+            message.topic.encode(), ROLLBACK, len(raw)
+        ):
+            return None
+        return message
 
     def query(
         self,
@@ -152,7 +159,10 @@ class Reader:
             raise self._refusal
 
     def _catch_up(self) -> None:
-        self._check_open()
-        self._pending.check()
-        if self._pending.notes:
-            self._pending.dispatch()
+        if self._refusal is not None:
+            self._check_open()
+        pending = self._pending
+        if pending.broken is not None:
+            raise pending.broken
+        if pending.heads:
+            pending.dispatch()

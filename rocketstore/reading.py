@@ -5,23 +5,21 @@ Plain functions over the parts of a store; the store holds its lock around them.
 
 from __future__ import annotations
 
-import enum
 import os
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
-from rocketstore.commitlog_format import BODY_LENGTH_AT
+from rocketstore.commitlog_format import BODY_LENGTH_AT, FIXED_SIZE
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT, UNIT_SIZE
+from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.javahash import hash_code, index_hash
 from rocketstore.message import StoredMessage
 from rocketstore.parts import Parts
 
 __all__ = [
     "TIME_MAX",
-    "GetResult",
-    "GetStatus",
     "get_messages",
     "message_at",
     "offset_by_time",
@@ -42,31 +40,9 @@ _QUERY_ROUNDS = 3
 _PAGE_UNITS = 256
 _long = struct.Struct(">q").unpack_from
 _KEYS_FIRST = b"KEYS\x01"
+_KEY_ENDS = b"\x02 "
+_new_tuple = tuple.__new__
 _int = struct.Struct(">i").unpack_from
-
-
-class GetStatus(enum.Enum):
-    """What became of a request for messages: RocketMQ's names."""
-
-    FOUND = "FOUND"
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-
-
-@dataclass(slots=True)
-class GetResult:
-    """``next_offset`` is where to go on; ``min_offset`` and ``max_offset`` bound the queue."""
-
-    status: GetStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    messages: list[StoredMessage]
 
 
 @lru_cache(maxsize=256)
@@ -79,8 +55,9 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
 
 
 @lru_cache(maxsize=1)
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _near_bytes() -> int:
+    """How far behind the log's end the real store still expects to find records in memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.4)
 
 
 def get_messages(
@@ -103,15 +80,15 @@ def get_messages(
     maximum = queue.max_offset if queue is not None else 0
     minimum = queue.min_offset if queue is not None else 0
     if queue is None or maximum == 0:
-        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, minimum, maximum, [])
+        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, minimum, maximum)
     if offset < minimum:
-        return GetResult(GetStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum, [])
+        return GetResult(GetStatus.OFFSET_TOO_SMALL, minimum, minimum, maximum)
     if offset == maximum:
-        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum, [])
+        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
     if offset > maximum:
         after = minimum if minimum == 0 else maximum
-        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, after, minimum, maximum, [])
-    result = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum, [])
+        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, after, minimum, maximum)
+    result = GetResult(GetStatus.NO_MATCHED_MESSAGE, offset, minimum, maximum)
     codes = tag_codes(tags)
     window = max(_FILTER_BYTES, max_num * UNIT_SIZE) // UNIT_SIZE
     # Without a filter no more units than messages are needed (and one to see that it is full).
@@ -142,21 +119,34 @@ def _take_all(parts: Parts, data: bytes, result: GetResult, most: int, max_bytes
     view, base = log.view, log.base
     if view is None or most < 1:
         return 0
-    units = list(UNIT.iter_unpack(data[: most * UNIT_SIZE]))
-    sizes = sum([size for _, size, _ in units])
-    first, last = units[0][0], units[-1]
-    within = base <= first and last[0] + last[1] <= log.max_offset
-    if not within or sizes > max_bytes or sizes < 0:
+    count = min(most, len(data) // UNIT_SIZE)
+    units = _units(count).unpack_from(data)
+    places, sizes = units[::3], units[1::3]
+    first, end = places[0], places[-1] + sizes[-1]
+    written = base + log.at
+    if not (base <= first and end <= written and 0 <= sum(sizes) <= max_bytes):
         return 0
-    if log.max_offset - first > _memory_bytes() * 0.4:
+    if written - first > _near_bytes():
         return 0
-    new = tuple.__new__
-    result.messages = [
-        new(StoredMessage, (view[place - base : place - base + size], place))
-        for place, size, _ in units
-    ]
+    # Records of a burst stand one after another: one copy takes them all.
+    if (
+        min(sizes) >= FIXED_SIZE
+        and (*places[1:], end) == tuple(accumulate(sizes, initial=first))[1:]
+    ):
+        result.hold(view[first - base : end - base], places, sizes)
+        return count
     result.status = GetStatus.FOUND
-    return len(units)
+    result.messages.extend(
+        _new_tuple(StoredMessage, (view[place - base : place - base + size], place))
+        for place, size in zip(places, sizes, strict=True)
+    )
+    return count
+
+
+@lru_cache(maxsize=64)
+def _units(count: int) -> struct.Struct:
+    """Many units of a ConsumeQueue at once."""
+    return struct.Struct(">" + UNIT.format.lstrip(">") * count)
 
 
 def _walk_units(
@@ -178,7 +168,7 @@ def _walk_units(
     count = len(messages)
     skip_to = -1
     consumed = 0
-    far = commitlog.max_offset - int(_memory_bytes() * 0.4)
+    far = commitlog.max_offset - _near_bytes()
     for place, size, code in UNIT.iter_unpack(data):
         if place < skip_to:
             consumed += 1
@@ -248,6 +238,7 @@ def query_exact(
     seed, field = _topic_parts(topic)
     key_hash = index_hash(key, seed)
     data = key.encode(errors="replace")
+    first_key = _KEYS_FIRST + data if " " not in key else None
     found: list[StoredMessage] = []
     seen: set[int] = set()
     read = parts.commitlog.read_record
@@ -259,12 +250,12 @@ def query_exact(
             break
         for offset in file.candidates(key_hash, begin, end):
             raw = read(offset) if offset not in seen else None
-            seen.add(offset)
             if raw is None:
                 continue
+            seen.add(offset)
             stored = _long(raw, 68 if raw[39] & 16 else 56)[0]
-            if begin <= stored <= end and _is_wanted(raw, field, key, data):
-                found.append(StoredMessage(raw, offset))
+            if begin <= stored <= end and _is_wanted(raw, field, key, first_key):
+                found.append(_new_tuple(StoredMessage, (raw, offset)))
                 if len(found) >= max_num:
                     break
         if len(found) >= max_num:
@@ -280,17 +271,20 @@ def _topic_parts(topic: str) -> tuple[int, bytes]:
     return hash_code(f"{topic}#"), bytes((len(name) & 0xFF,)) + name
 
 
-def _is_wanted(raw: bytes, field: bytes, key: str, data: bytes) -> bool:
-    """Whether a record is of a topic and has a key; most can be told by a look at the bytes."""
+def _is_wanted(raw: bytes, field: bytes, key: str, first_key: bytes | None) -> bool:
+    """Whether a record is of a topic and has a key; most can be told by a look at the bytes.
+
+    ``first_key`` is how properties begin that name this key first.
+    """
     at = BODY_LENGTH_AT[(raw[39] >> 4) & 3]
     at += 4 + _int(raw, at)[0]
     if not raw.startswith(field, at):
         return False
     at += len(field) + 2
-    if raw.startswith(_KEYS_FIRST + data, at) and b" " not in data:
-        end = at + len(_KEYS_FIRST) + len(data)
-        # KEYS stands first, has this one key, and is not named again.
-        if raw[end : end + 1] in (b"", b"\x02", b" ") and raw.find(_KEYS_FIRST, end) < 0:
+    if first_key is not None and raw.startswith(first_key, at):
+        end = at + len(first_key)
+        # KEYS stands first, has this key first, and is not named again.
+        if end == len(raw) or (raw[end] in _KEY_ENDS and raw.find(_KEYS_FIRST, end) < 0):
             return True
     return StoredMessage(raw, 0).has_key(key)
 

@@ -9,30 +9,32 @@ to the first entry that differs and built anew from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import DamageError
 from journal.findings import Cause, Finding
 from rocketstore.commitlog_format import COMMIT
 from rocketstore.consumequeue import ConsumeQueue
-from rocketstore.consumequeue_format import UNIT_SIZE, build_units, count_valid
+from rocketstore.consumequeue_format import MAX_UNIT, UNIT_SIZE, build_units, count_valid
 from rocketstore.derived import Derived
 from rocketstore.dispatch import DispatchBatch, QueueKey, from_records
+from rocketstore.filler_format import Fillers
 from rocketstore.index_format import IndexHeader
 from rocketstore.index_rebuild import IndexCheck
+from rocketstore.mend import Mender
 from rocketstore.parts import Parts
-from rocketstore.quarantine import save_tail
+from rocketstore.quarantine import save_span
 from rocketstore.recovery import cut_log
 from rocketstore.scan import Stop
-from rocketstore.walk import LogWalk, find_survivor
+from rocketstore.walk import LogWalk
 
-__all__ = ["QueueRepair", "Rebuilt", "placeable", "recover_full"]
+__all__ = ["QueueRepair", "Rebuilt", "recover_full"]
 
 
 @dataclass(slots=True)
@@ -51,29 +53,42 @@ class Rebuilt:
 def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Rebuilt:
     """Find the log's end, cut what a crash tore there, and make queues and index agree with it.
 
-    Raises :class:`DamageError` when sound records stand behind something that no crash explains
-    (unless ``repair``: then the rest of the log is set aside in the quarantine directory).
+    With ``repair`` the whole log is read, and what is damaged in it is set aside.
+
+    Raises :class:`DamageError` when sound records stand behind something that no crash explains,
+    and :class:`StorageError`.
     """
-    known = derived if derived is not None and _still_true(parts, derived) else None
+    known = None
+    if derived is not None and not parts.options.repair and _still_true(parts, derived):
+        known = derived
     first = max(parts.commitlog.min_offset, 0)
     result = Rebuilt(walked_from=known.offset if known is not None else first)
     if known is not None:
         result.last = known.last[:2]
+    explained = crashed and _boot_changed(parts, derived)
+    mender = Mender(parts, explained=explained)
     walk = LogWalk(
-        parts.commitlog, result.walked_from, strict=known is not None, keep_bad_bodies=True
+        parts.commitlog,
+        result.walked_from,
+        strict=known is not None,
+        keep_bad_bodies=True,
+        on_damage=mender,
     )
+    fillers = Fillers()
+    repair_of = partial(QueueRepair, fillers=fillers, from_zero=first == 0)
     repairs: dict[QueueKey, QueueRepair] = {}
     if known is not None:
         for key, queue in parts.queues.items():
             bounds = known.queues.get(key)
-            repairs[key] = QueueRepair(queue, bounds[1] if bounds else None)
+            repairs[key] = repair_of(queue, bounds[1] if bounds else None)
     index = IndexCheck(parts, known, crashed=crashed)
     for base, records in walk:
+        fillers.see(records, base)
         batch = from_records(records, base)
         for key, columns in _by_queue(batch):
             repair = repairs.get(key)
             if repair is None:
-                repair = repairs[key] = QueueRepair(parts.queue(*key), None)
+                repair = repairs[key] = repair_of(parts.queue(*key), None)
             repair.put(*columns)
         index.put(batch)
         if len(batch):
@@ -82,8 +97,10 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
     if walk.last[1]:
         result.last = walk.last
         result.last_store_time = walk.last_store_time
-    _end_of_log(parts, walk, crashed=crashed, boot_changed=_boot_changed(parts, derived))
-    _finish_queues(parts, repairs, result)
+    _end_of_log(parts, walk, mender.survivor, explained=explained)
+    if derived is not None and result.end < derived.offset:
+        _ends_early(parts, result.end, derived.offset)
+    _finish_queues(parts, repairs, repair_of, result)
     result.index_from = index.finish(result.end)
     return result
 
@@ -172,14 +189,26 @@ def _by_queue(
 class QueueRepair:
     """Hold one queue against the units it should have, in order, and write where it differs.
 
-    ``next_unit`` is the place of the next unit; ``None`` until the first one is known.
+    ``next_unit`` is the place of the next unit; ``None`` until the first one is known. ``last`` is
+    the physical offset of the queue's message before it, -1 if this walk has not met any.
+    ``from_zero``: the log still has its first byte, so each queue's first ordinal was 0.
     """
 
-    __slots__ = ("changed", "next_unit", "queue")
+    __slots__ = ("_fillers", "_from_zero", "changed", "last", "next_unit", "queue")
 
-    def __init__(self, queue: ConsumeQueue, next_unit: int | None) -> None:
+    def __init__(
+        self,
+        queue: ConsumeQueue,
+        next_unit: int | None,
+        fillers: Fillers,
+        *,
+        from_zero: bool,
+    ) -> None:
         self.queue = queue
         self.next_unit = next_unit
+        self.last = -1
+        self._fillers = fillers
+        self._from_zero = from_zero
         self.changed = False
         if queue.starts and not _contiguous(queue):
             queue.destroy()
@@ -195,11 +224,16 @@ class QueueRepair:
         """The queue's next units in log order."""
         queue = self.queue
         first = int(queue_offsets[0])
+        if not 0 <= first <= MAX_UNIT:
+            first = 0  # damage: no queue is that long
         if self.next_unit is None:
-            self._start(first)
+            lost = first <= self._fillers.most_lost(-1, int(offsets[0]))
+            self._start(0 if lost and self._from_zero else first)
         assert self.next_unit is not None
         if first != self.next_unit or not bool((np.diff(queue_offsets) == 1).all()):
-            keep = placeable(queue_offsets.tolist(), self.next_unit)
+            keep = self._fillers.place(
+                queue_offsets.tolist(), offsets.tolist(), self.next_unit, self.last
+            )
             offsets, sizes, codes = offsets[keep], sizes[keep], codes[keep]
         count = len(offsets)
         if count == 0:
@@ -209,6 +243,7 @@ class QueueRepair:
             queue.overwrite(self.next_unit, wanted)
             self.changed = True
         self.next_unit += count
+        self.last = int(offsets[-1])
         queue.max_physical = int(offsets[-1] + sizes[-1])
 
     def _start(self, first: int) -> None:
@@ -229,17 +264,10 @@ class QueueRepair:
             self.next_unit = _expired_units(queue, min(min_offset, log_end))
         if queue.cut(self.next_unit * UNIT_SIZE):
             self.changed = True
-
-
-def placeable(queue_offsets: list[int], next_unit: int) -> list[int]:
-    """The real one's rule for units out of order: lower ones are left out, gaps closed up."""
-    keep: list[int] = []
-    for number, queue_offset in enumerate(queue_offsets):
-        if queue_offset and queue_offset < next_unit:
-            continue
-        keep.append(number)
-        next_unit += 1
-    return keep
+        if queue.max_physical < 0 and queue.max_offset:
+            # No unit of it was read, because our note vouched for all of them.
+            for unit in queue.units(queue.max_offset - 1, queue.max_offset):
+                queue.max_physical = int(unit["offset"]) + int(unit["size"])
 
 
 def _expired_units(queue: ConsumeQueue, min_offset: int) -> int:
@@ -257,11 +285,16 @@ def _expired_units(queue: ConsumeQueue, min_offset: int) -> int:
     return end
 
 
-def _finish_queues(parts: Parts, repairs: dict[QueueKey, QueueRepair], result: Rebuilt) -> None:
+def _finish_queues(
+    parts: Parts,
+    repairs: dict[QueueKey, QueueRepair],
+    repair_of: Callable[[ConsumeQueue, None], QueueRepair],
+    result: Rebuilt,
+) -> None:
     minimum = max(parts.commitlog.min_offset, 0)
     for key, queue in parts.queues.items():
         if key not in repairs:
-            repairs[key] = QueueRepair(queue, None)
+            repairs[key] = repair_of(queue, None)
     for key, repair in repairs.items():
         repair.finish(result.end, minimum)
         repair.queue.correct_min(minimum)
@@ -279,8 +312,24 @@ def _finish_queues(parts: Parts, repairs: dict[QueueKey, QueueRepair], result: R
             )
 
 
-def _end_of_log(parts: Parts, walk: LogWalk, *, crashed: bool, boot_changed: bool) -> None:
-    """Cut the log where its records end; what stands behind goes to quarantine if it is sound."""
+def _ends_early(parts: Parts, end: int, durable: int) -> None:
+    """Not refused: a broker that went on in a file we had closed with a blank record leaves
+    this, too."""
+    parts.finding(
+        Finding(
+            parts.paths.commitlog,
+            end,
+            0,
+            Cause.DAMAGE,
+            f"the log ends at offset {end}, and was on disk up to {durable}",
+            "the messages from there on are gone",
+        )
+    )
+
+
+def _end_of_log(parts: Parts, walk: LogWalk, survivor: int | None, *, explained: bool) -> None:
+    """Cut the log where its records end. What stands behind is copied to quarantine if it is
+    sound: that was never promised, or the hole before it is too small to be filled."""
     commitlog = parts.commitlog
     end = walk.end
     for offset in walk.bad_bodies:
@@ -294,32 +343,22 @@ def _end_of_log(parts: Parts, walk: LogWalk, *, crashed: bool, boot_changed: boo
                 "reading this body raises an error; the messages after it are not affected",
             )
         )
-    if walk.stop is Stop.BAD:
-        survivor = find_survivor(commitlog, end)
-        if survivor is not None:
-            _behind_the_end(parts, end, survivor, explained=crashed and boot_changed)
+    file = commitlog.files.find(end)
+    if survivor is not None and file is not None:
+        length = commitlog.files.max_offset - end
+        where = save_span(parts.fs, parts.paths, commitlog, end, end + length)
+        parts.finding(
+            Finding(
+                file.path,
+                end - file.start,
+                length,
+                Cause.CRASH if explained else Cause.DAMAGE,
+                f"no record stands here, but sound ones do from offset {survivor} on",
+                f"the log was cut here; its rest is set aside in {where}",
+            )
+        )
     cut_log(parts, end)
     file = commitlog.files.find(end)
     if file is not None and walk.stop is Stop.BAD:
         # Old bytes behind the end could line up with new records one day and be taken for some.
         file.zero_from(end - file.start)
-
-
-def _behind_the_end(parts: Parts, end: int, survivor: int, *, explained: bool) -> None:
-    commitlog = parts.commitlog
-    file = commitlog.files.find(end)
-    assert file is not None
-    what = f"no record stands here, but sound ones do from offset {survivor} on"
-    if not explained and not parts.options.repair:
-        raise DamageError(file.path, end - file.start, what + " (open with repair=True)")
-    where = save_tail(parts.fs, parts.paths, commitlog, end)
-    parts.finding(
-        Finding(
-            file.path,
-            end - file.start,
-            commitlog.files.max_offset - end,
-            Cause.CRASH if explained else Cause.DAMAGE,
-            what,
-            f"the log was cut here; its rest is set aside in {where}",
-        )
-    )

@@ -12,12 +12,12 @@ import mmap
 import struct
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from rocketstore.commitlog_format import BLANK_MAGIC, FIXED_SIZE, MESSAGE_MAGIC
+from rocketstore.crc import crc32
 
 __all__ = ["Records", "Stop", "scan_records"]
 

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from journal.errors import DamageError
+import os
+
+from journal.errors import DamageError, StorageError
+from journal.files import FileSystem
 from journal.findings import Cause, Finding
+from rocketstore.commitlog_format import file_name
 from rocketstore.derived import Derived
-from rocketstore.layout import Layout, Paths, extend, look, set_aside
+from rocketstore.layout import Layout, Paths, extend, look
+from rocketstore.mapped_files import Stranger, create_file
 from rocketstore.options import Options
+from rocketstore.quarantine import copy_excess, set_aside
 
 __all__ = ["settle_files"]
+
+_MISSING_MAX = 1024
+"""Most log files made anew in one place: a name that is further away is no file of this log."""
 
 
 def settle_files(
     options: Options, paths: Paths, derived: Derived | None, *, crashed: bool
 ) -> tuple[Layout, list[Finding]]:
-    """Look at the directory; lengthen what a crash cut short, set aside what ``repair`` may."""
+    """Look at the directory; lengthen what a crash cut short, set aside what ``repair`` may.
+
+    Raises :class:`DamageError` for what no crash explains, unless ``repair``; and
+    :class:`StorageError`.
+    """
     fs = options.fs
     sizes = derived.sizes if derived is not None else None
     layout = look(fs, paths, options, sizes)
-    if not layout.strangers:
-        return layout, []
     findings: list[Finding] = []
     for stranger in layout.strangers:
         cause, consequence = Cause.DAMAGE, "not used"
@@ -30,8 +41,49 @@ def settle_files(
                 extend(fs, stranger)
                 cause, consequence = Cause.CRASH, "lengthened with zeros"
             elif options.repair:
-                consequence = f"set aside in {set_aside(fs, paths, stranger.path)}"
+                consequence = _repair(fs, paths, stranger)
             else:
                 raise DamageError(stranger.path, 0, f"{stranger.what} (repair=True sets it aside)")
         findings.append(Finding(stranger.path, 0, 0, cause, stranger.what, consequence))
-    return look(fs, paths, options, sizes) if not options.read_only else layout, findings
+    if layout.strangers and not options.read_only:
+        layout = look(fs, paths, options, sizes)
+    if not layout.missing:
+        return layout, findings
+    for gap in layout.missing:
+        findings.append(_missing(options, paths, gap, layout.commitlog_file_size))
+    return look(fs, paths, options, sizes), findings
+
+
+def _repair(fs: FileSystem, paths: Paths, stranger: Stranger) -> str:
+    """Set a file aside; one of the log is brought to its length, for its records may be sound."""
+    if os.path.dirname(stranger.path) != paths.commitlog or not stranger.is_placed:
+        return f"set aside in {set_aside(fs, paths, stranger.path)}"
+    consequence = "lengthened with zeros"
+    if not stranger.is_short:
+        where = copy_excess(fs, paths, stranger.path, stranger.wanted)
+        consequence = f"cut; what was too much is set aside in {where}"
+    extend(fs, stranger)
+    return consequence
+
+
+def _missing(options: Options, paths: Paths, gap: range, size: int) -> Finding:
+    """Put files of zeros where some are missing in the log: holes to be mended like others."""
+    what = "this file of the commit log is missing"
+    path = os.path.join(paths.commitlog, file_name(gap.start))
+    if len(gap) > 1:
+        what = f"{len(gap)} files of the commit log from this one on are missing"
+    if options.read_only or not options.repair or len(gap) > _MISSING_MAX:
+        raise DamageError(path, 0, what)
+    fs = options.fs
+    # From the last one back: whatever a crash leaves of this is one gap, and then none.
+    for start in reversed(gap):
+        created = os.path.join(paths.commitlog, file_name(start))
+        fd = create_file(fs, created, size)
+        try:
+            fs.fdatasync(fd)
+            fs.sync_dir(paths.commitlog)
+        except OSError as error:
+            raise StorageError(created, "can't be written", error) from error
+        finally:
+            fs.close(fd)
+    return Finding(path, 0, 0, Cause.DAMAGE, what, "made anew, without messages")

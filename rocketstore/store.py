@@ -13,14 +13,15 @@ import errno
 import os
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
-from zlib import crc32
+from typing import Any, Self, Unpack
 
 from journal.errors import (
     ClosedError,
+    DamageError,
     ForkedError,
     StorageError,
     StoreError,
@@ -31,18 +32,9 @@ from journal.poison import Poison
 from journal.sync import GroupCommit
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.columns import keys_of_properties, make_properties
-from rocketstore.commitlog_format import (
-    BLANK_SIZE,
-    COMMIT,
-    HEADERS,
-    MESSAGE_MAGIC,
-    TRANSACTION_MASK,
-    encode_topic,
-    host_bytes,
-    with_host_bits,
-)
-from rocketstore.compose import compose, join_properties, raw_properties
-from rocketstore.delay import deliver_time
+from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC, TRANSACTION_MASK, host_bytes
+from rocketstore.compose import join_properties, raw_properties
+from rocketstore.crc import crc32
 from rocketstore.derived import Derived, load_derived
 from rocketstore.dispatch import QueueKey
 from rocketstore.index_rebuild import rebuild_index
@@ -52,20 +44,11 @@ from rocketstore.lifecycle import Background, Keeper
 from rocketstore.lock import StoreLock
 from rocketstore.message import BatchResult, PutResult
 from rocketstore.offsets import ConsumerOffsets
-from rocketstore.options import Options
+from rocketstore.options import Options, clock_ms
 from rocketstore.parts import build_parts
-from rocketstore.pending import Pending, append_columns
-from rocketstore.properties import (
-    DELAY,
-    KEYS,
-    TAGS,
-    UNIQ_KEY,
-    WAIT,
-    encode_usual,
-    index_keys,
-    join_keys,
-    split_keys,
-)
+from rocketstore.pending import PENDING_MAX, Pending, append_columns
+from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY, encode_usual, join_keys
+from rocketstore.put_path import PutFields, Route, pack_head, put_general
 from rocketstore.reader import Reader
 from rocketstore.rebuild import Rebuilt, recover_full
 from rocketstore.recovery import recover_compatible, recover_read_only
@@ -73,10 +56,10 @@ from rocketstore.settle import settle_files
 
 __all__ = ["Store", "open_store"]
 
-_PENDING_MAX = 4096
-_new_tuple = tuple.__new__
+_HEAD_SIZE = HEADERS[0].size
+_STAMP = struct.Struct(">iq8sq8siq").pack
 _NO_KEYS: Sequence[str] = ()
-_NO_PROPERTIES = b"\0\0"
+_new_tuple = tuple.__new__
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -108,13 +91,12 @@ class Store(Reader):
         self._poison = Poison()
         self._refusal: StoreError | None = None
         self._full = False
-        self._clock = options.clock
         self._fsync = options.durability == "fsync"
         self._max_size = options.max_message_size
         self._file_lock: StoreLock | None = None
         self._background: Background | None = None
+        look(options.fs, paths, options)
         if not options.read_only:
-            look(options.fs, paths, options)
             self._file_lock = self._take_lock()
         try:
             self._open(options, paths)
@@ -155,18 +137,19 @@ class Store(Reader):
             else:
                 self._keeper.begin()
                 self._recover(derived, crashed)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, DamageError) and not crashed:
+                self._keeper.take_back()
             parts.close()
             raise
-        self._table: dict[QueueKey, int] = {
-            key: queue.max_offset for key, queue in parts.queues.items()
-        }
         self._pending = Pending(parts, self._poison)
-        self._notes = self._pending.notes
-        self._topics: dict[str, bytes] = {}
+        self._routes: dict[QueueKey, Route] = {}
         self._store_host = host_bytes(options.store_host)
-        self._host_bits = with_host_bits(0, b"", self._store_host)
-        self._last_time = self._newest_time()
+        self._wide = len(self._store_host) != 8
+        # The system's clock is asked in its own unit: most readings need no division then.
+        own = options.clock is not clock_ms
+        self._ticks, self._ticks_per_ms = (options.clock, 1) if own else (time.time_ns, 1_000_000)
+        self._begin_moment(self._newest_time() * self._ticks_per_ms)
         self._commitlog = parts.commitlog
         if options.read_only:
             self._refusal = UsageError(f"{self.path}: is open for reading only")
@@ -200,104 +183,109 @@ class Store(Reader):
         tags: str | None = None,
         keys: str | Iterable[str] | None = None,
         unique_key: str | None = None,
-        properties: Mapping[str, str] | bytes | None = None,
-        delay: int | None = None,
-        flag: int = 0,
-        sys_flag: int = 0,
-        born_timestamp: int | None = None,
-        born_host: str | bytes | tuple[str, int] | None = None,
-        store_host: str | bytes | tuple[str, int] | None = None,
-        reconsume_times: int = 0,
-        prepared_transaction_offset: int = 0,
-        wait: bool = True,
+        **fields: Unpack[PutFields],
     ) -> PutResult:
         """Store one message; found by queue and key from now on. O(size).
 
-        ``properties`` may also be bytes, which are stored as they are. ``delay`` is a level from
-        1 to 18: the message is delivered to its topic after that time. ``wait=False`` (or
-        property WAIT=false) does not wait for the disk under ``durability="fsync"``.
+        ``fields`` are what few messages have: ``properties``, ``delay``, ``flag``, ``sys_flag``,
+        ``born_timestamp``, ``born_host``, ``store_host``, ``reconsume_times``,
+        ``prepared_transaction_offset`` and ``wait``. ``properties`` may also be bytes, which are
+        stored as they are. ``delay`` is a level from 1 to 18: the message is delivered to its
+        topic after that time. ``wait=False`` (or property WAIT=false) does not wait for the disk
+        under ``durability="fsync"``.
 
         Raises :class:`UsageError` for input over a limit, :class:`StorageError` when the disk is
         full (nothing is stored then), :class:`WritesRefusedError` after an earlier failure.
         """
-        if self._poison.reason is not None or self._full:
-            self._check_writable()
-        data, code, level, found_keys = b"", 0, 0, _NO_KEYS
-        if properties or delay:
-            topic, queue_id, data, found, level = compose(
-                topic, queue_id, properties, tags, keys, unique_key, delay, sys_flag
-            )
-            code, found_keys = tags_code(found.get(TAGS)), index_keys(found)
-            wait = wait and found.get(WAIT) != "false"
-        elif keys or unique_key or tags:
+        if fields or self._wide or body.__class__ is not bytes:
+            return put_general(self, topic, body, queue_id, tags, keys, unique_key, **fields)
+        route = self._routes.get((topic, queue_id)) or self._route(topic, queue_id)
+        tail, found, code = route.plain, _NO_KEYS, 0
+        if keys or unique_key or tags:
             if keys is not None and not isinstance(keys, str):
                 keys = join_keys(keys)
-            data, found_keys = encode_usual(keys, unique_key, tags), split_keys(unique_key, keys)
-            code = tags_code(tags) if tags else 0
-        tail = self._topics.get(topic) or self._topic_field(topic)
-        if data:
-            tail += len(data).to_bytes(2, "big") + data
-        else:
-            tail += _NO_PROPERTIES
-        if store_host is None and born_host is None:
-            born_by = stored_by = self._store_host
-            sys_flag |= self._host_bits
-        else:
-            stored_by = self._store_host if store_host is None else host_bytes(store_host)
-            born_by = stored_by if born_host is None else host_bytes(born_host)
-            sys_flag = with_host_bits(sys_flag, born_by, stored_by)
-        header = HEADERS[(sys_flag >> 4) & 3]
-        size = header.size + len(body) + len(tail)
-        if size > self._max_size or queue_id < 0 or not isinstance(body, bytes):
-            self._refuse(body, size, queue_id)
+            data, found = encode_usual(keys, unique_key, tags)
+            tail = route.lead(len(data)) + data
+            code = tags_code(tags)
+        length = len(body)
+        size = _HEAD_SIZE + length + len(tail)
         crc = crc32(body) & 0x7FFFFFFF
-        transaction = sys_flag & TRANSACTION_MASK
-        key = (topic, queue_id)
-        log = self._commitlog
-        with self._lock:
-            if self._refusal is not None:
-                raise self._refusal
-            now = self._clock()
-            if now < self._last_time:
-                now = self._last_time
-            if transaction == 0 or transaction == COMMIT:
-                queue_offset = self._table.get(key, 0)
-                counted = queue_offset + 1
-            else:
-                queue_offset = counted = 0
-            if log.at + size + BLANK_SIZE > log.room:
-                log.make_room(size)
+        log, lock, pending = self._commitlog, self._lock, self._pending
+        try:
+            # A ``with`` costs twice as much.
+            lock.acquire()
+            if self._refusal is not None or self._poison.reason is not None or self._full:
+                self._check_writable()
             at = log.at
+            if at + size > log.room or size > self._max_size:
+                at = self._make_room(size)
+            # A callable kept in an attribute is called faster by way of a local name.
+            clock = self._ticks
+            ticks = clock()
+            if ticks >= self._next_tick:
+                self._begin_moment(ticks)
+            now = self._last_time
+            ordinal = route.ordinal
             offset = log.base + at
-            born = now if born_timestamp is None else born_timestamp
-            try:
-                head = header.pack(
-                    size, MESSAGE_MAGIC, crc, queue_id, flag, queue_offset, offset, sys_flag, born,
-                    born_by, now, stored_by, reconsume_times, prepared_transaction_offset, len(body)
-                )  # fmt: skip
-            except struct.error as error:
-                raise UsageError(f"a field does not fit into the record: {error}") from error
-            log.view[at : at + size] = head + body + tail  # type: ignore[index]
-            log.at = at + size
-            self._last_time = now
-            if counted:
-                self._table[key] = counted
-            if level:
-                code = deliver_time(level, now)
-            notes = self._notes
-            notes.append((key, queue_offset, offset, size, now, transaction, code, found_keys))
-            if len(notes) >= _PENDING_MAX:
-                self._pending.dispatch_quietly()
-        if wait and self._fsync:
+            end = at + size
+            head = pack_head(
+                size, MESSAGE_MAGIC, crc, route.start, ordinal, offset, self._stamp, length
+            )
+            # From here to the last line no signal's handler runs: all of it is done, or nothing.
+            log.view[at:end] = head + body + tail  # type: ignore[index]
+            log.at = end
+            route.ordinal = ordinal + 1
+            if route is not pending.route:
+                pending.route = route
+                pending.queues[offset] = route.key
+            if found:
+                pending.keys[offset] = found
+            if code:
+                pending.codes[offset] = code
+            heads = pending.heads
+            heads.append(head)
+            if len(heads) >= PENDING_MAX:
+                pending.dispatch_quietly()
+        except BaseException:
+            # A signal's exception can also come while the lock is waited for.
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
+            raise
+        lock.release()
+        if self._fsync:
             self._group.commit()
-        return _new_tuple(PutResult, (offset, size, queue_id, queue_offset, now, stored_by))
+        return _new_tuple(PutResult, (offset, size, queue_id, ordinal, now, self._store_host))
 
-    def _refuse(self, body: object, size: int, queue_id: int) -> None:
-        if not isinstance(body, bytes):
-            raise UsageError(f"body is {type(body).__name__}: bytes are right")
+    def _route(self, topic: str, queue_id: int) -> Route:
+        """The route of a queue, made at its first put; of two threads' one is taken by both."""
+        key = (topic, queue_id)
+        route = self._routes.get(key)
+        if route is None:
+            queue = self._parts.queues.get(key)
+            made = Route(topic, queue_id, queue.max_offset if queue is not None else 0)
+            route = self._routes.setdefault(key, made)
+        return route
+
+    def _make_room(self, size: int) -> int:
+        """Have room for a record; gives its place in the last file."""
         if size > self._max_size:
             raise UsageError(f"record of {size} bytes: the limit is {self._max_size}")
-        raise UsageError(f"queue id {queue_id}: it must not be negative")
+        self._commitlog.make_room(size)
+        return self._commitlog.at
+
+    def _now(self) -> int:
+        """The store time (ms) of a message that is put now: it never runs backwards."""
+        ticks = self._ticks()
+        if ticks >= self._next_tick:
+            self._begin_moment(ticks)
+        return self._last_time
+
+    def _begin_moment(self, ticks: int) -> None:
+        """The clock shows another millisecond: what its messages share is packed once."""
+        now = ticks // self._ticks_per_ms
+        self._stamp = _STAMP(0, now, self._store_host, now, self._store_host, 0, 0)
+        self._last_time = now
+        self._next_tick = (now + 1) * self._ticks_per_ms
 
     def put_many(
         self,
@@ -366,15 +354,6 @@ class Store(Reader):
             born_timestamp, born_host, store_host, wait, whole=True,
         )  # fmt: skip
 
-    def _topic_field(self, topic: str) -> bytes:
-        if not isinstance(topic, str):
-            raise UsageError(f"topic is {type(topic).__name__}: a text is right")
-        data = encode_topic(topic)
-        field = bytes((len(data),)) + data
-        if len(self._topics) < 65536:
-            self._topics[topic] = field
-        return field
-
     def sync(self) -> None:
         """Make every put that returned durable against power loss. Raises
         :class:`WritesRefusedError` when that failed before, :class:`StorageError` when now."""
@@ -426,7 +405,12 @@ class Store(Reader):
             self._pending.dispatch()
             log = self._parts.commitlog
             log.settle()
-            rebuild_index(self._parts, 0, max(log.min_offset, 0), 0, log.max_offset)
+            try:
+                rebuild_index(self._parts, 0, max(log.min_offset, 0), 0, log.max_offset)
+            except StorageError as error:
+                # Half an index must not be vouched for.
+                self._pending.broke(error)
+                raise
         self._keeper.checkpoint()
 
     def checkpoint(self) -> None:

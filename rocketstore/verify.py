@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from journal.files import PathLike
+from journal.files import REAL, PathLike
 from journal.findings import Cause, Finding
 from rocketstore.commitlog_format import COMMIT
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT_SIZE, build_units
 from rocketstore.dispatch import DispatchBatch, QueueKey, from_records
+from rocketstore.filler_format import Fillers
 from rocketstore.index_rebuild import IndexCheck
+from rocketstore.layout import Paths
+from rocketstore.lock import StoreLock
 from rocketstore.parts import Parts
-from rocketstore.rebuild import placeable
 from rocketstore.scan import Stop
 from rocketstore.store import Store, open_store
-from rocketstore.walk import LogWalk, find_survivor
+from rocketstore.walk import LogWalk, SkipDamage
 
 __all__ = ["verify", "verify_parts"]
 
 
 def verify(path: PathLike, **options: object) -> list[Finding]:
-    """All findings of a store directory, which nobody may have open for writing meanwhile.
+    """All findings of a store directory; nobody can open it for writing meanwhile.
 
-    Options are those of :func:`rocketstore.open`. O(bytes of the log).
+    Options are those of :func:`rocketstore.open`. O(bytes of the log). Raises
+    :class:`journal.errors.LockedError` when somebody writes there, and what open raises.
     """
-    with open_store(path, **{**options, "read_only": True}) as store:
-        return list(verify_parts(store))
+    fs: Any = options.get("fs", REAL)
+    try:
+        lock = StoreLock(fs, Paths(os.fspath(path)).lock, change=False)
+    except (FileNotFoundError, NotADirectoryError):
+        lock = None  # nobody has ever written here
+    try:
+        with open_store(path, **{**options, "read_only": True}) as store:
+            return list(verify_parts(store))
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def verify_parts(store: Store) -> Iterator[Finding]:
-    """The findings of an open store, the ones of its open first."""
+    """The findings of an open store, the ones of its open first.
+
+    Queues and index follow from the log: while the log has holes, they are not held against it.
+    """
     parts = store._parts
     yield from parts.findings
     checks: dict[QueueKey, _QueueCheck] = {}
+    fillers = Fillers()
     index = IndexCheck(parts, None, crashed=False, dry=True)
     commitlog = parts.commitlog
-    walk = LogWalk(commitlog, max(commitlog.min_offset, 0), keep_bad_bodies=True)
+    holes = SkipDamage(commitlog)
+    start = max(commitlog.min_offset, 0)
+    walk = LogWalk(commitlog, start, keep_bad_bodies=True, on_damage=holes)
     previous = -1
     for base, records in walk:
         moved = np.flatnonzero(records.offsets != records.positions + base)
@@ -49,14 +69,20 @@ def verify_parts(store: Store) -> Iterator[Finding]:
             at = base + int(records.positions[0])
             yield _damage(parts, at, "store timestamps run backwards")
         previous = int(records.store_times[-1])
+        fillers.see(records, base)
         batch = from_records(records, base)
-        _check_queues(parts, batch, checks)
+        _check_queues(parts, batch, checks, fillers)
         if parts.options.index:
             index.put(batch)
     for offset in walk.bad_bodies:
         yield _damage(parts, offset, "the body does not match its checksum")
     if walk.stop is Stop.BAD:
-        yield from _check_end(parts, walk.end)
+        # The last one is where the log ends.
+        yield from _torn_end(parts, holes.skipped.pop())
+    for offset in holes.skipped:
+        yield _damage(parts, offset, "no record stands here, but sound ones follow")
+    if holes.skipped:
+        return
     yield from _finish_queues(parts, checks)
     problem = index.problem()
     if problem is not None:
@@ -70,13 +96,7 @@ def _damage(parts: Parts, offset: int, what: str) -> Finding:
     return Finding(path, offset - start, 0, Cause.DAMAGE, what)
 
 
-def _check_end(parts: Parts, end: int) -> Iterator[Finding]:
-    survivor = find_survivor(parts.commitlog, end)
-    if survivor is not None:
-        yield _damage(
-            parts, end, f"no record stands here, but sound ones do from offset {survivor} on"
-        )
-        return
+def _torn_end(parts: Parts, end: int) -> Iterator[Finding]:
     file = parts.commitlog.files.find(end)
     if file is None:
         return
@@ -95,8 +115,11 @@ def _check_end(parts: Parts, end: int) -> Iterator[Finding]:
 class _QueueCheck:
     """Compares one queue with the log; keeps the first unit that differs."""
 
-    def __init__(self, queue: ConsumeQueue) -> None:
+    def __init__(self, queue: ConsumeQueue, fillers: Fillers, *, from_zero: bool) -> None:
         self.queue = queue
+        self._from_zero = from_zero
+        self._fillers = fillers
+        self._last = -1
         self.next_unit = -1
         self.bad_unit = -1
 
@@ -105,8 +128,14 @@ class _QueueCheck:
         offsets, sizes = batch.offsets[chosen], batch.sizes[chosen]
         codes = batch.tags_codes[chosen]
         if self.next_unit < 0:
-            self.next_unit = int(queue_offsets[0])
-        keep = placeable(queue_offsets.tolist(), self.next_unit)
+            first = int(queue_offsets[0])
+            lost = first <= self._fillers.most_lost(-1, int(offsets[0]))
+            self.next_unit = 0 if lost and self._from_zero else first
+        keep = self._fillers.place(
+            queue_offsets.tolist(), offsets.tolist(), self.next_unit, self._last
+        )
+        if keep:
+            self._last = int(offsets[keep[-1]])
         wanted = build_units(offsets[keep], sizes[keep], codes[keep], len(keep))
         have = self.queue.units(self.next_unit, self.next_unit + len(keep)).tobytes()
         if have != wanted and self.bad_unit < 0:
@@ -117,7 +146,9 @@ class _QueueCheck:
         self.next_unit += len(keep)
 
 
-def _check_queues(parts: Parts, batch: DispatchBatch, checks: dict[QueueKey, _QueueCheck]) -> None:
+def _check_queues(
+    parts: Parts, batch: DispatchBatch, checks: dict[QueueKey, _QueueCheck], fillers: Fillers
+) -> None:
     visible = (batch.transactions == 0) | (batch.transactions == COMMIT)
     for number, key in enumerate(batch.queues):
         chosen = visible & (batch.queue_numbers == number)
@@ -125,7 +156,9 @@ def _check_queues(parts: Parts, batch: DispatchBatch, checks: dict[QueueKey, _Qu
             continue
         check = checks.get(key)
         if check is None:
-            check = checks[key] = _QueueCheck(parts.queue(*key))
+            check = checks[key] = _QueueCheck(
+                parts.queue(*key), fillers, from_zero=parts.commitlog.min_offset == 0
+            )
         check.put(batch, chosen)
 
 

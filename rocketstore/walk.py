@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from typing import Protocol
 
 from rocketstore.commitlog import CommitLog
 from rocketstore.commitlog_format import MESSAGE_MAGIC
-from rocketstore.mapped_files import MappedFile, data_ranges
+from rocketstore.mapped_files import MappedFile
 from rocketstore.scan import Records, Stop, scan_records
 
-__all__ = ["LogWalk", "find_survivor"]
+__all__ = ["LogWalk", "OnDamage", "SkipDamage", "find_survivor"]
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big", signed=True)
+
+
+class OnDamage(Protocol):
+    """Who is asked when a walk comes to something that is no sound record."""
+
+    def __call__(self, walk: LogWalk, /) -> int | None:
+        """The offset where the walk (which stands at ``walk.end``) goes on; ``None`` ends it."""
+
+    def bad_body(self, file: MappedFile, start: int, end: int, store_timestamp: int, /) -> bool:
+        """Whether a record of which only the body is bad was replaced by something sound."""
 
 
 class LogWalk:
@@ -33,12 +44,14 @@ class LogWalk:
         strict: bool = False,
         keep_bad_bodies: bool = False,
         limit: int | None = None,
+        on_damage: OnDamage | None = None,
     ) -> None:
         self._log = commitlog
         self._check_crc = check_crc
         self._strict = strict
         self._keep_bad_bodies = keep_bad_bodies
         self._limit = limit
+        self._on_damage = on_damage
         self.end = offset
         self.stop = Stop.END
         self.last = (0, 0)
@@ -51,10 +64,18 @@ class LogWalk:
         position = self.end - file.start if file is not None else 0
         while file is not None:
             yield from self._walk_file(file, position)
-            if self.stop is Stop.BAD or (self._limit is not None and self.end >= self._limit):
+            if self._limit is not None and self.end >= self._limit:
                 return
-            file = files.files.get(file.start + file.size)
-            position = 0
+            if self.stop is not Stop.BAD:
+                file = files.files.get(file.start + file.size)
+                position = 0
+                continue
+            after = self._on_damage(self) if self._on_damage is not None else None
+            if after is None:
+                return
+            self.end = after
+            file = files.find(after)
+            position = after % files.size
 
     def _walk_file(self, file: MappedFile, position: int) -> Iterator[tuple[int, Records]]:
         check_crc = self._check_crc
@@ -75,12 +96,20 @@ class LogWalk:
                 and self._keep_bad_bodies
                 and self._is_bad_body(file, position)
             ):
+                records, after, _ = self._scan(file, position, end, False, 1)
+                if self._is_replaced(file, position, after, records):
+                    continue
                 self.bad_bodies.append(file.start + position)
-                records, position, _ = self._scan(file, position, end, False, 1)
+                position = after
                 self.end = file.start + position
                 yield file.start, records
                 continue
             return
+
+    def _is_replaced(self, file: MappedFile, position: int, after: int, records: Records) -> bool:
+        return self._on_damage is not None and self._on_damage.bad_body(
+            file, file.start + position, file.start + after, int(records.store_times[0])
+        )
 
     def _scan(
         self, file: MappedFile, position: int, end: int, check_crc: bool, limit: int
@@ -106,6 +135,24 @@ class LogWalk:
         return stop is Stop.BLANK and file.start + file.size in self._log.files.files
 
 
+class SkipDamage:
+    """Goes on at the next sound record, changing nothing; ``skipped`` are the offsets where there
+    was none."""
+
+    def __init__(self, commitlog: CommitLog) -> None:
+        self._commitlog = commitlog
+        self.skipped: list[int] = []
+
+    def __call__(self, walk: LogWalk, /) -> int | None:
+        """The next sound record's offset."""
+        self.skipped.append(walk.end)
+        return find_survivor(self._commitlog, walk.end)
+
+    def bad_body(self, file: MappedFile, start: int, end: int, store_timestamp: int, /) -> bool:
+        """Bad bodies stay where they are."""
+        return False
+
+
 def find_survivor(commitlog: CommitLog, offset: int) -> int | None:
     """Offset of the first sound record at or after ``offset``: one that says itself that it
     stands there, with a sound body. ``None`` if there is none. O(bytes)."""
@@ -113,7 +160,7 @@ def find_survivor(commitlog: CommitLog, offset: int) -> int | None:
         if file.start + file.size <= offset:
             continue
         buffer = commitlog.files.mapped(file)
-        for first, end in data_ranges(file.fd, max(offset - file.start, 0), file.size):
+        for first, end in commitlog.files.data_ranges(file, max(offset - file.start, 0)):
             found = _sound_record(buffer, file, first, end)
             if found is not None:
                 return file.start + found

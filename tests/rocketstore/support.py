@@ -81,14 +81,15 @@ def replay(golden: Path, target: Path) -> None:
     clock = Clock()
     with source, rocketstore.open(target, clock=clock, background=False, **SIZES) as store:
         for put in read_lines(golden, "puts"):
+            assert put["status"] == "PUT_OK"
             clock.now = put["storeTimestamp"]
             if put["kind"] == "batch":
                 _replay_batch(source, store, records, put)
             else:
-                _replay_single(source, store, records[put["wroteOffset"]])
+                _replay_single(source, store, records[put["wroteOffset"]], put)
 
 
-def _replay_single(source: Store, store: Store, row: dict[str, Any]) -> None:
+def _replay_single(source: Store, store: Store, row: dict[str, Any], put: dict[str, Any]) -> None:
     message = source.lookup(row["phyOffset"])
     assert message is not None
     properties = pairs(message.properties_bytes)
@@ -112,7 +113,9 @@ def _replay_single(source: Store, store: Store, row: dict[str, Any]) -> None:
         prepared_transaction_offset=row["preparedTransactionOffset"],
     )
     assert (result.offset, result.size) == (row["phyOffset"], row["size"])
-    assert result.message_id == row["msgId"]
+    assert result.message_id == row["msgId"] == put["msgId"]
+    answer = (put["wroteOffset"], put["wroteBytes"], put["logicsOffset"], put["msgNum"])
+    assert (result.offset, result.size, result.queue_offset, 1) == answer
 
 
 def _replay_batch(
@@ -140,3 +143,8 @@ def _replay_batch(
     )
     assert [one.offset for one in result] == [row["phyOffset"] for row in rows]
     assert ",".join(one.message_id for one in result) == put["msgId"]
+    assert (sum(one.size for one in result), result.queue_offset, len(result)) == (
+        put["wroteBytes"],
+        put["logicsOffset"],
+        put["msgNum"],
+    )

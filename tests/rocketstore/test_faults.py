@@ -12,7 +12,8 @@ import pytest
 from journal.errors import StorageError, StoreError, WritesRefusedError
 from rocketstore import Store
 from tests.faulty_fs import FaultyFileSystem
-from tests.rocketstore.support import open_tiny
+from tests.memory_fs import MemoryFileSystem
+from tests.rocketstore.support import Clock, open_tiny
 
 
 def put_until_it_fails(store: Store, most: int = 400) -> tuple[list[int], StoreError | None]:
@@ -79,13 +80,18 @@ def test_queues_or_index_can_not_be_written(operation: str, path: str, tmp_path:
 
 def test_a_put_that_dispatches_and_fails_there_was_stored(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
-    store = open_tiny(tmp_path / "s", fs=fs, commitlog_file_size=1 << 20)
+    sizes: dict[str, Any] = {
+        "commitlog_file_size": 1 << 20,
+        "index_slots": 1000,
+        "index_entries": 5000,
+    }
+    store = open_tiny(tmp_path / "s", fs=fs, **sizes)
     fs.fail("pwrite", errno.EIO, times=None, path="consumequeue")
     done, error = put_until_it_fails(store, 5000)
     assert isinstance(error, WritesRefusedError)
     assert len(done) == 4096
     store.close()
-    check_kept(tmp_path / "s", done, commitlog_file_size=1 << 20)
+    check_kept(tmp_path / "s", done, **sizes)
 
 
 def test_failed_sync_refuses_writes(tmp_path: Path) -> None:
@@ -120,27 +126,110 @@ def test_errors_at_open_leave_no_lock(tmp_path: Path) -> None:
         open_tiny(tmp_path / "s").close()
 
 
-def test_every_operation_failing_once(tmp_path: Path) -> None:
-    """Whatever fails, whenever: what was acknowledged is there after the next open."""
-    names = ["open", "write", "pwrite", "truncate", "fallocate", "fdatasync"]
-    names += ["mmap", "rename", "mkdir", "sync_dir"]
-    tried = 0
-    for operation in names:
-        for after in range(0, 40, 6):
-            root = tmp_path / f"{operation}{after}"
-            fs = FaultyFileSystem()
-            fs.fail(operation, errno.EIO, after=after)
-            done: list[int] = []
-            try:
-                with open_tiny(root, fs=fs, durability="fsync") as store:
-                    done, error = put_until_it_fails(store, 60)
-                    if error is None:
-                        store.checkpoint()
-            except StoreError:
-                tried += 1
-            if root.exists() and (root / "commitlog").exists():
-                check_kept(root, done, exactly=False)
-    assert tried > 15
+OPERATIONS = [
+    *("open", "close", "read", "pread", "write", "pwrite", "truncate", "lseek", "fallocate"),
+    *("fdatasync", "mmap", "rename", "unlink", "mkdir", "listdir", "stat", "fstat", "sync_dir"),
+    *("lock", "lock_byte"),
+]
+ERRORS = [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EMFILE, errno.EINTR, errno.EROFS]
+ROOT = Path("/s")
+PUTS = 23
+
+
+def work(store: Store, done: list[int]) -> None:
+    """Every kind of call on an open store; ``done`` gets the offsets of the puts that returned."""
+
+    def put(**options: Any) -> None:
+        done.append(store.put("T", b"x" * 300, keys="all", **options).offset)
+
+    for _ in range(9):
+        put()
+    done += store.put_many("T", [b"x" * 300] * 9, keys="all").offsets
+    done += store.put_batch("T", [(0, b"x" * 300, {"KEYS": "all"})] * 3).offsets
+    store.query("T", "all")
+    put(delay=1)
+    store.commit_offset("g", "T", 0, 5)
+    store.checkpoint()
+    store.deliver_due(1 << 50)
+    store.clean(now=4e9)
+    store.rebuild_index()
+    put()
+    store.sync()
+
+
+def run_with(fs: FaultyFileSystem) -> tuple[list[int], bool]:
+    """Offsets of the puts that returned, and whether anything was refused."""
+    done: list[int] = []
+    try:
+        with open_tiny(ROOT, fs=fs, durability="fsync", clock=Clock(), name_clock=Clock()) as store:
+            work(store, done)
+    except StoreError:
+        return done, True
+    return done, False
+
+
+def check_after_fault(memory: MemoryFileSystem, done: list[int], where: object) -> None:
+    """What the process left, opened again: all is there that was promised and has not expired."""
+    memory.forget_descriptors()
+    with open_tiny(ROOT, fs=memory) as store:
+        hits: dict[str, list[int]] = {}
+        for offset in done:
+            if offset < store.min_offset:
+                continue
+            message = store.lookup(offset)
+            assert message is not None, where
+            assert message.body == b"x" * 300, where
+            if message.topic not in hits:
+                several = store.query(message.topic, "all", 1000)
+                hits[message.topic] = [hit.offset for hit in several]
+            assert hits[message.topic].count(offset) == 1, where
+        assert store.put("T", b"y").offset >= 0
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_call_failing_once(operation: str) -> None:
+    """Each call of each operation fails with each error (a sample of them, if they are many):
+    a typed error, nothing promised is lost, and the next open is as good as any."""
+    healthy = FaultyFileSystem(MemoryFileSystem(root="/"))
+    assert not run_with(healthy)[1]
+    calls = healthy.calls[operation]
+    refused = 0
+    for number in range(0, calls, max(1, calls // 24)):
+        for error in ERRORS if number % 5 == 0 else ERRORS[:1]:
+            memory = MemoryFileSystem(root="/")
+            fs = FaultyFileSystem(memory)
+            fs.fail(operation, error, after=number)
+            done, was_refused = run_with(fs)
+            refused += was_refused
+            fs.heal()
+            check_after_fault(memory, done, (operation, error, number))
+    assert refused or not calls
+
+
+@pytest.mark.parametrize("operation", ["write", "pwrite", "fallocate", "truncate", "fdatasync"])
+def test_a_full_disk_that_stays_full(operation: str) -> None:
+    healthy = FaultyFileSystem(MemoryFileSystem(root="/"))
+    run_with(healthy)
+    calls = healthy.calls[operation]
+    for number in range(0, calls, max(1, calls // 12)):
+        memory = MemoryFileSystem(root="/")
+        fs = FaultyFileSystem(memory)
+        fs.fail(operation, errno.ENOSPC, after=number, times=None, short=3)
+        done, refused = run_with(fs)
+        assert refused
+        fs.heal()
+        check_after_fault(memory, done, (operation, number))
+
+
+@pytest.mark.parametrize("length", [1, 7, 100])
+def test_short_reads_and_writes(length: int) -> None:
+    memory = MemoryFileSystem(root="/")
+    fs = FaultyFileSystem(memory)
+    for operation in ("read", "pread", "write", "pwrite"):
+        fs.shorten(operation, length)
+    done, refused = run_with(fs)
+    assert (len(done), refused) == (PUTS, False)
+    check_after_fault(memory, done, length)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from journal.errors import DamageError, StorageError, WritesRefusedError
+from journal.errors import DamageError, LockedError, StorageError, WritesRefusedError
+from journal.files import PathLike
 from rocketstore import Retention, Store
 from rocketstore.consumequeue_format import PRE_BLANK
-from rocketstore.lifecycle import Keeper
 from rocketstore.verify import verify
 from tests.faulty_fs import FaultyFileSystem
+from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
 
 
@@ -76,7 +79,7 @@ def test_queue_numbers_of_a_log_that_counts_anew(tmp_path: Path) -> None:
         for number in range(8):
             store.put("T", b"%d" % number)
         store.get("T", 0, 0)
-        store._table["T", 0] = 5
+        store._route("T", 0).ordinal = 5
         for number in range(5):
             store.put("T", b"again %d" % number)
         expected = [message.offset for message in store.messages("T", 0)]
@@ -149,19 +152,97 @@ def test_background_failure_refuses_writes(tmp_path: Path) -> None:
     store.close()
 
 
-def test_full_disk_refuses_and_forces_deletion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules = Retention(hours=1e6, delete_when=())
-    with open_tiny(tmp_path / "s", retention=rules, clock=Clock()) as store:
-        for _ in range(20):
+class Disk(MemoryFileSystem):
+    """A disk of which a given share is used."""
+
+    used = 0.0
+
+    def statvfs(self, path: PathLike, /) -> os.statvfs_result:
+        free = round((1 - self.used) * 1000)
+        return os.statvfs_result((4096, 4096, 1000, free, free, 0, 0, 0, 0, 255))
+
+
+def test_deletion_by_age_and_by_disk_use() -> None:
+    """Of files of zero age (as this file system has it: modified in 1970)."""
+    disk = Disk(root="/")
+    rules = Retention(hours=1, delete_when=(), most_at_once=2)
+    with open_tiny(Path("/s"), fs=disk, retention=rules, clock=Clock()) as store:
+        for _ in range(40):
             store.put("T", b"x" * 900)
-        assert store._keeper.clean(None, manual=False) == 0
-        monkeypatch.setattr(Keeper, "disk_used", lambda keeper: 0.87)
-        assert store._keeper.clean(None, manual=False) > 2
-        store._full = True
-        with pytest.raises(StorageError) as error:
+        keeper = store._keeper
+        assert keeper.clean(1e9, manual=False) == 0, "no hour of deletion, and room on the disk"
+        disk.used = 0.8
+        assert keeper.clean(1800.0, manual=False) == 0, "none is an hour old"
+        assert keeper.clean(3600.0, manual=False) == 2, "no more than two at once"
+        disk.used = 0.86
+        assert keeper.clean(0.0, manual=False) == 2, "whatever their age"
+        assert store.min_offset == 4 * 4096
+        while keeper.clean(1e9, manual=True):
+            assert store.get("T", 0, store.queues()["T", 0][0]).messages
+        assert store.max_offset - store.min_offset <= 4096
+
+
+def test_full_disk_refuses_puts_until_there_is_room() -> None:
+    disk = Disk(root="/")
+    disk.used = 0.95
+    rules = Retention(hours=1e6, delete_when=())
+    with open_tiny(Path("/s"), fs=disk, retention=rules) as store:
+        store.put("T", b"x")
+        store._keeper.look_at_disk()
+        with pytest.raises(StorageError, match="full_ratio") as error:
             store.put("T", b"y")
         assert error.value.errno == errno.ENOSPC
-        store._full = False
+        assert len(store.get("T", 0, 0).messages) == 1
+        disk.used = 0.5
+        store._keeper.look_at_disk()
         store.put("T", b"y")
+
+
+def test_a_refused_second_open_lets_no_broker_in(tmp_path: Path) -> None:
+    """A POSIX lock goes when its process closes any descriptor of the file: the second open in
+    this process must not have opened it."""
+    root = tmp_path / "s"
+    broker = (
+        "import fcntl, sys\n"
+        "file = open(sys.argv[1], 'r+b')\n"
+        "try: fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)\n"
+        "except OSError: sys.exit(7)\n"
+    )
+    locks = [sys.executable, "-c", broker, str(root / "lock")]
+    with open_tiny(root):
+        for path in (root, root / ".." / "s"):
+            with pytest.raises(LockedError) as error:
+                open_tiny(path)
+            assert error.value.pid == os.getpid()
+        assert subprocess.run(locks, check=False).returncode == 7
+    assert subprocess.run(locks, check=False).returncode == 0
+
+
+def test_a_refused_open_is_no_crash(tmp_path: Path) -> None:
+    """Open refuses a damaged log, and goes on refusing: it must not leave ``abort`` behind, which
+    would explain the damage and have the log cut."""
+    root = tmp_path / "s"
+    with open_tiny(root) as store:
+        puts = [store.put("T", b"%d" % number * 50) for number in range(9)]
+    log = root / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[puts[3].offset + 4] ^= 1
+    log.write_bytes(data)
+    (root / "config" / "rocketstore.json").unlink()
+    for _ in range(3):
+        with pytest.raises(DamageError):
+            open_tiny(root)
+        assert not (root / "abort").exists()
+    assert log.read_bytes() == data
+
+
+def test_a_log_that_ends_before_it_was_synced_is_a_finding(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with open_tiny(root) as store:
+        for _ in range(20):
+            store.put("T", b"x" * 800)
+        end = store.max_offset
+    sorted((root / "commitlog").iterdir())[-1].unlink()
+    with open_tiny(root) as store:
+        assert f"was on disk up to {end}" in store.findings[0].what
+        assert len(list(store.messages("T", 0))) == store.queues()["T", 0][1] == 16

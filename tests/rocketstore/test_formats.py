@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -23,10 +26,12 @@ from rocketstore.commitlog_format import (
 from rocketstore.consumequeue_format import PRE_BLANK, build_units, count_valid, parse_units
 from rocketstore.consumequeue_format import round_file_size as round_size
 from rocketstore.delay import deliver_time
+from rocketstore.derived import Derived, load_derived
 from rocketstore.index_format import IndexHeader, file_size, index_name, time_difference
 from rocketstore.message import StoredMessage
 from rocketstore.properties import decode_properties, encode_properties, java_map_order
 from tests.golden import rocket_golden
+from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import read_lines
 
 
@@ -174,3 +179,71 @@ def test_no_bytes_break_a_message(data: bytes) -> None:
     except DamageError:
         return
     assert message.body is not None
+
+
+GOOD_NOTE: dict[str, Any] = {
+    "version": 1,
+    "offset": 1000,
+    "boot": "b",
+    "last": [900, 100, 5],
+    "queues": [["T", 0, 0, 7]],
+    "index": [["20260101000000000", 1, 2, 0, 900, 3, 4]],
+    "sizes": [4096, 200, 7, 12],
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": 2},
+        {"offset": "1"},
+        {"offset": -1},
+        {"offset": True},
+        {"boot": 5},
+        {"last": [1, 2]},
+        {"last": 5},
+        {"queues": [["T", 0, 0]]},
+        {"queues": [[5, 0, 0, 7]]},
+        {"queues": [["T", 0, 0, None]]},
+        {"index": [["x", 1, 2, 0, 900, 3, 13]]},
+        {"index": [["x", 1, 2, 0, 900, 3, 0]]},
+        {"index": [["x", 1, 2, 0, 900, 4]]},
+        {"index": [[5, 1, 2, 0, 900, 3, 4]]},
+        {"sizes": [4096, 200, 7]},
+        {"sizes": [4096, 0, 7, 12]},
+        {"sizes": None},
+    ],
+    ids=str,
+)
+def test_note_that_makes_no_sense(wrong: dict[str, Any]) -> None:
+    """Even with the right checksum: the log is read whole then."""
+
+    def load(content: dict[str, Any]) -> Derived | None:
+        text = json.dumps(content)
+        outer = json.dumps({"crc": crc32(text.encode()), "derived": text})
+        return load_derived(MemoryFileSystem({"note": outer.encode()}), "/note")
+
+    good = load(GOOD_NOTE)
+    assert good is not None
+    assert good.queues == {("T", 0): (0, 7)}
+    assert load({**GOOD_NOTE, **wrong}) is None
+    for name in GOOD_NOTE:
+        assert load({key: value for key, value in GOOD_NOTE.items() if key != name}) is None
+
+
+def test_message_ids() -> None:
+    """Both lengths; and a client's unique key is a key like others."""
+    for text in ("C0A8000700002A9F000000000000013E", "0" * 39 + "1" + "00002A9F" + "0" * 8):
+        host, offset = parse_message_id(text)
+        assert message_id(host, offset) == text
+        assert parse_message_id(text.lower()) == (host, offset)
+    for wrong in (
+        "",
+        "0" * 31,
+        "0" * 33,
+        "G" * 32,
+        "00 " * 10 + "00",
+        "\N{ARABIC-INDIC DIGIT ONE}" * 32,
+    ):
+        with pytest.raises(UsageError, match="message id"):
+            parse_message_id(wrong)

@@ -59,7 +59,8 @@ def test_kill_in_a_loop(tmp_path: Path) -> None:
                 message = store.lookup(int(offset))
                 assert message is not None
                 assert message.body == name.encode() * 3
-                if number % 7 == 0:
+                # Each query looks into every index file, of which there are many.
+                if number % max(1, len(rows) // 150) == 0:
                     assert [hit.offset for hit in store.query("T", name)] == [int(offset)]
             for key in store.queues():
                 found = [message.offset for message in store.messages(*key)]

@@ -101,6 +101,46 @@ def test_the_real_store_opens_ours_and_we_open_what_it_left(death: str, tmp_path
         assert len(store.query("T", "last")) == 1
 
 
+def test_the_real_store_reads_on_behind_what_was_set_aside(tmp_path: Path) -> None:
+    """Holes in the log, mended: after a clean exit and after a crash the real store walks over
+    them, and its queue and index have all that was left."""
+    path = require()
+    root = tmp_path / "store"
+    with rocketstore.open(root, background=False, **SIZES) as store:
+        fill(store)
+        offsets = [message.offset for message in store.messages("T", 0)]
+        sizes = [message.size for message in store.messages("T", 0)]
+    last = max(number for number, offset in enumerate(offsets) if offset < NUMBERS[0])
+    lost = {5, 6, 100, last, COUNT - 2}
+    for number in lost:
+        file = root / "commitlog" / f"{offsets[number] // NUMBERS[0] * NUMBERS[0]:020d}"
+        data = bytearray(file.read_bytes())
+        data[offsets[number] % NUMBERS[0] + 4] ^= 1
+        if number == last:
+            data[offsets[number] % NUMBERS[0] + sizes[number] + 4] ^= 1
+        file.write_bytes(data)
+    rocketstore.open(root, background=False, repair=True, **SIZES).close()
+    for death in ("clean", "kill"):
+        with RealStore(path, root, NUMBERS) as real:
+            assert int(real.ask("end")[0]) == offsets[-1] + sizes[-1]
+            read: list[int] = []
+            while len(read) < COUNT:
+                read += [int(field) for field in real.ask("get", "T", 0, len(read))[2:]]
+            assert read == [
+                offsets[min(at for at in range(number, COUNT) if at not in lost)]
+                for number in range(COUNT)
+            ]
+            for number in sorted(set(range(COUNT)) - lost):
+                assert offsets[number] in real.offsets("query", "T", f"k{number}", 32, skip=1)
+            if death == "clean":
+                real.close()
+            else:
+                real.kill()
+    with rocketstore.open(root, background=False, **SIZES) as store:
+        found = {message.offset for message in store.messages("T", 0)}
+        assert found == {offsets[number] for number in range(COUNT) if number not in lost}
+
+
 def test_our_lock_keeps_the_real_store_out(tmp_path: Path) -> None:
     path = require()
     root = tmp_path / "store"

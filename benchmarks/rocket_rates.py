@@ -1,0 +1,399 @@
+"""Rates of the RocketMQ store: ours, the real one in a warm JVM, and the floor, on the same work.
+
+All three do it with one calling thread, each in turn within a round, on stores that are new in
+each round. Bodies (100 bytes, all different) and keys exist before the clock starts, and it stops
+when every message can be found: queues and index are part of a put, wherever it does them. Both
+stores run as they do by default, their flush every half second included.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+import rocketstore
+from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
+from benchmarks.session import Round
+from benchmarks.stopwatch import Stopwatch
+from journal.files import REAL
+from rocketstore.index_file import IndexFile
+from rocketstore.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
+from rocketstore.javahash import hash_code, index_hash_many
+from tests.rocketstore.real_store import RealStore
+
+__all__ = ["BARS", "REAL_STORE", "Sizes", "judge", "rates", "start_real", "syncs"]
+
+REAL_STORE = "rocketmq 4.9.3"
+BATCH = 1000
+THREADS = 16
+BARS = {
+    "put": 0.3,
+    "put_keys": 0.3,
+    "put_many": 0.8,
+    "put_many_keys": 0.6,
+    "index_build": 1.2,
+    "get_32": 0.3,
+    "query": 0.3,
+}
+"""Share of the real store's rate that ours is to reach. The real one has no batches of this kind:
+``put_many`` is held against its single puts."""
+_FIGURES = (*BARS, "get_32_keys")
+_DEFAULT_SIZES = (1 << 30, 6_000_000, 5_000_000, 20_000_000)
+_KEYS_AT_ONCE = 1_000_000
+_WARM_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured: messages and queries a round, keys of an IndexFile, seconds of syncs
+    and messages synced in batches, messages of the largest store that is looked up in, and
+    entries of each of ten index files."""
+
+    messages: int
+    index_keys: int
+    index_rounds: int
+    sync_seconds: float
+    sync_many: int
+    largest: int
+    index_entries: int
+
+    @property
+    def queries(self) -> int:
+        return self.messages // 4
+
+    @property
+    def reads(self) -> int:
+        """Messages read: several times all of them, or the fastest would be done in no time."""
+        return self.messages * 4
+
+
+def _sample(watch: Stopwatch, count: int) -> Sample:
+    return Sample.from_json(watch.rate(count))
+
+
+class Ours:
+    """Our store, under a directory of its own, made anew for each round."""
+
+    def __init__(self, root: Path, sizes: Sizes) -> None:
+        self._path = root / "ours"
+        self._file = root / "index-file"
+        self._sizes = sizes
+        chance = random.Random(4)
+        self._bodies = [chance.randbytes(100) for _ in range(sizes.messages)]
+        self._keys = [f"order-{number}" for number in range(sizes.messages)]
+        self._unique = [f"{number:032X}" for number in range(sizes.messages)]
+        chance = random.Random(1)
+        self._wanted = [chance.choice(self._keys) for _ in range(sizes.queries)]
+        self._store = rocketstore.open(self._path)
+
+    def fresh(self) -> None:
+        self.close()
+        self._store = rocketstore.open(self._path)
+
+    def close(self) -> None:
+        self._store.close()
+        shutil.rmtree(self._path)
+
+    def put(self) -> Sample:
+        put, watch = self._store.put, Stopwatch()
+        with watch.running():
+            for body in self._bodies:
+                put("P", body)
+            self._find_all("P")
+        return _sample(watch, self._sizes.messages)
+
+    def put_keys(self) -> Sample:
+        put, watch = self._store.put, Stopwatch()
+        with watch.running():
+            for body, key, unique in zip(self._bodies, self._keys, self._unique, strict=True):
+                put("K", body, keys=key, unique_key=unique)
+            self._find_all("K")
+        return _sample(watch, self._sizes.messages)
+
+    def _find_all(self, topic: str) -> None:
+        """An answer holds every put before it: what waits for queues and index is done now."""
+        last = self._store.get(topic, 0, self._sizes.messages - 1)
+        assert len(last.messages) == 1
+
+    def put_many(self) -> Sample:
+        bodies, watch = self._bodies, Stopwatch()
+        with watch.running():
+            for at in range(0, len(bodies), BATCH):
+                self._store.put_many("M", bodies[at : at + BATCH])
+            self._find_all("M")
+        return _sample(watch, self._sizes.messages)
+
+    def put_many_keys(self) -> Sample:
+        watch = Stopwatch()
+        with watch.running():
+            for at in range(0, self._sizes.messages, BATCH):
+                part = slice(at, at + BATCH)
+                self._store.put_many(
+                    "N", self._bodies[part], keys=self._keys[part], unique_keys=self._unique[part]
+                )
+            self._find_all("N")
+        return _sample(watch, self._sizes.messages)
+
+    def get_32(self) -> Sample:
+        return self._get("P")
+
+    def get_32_keys(self) -> Sample:
+        """Of messages with properties, which the real one decodes with the rest."""
+        return self._get("K")
+
+    def _get(self, topic: str) -> Sample:
+        get, watch = self._store.get, Stopwatch()
+        bodies, at = 0, 0
+        with watch.running():
+            while bodies < 100 * self._sizes.reads:
+                result = get(topic, 0, at, 32)
+                found = result.bodies
+                bodies += sum(map(len, found))
+                at = result.next_offset if found else 0
+        assert bodies == 100 * self._sizes.reads
+        return _sample(watch, self._sizes.reads)
+
+    def query(self) -> Sample:
+        query, watch = self._store.query, Stopwatch()
+        hits = 0
+        with watch.running():
+            for key in self._wanted:
+                hits += len(query("K", key))
+        assert hits == len(self._wanted)
+        return _sample(watch, hits)
+
+    def index_build(self) -> Sample:
+        """Keys into one new IndexFile of the default size, hashing and all. The keys are made a
+        million at a time, between the timed parts, here and there."""
+        file = IndexFile.create(REAL, str(self._file), DEFAULT_SLOTS, DEFAULT_ENTRIES, None)
+        seed, watch = hash_code("TopicTest#"), Stopwatch()
+        chance, total = random.Random(2), self._sizes.index_keys
+        for first in range(0, total, _KEYS_AT_ONCE):
+            count = min(_KEYS_AT_ONCE, total - first)
+            keys = [f"{chance.getrandbits(64):x}" for _ in range(count)]
+            numbers = np.arange(first, first + count, dtype=np.int64)
+            with watch.running():
+                file.put_many(
+                    index_hash_many(keys, seed), numbers * 200, numbers + 1_700_000_000_000
+                )
+        assert file.header.count == total + 1
+        file.close()
+        self._file.unlink()
+        return _sample(watch, total)
+
+
+class Real:
+    """The real store in its virtual machine, warmed up with what it will be asked."""
+
+    _ASKED: ClassVar = {"put_many": "put", "put_keys": "put-keys", "put_many_keys": "put-keys"}
+
+    def __init__(self, store: RealStore, root: Path, sizes: Sizes) -> None:
+        self._store = store
+        self._root = root
+        self._sizes = sizes
+        self._stores = 0
+        for _ in range(_WARM_ROUNDS):
+            self.fresh()
+            for name in _FIGURES:
+                self.rate(name)
+        store.pause()
+
+    def fresh(self, flush: str = "ASYNC_FLUSH") -> None:
+        self._stores += 1
+        self._store.ask("bench", "fresh", 0, self._root / f"real-{self._stores}", flush)
+
+    def _ask(self, what: str, count: int, *words: object) -> Sample:
+        rate, cpu_us, seen = self._store.ask("bench", what, count, *words)
+        assert what == "sync" or int(seen) == count, (what, count, seen)
+        return Sample(float(rate), float(cpu_us), int(seen))
+
+    def rate(self, name: str) -> Sample:
+        sizes = self._sizes
+        if name == "index_build":
+            return self._ask("index", sizes.index_keys, self._root / "20260101000000000")
+        if name == "query":
+            return self._ask("query", sizes.queries, sizes.messages)
+        if name.startswith("get"):
+            return self._ask("get", sizes.reads, "K" if name.endswith("keys") else "P")
+        topic = "N" if name == "put_many_keys" else "K"
+        return self._ask(self._ASKED.get(name, name), sizes.messages, topic)
+
+    def sync(self, threads: int, seconds: float) -> Sample:
+        return self._ask("sync", threads, seconds)
+
+    def asleep(self) -> None:
+        """Stop its threads, so that they take nothing from what is measured beside it."""
+        self._store.pause()
+
+    def awake(self) -> None:
+        self._store.resume()
+
+
+class Floor:
+    """The records' bytes copied into a map, or synced into a file, with no store around them."""
+
+    def __init__(self, root: Path, count: int) -> None:
+        self._count = count
+        with rocketstore.open(root / "sample", background=False) as store:
+            store.put("P", bytes(100))
+            store.put("K", bytes(100), keys="order-100000", unique_key="0" * 32)
+            plain, keyed = (store.get(topic, 0, 0).messages[0] for topic in "PK")
+            self.plain, self._keyed = plain.raw, keyed.raw
+        shutil.rmtree(root / "sample")
+        self.path = root / "floor"
+
+    def rate(self, name: str) -> Sample:
+        record = self._keyed if name.endswith("keys") else self.plain
+        batch = BATCH if name.startswith("put_many") else 1
+        data = record * batch
+        size, watch = len(data), Stopwatch()
+        end = self._count // batch * size
+        with self.path.open("wb+") as file:
+            file.truncate(end)
+            view = mmap.mmap(file.fileno(), 0)
+        with watch.running():
+            for at in range(0, end, size):
+                view[at : at + size] = data
+        view.close()
+        self.path.unlink()
+        return _sample(watch, self._count)
+
+    def sync(self, batch: int, seconds: float) -> Sample:
+        data, watch, done = self.plain * batch, Stopwatch(), 0
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT)
+        with watch.running():
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                os.pwrite(fd, data, done * len(self.plain))
+                os.fdatasync(fd)
+                done += batch
+        os.close(fd)
+        self.path.unlink()
+        return _sample(watch, done)
+
+
+def start_real(path: str, root: Path, sizes: Sizes) -> tuple[RealStore, Real]:
+    """The real store's process, and what asks it; the caller ends the process."""
+    process = RealStore(path, root / "real-0", _DEFAULT_SIZES)
+    return process, Real(process, root, sizes)
+
+
+def rates(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | None) -> None:
+    """All rates, in turn within each round."""
+    ours, floor = Ours(root, sizes), Floor(root, sizes.messages)
+    # The bodies and keys are the benchmark's own: the collector need not walk them every round.
+    gc.collect()
+    gc.freeze()
+    found: dict[str, list[Round]] = {name: [] for name in _FIGURES}
+    for number in range(rounds):
+        ours.fresh()
+        if real is not None:
+            real.awake()
+            real.fresh()
+            real.asleep()
+        for name in _FIGURES:
+            if name == "index_build" and number >= sizes.index_rounds:
+                continue
+            taken: Round = {}
+            # Nobody is to pay for the dirty pages of the one before.
+            os.sync()
+            if real is not None:
+                real.awake()
+                taken[REAL_STORE] = real.rate(name)
+                real.asleep()
+                os.sync()
+            measure: Callable[[], Sample] = getattr(ours, name)
+            taken[OURS] = measure()
+            if name.startswith("put"):
+                taken[FLOOR] = floor.rate(name)
+            found[name].append(taken)
+    ours.close()
+    for name, samples in found.items():
+        unit = {"index_build": "keys/s", "query": "1/s"}.get(name, "msg/s")
+        report.add(name, samples, unit=unit, comparable=[REAL_STORE])
+
+
+def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | None) -> None:
+    """Puts that are on disk when they return: of one thread, of several, and in batches."""
+    floor = Floor(root, 0)
+    single: list[Round] = []
+    together: list[Round] = []
+    batches: list[Round] = []
+    if real is not None:
+        real.awake()
+        real.fresh("SYNC_FLUSH")
+        real.asleep()
+    with rocketstore.open(root / "synced", durability="fsync") as store:
+        for _ in range(rounds):
+            seconds = sizes.sync_seconds
+            single.append({OURS: _sync_threads(store, 1, seconds), FLOOR: floor.sync(1, seconds)})
+            together.append({OURS: _sync_threads(store, THREADS, seconds)})
+            batches.append(
+                {OURS: _sync_many(store, sizes.sync_many), FLOOR: floor.sync(BATCH, seconds)}
+            )
+            if real is not None:
+                real.awake()
+                single[-1][REAL_STORE] = real.sync(1, seconds)
+                together[-1][REAL_STORE] = real.sync(THREADS, seconds)
+                real.asleep()
+    shutil.rmtree(root / "synced")
+    report.add("put_fsync", single, comparable=[REAL_STORE])
+    report.add(f"put_fsync_{THREADS}_threads", together, comparable=[REAL_STORE])
+    ratios = [
+        {who: Sample(many[who].value / one[who].value) for who in many}
+        for one, many in zip(single, together, strict=True)
+    ]
+    report.add("fsync_threads_over_one", ratios, unit="times", comparable=[REAL_STORE])
+    report.add("put_many_fsync", batches, comparable=[REAL_STORE])
+
+
+def _sync_threads(store: rocketstore.Store, threads: int, seconds: float) -> Sample:
+    body, watch = bytes(100), Stopwatch()
+    done = [0] * threads
+
+    def run(number: int) -> None:
+        while time.perf_counter() < end:
+            store.put("S", body)
+            done[number] += 1
+
+    callers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    with watch.running():
+        end = time.perf_counter() + seconds
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    return _sample(watch, sum(done))
+
+
+def _sync_many(store: rocketstore.Store, count: int) -> Sample:
+    bodies, watch = [bytes(100)] * BATCH, Stopwatch()
+    with watch.running():
+        for _ in range(0, count, BATCH):
+            store.put_many("B", bodies)
+    return _sample(watch, count)
+
+
+def judge(report: Report) -> list[Bar]:
+    """Hold the rates against their bars. A share of the real store's rate by CPU time counts all
+    threads of either process."""
+    return [
+        Bar.at_least(
+            f"{name} / {REAL_STORE}",
+            report.ratio(name, REAL_STORE),
+            limit,
+            by_cpu=report.cpu_ratio(name, REAL_STORE),
+        )
+        for name, limit in BARS.items()
+    ]
