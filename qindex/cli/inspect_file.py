@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from journal.findings import Finding
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
 from msgstore.scan import Record, read_record, scan_file
 from qindex import layout, record_format
+from qindex.cli.inspect_small import SMALL, inspect_small
 from qindex.cli.look import JsonOption
 from qindex.cli.output import plain_value, print_findings, print_json, print_line, print_note
 from qindex.entries import decode_any
@@ -26,8 +29,10 @@ from qindex.sound_read import Layout, read_soundly
 
 __all__ = ["inspect_command"]
 
+_ROCKET_FILE = re.compile(r"[0-9]{17}|[0-9]{20}|checkpoint|.*\.json|.*\.json\.bak")
 _FORMATS = {0x83: "rabbitmq", record_format.MAGIC[0]: "qindex"}
-_KNOWN = ".jif, .idx, .rdq, .rdt"
+_RECORDS = (".rdq", ".rdt", ".rdq.tmp")
+_KNOWN = f".jif, .idx, .rdq, .rdt, {SMALL}; or of a RocketMQ store"
 
 
 def inspect_command(
@@ -47,10 +52,15 @@ def inspect_command(
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):
         raise UsageError(f"{file}: is a directory, not a file (see list and cat)")
-    if suffix in (".rdq", ".rdt"):
+    small = inspect_small(file)
+    if small is not None:
+        records, findings = small
+    elif file.endswith(_RECORDS):
         records, findings = _stored(file)
     elif suffix in (".jif", ".idx"):
         records, findings = _index(file, suffix, entries)
+    elif _ROCKET_FILE.fullmatch(os.path.basename(file)):
+        return _rocket(file, as_json)
     else:
         raise UsageError(f"{file}: not a file that can be inspected ({_KNOWN})")
     for record in records:
@@ -68,6 +78,22 @@ def _line(record: dict[str, Any]) -> str:
         if name not in ("offset", "length", "record") and value is not None
     )
     return f"{record['offset']:>10} {record['length']:>8} {record['record']:<8} {rest}"
+
+
+def _rocket(file: str, as_json: bool) -> int:
+    """Print a file of a RocketMQ store; see ``qindex rocket inspect`` for its options."""
+    damaged = 0
+    # Loaded here alone: qindex and rocketstore do not know each other.
+    for row in importlib.import_module("rocketstore.inspection").inspect_file(file):
+        if as_json:
+            print_json(plain_value(row))
+        else:
+            fields = (f"{name}={value!a}" for name, value in row.items() if name != "kind")
+            print_line(" ".join((row["kind"], *fields)))
+        if "damage" in row:
+            print_note(f"{file}: {row['damage']}")
+            damaged = 1
+    return damaged
 
 
 def _index(

@@ -1,0 +1,239 @@
+"""``inspect`` of the files beside the records: checksums, snapshot, seq_ids, settings, names, and
+what a RabbitMQ node writes when it stops."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.block_sums import check_sums, extents
+from journal.errors import StorageError, StoreError
+from journal.files import REAL, read_file, read_optional
+from journal.findings import Cause, Finding, Kind
+from msgstore.errors import StaleSnapshotError
+from msgstore.format import file_name as store_file_name
+from msgstore.snapshot import load_snapshot
+from qindex import layout
+from qindex.cli.output import plain_value
+from qindex.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.delivery_counts import RECORD_SIZE, unpack_count
+from qindex.load import read_healed
+from qindex.move_format import unpack_moves
+from qindex.rabbitmq.clean_dot import parse_clean_dot
+from qindex.rabbitmq.names import parse_queue_name
+from qindex.rabbitmq.recovery_terms import read_recovery_terms
+from qindex.rabbitmq.vhost import RECOVERY_TERMS, VHOST_FILE
+from qindex.rabbitmq.vhost_config import parse_vhost_config
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.seq_format import RESERVE_SLOTS, SLOT_SIZE, sound_slots
+from qindex.settings import unpack_settings
+from qindex.snapshot import FILE_NAME as SNAPSHOT
+from qindex.tools.marker_check import check_halves
+from qindex.tools.queue_check import check_slots
+
+__all__ = ["SMALL", "inspect_small"]
+
+Row = dict[str, Any]
+_CLEAN_DOT = "clean.dot"
+SMALL = (
+    ".sum, qindex.clean, qindex.deliveries, qindex.moves, qindex.seq, qindex.settings, "
+    "qindex.store, .queue_name, .vhost, .config, recovery.dets, clean.dot"
+)
+
+
+def inspect_small(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
+    """Give the rows of a file and what is wrong with it; ``None`` for a file of another kind.
+
+    Raises :class:`StorageError` when it can't be read.
+    """
+    name = os.path.basename(path)
+    reader = _sums if name.endswith(SUMS_SUFFIX) else _READERS.get(name)
+    if reader is None:
+        return None
+    try:
+        data = read_file(REAL, path)
+        findings: list[Finding] = []
+        rows = list(reader(path, data, findings))
+    except OSError as error:
+        raise StorageError(path, "can't be read", error) from error
+    return iter(rows), findings
+
+
+def _row(data: bytes, record: str, **fields: Any) -> Row:
+    return {"offset": 0, "length": len(data), "record": record, **fields}
+
+
+def _wrong(path: str, data: bytes, what: object) -> Finding:
+    return Finding(path, 0, len(data), Cause.DAMAGE, str(what), kind=Kind.CHECKSUM)
+
+
+def _sums(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    of = path.removesuffix(SUMS_SUFFIX)
+    covered = read_optional(REAL, of)
+    for position, length, start, count in extents(data):
+        yield {
+            "offset": position,
+            "length": length,
+            "record": "extent",
+            "of": start,
+            "bytes": count,
+        }
+    if covered is not None:
+        read_healed(REAL, of, findings, covered)
+        findings += check_sums(of, covered, data)
+
+
+def _snapshot(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    try:
+        value = layout.unpack_checked(data)
+        queues, store = value["queues"], value["message store"]
+        yield _row(data, "snapshot", version=value["version"], queues=len(queues))
+        for name, next_seq, segments in queues:
+            yield _row(
+                b"",
+                "queue",
+                directory=name,
+                next_seq_id=next_seq,
+                segments={str(number): [unacked, size] for number, unacked, size in segments},
+            )
+        if store is not None:
+            locations, summary, _ = load_snapshot(store)
+            for key, entry in summary:
+                name = store_file_name(key)
+                yield _row(b"", "file", name=name, size=entry.size, live=entry.live)
+            yield _row(b"", "messages", count=len(locations))
+    except (ValueError, KeyError, TypeError, StaleSnapshotError) as error:
+        findings.append(_wrong(path, data, error))
+
+
+def _seq(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    for at in range(0, len(data), SLOT_SIZE):
+        slot = data[at : at + SLOT_SIZE]
+        kind = "reserved" if at // SLOT_SIZE in RESERVE_SLOTS else "floor"
+        for one in sound_slots(slot):
+            yield {
+                "offset": at,
+                "length": len(slot),
+                "record": kind,
+                "floor": one.floor,
+                "reserved_below": one.reserved,
+                "boot": one.boot.hex(),
+            }
+    findings += check_slots(path, data, True)
+    if len(data) % SLOT_SIZE:
+        findings.append(_wrong(path, data, f"{len(data)} bytes are no slots of {SLOT_SIZE}"))
+
+
+def _settings(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    try:
+        yield _row(data, "settings", **dataclasses.asdict(unpack_settings(data)))
+    except ValueError as error:
+        findings.append(_wrong(path, data, error))
+
+
+def _deliveries(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    for at in range(0, len(data), RECORD_SIZE):
+        record = unpack_count(data[at : at + RECORD_SIZE])
+        if record is None:
+            what, lost = "a record that is not whole", "a message is delivered once more"
+            kind = Kind.CHECKSUM
+            findings.append(Finding(path, at, RECORD_SIZE, Cause.CRASH, what, lost, kind))
+            continue
+        seq_id, count = record
+        yield {
+            "offset": at,
+            "length": RECORD_SIZE,
+            "record": "deliveries",
+            "seq_id": seq_id,
+            "count": count,
+        }
+
+
+def _moves(_path: str, data: bytes, _findings: list[Finding]) -> Iterator[Row]:
+    for intent, is_done in unpack_moves(data):
+        yield _row(
+            data,
+            "move",
+            source=intent.source,
+            target=intent.target,
+            seq_ids=intent.seqs,
+            first_in_target=intent.first,
+            msg_ids=[one.hex() for one in intent.ids],
+            done=is_done,
+        )
+
+
+def _marker(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    half = len(data) // 2
+    findings += check_halves(path, data)
+    bad = {one.offset for one in findings}
+    for at in (0, half):
+        if at not in bad:
+            value = plain_value(layout.unpack_checked(data[at : at + half]))
+            yield {"offset": at, "length": half, "record": "marker", **value}
+
+
+def _queue_name(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    try:
+        name = parse_queue_name(data, os.path.basename(os.path.dirname(os.path.abspath(path))))
+    except StoreError as error:
+        findings.append(_wrong(path, data, error))
+        return
+    vhost, queue = (one.decode("utf-8", "surrogateescape") for one in name[:2])
+    fields = {"vhost": plain_value(vhost), "queue": plain_value(queue)}
+    yield _row(data, "queue_name", **fields, priority=name.priority)
+
+
+def _vhost(_path: str, data: bytes, _findings: list[Finding]) -> Iterator[Row]:
+    name = data.decode("utf-8", "surrogateescape")
+    yield _row(data, "vhost", name=plain_value(name))
+
+
+def _config(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    try:
+        config = parse_vhost_config(data)
+    except StoreError as error:
+        findings.append(_wrong(path, data, error))
+        return
+    yield _row(data, "config", segment_entry_count=config.segment_entry_count)
+    if config.fallback is not None:
+        findings.append(_wrong(path, data, config.fallback))
+
+
+def _terms(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    terms = read_recovery_terms(data)
+    for name, queue in sorted(terms.queues.items()):
+        fields = dataclasses.asdict(queue)
+        ref = queue.persistent_ref
+        fields["persistent_ref"] = None if ref is None else ref.hex()
+        fields["segments"] = {str(number): count for number, count in queue.segments.items()}
+        yield _row(b"", "queue", directory=name, **fields)
+    findings += [_wrong(path, data, problem) for problem in terms.problems]
+
+
+def _clean(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    try:
+        clean = parse_clean_dot(data)
+    except StoreError as error:
+        findings.append(_wrong(path, data, error))
+        return
+    refs = [ref.hex() for ref in clean.client_refs]
+    yield _row(data, "clean", index_module=clean.index_module, client_refs=refs)
+
+
+_READERS: dict[str, Callable[[str, bytes, list[Finding]], Iterator[Row]]] = {
+    SNAPSHOT: _snapshot,
+    SEQ_FILE_NAME: _seq,
+    layout.SETTINGS: _settings,
+    layout.MOVES: _moves,
+    DELIVERIES: _deliveries,
+    layout.MARKER: _marker,
+    layout.QUEUE_NAME: _queue_name,
+    VHOST_FILE: _vhost,
+    layout.CONFIG: _config,
+    RECOVERY_TERMS: _terms,
+    _CLEAN_DOT: _clean,
+}

@@ -1,0 +1,156 @@
+"""``verify``, ``repair`` and ``salvage``: what to do with a broken directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import typer
+
+from journal.findings import Cause, Finding
+from qindex.cli.look import Directory, JsonOption
+from qindex.cli.output import print_json, print_line, print_note
+from qindex.tools.saved import SaveReport
+from qindex.tools.verify import Verification
+
+__all__ = ["repair_command", "salvage_command", "verify_command"]
+
+_ROCKET_DIRECTORIES = ("commitlog", os.path.join("store", "commitlog"))
+
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out",
+        metavar="NEW",
+        help="The new directory; must be empty or not there.",
+        show_default=False,
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue", help="A queue's name, for a directory that has lost its own; may be repeated."
+    ),
+]
+
+
+def verify_command(directory: Directory, as_json: JsonOption = False) -> int:
+    """Check everything: formats, checksums, references both ways, counts, names.
+
+    DIR is a store, also one in use; a RabbitMQ virtual host's or node's directory; or a RocketMQ
+    store. Prints a line for each finding: file, offset, what, consequence. Exits 1 when something
+    is damaged. What a crash left, and the next open repairs, is a note (on standard error; with
+    --json its cause is "crash") and no damage.
+    """
+    rocket = _rocket_directory(directory)
+    check = Verification(directory)
+    findings = check.findings() if rocket is None else _rocket_findings(rocket)
+    counts = dict.fromkeys(Cause, 0)
+    for finding in findings:
+        counts[finding.cause] += 1
+        if as_json:
+            print_json(finding.to_dict())
+        elif finding.cause is Cause.DAMAGE:
+            print_line(_line(finding))
+        else:
+            print_note(f"note: {_line(finding)}")
+    damage, notes = counts[Cause.DAMAGE], counts[Cause.CRASH]
+    figures = {} if rocket is not None else dataclasses.asdict(check.figures)
+    if as_json:
+        print_json({"summary": {"sound": not damage, "damage": damage, "notes": notes} | figures})
+    else:
+        shown = ", ".join(f"{name}: {value}" for name, value in figures.items())
+        verdict = "sound" if not damage else f"damaged in {damage} places"
+        print_line(f"{directory}: {verdict}" + (f" ({shown})" if shown else ""))
+    return 1 if damage else 0
+
+
+def _line(finding: Finding) -> str:
+    text = f"[{finding.kind.value}] {finding}"
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _rocket_directory(directory: str) -> str | None:
+    """Tell where a RocketMQ store is in the directory, if it is one."""
+    for inner in _ROCKET_DIRECTORIES:
+        if os.path.isdir(os.path.join(directory, inner)):
+            return os.path.join(directory, os.path.dirname(inner))
+    return None
+
+
+def _rocket_findings(directory: str) -> Iterator[Finding]:
+    # Loaded here alone: qindex and rocketstore do not know each other.
+    return iter(importlib.import_module("rocketstore.verify").verify(directory))
+
+
+def repair_command(
+    directory: Directory, out: Out, names: Names = None, as_json: JsonOption = False
+) -> int:
+    """Make a sound copy of a damaged store, with everything that can be saved.
+
+    DIR is not changed. Order, seq_ids, redelivered flags, keys, headers, expiry and settings are
+    kept; damaged bytes are copied to NEW/quarantine. Prints what was saved and what was not, and
+    exits 1 if anything was not.
+    """
+    from qindex.tools.repair import repair
+
+    return _print_report(repair(directory, out, names=names or ()), as_json)
+
+
+def salvage_command(
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="RABBITMQ_DIR",
+            help="A virtual host's directory, a node's, or a msg_stores tree.",
+            show_default=False,
+        ),
+    ],
+    out: Out,
+    format: Annotated[
+        Literal["qindex", "rabbitmq"],
+        typer.Option(
+            help="A store of ours, or a virtual host's directory that a node starts from."
+        ),
+    ] = "qindex",
+    names: Names = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Save the messages of a RabbitMQ 3.10 node that does not start any more.
+
+    RABBITMQ_DIR is not changed. Prints what was saved and what was not, and exits 1 if anything
+    was not. docs/damage.md tells how a node takes over what --format rabbitmq gave.
+    """
+    from qindex.tools.salvage import salvage
+
+    return _print_report(salvage(directory, out, format=format, names=names or ()), as_json)
+
+
+def _print_report(report: SaveReport, as_json: bool) -> int:
+    code = 0 if report.complete else 1
+    if as_json:
+        print_json(report.to_dict())
+        return code
+    lost = set(report.lost)
+    for finding in report.findings:
+        if finding in lost:
+            print_line(f"lost: {_line(finding)}")
+        else:
+            print_note(f"note: {_line(finding)}")
+    for queue in report.queues:
+        fields: dict[str, Any] = dataclasses.asdict(queue)
+        name = fields.pop("name")
+        fields.pop("vhost")
+        shown = ", ".join(f"{key}: {value}" for key, value in fields.items() if value)
+        print_line(f"queue {name if name.isprintable() else ascii(name)}: {shown or 'empty'}")
+    for path in report.quarantined:
+        print_note(f"set aside: {os.path.join(report.target, path)}")
+    verdict = "nothing was lost" if report.complete else f"{len(lost)} places could not be saved"
+    print_line(
+        f"{report.target}: {report.messages} messages in {len(report.queues)} queues, "
+        f"{report.stored_messages} in the message store; {verdict}"
+    )
+    return code

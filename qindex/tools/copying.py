@@ -1,0 +1,290 @@
+"""Copy what is sound of a store into a new one: the work that repair and salvage share.
+
+In this order: verify the source, which finds all that is wrong; copy the sound records of the
+message store that entries name; copy each queue, without entries whose message is nowhere; set
+damaged bytes aside in ``quarantine/``. Memory: as verify, one segment file at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from journal import format as journal_format
+from journal.errors import StoreError
+from journal.files import FileSystem, make_dirs, read_optional, write_all
+from journal.findings import Cause, Kind
+from journal.poison import Poison
+from msgstore import MessageStore
+from msgstore.format import MAX_RECORD
+from msgstore.scan import read_record
+from qindex import layout
+from qindex.entries import decode_any
+from qindex.messages import PERSISTENT_DIRECTORY, check_record
+from qindex.quarantine import DIRECTORY as QUARANTINE
+from qindex.rabbitmq.names import (
+    QueueNameError,
+    directory_name,
+    format_queue_name,
+    parse_queue_name,
+)
+from qindex.rabbitmq.vhost import QueueDirectory
+from qindex.reader import StoreReader
+from qindex.stored_id import vouches
+from qindex.tools.queue_check import CheckedQueue
+from qindex.tools.queue_writer import QueueWriter
+from qindex.tools.saved import SavedQueue, SaveReport
+from qindex.tools.store_check import StoreCheck, pack_ids
+from qindex.tools.thorough_view import Batch, ThoroughView
+from qindex.tools.verify import Figures, StoreVerification
+
+__all__ = ["StoreCopy"]
+
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_log = logging.getLogger("qindex.tools")
+
+_BATCH_BYTES = 4 << 20
+_PIECE = 1 << 20
+_LONGEST_NAME_FILE = 1 << 10
+_TERM = 0x83
+
+
+@dataclass(slots=True)
+class StoreCopy:
+    """The copy of the store that ``reader`` reads into the directory ``target``, which is there.
+
+    ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
+    directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
+    ``messages`` are what was found of queues and message store. Raises :class:`StoreError` when the
+    source changes meanwhile, :class:`OSError`.
+    """
+
+    fs: FileSystem
+    reader: StoreReader
+    target: str
+    report: SaveReport
+    names: Iterable[str] = ()
+    sums: bool = True
+    checked: list[CheckedQueue] = field(default_factory=list)
+    messages: StoreCheck = field(init=False)
+    _sizes: dict[bytes, int] = field(default_factory=dict)
+    _missing: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S16"))
+
+    @property
+    def entry_count(self) -> int:
+        """Entries a segment, in both stores."""
+        vhost, marker = self.reader.vhost, self.reader.marker
+        if vhost is not None:
+            return vhost.entry_count
+        assert marker is not None
+        return marker.entry_count
+
+    def check(self) -> None:
+        """Verify the source."""
+        check = StoreVerification(self.fs, self.reader, Figures(), held=True)
+        self.report.findings += check.findings()
+        self.checked = check.checked
+        assert check.messages is not None
+        self._missing = np.array(sorted(check.messages.missing), "S16")
+        self.messages = check.messages
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def copy_messages(self) -> None:
+        """Copy the records that entries name."""
+        store: MessageStore | None = None
+        batch: list[tuple[bytes, bytes, int]] = []
+        size = 0
+        try:
+            for item in self._records():
+                if store is None:
+                    store = self._new_message_store()
+                batch.append(item)
+                size += len(item[1])
+                if size >= _BATCH_BYTES:
+                    store.write_many(batch)
+                    batch, size = [], 0
+            if store is not None:
+                store.write_many(batch)
+                store.sync()
+        finally:
+            if store is not None:
+                store.close()
+
+    def _new_message_store(self) -> MessageStore:
+        return MessageStore.open(
+            os.path.join(self.target, PERSISTENT_DIRECTORY),
+            references={},
+            snapshot=None,
+            check=check_record,
+            poison=Poison(),
+            fs=self.fs,
+            max_message_bytes=MAX_RECORD,
+            background=False,
+        )
+
+    def _records(self) -> Iterator[tuple[bytes, bytes, int]]:
+        doubted = self._doubted()
+        for file, rows, counts in self.messages.chosen():
+            if not len(rows):
+                continue
+            fd = self.fs.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+                    msg_id = bytes(file.ids[row]).ljust(16, b"\0")
+                    offset, total = int(file.offsets[row]), int(file.totals[row])
+                    record = read_record(self.fs, fd, offset, total)
+                    if record is None or check_record(msg_id, record) is not None:
+                        raise StoreError(f"{file.path}: was changed while it was read")
+                    if msg_id in doubted:
+                        self._sizes[msg_id] = len(decode_any(record, msg_id).body)
+                    self.report.stored_messages += 1
+                    self.report.stored_bytes += len(record)
+                    yield msg_id, record, count
+            finally:
+                self.fs.close(fd)
+
+    def _doubted(self) -> set[bytes]:
+        """Give the ids that do not vouch for the sizes of their entries."""
+        found: set[bytes] = set()
+        for one in self.messages.entries:
+            found.update(map(bytes, one.ids[~vouches(one.ids, one.sizes)]))
+        return found
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def copy_queue(
+        self, checked: CheckedQueue, directory: str, name: bytes | None, saved: SavedQueue, at: int
+    ) -> int:
+        """Copy the entries of a queue into queue directory ``directory`` of the new store,
+        under their own seq_ids, or numbered from ``at`` on where that is not negative; gives the
+        next number."""
+        path = os.path.join(self.target, layout.QUEUES, directory)
+        writer = QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
+        if not checked.readable:
+            return at
+        view = self.reader.pin_as(ThoroughView, checked.queue)
+        for _, batch in view.all_batches():
+            kept = self._kept(batch, saved)
+            if not len(kept.seqs):
+                continue
+            seqs = kept.seqs
+            if at >= 0:
+                seqs = np.arange(at, at + len(seqs))
+                at += len(seqs)
+            sizes = self._true_sizes(kept)
+            writer.add(kept, seqs, sizes)
+            saved.messages += len(seqs)
+            saved.bytes += int(sizes.sum())
+            saved.redelivered += int(kept.delivered.sum())
+            saved.expiring += int((kept.expiry != 0).sum())
+        return at
+
+    def _kept(self, batch: Batch, saved: SavedQueue) -> Batch:
+        dropped = batch.dropped
+        if self.reader.vhost is None:
+            dropped = ~batch.persistent
+        stored = (batch.embedded == 0) & ~dropped
+        lost = stored & np.isin(pack_ids(batch.ids), self._missing)
+        saved.transient += int(dropped.sum())
+        saved.lost += int(lost.sum())
+        return batch.take(~dropped & ~lost)
+
+    def _true_sizes(self, batch: Batch) -> I64:
+        """Give the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry
+        says."""
+        sizes = batch.sizes.copy()
+        flat = np.frombuffer(batch.data, np.uint8)
+        records = batch.payloads + journal_format.PAYLOAD_SIZE
+        embedded = np.flatnonzero(batch.embedded)
+        for at in embedded[flat[records[embedded]] == _TERM].tolist():
+            start = int(records[at])
+            record = bytes(batch.data[start : start + int(batch.embedded[at])])
+            sizes[at] = len(decode_any(record, batch.ids[at].tobytes()).body)
+        if self._sizes:
+            for at in np.flatnonzero(batch.embedded == 0).tolist():
+                sizes[at] = self._sizes.get(batch.ids[at].tobytes(), int(sizes[at]))
+        return sizes
+
+    def name_of(self, queue: QueueDirectory, vhost: str) -> tuple[str, bytes | None]:
+        """Find a queue's name, and the content of its name file, ``None`` where it is lost.
+
+        A damaged file is put right if one bit flipped; else ``names`` are tried: the directory's
+        name is a hash of the queue's.
+        """
+        directory = queue.directory
+        path = os.path.join(self.reader.path_of(queue), layout.QUEUE_NAME)
+        raw = read_optional(self.fs, path)
+        if raw is not None:
+            for candidate in (raw, *_one_bit_off(raw)):
+                try:
+                    found = parse_queue_name(candidate, directory)
+                except QueueNameError:
+                    continue
+                if candidate is not raw:
+                    self.report.restored.add(path)
+                return found.queue.decode("utf-8", "surrogateescape"), candidate
+        for name in self.names:
+            if directory_name(vhost, name) == directory:
+                self.report.restored.add(path)
+                return name, format_queue_name(vhost, name)
+        return queue.name, None
+
+    # -- what is set aside ----------------------------------------------------------------------
+
+    def set_aside(self) -> None:
+        """Copy the damaged bytes of the source into ``quarantine/`` of the new store."""
+        lengths: dict[tuple[str, int], int] = {}
+        for finding in self.report.findings:
+            if finding.cause is Cause.DAMAGE and finding.length and finding.kind is not Kind.SIZE:
+                place = finding.path, finding.offset
+                lengths[place] = max(lengths.get(place, 0), finding.length)
+        for (path, offset), length in lengths.items():
+            inner = os.path.relpath(path, self.reader.directory)
+            aside = os.path.join(QUARANTINE, f"{inner}.{offset}")
+            pieces = self._read_pieces(path, offset, length)
+            first = next(pieces, b"")
+            if first:
+                self._write_pieces(os.path.join(self.target, aside), chain((first,), pieces))
+                self.report.quarantined.append(aside)
+
+    def _read_pieces(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        """Read what can be read of a damaged place; that the rest can't be is known already."""
+        fs = self.fs
+        try:
+            fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                end = offset + length
+                while offset < end and (piece := fs.pread(fd, min(_PIECE, end - offset), offset)):
+                    yield piece
+                    offset += len(piece)
+            finally:
+                fs.close(fd)
+        except OSError as error:
+            _log.warning("%s: can't be read at offset %d: %s", path, offset, error)
+
+    def _write_pieces(self, target: str, pieces: Iterable[bytes]) -> None:
+        fs = self.fs
+        make_dirs(fs, os.path.dirname(target))
+        fd = fs.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            for piece in pieces:
+                write_all(fs, fd, piece)
+            fs.fdatasync(fd)
+        finally:
+            fs.close(fd)
+
+
+def _one_bit_off(raw: bytes) -> Iterator[bytes]:
+    for bit in range(len(raw) * 8 if len(raw) <= _LONGEST_NAME_FILE else 0):
+        flipped = bytearray(raw)
+        flipped[bit >> 3] ^= 0x80 >> (bit & 7)
+        yield bytes(flipped)

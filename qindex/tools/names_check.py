@@ -1,0 +1,142 @@
+"""Which names a store directory may have, and what one that does not belong there means."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+
+from journal import format as journal_format
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.errors import StorageError
+from journal.files import FileSystem
+from journal.findings import Cause, Finding, Kind
+from msgstore.format import NODE_STATE_NAMES, classify_name
+from msgstore.format import Kind as FileKind
+from qindex import layout
+from qindex.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.quarantine import DIRECTORY as QUARANTINE
+from qindex.rabbitmq.vhost import RECOVERY_TERMS, VHOST_FILE
+from qindex.segment_format import file_name, file_number
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.snapshot import FILE_NAME as SNAPSHOT
+
+__all__ = ["check_names"]
+
+_UNFINISHED_SUFFIXES = (".tmp", ".new")
+_ROOT_FILES = frozenset(
+    (
+        layout.MARKER,
+        layout.LOCK,
+        layout.MOVES,
+        SNAPSHOT,
+        layout.CONFIG,
+        VHOST_FILE,
+        RECOVERY_TERMS,
+    )
+)
+_ROOT_DIRECTORIES = frozenset(
+    (layout.QUEUES, layout.STAGING, PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY, QUARANTINE)
+)
+_QUEUE_FILES = frozenset(
+    (layout.QUEUE_NAME, layout.SETTINGS, DELIVERIES, SEQ_FILE_NAME, journal_format.FILE_NAME)
+)
+_QUEUE_HASH = re.compile(r"[0-9A-Z]{1,25}")
+_SECOND_VERSION = (".qi", ".qs")
+"""Files of RabbitMQ's queues of version 2, which nobody here reads."""
+
+
+def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> Iterator[Finding]:
+    """Find files that do not belong into a store or a virtual host's directory, and what an
+    operation left that was cut short (unless a process has the store open: it may be at work).
+
+    Raises :class:`StorageError` when the directory can't be listed.
+    """
+    queues = os.path.join(directory, layout.QUEUES)
+    places: list[tuple[str, Callable[[str], bool | None]]] = [(directory, _in_root)]
+    places += [
+        (os.path.join(directory, name), _in_message_store)
+        for name in (PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY)
+    ]
+    for name in _list(fs, queues):
+        path = os.path.join(queues, name)
+        if name.endswith(layout.DELETED_SUFFIX) and _QUEUE_HASH.fullmatch(name.partition(".")[0]):
+            if not in_use:
+                yield _left(path, "a queue whose deletion was cut short")
+        elif not _QUEUE_HASH.fullmatch(name) or _is_directory(fs, path) is False:
+            yield _foreign(path)
+        else:
+            places.append((path, _in_queue))
+            if ours and not in_use and set(_list(fs, path)) <= {layout.QUEUE_NAME + ".tmp"}:
+                yield _left(path, "a queue whose creation was cut short")
+    for place, judge in places:
+        for name in _list(fs, place):
+            path = os.path.join(place, name)
+            wants_directory = judge(name)
+            if not in_use and (classify_name(name) or (None,))[0] is FileKind.TMP:
+                yield _left(path, "copies of an unfinished compaction")
+            if wants_directory is None:
+                if name.endswith(_UNFINISHED_SUFFIXES) and judge(_without_suffix(name)) is False:
+                    if not in_use:
+                        yield _left(path, "the new content of a file that was not put in place")
+                elif not (name.endswith(SUMS_SUFFIX) and judge(name[: -len(SUMS_SUFFIX)]) is False):
+                    yield _foreign(path)
+            elif _is_directory(fs, path) is (not wants_directory):
+                what = "a file" if wants_directory else "a directory"
+                yield Finding(
+                    path, 0, 0, Cause.DAMAGE, f"{what} of that name", "", Kind.FOREIGN_FILE
+                )
+
+
+def _in_root(name: str) -> bool | None:
+    """Tell whether the name is that of a directory; ``None``: it does not belong here."""
+    return True if name in _ROOT_DIRECTORIES else False if name in _ROOT_FILES else None
+
+
+def _in_queue(name: str) -> bool | None:
+    if name == QUARANTINE:
+        return True
+    number = file_number(name)
+    known = name in _QUEUE_FILES or name.endswith(_SECOND_VERSION)
+    return False if known or (number is not None and file_name(number) == name) else None
+
+
+def _in_message_store(name: str) -> bool | None:
+    if name == QUARANTINE:
+        return True
+    return False if name in NODE_STATE_NAMES or classify_name(name) is not None else None
+
+
+def _without_suffix(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _left(path: str, what: str) -> Finding:
+    return Finding(path, 0, 0, Cause.CRASH, what, "the next open removes it", Kind.UNFINISHED)
+
+
+def _foreign(path: str) -> Finding:
+    return Finding(
+        path, 0, 0, Cause.DAMAGE, "does not belong here", "it is left alone", Kind.FOREIGN_FILE
+    )
+
+
+def _list(fs: FileSystem, directory: str) -> list[str]:
+    try:
+        return sorted(fs.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StorageError(directory, "can't be listed", error) from error
+
+
+def _is_directory(fs: FileSystem, path: str) -> bool | None:
+    """Tell whether it is a directory; ``None``: it was removed since it was listed."""
+    try:
+        return stat.S_ISDIR(fs.stat(path).st_mode)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(path, "can't be looked at", error) from error

@@ -1,0 +1,335 @@
+"""Check one queue's directory: journal, segments, their checksums, seq_ids, settings, name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from time import sleep
+
+import numpy as np
+import numpy.typing as npt
+
+from journal import format as journal_format
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.block_sums import check_sums
+from journal.errors import StorageError, StoreError
+from journal.files import FileSystem, read_optional
+from journal.findings import Cause, Finding, Kind
+from journal.format import DELIVER
+from journal.poison import Poison
+from qindex import layout
+from qindex.entries import decode_any
+from qindex.rabbitmq.vhost import QueueDirectory
+from qindex.reader import StoreReader
+from qindex.segment_format import file_name, file_number
+from qindex.seq_file import SeqFile
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.seq_format import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
+from qindex.settings import unpack_settings
+from qindex.tools.ids_check import QueueIds
+from qindex.tools.thorough_view import Batch, ThoroughView
+
+__all__ = ["CheckedQueue", "StoredEntries", "check_queue", "check_slots", "size_finding"]
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+_TERM = 0x83
+_SETTLE = 0.01
+_ENOUGH = 8
+"""Zeros at the end of a journal that were there before anything was appended."""
+_SLOTS = len(RESERVE_SLOTS) + len(FLOOR_SLOTS)
+
+
+@dataclass(slots=True)
+class StoredEntries:
+    """Index entries of one file whose messages are in the message store; columns of shape
+    ``(n,)``, ``ids`` of ``(n, 16)``. ``offsets``: of their publish records in ``path``."""
+
+    path: str
+    queue: QueueDirectory
+    in_journal: bool
+    seqs: I64
+    offsets: I64
+    ids: U8
+    sizes: I64
+    persistent: Bools
+
+    def of(self, persistent: bool) -> StoredEntries:
+        """Give the entries of the persistent messages, or those of the transient ones."""
+        mine = self.persistent == persistent
+        return replace(
+            self,
+            seqs=self.seqs[mine],
+            offsets=self.offsets[mine],
+            ids=self.ids[mine],
+            sizes=self.sizes[mine],
+            persistent=self.persistent[mine],
+        )
+
+
+@dataclass(slots=True)
+class CheckedQueue:
+    """What the check of a queue leaves behind for those of the whole store.
+
+    ``unacked``: entries not acknowledged, by segment. ``next_seen``: one above the highest seq_id
+    that was met. ``same_run``: no power was lost since the queue was written to. ``entries``,
+    ``bytes``: not acknowledged, and of their bodies; ``persistent_entries``, ``persistent_bytes``
+    those of persistent messages. ``readable``: the system let us read the journal.
+    """
+
+    queue: QueueDirectory
+    unacked: dict[int, int] = field(default_factory=dict)
+    next_seen: int = 0
+    same_run: bool = False
+    entries: int = 0
+    bytes: int = 0
+    persistent_entries: int = 0
+    persistent_bytes: int = 0
+    stored: list[StoredEntries] = field(default_factory=list)
+    readable: bool = True
+
+    def count(self, batch: Batch) -> None:
+        """Take the entries of a batch in."""
+        self.entries += len(batch.seqs)
+        self.bytes += int(batch.sizes.sum())
+        self.persistent_entries += int(batch.persistent.sum())
+        self.persistent_bytes += int(batch.sizes[batch.persistent].sum())
+        bare = batch.embedded == 0
+        if not bare.any():
+            return
+        mine = batch.take(bare)
+        self.stored.append(
+            StoredEntries(
+                path=batch.path,
+                queue=self.queue,
+                in_journal=batch.in_journal,
+                seqs=mine.seqs,
+                offsets=mine.payloads - batch.head_size,
+                ids=mine.ids,
+                sizes=mine.sizes,
+                persistent=mine.persistent & ~mine.dropped,
+            )
+        )
+
+
+def check_queue(
+    fs: FileSystem, reader: StoreReader, checked: CheckedQueue, *, in_use: bool
+) -> Iterator[Finding]:
+    """Check the queue directory ``checked.queue`` of the store that ``reader`` reads, and fill
+    ``checked``.
+
+    Beside a writer nothing that comes of its work is found; a queue that is deleted meanwhile has
+    no findings. Memory: the journal, one segment file at a time, 40 bytes for each entry whose
+    message is in the message store. Raises :class:`qindex.pinned.BusyError`.
+    """
+    directory = reader.path_of(checked.queue)
+    ours = reader.marker is not None
+    try:
+        seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
+        checked.same_run = seq_file.same_run
+        sums = list(_check_sum_files(fs, directory, checked.same_run)) if ours else []
+        view = reader.pin_as(ThoroughView, checked.queue)
+        yield from _check_entries(view, checked)
+        yield from _judged(view, checked.same_run)
+        yield from sums
+        if ours:
+            yield from _check_gaps(view, directory)
+            yield from _check_seq_file(fs, directory, checked)
+            yield from _check_small_files(fs, directory)
+    except FileNotFoundError:
+        return  # deleted meanwhile
+    except (OSError, StorageError) as error:
+        checked.readable = False
+        what, lost = f"the queue can't be read: {error}", "its messages are not to be had"
+        yield Finding(directory, 0, 0, Cause.DAMAGE, what, lost, Kind.UNREADABLE)
+    if not in_use and reader.vhost is not None:
+        yield from _check_terms(reader, checked)
+
+
+def _judged(view: ThoroughView, same_run: bool) -> Iterator[Finding]:
+    """Give the findings of a view. Where no power was lost since the queue was written to, a block
+    without its checksum is damage, and a journal that ends inside a record was cut: the death of
+    its process leaves the file as long as it was, with zeros at its end."""
+    pinned = view.pinned
+    for finding in view.findings:
+        at_end = finding.offset + finding.length == pinned.journal_size
+        torn = finding.kind is Kind.TORN and finding.path == pinned.journal_path
+        cut = torn and at_end and any(pinned.reading.data[-_ENOUGH:])
+        if same_run and (cut or finding.kind is Kind.CHECKSUM):
+            yield replace(finding, cause=Cause.DAMAGE)
+        else:
+            yield finding
+
+
+def _check_entries(view: ThoroughView, checked: CheckedQueue) -> Iterator[Finding]:
+    ids = QueueIds()
+    for _, batch in view.all_batches():
+        checked.count(batch)
+        ids.take(batch)
+        yield from _check_sizes(batch)
+    yield from ids.findings()
+    checked.unacked = view.unacked
+    checked.next_seen = view.highest + 1
+
+
+def _check_sizes(batch: Batch) -> Iterator[Finding]:
+    """Hold the sizes of the entries that embed a RabbitMQ record, which no checksum covers,
+    against their bodies."""
+    with_record = np.flatnonzero(batch.embedded)
+    records = batch.payloads + journal_format.PAYLOAD_SIZE
+    flat = np.frombuffer(batch.data, np.uint8)
+    for at in with_record[flat[records[with_record]] == _TERM].tolist():
+        start = int(records[at])
+        record = bytes(batch.data[start : start + int(batch.embedded[at])])
+        try:
+            size = len(decode_any(record, batch.ids[at].tobytes()).body)
+        except StoreError:
+            continue  # was found to be no record already
+        if size != int(batch.sizes[at]):
+            offset = int(batch.payloads[at]) - batch.head_size
+            yield size_finding(batch.path, offset, int(batch.seqs[at]), int(batch.sizes[at]), size)
+
+
+def size_finding(path: str, offset: int, seq: int, stated: int, size: int) -> Finding:
+    """The entry of ``seq`` at ``offset`` of ``path`` states another size than its body has."""
+    length = journal_format.PAYLOAD_SIZE
+    what = f"seq_id {seq} has a size of {stated}, its body has {size} bytes"
+    return Finding(path, offset, length, Cause.DAMAGE, what, "figures are wrong", Kind.SIZE)
+
+
+def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator[Finding]:
+    """Check the sum file of each index file. A file's sums are read before it, for they are
+    written after what they are of, and removed before it goes."""
+    for name in sorted(fs.listdir(directory)):
+        of = name.removesuffix(SUMS_SUFFIX)
+        is_journal = of == journal_format.FILE_NAME
+        if of == name or not (is_journal or file_number(of) is not None):
+            continue
+        path = os.path.join(directory, of)
+        try:
+            sums = read_optional(fs, path + SUMS_SUFFIX)
+            data = read_optional(fs, path)
+            now = read_optional(fs, path + SUMS_SUFFIX)
+        except OSError as error:
+            what, lost = f"can't be read: {error.strerror or error}", "nothing is lost"
+            own, cause = path + SUMS_SUFFIX, Cause.DAMAGE
+            yield Finding(own, 0, 0, cause, what, lost, Kind.UNREADABLE)
+            continue
+        if sums is None or now is None or not now.startswith(sums):
+            continue  # the file was emptied or deleted
+        if data is None:
+            what, lost = "the file is missing; its checksums are there", "its entries are lost"
+            cause = Cause.DAMAGE if same_run else Cause.CRASH
+            yield Finding(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
+            continue
+        for finding in check_sums(path, data, sums):
+            if finding.offset + finding.length == len(sums) and len(now) > len(sums):
+                continue  # it was being written
+            crash = finding.kind is Kind.TORN and is_journal and not same_run
+            yield replace(finding, cause=Cause.CRASH) if crash else finding
+
+
+def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
+    """An engine gives each publish the next seq_id and empties its journal from the front, so the
+    seq_ids of a journal follow one another; what breaks that was reported, or cut out."""
+    walk = view.pinned.reading.walk
+    if view.pinned.reading.findings:
+        return
+    publishes = walk.kinds < DELIVER
+    seqs, offsets = walk.seqs[publishes], walk.offsets[publishes]
+    for at in np.flatnonzero(np.diff(seqs) > 1).tolist():
+        what = f"seq_id {int(seqs[at + 1])} follows {int(seqs[at])}"
+        path = os.path.join(directory, journal_format.FILE_NAME)
+        missing = int(seqs[at + 1] - seqs[at]) - 1
+        lost = f"{missing} messages are lost"
+        yield Finding(path, int(offsets[at + 1]), 0, Cause.DAMAGE, what, lost, Kind.GAP)
+
+
+def _check_seq_file(fs: FileSystem, directory: str, checked: CheckedQueue) -> Iterator[Finding]:
+    path = os.path.join(directory, SEQ_FILE_NAME)
+    data = read_optional(fs, path)
+    lost = "seq_ids might be given out twice"
+    if data is None:
+        if checked.next_seen:
+            what = "the queue has messages, and no file that keeps its seq_ids"
+            yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
+        return
+    findings = list(check_slots(path, data, checked.same_run))
+    if findings:
+        sleep(_SETTLE)  # a slot may have been on its way
+        data = read_optional(fs, path) or b""
+        findings = list(check_slots(path, data, checked.same_run))
+    yield from findings
+    if len(data) % SLOT_SIZE or len(data) > _SLOTS * SLOT_SIZE:
+        at = len(data) // SLOT_SIZE * SLOT_SIZE
+        what = f"{len(data)} bytes are no slots of {SLOT_SIZE}"
+        yield Finding(path, at, len(data) - at, Cause.DAMAGE, what, lost, Kind.TORN)
+    reserved = max((slot.reserved for slot in sound_slots(data)), default=0)
+    if checked.next_seen > reserved:
+        what = f"seq_ids are reserved below {reserved}; {checked.next_seen - 1} was given out"
+        yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.SEQ_RANGE)
+
+
+def check_slots(path: str, data: bytes, same_run: bool) -> Iterator[Finding]:
+    """Check the slots of a seq file, whose bytes are ``data``; ``same_run``: no power was lost
+    since it was written."""
+    for at in range(0, len(data) - SLOT_SIZE + 1, SLOT_SIZE):
+        slot = data[at : at + SLOT_SIZE]
+        if not any(slot):
+            continue  # never written
+        sound = [pack_slot(one) for one in sound_slots(slot)]
+        if not sound:
+            # One that was being written when the power went; a process that dies leaves none.
+            cause = Cause.DAMAGE if same_run else Cause.CRASH
+            what = f"the checksum of slot {at // SLOT_SIZE} does not hold"
+            lost, kind = "the other slots count", Kind.CHECKSUM
+            yield Finding(path, at, SLOT_SIZE, cause, what, lost, kind)
+        elif sound[0] != slot:
+            at += next(i for i in range(SLOT_SIZE) if sound[0][i] != slot[i])
+            what, lost = "one flipped bit", "put right by its checksum: none lost"
+            yield Finding(path, at, 1, Cause.DAMAGE, what, lost, Kind.CORRECTED)
+
+
+def _check_small_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
+    path = os.path.join(directory, layout.SETTINGS)
+    data = read_optional(fs, path)
+    if data is not None:
+        try:
+            unpack_settings(data)
+        except ValueError as error:
+            what, lost = f"the settings of the queue: {error}", "the queue can't be opened"
+            yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
+    names = set(fs.listdir(directory))
+    if layout.QUEUE_NAME not in names and names - {layout.QUEUE_NAME + ".tmp"}:
+        path = os.path.join(directory, layout.QUEUE_NAME)
+        what, lost = "the queue's name is missing", "its directory's name is a hash of it"
+        yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
+
+
+def _check_terms(reader: StoreReader, checked: CheckedQueue) -> Iterator[Finding]:
+    """Hold the counts that a node wrote down when it stopped in order against the files."""
+    assert reader.vhost is not None
+    terms = reader.vhost.terms.get(checked.queue.directory)
+    if terms is None:
+        return
+    directory = reader.path_of(checked.queue)
+    lost = "the node believes its own count"
+    for number in sorted(terms.segments.keys() | checked.unacked.keys()):
+        stated, found = terms.segments.get(number, 0), checked.unacked.get(number, 0)
+        if stated != found:
+            path = os.path.join(directory, file_name(number))
+            what = f"{found} entries are not acknowledged; {stated} were at the clean stop"
+            yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.COUNT)
+    for what, stated, found in (
+        ("persistent messages", terms.persistent_count, checked.persistent_entries),
+        ("bytes of persistent messages", terms.persistent_bytes, checked.persistent_bytes),
+    ):
+        if stated != found:
+            what = f"{found} {what}; there were {stated} at the clean stop"
+            yield Finding(directory, 0, 0, Cause.DAMAGE, what, lost, Kind.COUNT)
+    if checked.next_seen > terms.next_seq_id:
+        what = f"seq_id {checked.next_seen - 1} is there; {terms.next_seq_id} was to be the next"
+        yield Finding(directory, 0, 0, Cause.DAMAGE, what, lost, Kind.SEQ_RANGE)

@@ -1,0 +1,99 @@
+"""Write the directory of a queue anew, from entries that were found sound: segment files alone.
+
+Publish records of a batch come first, then the deliver records of those that come again: both our
+engine and a RabbitMQ node read that.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.block_sums import extent
+from journal.files import FileSystem, make_dirs, replace_file, write_all
+from journal.format import PAYLOAD_SIZE
+from qindex import layout
+from qindex.flush import append_sums
+from qindex.segment_format import (
+    NEXT_STEP,
+    PERSISTENT,
+    PUBLISH,
+    PUBLISH_HEAD_SIZE,
+    STEP_SIZE,
+    file_name,
+)
+from qindex.tools.thorough_view import Batch
+
+__all__ = ["QueueWriter"]
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+_COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 30, 34))
+
+
+class QueueWriter:
+    """Writes one queue directory. ``sums``: with the checksum files of our stores.
+
+    All calls raise :class:`OSError`; what :meth:`add` wrote is durable but for the names.
+    """
+
+    def __init__(
+        self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None, *, sums: bool
+    ) -> None:
+        self._fs = fs
+        self.directory = directory
+        self._entry_count = entry_count
+        self._sums = sums
+        make_dirs(fs, directory)
+        if name is not None:
+            replace_file(fs, os.path.join(directory, layout.QUEUE_NAME), name)
+
+    def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
+        """Append entries under these seq_ids, ascending, with these body sizes. The seq_ids may
+        only differ from the batch's where no embedded record is ours: its checksum covers it."""
+        numbers = seqs // self._entry_count
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            part = batch.take(mine)
+            rels = seqs[mine] - number * self._entry_count
+            self._append(number, _records(part, rels, sizes[mine]))
+
+    def _append(self, number: int, data: bytes) -> None:
+        fs = self._fs
+        path = os.path.join(self.directory, file_name(number))
+        fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            start = fs.fstat(fd).st_size
+            write_all(fs, fd, data)
+            fs.fdatasync(fd)
+        finally:
+            fs.close(fd)
+        if self._sums:
+            append_sums(fs, path, [extent(data, start)])
+
+
+def _records(batch: Batch, rels: I64, sizes: I64) -> bytes:
+    count = len(rels)
+    heads = np.empty((count, PUBLISH_HEAD_SIZE), np.uint8)
+    words = PUBLISH | np.where(batch.persistent, PERSISTENT, 0) | rels
+    heads[:, :STEP_SIZE] = words.astype(">u2").view(np.uint8).reshape(count, STEP_SIZE)
+    columns = {
+        "ids": batch.ids,
+        "expiry": batch.expiry.astype(">u8"),
+        "sizes": sizes.astype(">u4"),
+        "embedded": batch.embedded.astype(">u4"),
+    }
+    for name, start, end in _COLUMNS:
+        heads[:, start:end] = columns[name].view(np.uint8).reshape(count, end - start)
+    view = memoryview(batch.data)
+    packed = heads.tobytes()
+    starts = (batch.payloads + PAYLOAD_SIZE).tolist()
+    parts: list[bytes | memoryview] = []
+    for at, (start, length) in enumerate(zip(starts, batch.embedded.tolist(), strict=True)):
+        parts.append(packed[at * PUBLISH_HEAD_SIZE : (at + 1) * PUBLISH_HEAD_SIZE])
+        parts.append(view[start : start + length])
+    steps = (rels[batch.delivered] | NEXT_STEP).astype(">u2").tobytes()
+    return b"".join((*parts, steps))

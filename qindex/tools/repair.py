@@ -1,0 +1,157 @@
+"""Make a sound copy of a damaged store, with everything in it that can be saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from journal.errors import DamageError, StorageError, UsageError
+from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
+from journal.findings import Cause
+from journal.lock import DirectoryLock, hold_if_there
+from journal.poison import Poison
+from qindex import layout
+from qindex.engine import Engine
+from qindex.options import Options
+from qindex.rabbitmq.names import directory_name, format_queue_name
+from qindex.reader import StoreReader
+from qindex.seq_file import RESERVE, SeqFile
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.settings import unpack_settings
+from qindex.tools.copying import StoreCopy
+from qindex.tools.marker_check import check_marker
+from qindex.tools.queue_check import CheckedQueue
+from qindex.tools.saved import SavedQueue, SaveReport
+from qindex.tools.staging import Staging
+
+__all__ = ["NAMELESS", "begin_store", "repair", "reserve_seq_ids", "settle"]
+
+NAMELESS = "recovered-"
+"""How the name of a queue begins that has lost its own; its directory's follows."""
+
+
+def repair(
+    directory: PathLike, out: PathLike, *, names: Iterable[str] = (), fs: FileSystem = REAL
+) -> SaveReport:
+    """Make ``out`` a sound copy of the store in ``directory``, which is not changed.
+
+    Kept are order, seq_ids (none is given out twice), message ids, redelivered flags, keys,
+    headers, timestamps, expiry and the queues' settings; what was acknowledged stays away. What
+    is damaged is in ``out/quarantine/``, and in the report. ``names``: queue names to try for
+    directories that have lost theirs.
+
+    ``out`` appears when it is complete. O(size of the store); memory as
+    :func:`qindex.tools.verify.verify`. Raises :class:`journal.errors.LockedError` when a process
+    has the store open, :class:`UsageError` when ``out`` is not empty or within ``directory``, or
+    ``directory`` a node's; :class:`journal.errors.NotAStoreError`; :class:`StorageError` (a full
+    disk): then there is no ``out``.
+    """
+    source = os.path.abspath(os.fspath(directory))
+    marker, findings = check_marker(fs, source)
+    if marker is None:
+        StoreReader(source, fs)  # raises the error of a directory of something else
+        raise UsageError(f"{source}: a RabbitMQ directory; see salvage")
+    held = _hold(fs, source)
+    try:
+        with Staging(fs, out, source) as staging:
+            report = SaveReport(source, staging.target, findings=findings)
+            _copy(fs, StoreReader(source, fs, marker=marker), staging.path, report, names)
+            staging.commit()
+            return report
+    except OSError as error:
+        where = error.filename or os.fspath(out)
+        raise StorageError(where, "the store can't be copied", error) from error
+    finally:
+        if held is not None:
+            held.release()
+
+
+def _hold(fs: FileSystem, directory: str) -> DirectoryLock | None:
+    path = os.path.join(directory, layout.LOCK)
+    try:
+        return hold_if_there(fs, path)
+    except OSError as error:
+        raise StorageError(path, "can't be locked", error) from error
+
+
+def _copy(
+    fs: FileSystem, reader: StoreReader, target: str, report: SaveReport, names: Iterable[str]
+) -> None:
+    marker = reader.marker
+    assert marker is not None
+    copy = StoreCopy(fs, reader, target, report, list(names))
+    copy.check()
+    begin_store(fs, target, marker)
+    copy.copy_messages()
+    for checked in copy.checked:
+        queue = checked.queue
+        name, raw = copy.name_of(queue, marker.vhost)
+        directory = queue.directory
+        if raw is None:
+            name = NAMELESS + queue.directory
+            raw = format_queue_name(marker.vhost, name)
+            directory = directory_name(marker.vhost, name)
+        saved = SavedQueue(name, marker.vhost)
+        copy.copy_queue(checked, directory, raw, saved, -1)
+        path = os.path.join(target, layout.QUEUES, directory)
+        _copy_settings(fs, reader.path_of(queue), path)
+        saved.next_seq_id = _next_seq(fs, reader, checked, report)
+        reserve_seq_ids(fs, path, saved.next_seq_id)
+        report.queues.append(saved)
+    copy.set_aside()
+    settle(fs, target)
+
+
+def begin_store(fs: FileSystem, target: str, marker: layout.StoreMarker) -> None:
+    """Make an empty store. Raises :class:`StorageError`, :class:`OSError`."""
+    replace_file(fs, os.path.join(target, layout.MARKER), layout.pack_marker(marker))
+    make_dirs(fs, os.path.join(target, layout.QUEUES))
+
+
+def _copy_settings(fs: FileSystem, source: str, target: str) -> None:
+    data = read_optional(fs, os.path.join(source, layout.SETTINGS))
+    if data is None:
+        return
+    try:
+        unpack_settings(data)
+    except ValueError:
+        return  # is among the findings, and set aside
+    replace_file(fs, os.path.join(target, layout.SETTINGS), data)
+
+
+def _next_seq(
+    fs: FileSystem, reader: StoreReader, checked: CheckedQueue, report: SaveReport
+) -> int:
+    """Find a seq_id that was certainly never given out."""
+    queue = checked.queue
+    path = reader.path_of(queue)
+    following = reader.next_seq(queue, reader.rules(queue), checked.next_seen)
+    seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), Poison())
+    inside = os.path.join(path, "")
+    if any(one.path.startswith(inside) and one.cause is Cause.DAMAGE for one in report.findings):
+        # The damaged places may have held the latest seq_ids.
+        following = max(following, seq_file.reserved)
+        if not seq_file.reserved:
+            following += RESERVE
+    return following
+
+
+def reserve_seq_ids(fs: FileSystem, directory: str, following: int) -> None:
+    """Write the seq file of a queue whose next seq_id is ``following``. Raises
+    :class:`StorageError`."""
+    if following:
+        SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison()).reserve(following)
+
+
+def settle(fs: FileSystem, target: str) -> None:
+    """Open the new store and close it: the engine looks at all of it, and leaves a snapshot.
+
+    Raises :class:`DamageError` if it finds anything amiss, and :class:`StorageError`.
+    """
+    engine = Engine(target, Options(background=False), fs)
+    try:
+        if engine.findings:
+            first = engine.findings[0]
+            raise DamageError(first.path, first.offset, f"the copy is not sound: {first.what}")
+    finally:
+        engine.close()

@@ -1,0 +1,200 @@
+"""Save the messages of a RabbitMQ 3.10 node whose directory is all that is left of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Literal, get_args
+
+from journal.errors import NotAStoreError, StorageError, UsageError
+from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
+from qindex import layout
+from qindex.rabbitmq.names import (
+    QueueNameError,
+    directory_name,
+    format_queue_name,
+    parse_queue_name,
+)
+from qindex.rabbitmq.vhost import VHOST_FILE, QueueDirectory, find_vhosts, group_queues
+from qindex.rabbitmq.vhost_config import format_vhost_config
+from qindex.reader import StoreReader
+from qindex.tools.copying import StoreCopy
+from qindex.tools.marker_check import check_marker
+from qindex.tools.queue_check import CheckedQueue
+from qindex.tools.repair import NAMELESS, begin_store, reserve_seq_ids, settle
+from qindex.tools.saved import SavedQueue, SaveReport
+from qindex.tools.staging import Staging
+
+__all__ = ["Format", "salvage"]
+
+Format = Literal["qindex", "rabbitmq"]
+
+_LOOKED_AT = 100
+_MARKS = frozenset((VHOST_FILE, layout.QUEUES))
+
+
+def salvage(
+    directory: PathLike,
+    out: PathLike,
+    *,
+    format: Format = "qindex",
+    names: Iterable[str] = (),
+    fs: FileSystem = REAL,
+) -> SaveReport:
+    """Make ``out`` a sound store with all messages of a node's directory that can be saved.
+
+    ``directory``: a virtual host's, a node's data directory, or a ``msg_stores`` tree; it is not
+    changed. From several virtual hosts ``out`` has a store for each, under the name of its
+    directory. ``format``: ``"qindex"``, a store of ours; ``"rabbitmq"``, a virtual host's
+    directory that a node starts from. The messages' records are kept as they are in both: types
+    of headers, routing keys, properties.
+
+    Saved is what the node would deliver: persistent messages that are not acknowledged, in order
+    (of a priority queue, the highest priority first), redelivered as it would say; what has an
+    expiry keeps it. More than the node saves is what it does not find, or does not start over.
+    ``names``: as for :func:`qindex.tools.repair.repair`, which see for the rest. Raises
+    :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.
+    """
+    if format not in get_args(Format):
+        raise UsageError(f"format must be qindex or rabbitmq, not {format!r}")
+    source = os.path.abspath(os.fspath(directory))
+    if check_marker(fs, source)[0] is not None:
+        raise UsageError(f"{source}: a store of ours; see repair")
+    vhosts = _vhosts(fs, source)
+    try:
+        with Staging(fs, out, source) as staging:
+            report = SaveReport(source, staging.target)
+            for vhost in vhosts:
+                target = staging.path
+                if len(vhosts) > 1:
+                    target = os.path.join(target, os.path.basename(vhost))
+                    make_dirs(fs, target)
+                one = SaveReport(source, staging.target)
+                reader = StoreReader(os.path.join(source, vhost), fs)
+                _Salvage(fs, reader, target, one, list(names)).run(format)
+                _add(report, one, os.path.relpath(target, staging.path))
+            staging.commit()
+            return report
+    except OSError as error:
+        where = error.filename or os.fspath(out)
+        raise StorageError(where, "the store can't be copied", error) from error
+
+
+def _vhosts(fs: FileSystem, source: str) -> list[str]:
+    """Give the directories of virtual hosts, relative to ``source``; "" for itself."""
+    names = set(fs.listdir(source))
+    if names & _MARKS:
+        return [""]
+    found = find_vhosts(fs, source, marks=_MARKS)
+    if not found:
+        raise NotAStoreError(f"{source}: no RabbitMQ virtual host's directory, nor one of a node")
+    return found
+
+
+def _add(report: SaveReport, one: SaveReport, inside: str) -> None:
+    report.queues += one.queues
+    report.findings += one.findings
+    report.restored |= one.restored
+    report.stored_messages += one.stored_messages
+    report.stored_bytes += one.stored_bytes
+    report.quarantined += [os.path.normpath(os.path.join(inside, at)) for at in one.quarantined]
+
+
+class _Salvage:
+    """The salvage of one virtual host."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        reader: StoreReader,
+        target: str,
+        report: SaveReport,
+        names: list[str],
+    ) -> None:
+        self._fs = fs
+        self._reader = reader
+        self._target = target
+        self._report = report
+        self._vhost = self._vhost_name()
+        self._copy = StoreCopy(fs, reader, target, report, names)
+
+    def run(self, format: Format) -> None:
+        """Do it. Raises :class:`OSError`, :class:`StoreError`."""
+        copy, fs = self._copy, self._fs
+        copy.check()
+        if format == "qindex":
+            begin_store(fs, self._target, layout.StoreMarker(copy.entry_count, self._text))
+        else:
+            copy.sums = False
+            make_dirs(fs, os.path.join(self._target, layout.QUEUES))
+            replace_file(fs, os.path.join(self._target, VHOST_FILE), self._vhost)
+            config = format_vhost_config(copy.entry_count)
+            replace_file(fs, os.path.join(self._target, layout.CONFIG), config)
+        copy.names = [*copy.names, *self._routing_keys()]
+        copy.copy_messages()
+        groups = group_queues([checked.queue for checked in copy.checked])
+        for name, group in groups.items():
+            saved = self._ours(name, group) if format == "qindex" else self._theirs(name, group)
+            self._report.queues.append(saved)
+        copy.set_aside()
+        if format == "qindex":
+            settle(fs, self._target)
+
+    @property
+    def _text(self) -> str:
+        return self._vhost.decode("utf-8", "backslashreplace")
+
+    def _vhost_name(self) -> bytes:
+        """Find the virtual host's name; each queue's name file has it, too."""
+        vhost = self._reader.vhost
+        assert vhost is not None
+        if read_optional(self._fs, os.path.join(vhost.path, VHOST_FILE)):
+            return vhost.name
+        for queue in self._reader.directories():
+            path = os.path.join(self._reader.path_of(queue), layout.QUEUE_NAME)
+            try:
+                return parse_queue_name(read_optional(self._fs, path) or b"", queue.directory).vhost
+            except QueueNameError:
+                continue
+        return vhost.name
+
+    def _routing_keys(self) -> Iterator[str]:
+        """Give names that queues may have which have lost theirs: a message that was published
+        to the default exchange has its queue's name for a routing key."""
+        for reader in self._reader.readers():
+            if reader.name == reader.directories[0].directory:
+                rows = islice(reader.entries(), _LOOKED_AT)
+                yield from dict.fromkeys(row.key for row in rows if row.key)
+
+    def _checked(self, queue: QueueDirectory) -> CheckedQueue:
+        return next(one for one in self._copy.checked if one.queue == queue)
+
+    def _ours(self, name: str, group: list[QueueDirectory]) -> SavedQueue:
+        """Copy a queue; the sub-queues of a priority queue one behind the other."""
+        found, raw = self._copy.name_of(group[0], self._text)
+        name = found if raw is not None or group[0].priority is not None else NAMELESS + name
+        directory = directory_name(self._text, name)
+        saved = SavedQueue(name, self._text)
+        at = -1 if len(group) == 1 else 0
+        raw = format_queue_name(self._text, name)
+        for queue in group:
+            at = self._copy.copy_queue(self._checked(queue), directory, raw, saved, at)
+        saved.next_seq_id = max(at, 0)
+        if at < 0:
+            rules = self._reader.rules(group[0])
+            seen = self._checked(group[0]).next_seen
+            saved.next_seq_id = max(seen, self._reader.next_seq(group[0], rules, seen))
+        path = os.path.join(self._target, layout.QUEUES, directory)
+        reserve_seq_ids(self._fs, path, saved.next_seq_id)
+        return saved
+
+    def _theirs(self, name: str, group: list[QueueDirectory]) -> SavedQueue:
+        """Copy a queue's directories under their own names: a node knows them by these."""
+        saved = SavedQueue(name, self._text)
+        for queue in group:
+            saved.name, raw = self._copy.name_of(queue, self._text)
+            checked = self._checked(queue)
+            self._copy.copy_queue(checked, queue.directory, raw, saved, -1)
+            saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
+        return saved

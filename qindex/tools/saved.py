@@ -1,0 +1,126 @@
+"""What repair and salvage report: what was saved, what was not, and what was set aside."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from journal import format as journal_format
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.findings import Cause, Finding, Kind
+from qindex import layout
+from qindex.segment_format import file_number
+
+__all__ = ["SaveReport", "SavedQueue", "loses"]
+
+_ALWAYS = frozenset((Kind.ENTRY_WITHOUT_MESSAGE,))
+_HARMLESS_IN_INDEX = frozenset(
+    (Kind.CORRECTED, Kind.CHECKSUM, Kind.STEP, Kind.PERSISTENCE, Kind.SIZE)
+)
+_ANYWHERE = frozenset(
+    (
+        Kind.COUNT,
+        Kind.DUPLICATE_MSG_ID,
+        Kind.GAP,
+        Kind.MESSAGE_WITHOUT_ENTRY,
+        Kind.REFCOUNT,
+    )
+)
+
+
+@dataclass(slots=True)
+class SavedQueue:
+    """One queue of the new store, of virtual host ``vhost``.
+
+    ``messages`` and ``bytes`` (of their bodies) are there; ``redelivered`` of them come again;
+    ``expiring`` have an expiry. ``lost``: entries whose message is nowhere. ``transient``:
+    messages that do not outlive a restart, dropped.
+    """
+
+    name: str
+    vhost: str
+    messages: int = 0
+    bytes: int = 0
+    redelivered: int = 0
+    expiring: int = 0
+    lost: int = 0
+    transient: int = 0
+    next_seq_id: int = 0
+
+
+@dataclass(slots=True)
+class SaveReport:
+    """The report of a repair or salvage.
+
+    ``findings``: all that is wrong with the source; ``lost``: those of them by which something
+    could not be saved. ``quarantined``: files in the new store with the damaged bytes.
+    ``restored``: damaged files whose content could be told all the same.
+    ``stored_messages``, ``stored_bytes``: copied from message store to message store.
+    """
+
+    source: str
+    target: str
+    queues: list[SavedQueue] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+    stored_messages: int = 0
+    stored_bytes: int = 0
+    restored: set[str] = field(default_factory=set)
+
+    @property
+    def lost(self) -> list[Finding]:
+        """The findings by which something could not be saved."""
+        return [one for one in self.findings if self._loses(one)]
+
+    def _loses(self, finding: Finding) -> bool:
+        return finding.path not in self.restored and loses(finding)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was lost."""
+        return not self.lost
+
+    @property
+    def messages(self) -> int:
+        """Messages saved, in all queues."""
+        return sum(queue.messages for queue in self.queues)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON has it."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "complete": self.complete,
+            "queues": [dataclasses.asdict(queue) for queue in self.queues],
+            "messages": self.messages,
+            "stored_messages": self.stored_messages,
+            "stored_bytes": self.stored_bytes,
+            "findings": [one.to_dict() | {"lost": self._loses(one)} for one in self.findings],
+            "quarantined": self.quarantined,
+        }
+
+
+def loses(finding: Finding) -> bool:
+    """Tell whether something that ``finding`` names can't be in a copy of the store.
+
+    What no entry names is garbage, and the store's own notes (snapshot, checksums, seq_ids) are
+    made anew, so damage there costs nothing.
+    """
+    if finding.kind in _ALWAYS:
+        return True
+    if finding.cause is Cause.CRASH:
+        return False
+    if finding.kind in _ANYWHERE:
+        return True
+    name = os.path.basename(finding.path)
+    if finding.kind is Kind.UNREADABLE:
+        return not name.endswith(SUMS_SUFFIX)
+    if name == journal_format.FILE_NAME or file_number(name) is not None:
+        return finding.kind not in _HARMLESS_IN_INDEX
+    # A queue's directory, its settings, its name.
+    if name in (layout.SETTINGS, layout.QUEUE_NAME):
+        return True
+    is_queue = finding.kind is Kind.MISSING_FILE and not name.endswith((".rdq", ".sum"))
+    return is_queue and not name.startswith("qindex.")

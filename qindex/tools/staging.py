@@ -1,0 +1,116 @@
+"""A new directory that appears under its name when it is complete, or not at all.
+
+It is built in ``<NEW>.partial/``, beside its place, and renamed. A program that dies leaves that
+directory, which the next one to make the same NEW begins anew with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+
+from journal.errors import StorageError, UsageError
+from journal.files import FileSystem, PathLike, make_dirs
+from journal.lock import DirectoryLock
+from qindex.opening import remove_queue_directory as remove_tree
+
+__all__ = ["Staging"]
+
+_SUFFIX = ".partial"
+_LOCK = "lock"
+_CONTENT = "content"
+
+
+class Staging:
+    """Makes ``target``; ``path`` is where to put its content. A context manager: on an error what
+    was built is removed.
+
+    Raises :class:`UsageError` when ``target`` is not empty, or within ``source`` (or around it);
+    :class:`journal.errors.LockedError` when another process is making it;
+    :class:`StorageError`.
+    """
+
+    def __init__(self, fs: FileSystem, target: PathLike, source: PathLike) -> None:
+        self._fs = fs
+        self.target = os.path.abspath(os.fspath(target))
+        self._partial = self.target + _SUFFIX
+        self.path = os.path.join(self._partial, _CONTENT)
+        _check_place(self.target, os.fspath(source))
+        try:
+            self._check_empty()
+            if not _is_there(fs, os.path.dirname(self.target)):
+                raise UsageError(f"{os.path.dirname(self.target)}: no such directory")
+            make_dirs(fs, self._partial)
+            self._lock = DirectoryLock(fs, os.path.join(self._partial, _LOCK))
+            try:
+                if _CONTENT in fs.listdir(self._partial):
+                    remove_tree(fs, self.path)
+                make_dirs(fs, self.path)
+            except BaseException:
+                self._lock.release()
+                raise
+        except OSError as error:
+            self._clear()
+            raise StorageError(self.target, "can't be made", error) from error
+
+    def _clear(self) -> None:
+        """Remove what was built; what can't be removed, the next attempt will."""
+        with contextlib.suppress(OSError):
+            remove_tree(self._fs, self._partial)
+
+    def _check_empty(self) -> None:
+        try:
+            names = self._fs.listdir(self.target)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError as error:
+            raise UsageError(f"{self.target}: is a file, not an empty directory") from error
+        if names:
+            raise UsageError(f"{self.target}: is not empty")
+
+    def commit(self) -> None:
+        """Give the directory its name; durable on return. Raises :class:`StorageError`."""
+        try:
+            _sync_tree(self._fs, self.path)
+            self._fs.rename(self.path, self.target)
+            self._fs.sync_dir(os.path.dirname(self.target))
+        except OSError as error:
+            raise StorageError(self.target, "can't be put in place", error) from error
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+        self._clear()
+
+
+def _check_place(target: str, source: str) -> None:
+    new, old = os.path.realpath(target), os.path.realpath(source)
+    if os.path.commonpath((new, old)) in (new, old):
+        raise UsageError(f"{target}: NEW must be a directory beside {source}, not within it")
+
+
+def _is_there(fs: FileSystem, path: str) -> bool:
+    try:
+        fs.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _sync_tree(fs: FileSystem, path: str) -> None:
+    """Make the names of all directories below durable; the files are already."""
+    for name in fs.listdir(path):
+        inner = os.path.join(path, name)
+        try:
+            _sync_tree(fs, inner)
+        except NotADirectoryError:
+            continue
+    fs.sync_dir(path)

@@ -1,0 +1,389 @@
+"""Check a message store: every record of every file, and references both ways.
+
+Nothing on disk says which records are wanted: that follows from the queues' entries. A record
+that no entry names is garbage, as a rule; only where a clean shutdown wrote down how often each
+message is referred to (the snapshot ``qindex.clean``) is one that should have entries found out.
+
+Beside a writer the files change: compaction moves records to new files and deletes the old ones,
+and a message that is acknowledged may be gone. So what seems to be missing is looked for again,
+and asked for again, until either it is found, or no entry names it, or nothing moves any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import sleep
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import StorageError, StoreError
+from journal.files import FileSystem, read_file
+from journal.findings import Cause, Finding, Kind
+from msgstore.format import MAX_RECORD, Check, classify_name
+from msgstore.format import Kind as FileKind
+from msgstore.scan import FileScan, Record, read_record, scan_file
+from qindex.entries import decode_any
+from qindex.messages import check_record
+from qindex.stored_id import vouches
+from qindex.tools.queue_check import StoredEntries, size_finding
+
+__all__ = ["ScannedFile", "StoreCheck", "pack_ids"]
+
+Ids = npt.NDArray[np.bytes_]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+_ATTEMPTS = 64
+_SETTLE = 0.02
+_ID = "S16"
+_NUL = b"\0"
+_LOST = "the message is lost"
+
+
+@dataclass(slots=True)
+class ScannedFile:
+    """One file as it was scanned; the columns have a row for each record."""
+
+    path: str
+    size: int
+    inode: int
+    ids: Ids
+    offsets: I64
+    totals: I64
+    findings: list[Finding]
+
+
+def pack_ids(ids: U8) -> Ids:
+    """Give message ids of shape ``(n, 16)`` as one column that can be sorted."""
+    column: Ids = np.ascontiguousarray(ids).view(_ID).ravel()
+    return column
+
+
+@dataclass(slots=True)
+class StoreCheck:
+    """The check of one message store directory.
+
+    ``entries``: of all queues, that name a message in it. ``named_now(ids)``: which of these ids
+    entries name now; asked beside a writer only. ``lost_is_damage(entries)``: whether a message
+    that is missing can't be a crash's doing. ``live`` and ``size`` (bytes), ``records``,
+    ``missing`` (ids that entries name and no file has), after :meth:`findings`. Memory: 32 bytes
+    for each record, 100 for each entry.
+    """
+
+    fs: FileSystem
+    directory: str
+    entries: Sequence[StoredEntries]
+    in_use: bool
+    named_now: Callable[[set[bytes]], set[bytes]]
+    lost_is_damage: Callable[[StoredEntries], bool]
+    check: Check = check_record
+    size: int = 0
+    live: int = 0
+    records: int = 0
+    missing: set[bytes] = field(default_factory=set)
+    _files: dict[str, ScannedFile] = field(default_factory=dict)
+
+    def findings(self) -> Iterator[Finding]:
+        """Give all findings. Raises :class:`StorageError`."""
+        self._scan_all()
+        missing = self.missing = self._missing()
+        for file in self._files.values():
+            if not self.in_use or not self._has_moved_on(file):
+                yield from file.findings
+        for name in self._tails():
+            what = "copies of an unfinished compaction"
+            path = os.path.join(self.directory, name)
+            yield Finding(path, 0, 0, Cause.CRASH, what, "nothing is lost", Kind.UNFINISHED)
+        yield from self._duplicates()
+        yield from self._entries_without_message(missing)
+        yield from self._wrong_sizes()
+        self._count()
+
+    # -- scanning -------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        try:
+            names = self.fs.listdir(self.directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StorageError(self.directory, "can't be listed", error) from error
+        kinds = {name: classify_name(name) for name in names}
+        known = [(kind, name) for name, kind in kinds.items() if kind is not None]
+        return [name for (kind, _), name in sorted(known, key=_scan_order) if kind in _SCANNED]
+
+    def _tails(self) -> list[str]:
+        return [name for name in self._files if not name.endswith(FileKind.RECORDS.value)]
+
+    def _scan_all(self) -> None:
+        """Scan the files that are not known yet as they are, and forget those that are gone."""
+        names = self._names()
+        self._files = {name: file for name, file in self._files.items() if name in names}
+        for name in names:
+            path = os.path.join(self.directory, name)
+            try:
+                status = self.fs.stat(path)
+                known = self._files.get(name)
+                if known and (known.size, known.inode) == (status.st_size, status.st_ino):
+                    continue
+                scan = scan_file(
+                    self.fs, path, check=self.check, max_record=MAX_RECORD, verify=True
+                )
+                self._files[name] = _columns(scan, status.st_ino)
+            except FileNotFoundError:
+                self._files.pop(name, None)
+            except StorageError as error:
+                self._files.pop(name, None)
+                if error.errno == errno.ENOENT:
+                    continue
+                self._files[name] = _unreadable(path, status.st_size, status.st_ino, error)
+            except OSError as error:
+                raise StorageError(path, "can't be read", error) from error
+
+    def _has_moved_on(self, file: ScannedFile) -> bool:
+        """Tell whether what was found in a file only comes of its being appended to, or gone."""
+        if not file.findings:
+            return False
+        end = max(one.offset + one.length for one in file.findings)
+        torn = all(one.cause is Cause.CRASH for one in file.findings) and end == file.size
+        for _ in range(3 if torn else 1):
+            try:
+                if self.fs.stat(file.path).st_size != file.size and torn:
+                    return True
+            except FileNotFoundError:
+                return True
+            sleep(_SETTLE if torn else 0)
+        return False
+
+    def _sorted_ids(self) -> Ids:
+        ids = np.concatenate([file.ids for file in self._files.values()] or [_NO_IDS])
+        ids.sort()
+        return ids
+
+    # -- references -----------------------------------------------------------------------------
+
+    def _missing(self) -> set[bytes]:
+        """Give the ids that entries name and no file has."""
+        named = np.unique(np.concatenate([pack_ids(one.ids) for one in self.entries] or [_NO_IDS]))
+        missing = _as_set(named[~_is_in(named, self._sorted_ids())])
+        if not self.in_use:
+            return missing
+        for _ in range(_ATTEMPTS):
+            if not missing:
+                break
+            missing &= self.named_now(missing)
+            before = self._names()
+            self._scan_all()
+            wanted = np.array(sorted(missing), _ID) if missing else _NO_IDS
+            missing = _as_set(wanted[~_is_in(wanted, self._sorted_ids())])
+            missing &= self.named_now(missing)
+            # Else a listing may have fallen between two names of records that were moved.
+            if before == self._names() == list(self._files):
+                break
+        return missing
+
+    def _entries_without_message(self, missing: set[bytes]) -> Iterator[Finding]:
+        if not missing:
+            return
+        ids = np.array(sorted(missing), _ID)
+        for one in self.entries:
+            cause = Cause.DAMAGE if self.lost_is_damage(one) else Cause.CRASH
+            for at in np.flatnonzero(_is_in(pack_ids(one.ids), ids)).tolist():
+                msg_id = one.ids[at].tobytes().hex()
+                what = f"seq_id {int(one.seqs[at])}: its message {msg_id} is not in the store"
+                offset = int(one.offsets[at])
+                kind = Kind.ENTRY_WITHOUT_MESSAGE
+                yield Finding(one.path, offset, _ENTRY_SIZE, cause, what, _LOST, kind)
+
+    def _duplicates(self) -> Iterator[Finding]:
+        """Find messages that are there more than once with different bytes. Equal copies are what
+        a compaction that was cut short leaves, and garbage; but it never copies a whole file."""
+        ids, files, offsets, totals = self.all_records()
+        order = np.argsort(ids, kind="stable")
+        again = order[1:][ids[order][1:] == ids[order][:-1]]
+        if not len(again):
+            return
+        twins = {}
+        for number, path in enumerate(self.paths()):
+            mine = again[files[again] == number]
+            twin = self._twin(number) if len(mine) == int((files == number).sum()) else None
+            if twin is not None:
+                twins[number] = twin
+                what = f"the same bytes as {os.path.basename(twin)}"
+                lost, kind = "nothing is lost", Kind.DUPLICATE_FILE
+                yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, kind)
+        paths = self.paths()
+        before = {int(at): int(other) for other, at in pairwise(order)}
+        for at in again.tolist():
+            number = int(files[at])
+            if number in twins:
+                continue
+            mine = self._bytes(at, files, offsets, totals)
+            other = self._bytes(before[at], files, offsets, totals)
+            if mine == other or mine is None or other is None:
+                continue  # a copy, or deleted by now
+            what = f"message {ids[at].ljust(16, _NUL).hex()} is there with different bytes"
+            lost, kind = "one of the two is delivered", Kind.DUPLICATE_MSG_ID
+            place = paths[number], int(offsets[at]), int(totals[at])
+            yield Finding(*place, Cause.DAMAGE, what, lost, kind)
+
+    def files(self) -> list[ScannedFile]:
+        """Give the files as they were scanned."""
+        return list(self._files.values())
+
+    def paths(self) -> list[str]:
+        """Give the files that were scanned."""
+        return [file.path for file in self._files.values()]
+
+    def all_records(self) -> tuple[Ids, I64, I64, I64]:
+        """Give ids, number of the file (see :meth:`paths`), offsets and framed sizes of all
+        records."""
+        files = self.files()
+        if not files:
+            return _NO_IDS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS
+        return (
+            np.concatenate([file.ids for file in files]),
+            np.repeat(np.arange(len(files)), [len(file.ids) for file in files]),
+            np.concatenate([file.offsets for file in files]),
+            np.concatenate([file.totals for file in files]),
+        )
+
+    def _twin(self, number: int) -> str | None:
+        files = self.files()
+        mine = files[number]
+        for other in files[:number]:
+            if other.size == mine.size and np.array_equal(other.ids, mine.ids):
+                try:
+                    if read_file(self.fs, other.path) == read_file(self.fs, mine.path):
+                        return other.path
+                except FileNotFoundError:
+                    continue  # deleted meanwhile
+        return None
+
+    def _bytes(self, at: int, files: I64, offsets: I64, totals: I64) -> bytes | None:
+        record = (b"", int(offsets[at]), int(totals[at]))
+        return _read(self.fs, self.paths()[int(files[at])], record)
+
+    def _wrong_sizes(self) -> Iterator[Finding]:
+        """Hold the entries' sizes against the bodies, where the id does not vouch for them."""
+        doubted = [(one, np.flatnonzero(~vouches(one.ids, one.sizes))) for one in self.entries]
+        if not any(len(rows) for _, rows in doubted):
+            return
+        ids, files, offsets, totals = self.all_records()
+        order = np.argsort(ids, kind="stable")
+        ids, paths = ids[order], self.paths()
+        for one, rows in doubted:
+            wanted = pack_ids(one.ids[rows])
+            places = np.searchsorted(ids, wanted)
+            places[places == len(ids)] = 0
+            there = ids[places] == wanted if len(ids) else np.zeros(len(rows), np.bool_)
+            for row, place in zip(rows[there].tolist(), places[there].tolist(), strict=True):
+                at = int(order[place])
+                msg_id = one.ids[row].tobytes()
+                record = _read(
+                    self.fs, paths[int(files[at])], (msg_id, int(offsets[at]), int(totals[at]))
+                )
+                size = _body_size(record, msg_id)
+                if size is not None and size != int(one.sizes[row]):
+                    seq, stated = int(one.seqs[row]), int(one.sizes[row])
+                    yield size_finding(one.path, int(one.offsets[row]), seq, stated, size)
+
+    def chosen(self) -> Iterator[tuple[ScannedFile, I64, I64]]:
+        """Give the records that entries name, each message once: for each file its rows, and how
+        many entries name them. Of several copies in a file the last counts, as RabbitMQ has it;
+        a node's half-done copies count if there is no other."""
+        names = [pack_ids(one.ids) for one in self.entries]
+        named, counts = np.unique(np.concatenate(names or [_NO_IDS]), return_counts=True)
+        taken = np.zeros(len(named), np.bool_)
+        for file in self._files.values():
+            if not len(file.ids) or not len(named):
+                continue
+            places = np.searchsorted(named, file.ids)
+            places[places == len(named)] = 0
+            wanted = (named[places] == file.ids) & ~taken[places]
+            last = np.zeros(len(file.ids), np.bool_)
+            last[len(file.ids) - 1 - np.unique(file.ids[::-1], return_index=True)[1]] = True
+            rows = np.flatnonzero(wanted & last)
+            taken[places[rows]] = True
+            yield file, rows, counts[places[rows]]
+
+    def _count(self) -> None:
+        ids, _, _, totals = self.all_records()
+        named = np.unique(np.concatenate([pack_ids(one.ids) for one in self.entries] or [_NO_IDS]))
+        self.size = sum(file.size for file in self._files.values())
+        order = np.argsort(ids, kind="stable")
+        first = np.ones(len(ids), np.bool_)
+        first[1:] = ids[order][1:] != ids[order][:-1]
+        kept = order[first]
+        self.records = len(kept)
+        self.live = int(totals[kept[_is_in(ids[kept], named)]].sum())
+
+
+_SCANNED = (FileKind.RECORDS, FileKind.TAIL)
+_ENTRY_SIZE = 40
+_NO_IDS: Ids = np.empty(0, _ID)
+_NO_NUMBERS: I64 = np.empty(0, np.int64)
+
+
+def _scan_order(item: tuple[tuple[FileKind, int], str]) -> tuple[bool, int]:
+    """The tails of a node's compaction are copies: they come last."""
+    (kind, key), _ = item
+    return kind is FileKind.TAIL, key
+
+
+def _columns(scan: FileScan, inode: int) -> ScannedFile:
+    ids = b"".join(msg_id for msg_id, _, _ in scan.records)
+    return ScannedFile(
+        scan.path,
+        scan.size,
+        inode,
+        np.frombuffer(ids, _ID),
+        np.array([offset for _, offset, _ in scan.records], np.int64),
+        np.array([total for _, _, total in scan.records], np.int64),
+        scan.findings(),
+    )
+
+
+def _unreadable(path: str, size: int, inode: int, error: StoreError) -> ScannedFile:
+    what, lost = f"can't be read: {error}", "its messages are lost"
+    finding = Finding(path, 0, size, Cause.DAMAGE, what, lost, Kind.UNREADABLE)
+    return ScannedFile(path, size, inode, _NO_IDS, _NO_NUMBERS, _NO_NUMBERS, [finding])
+
+
+def _is_in(wanted: Ids, ascending: Ids) -> npt.NDArray[np.bool_]:
+    if not len(ascending):
+        return np.zeros(len(wanted), np.bool_)
+    places = np.searchsorted(ascending, wanted)
+    places[places == len(ascending)] = 0
+    there: npt.NDArray[np.bool_] = ascending[places] == wanted
+    return there
+
+
+def _as_set(ids: Ids) -> set[bytes]:
+    return {msg_id.ljust(16, b"\0") for msg_id in ids.tolist()}
+
+
+def _read(fs: FileSystem, path: str, record: Record) -> bytes | None:
+    """Read a record; ``None`` when its file is gone."""
+    try:
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_record(fs, fd, record[1], record[2])
+    finally:
+        fs.close(fd)
+
+
+def _body_size(record: bytes | None, msg_id: bytes) -> int | None:
+    if record is None:
+        return None
+    try:
+        return len(decode_any(record, msg_id).body)
+    except StoreError:
+        return None

@@ -1,0 +1,141 @@
+"""A queue's entries, everything checked: what verify and repair look at.
+
+Unlike the view of a reader, which asks what would be delivered, this one trusts no block checksum
+to vouch for records, and gives every entry that is not acknowledged, expired ones included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.findings import Cause, Finding, Kind
+from journal.format import DELIVER
+from qindex.load import SegmentScan
+from qindex.queue_view import QueueView
+from qindex.segment import DELIVERED, PUBLISHED
+from qindex.sound_read import Data
+from qindex.view_columns import entry_heads
+
+__all__ = ["Batch", "ThoroughView"]
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+_ID_SIZE = 16
+_COLUMNS = (
+    "seqs",
+    "payloads",
+    "delivered",
+    "persistent",
+    "dropped",
+    "ids",
+    "expiry",
+    "sizes",
+    "embedded",
+)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Entries of one segment, from one file, that are not acknowledged; columns of shape ``(n,)``.
+
+    ``data``: the file's bytes, damage corrected. ``payloads``: offsets of the message ids in it,
+    ``head_size``: bytes of a publish record before them. ``delivered``: they come again as
+    redelivered. ``dropped``: transient ones that are not delivered after a restart. ``ids``:
+    message ids, shape ``(n, 16)``. ``expiry``: microseconds since 1970. ``sizes``: of the bodies.
+    ``embedded``: bytes of the record in the index, 0 = in the message store.
+    """
+
+    path: str
+    in_journal: bool
+    data: Data
+    head_size: int
+    seqs: I64
+    payloads: I64
+    delivered: Bools
+    persistent: Bools
+    dropped: Bools
+    ids: U8
+    expiry: npt.NDArray[np.uint64]
+    sizes: I64
+    embedded: I64
+
+    def take(self, chosen: Bools) -> Batch:
+        """Give the chosen entries."""
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return Batch(self.path, self.in_journal, self.data, self.head_size, **columns)
+
+
+class ThoroughView(QueueView):
+    """See the module's text. ``unacked``: entries published and not acknowledged, for each segment
+    that :meth:`batches` was asked for. ``highest``: the highest seq_id met by then, or -1."""
+
+    _trust_sums = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.unacked: dict[int, int] = {}
+        super().__init__(*arguments, **options)
+        walk = self._pinned.reading.walk
+        self.highest = int(walk.seqs.max()) if len(walk) else -1
+
+    def _more_findings(self, path: str, scan: SegmentScan) -> list[Finding]:
+        walk = scan.walk
+        publishes = np.flatnonzero(walk.kinds < DELIVER)
+        seqs = walk.seqs[publishes]
+        if len(seqs):
+            self.highest = max(self.highest, int(seqs.max()))
+        last = np.zeros(len(seqs), np.bool_)
+        last[len(seqs) - 1 - np.unique(seqs[::-1], return_index=True)[1]] = True
+        found = []
+        for at in publishes[~last].tolist():
+            what = f"seq_id {int(walk.seqs[at])} is published once more behind this"
+            offset, length = int(walk.offsets[at]), int(walk.lengths[at])
+            lost, kind = "the last one counts", Kind.DUPLICATE_SEQ_ID
+            found.append(Finding(path, offset, length, Cause.DAMAGE, what, lost, kind))
+        return found
+
+    def batches(self, number: int) -> Iterator[Batch]:
+        """Read segment ``number``: what its file has, then what the journal has of it."""
+        merged = self._merged(number)
+        if merged is None:
+            return
+        sources, states = merged
+        base = number * self._rules.entry_count
+        alive = (states == PUBLISHED) | (states == DELIVERED)
+        self.unacked[number] = int(alive.sum())
+        for source in sources:
+            rows = np.flatnonzero(alive[source.seqs - base])
+            if not len(rows):
+                continue
+            payloads = source.offsets[rows] + source.head_size
+            heads = entry_heads(source.data, payloads)
+            persistent, dropped = self._persistence(source, rows, heads)
+            seqs = source.seqs[rows]
+            below = self._rules.redelivered_below
+            yield Batch(
+                path=source.path,
+                in_journal=source.location == "journal",
+                data=source.data,
+                head_size=source.head_size,
+                seqs=seqs,
+                payloads=payloads,
+                delivered=states[seqs - base] == DELIVERED if below is None else seqs < below,
+                persistent=persistent,
+                dropped=dropped,
+                ids=np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, _ID_SIZE),
+                expiry=heads["expiry"].astype(np.uint64),
+                sizes=heads["size"].astype(np.int64),
+                embedded=heads["embedded"].astype(np.int64),
+            )
+
+    def all_batches(self) -> Iterator[tuple[int, Batch]]:
+        """Read all segments, in order."""
+        for number in self.numbers:
+            for batch in self.batches(number):
+                yield number, batch

@@ -1,0 +1,239 @@
+"""Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
+
+May run beside a process that has the store open, and finds nothing then that comes of its work.
+What a crash leaves, and the next open repairs, is among the findings with the cause
+:data:`journal.findings.Cause.CRASH`: that is no damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from journal.errors import StorageError
+from journal.files import REAL, FileSystem, PathLike, read_optional
+from journal.findings import Cause, Finding, Kind
+from journal.lock import holder
+from qindex import layout
+from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.rabbitmq.vhost import find_vhosts
+from qindex.reader import StoreReader
+from qindex.snapshot import FILE_NAME as SNAPSHOT
+from qindex.snapshot import read_snapshot
+from qindex.tools.marker_check import check_marker
+from qindex.tools.names_check import check_names
+from qindex.tools.queue_check import CheckedQueue, StoredEntries, check_queue
+from qindex.tools.snapshot_check import check_messages, check_queues
+from qindex.tools.store_check import StoreCheck
+from qindex.tools.thorough_view import ThoroughView
+
+__all__ = ["Figures", "Report", "StoreVerification", "Verification", "check_store", "verify"]
+
+
+@dataclass(slots=True)
+class Figures:
+    """What was checked. ``entries``: index entries not acknowledged, ``bytes`` of their bodies.
+    ``records``: messages in the message stores, ``store_bytes`` of their files, ``live_bytes`` of
+    records that entries name; the rest is garbage."""
+
+    stores: int = 0
+    queues: int = 0
+    entries: int = 0
+    bytes: int = 0
+    records: int = 0
+    store_bytes: int = 0
+    live_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of :func:`verify`. ``findings``: notes of what a crash left, and damage."""
+
+    directory: str
+    findings: list[Finding]
+    figures: Figures
+
+    @property
+    def damage(self) -> list[Finding]:
+        """The findings that no crash explains."""
+        return [one for one in self.findings if one.cause is Cause.DAMAGE]
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is no damage."""
+        return not self.damage
+
+
+@dataclass(slots=True)
+class Verification:
+    """A check under way: ``figures`` grow while :meth:`findings` is gone through."""
+
+    directory: str
+    fs: FileSystem = REAL
+    figures: Figures = field(default_factory=Figures)
+
+    def findings(self) -> Iterator[Finding]:
+        """Give the findings of all stores in the directory: of one of ours, of a virtual host's,
+        or of all virtual hosts of a RabbitMQ node's directory.
+
+        Raises :class:`NotAStoreError`, :class:`StorageError`, :class:`qindex.pinned.BusyError`.
+        """
+        directory = os.path.abspath(self.directory)
+        marker, findings = check_marker(self.fs, directory)
+        if marker is None and layout.QUEUES not in self.fs.listdir(directory):
+            vhosts = find_vhosts(self.fs, directory)
+            for vhost in vhosts:
+                yield from self._store(os.path.join(directory, vhost), None)
+            if vhosts:
+                return
+        yield from findings
+        yield from self._store(directory, marker)
+
+    def _store(self, directory: str, marker: layout.StoreMarker | None) -> Iterator[Finding]:
+        reader = StoreReader(directory, self.fs, marker=marker)
+        try:
+            yield from StoreVerification(self.fs, reader, self.figures).findings()
+        except OSError as error:
+            raise StorageError(directory, "the store can't be read", error) from error
+
+
+@dataclass(slots=True)
+class StoreVerification:
+    """The check of one store, in the order in which its methods stand.
+
+    ``held``: the caller holds the store's lock, so that nobody is at work.
+    ``checked``, ``messages``: the queues and the persistent message store, after
+    :meth:`findings`.
+    """
+
+    fs: FileSystem
+    reader: StoreReader
+    figures: Figures
+    held: bool = False
+    in_use: bool = False
+    checked: list[CheckedQueue] = field(default_factory=list)
+    messages: StoreCheck | None = None
+
+    def findings(self) -> Iterator[Finding]:
+        """Give the findings. Raises as :meth:`Verification.findings`, and :class:`OSError`."""
+        directory = self.reader.directory
+        self.figures.stores += 1
+        snapshot_path = os.path.join(directory, SNAPSHOT)
+        snapshot = read_optional(self.fs, snapshot_path)
+        lock = os.path.join(directory, layout.LOCK)
+        self.in_use = not self.held and holder(self.fs, lock) is not None
+        yield from check_names(
+            self.fs, directory, ours=self.reader.vhost is None, in_use=self.in_use
+        )
+        yield from self._lock()
+        yield from self._queues()
+        store = self.messages = self._store_check(PERSISTENT_DIRECTORY, True)
+        found = list(store.findings())
+        self._add(store)
+        if self.in_use and self.reader.vhost is None:
+            transient = self._store_check(TRANSIENT_DIRECTORY, False)
+            found += transient.findings()
+            self._add(transient)
+        yield from found
+        yield from self.reader.findings
+        if snapshot is not None and not self.in_use:
+            against = list(self._against_snapshot(snapshot_path, store))
+            # A process that opened the store meanwhile removed it first.
+            if read_optional(self.fs, snapshot_path) == snapshot:
+                yield from against
+
+    def _add(self, store: StoreCheck) -> None:
+        self.figures.records += store.records
+        self.figures.store_bytes += store.size
+        self.figures.live_bytes += store.live
+
+    def _lock(self) -> Iterator[Finding]:
+        path = os.path.join(self.reader.directory, layout.LOCK)
+        data = read_optional(self.fs, path) or b""
+        if data.strip() and not data.strip().isdigit():
+            what, lost = "the lock file holds no pid", "the next open writes it anew"
+            yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
+
+    def _queues(self) -> Iterator[Finding]:
+        for queue in self.reader.directories():
+            checked = CheckedQueue(queue)
+            yield from check_queue(self.fs, self.reader, checked, in_use=self.in_use)
+            self.checked.append(checked)
+            self.figures.queues += 1
+            self.figures.entries += checked.entries
+            self.figures.bytes += checked.bytes
+
+    def _store_check(self, name: str, persistent: bool) -> StoreCheck:
+        runs = {one.queue.directory: one.same_run for one in self.checked}
+        clean = read_optional(self.fs, os.path.join(self.reader.directory, SNAPSHOT)) is not None
+
+        def lost_is_damage(entries: StoredEntries) -> bool:
+            # A message reaches the operating system before its entry, and the disk, too, before
+            # a flush brings the entry there: only a loss of power takes it from the journal's.
+            theirs = self.reader.vhost is not None
+            return theirs or clean or not entries.in_journal or runs[entries.queue.directory]
+
+        entries = [one.of(persistent) for checked in self.checked for one in checked.stored]
+        return StoreCheck(
+            self.fs,
+            os.path.join(self.reader.directory, name),
+            [one for one in entries if len(one.ids)],
+            self.in_use,
+            lambda ids: self._named_now(ids, persistent),
+            lost_is_damage,
+        )
+
+    def _named_now(self, ids: set[bytes], persistent: bool) -> set[bytes]:
+        """Tell which of these messages entries name now."""
+        found: set[bytes] = set()
+        for checked in self.checked:
+            before = {id for one in checked.stored for id in map(bytes, one.ids)}
+            if not before & ids:
+                continue
+            now = CheckedQueue(checked.queue)
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                for _, batch in self.reader.pin_as(ThoroughView, checked.queue).all_batches():
+                    now.count(batch)
+            named = {id for one in now.stored for id in map(bytes, one.of(persistent).ids)}
+            found |= named & ids
+        return found
+
+    def _against_snapshot(self, path: str, store: StoreCheck) -> Iterator[Finding]:
+        directory = self.reader.directory
+        found = read_snapshot(self.fs, directory, os.path.join(directory, layout.QUEUES))
+        if found is None:
+            data = read_optional(self.fs, path) or b""
+            what, lost = "the snapshot's checksum does not hold", "the next open does without it"
+            yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
+            return
+        queues, messages = found
+        yield from check_queues(self.fs, queues, self.checked)
+        if messages is not None:
+            yield from check_messages(directory, messages, store)
+
+
+def check_store(directory: PathLike, fs: FileSystem = REAL) -> Iterator[Finding]:
+    """Check a store directory; see :class:`Verification`."""
+    return Verification(os.fspath(directory), fs).findings()
+
+
+def verify(directory: PathLike, *, fs: FileSystem = REAL) -> Report:
+    """Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
+
+    >>> import qindex, tempfile
+    >>> directory = tempfile.mkdtemp()
+    >>> with qindex.open(directory) as engine:
+    ...     _ = engine.queue("orders").publish(b"first")
+    >>> report = qindex.verify(directory)
+    >>> report.sound, report.findings, report.figures.entries
+    (True, [], 1)
+
+    May run beside a process that has it open. O(size of the store); memory: one segment file and
+    the longest journal, and about 150 bytes for each message in the message store.
+    Raises :class:`NotAStoreError`, :class:`StorageError`, :class:`qindex.pinned.BusyError`.
+    """
+    check = Verification(os.fspath(directory), fs)
+    findings = list(check.findings())
+    return Report(os.path.abspath(os.fspath(directory)), findings, check.figures)

@@ -1,0 +1,148 @@
+"""Verify finds nothing in stores that are healthy: new, drained, compacted, killed, a node's, and
+in use by a process that is busy with everything an engine does."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import qindex
+from journal.findings import Cause
+from tests.golden import SCENARIOS, golden
+from tests.qindex.support import open_quietly
+from tests.tools.faults import State
+from tests.tools.stores import fill
+
+BUSY_SECONDS = 10
+
+
+def assert_nothing(directory: Path) -> qindex.Report:
+    report = qindex.verify(directory)
+    assert report.findings == []
+    assert report.sound
+    return report
+
+
+def test_new_and_drained(tmp_path: Path) -> None:
+    with open_quietly(tmp_path / "s"):
+        pass
+    assert assert_nothing(tmp_path / "s").figures.queues == 0
+    with open_quietly(tmp_path / "s") as engine:
+        queue = engine.queue("q")
+        assert_nothing(tmp_path / "s")
+        queue.publish_many([b"x" * size for size in (1, 100, 5000, 70_000)] * 10)
+        assert assert_nothing(tmp_path / "s").figures.entries == 40
+        queue.flush()
+        assert_nothing(tmp_path / "s")
+        queue.ack_many(queue.get_many(100))
+        assert_nothing(tmp_path / "s")
+    assert assert_nothing(tmp_path / "s").figures.entries == 0
+
+
+def test_after_compaction(tmp_path: Path) -> None:
+    with open_quietly(tmp_path / "s", store_file_bytes=1 << 15) as engine:
+        fill(engine)
+        for name in ("orders", "audit"):
+            queue = engine.queue(name)
+            # Half of the large messages, among them all of the first file.
+            queue.ack_many([one for one in queue.get_many(100) if one.headers.get("n", 0) != 11])
+        report = engine.compact()
+        assert report is not None
+        assert report.files_deleted
+        assert_nothing(tmp_path / "s")
+    figures = assert_nothing(tmp_path / "s").figures
+    assert 0 < figures.live_bytes <= figures.store_bytes
+
+
+@pytest.mark.parametrize("state", ["clean", "killed"])
+def test_closed_and_killed(state: State, copy_of: Callable[[State], Path]) -> None:
+    figures = assert_nothing(copy_of(state)).figures
+    assert (figures.queues, figures.records, figures.live_bytes > 0) == (2, 12, True)
+
+
+def test_after_a_repair_of_the_engine(copy_of: Callable[[State], Path]) -> None:
+    """What was set aside stays beside the files, and is no finding."""
+    store = copy_of("killed")
+    (segment,) = store.glob("queues/F0*/0.idx")
+    data = bytearray(segment.read_bytes())
+    data[60:64] = b"????"
+    segment.write_bytes(data)
+    assert not qindex.verify(store).sound
+    with qindex.open(store, background=False, repair=True):
+        pass
+    assert list(store.rglob("quarantine/*"))
+    assert_nothing(store)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_nodes_directory(scenario: str) -> None:
+    store = golden(scenario)
+    figures = assert_nothing(store.vhost_dir).figures
+    expired = scenario.startswith("g1")
+    delivered = sum(len(queue.delivered) for queue in store.truth.queues.values())
+    # Expired and transient messages are entries, too; the node drops them.
+    assert (
+        figures.entries == delivered
+        or (figures.entries > delivered and expired)
+        or ("transient" in scenario)
+    )
+
+
+def test_a_whole_node(tmp_path: Path) -> None:
+    """All virtual hosts of a node's data directory."""
+    for name, scenario in (("AAA", "a"), ("BBB", "e1")):
+        shutil.copytree(golden(scenario).vhost_dir, tmp_path / "msg_stores" / "vhosts" / name)
+    figures = assert_nothing(tmp_path).figures
+    assert (figures.stores, figures.entries) == (2, 728 + 177)
+
+
+def test_beside_a_busy_writer(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    command = [sys.executable, "-m", "tests.tools.busy_child", str(store), str(BUSY_SECONDS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        looks = entries = records = 0
+        while child.poll() is None:
+            figures = assert_nothing(store).figures
+            looks += 1
+            entries += figures.entries
+            records += figures.records
+            time.sleep(0.01)
+        done = child.stdout.read().split()
+    assert child.returncode == 0
+    assert looks > 5
+    assert entries
+    assert records
+    assert int(done[1]) > 50  # flushes
+    assert_nothing(store)
+
+
+def test_beside_a_writer_that_is_killed(tmp_path: Path) -> None:
+    """What the next open repairs is a note, not damage; afterwards there is nothing."""
+    command = [sys.executable, "-m", "tests.tools.busy_child"]
+    for number in range(2):
+        store = tmp_path / str(number)
+        with subprocess.Popen(
+            [*command, str(store), "30"], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(0.2 + 0.3 * number)
+            child.kill()
+        report = qindex.verify(store)
+        assert report.sound, report.damage
+        assert all(one.cause is Cause.CRASH for one in report.findings)
+        saved = qindex.repair(store, tmp_path / f"new-{number}")
+        assert saved.complete
+        with qindex.open(store, background=False) as engine:
+            held = {name: len(engine.queue(name)) for name in engine.queue_names()}
+        assert {one.name: one.messages for one in saved.queues} == held
+        assert_nothing(store)
+        assert_nothing(tmp_path / f"new-{number}")
