@@ -1,0 +1,169 @@
+"""What asyncio costs: publishing, taking and confirming, beside the plain interface.
+
+``python -m benchmarks.aio [--count N] [--confirmed N] [--rounds N] [--dir DIR] [--json FILE]``
+prints a JSON line for each figure (medians of interleaved rounds) and for each bar, and exits 1
+when a bar does not hold. ``asyncio_alone`` is what tasks that publish nothing cost: a bound to any
+number of concurrent calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import qindex
+import qindex.aio
+from benchmarks.bodies import Bodies
+
+__all__ = ["main"]
+
+_BARS = (
+    ("aio publish / plain publish", "aio_publish", "publish", 0.5),
+    ("concurrent confirms / one at a time", "aio_confirmed", "aio_confirmed_one_by_one", 20.0),
+    ("concurrent confirms / one fsync each", "aio_confirmed", "publish_fsync", 20.0),
+)
+
+
+class _Run:
+    def __init__(self, directory: Path, count: int, confirmed: int) -> None:
+        self._directory = directory
+        self._count = count
+        self._confirmed = confirmed
+        self.figures: dict[str, list[float]] = {}
+
+    def note(self, figure: str, count: int, started: float) -> None:
+        self.figures.setdefault(figure, []).append(count / (perf_counter() - started))
+
+    def round(self) -> None:
+        """Run each part once, on a store of its own."""
+        # The modules' own objects are no part of what a collection looks through.
+        gc.collect()
+        gc.freeze()
+        self._plain()
+        self._fsync()
+        asyncio.run(self._twin())
+        asyncio.run(self._alone())
+
+    def _fresh(self) -> str:
+        return tempfile.mkdtemp(dir=self._directory)
+
+    def _plain(self) -> None:
+        directory, bodies = self._fresh(), Bodies().take(self._count)
+        with qindex.open(directory) as engine:
+            queue = engine.queue("q")
+            started = perf_counter()
+            for body in bodies:
+                queue.publish(body)
+            self.note("publish", len(bodies), started)
+            started = perf_counter()
+            for _ in bodies:
+                delivery = queue.get(0)
+                assert delivery is not None
+                delivery.ack()
+            self.note("get_ack", len(bodies), started)
+        shutil.rmtree(directory)
+
+    def _fsync(self) -> None:
+        directory, bodies = self._fresh(), Bodies().take(self._confirmed // 10)
+        with qindex.open(directory, durability="fsync") as engine:
+            queue = engine.queue("q")
+            started = perf_counter()
+            for body in bodies:
+                queue.publish(body)
+            self.note("publish_fsync", len(bodies), started)
+        shutil.rmtree(directory)
+
+    async def _twin(self) -> None:
+        directory, bodies = self._fresh(), Bodies().take(self._count)
+        async with qindex.aio.open(directory) as engine:
+            queue = await engine.queue("q")
+            started = perf_counter()
+            for body in bodies:
+                await queue.publish(body)
+            self.note("aio_publish", len(bodies), started)
+            started = perf_counter()
+            for _ in bodies:
+                delivery = await queue.get(0)
+                assert delivery is not None
+                await delivery.ack()
+            self.note("aio_get_ack", len(bodies), started)
+            confirmed = bodies[: self._confirmed]
+            started = perf_counter()
+            for body in confirmed[: self._confirmed // 10]:
+                await queue.publish(body, confirm=True)
+            self.note("aio_confirmed_one_by_one", self._confirmed // 10, started)
+            await self._together(
+                "aio_confirmed", lambda n: queue.publish(confirmed[n], confirm=True)
+            )
+        shutil.rmtree(directory)
+
+    async def _alone(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiting: list[asyncio.Future[None]] = []
+
+        def resolve() -> None:
+            for future in waiting:
+                future.set_result(None)
+
+        async def one(number: int) -> int:
+            if not number:
+                loop.call_soon(resolve)
+            future = loop.create_future()
+            waiting.append(future)
+            await future
+            return number
+
+        await self._together("asyncio_alone", one)
+
+    async def _together(self, figure: str, call: Callable[[int], Coroutine[Any, Any, int]]) -> None:
+        started = perf_counter()
+        await asyncio.gather(*(call(number) for number in range(self._confirmed)))
+        self.note(figure, self._confirmed, started)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; gives the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=200_000, help="messages of a rate")
+    parser.add_argument("--confirmed", type=int, default=10_000, help="confirms at a time")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the lines there, too")
+    given = parser.parse_args(arguments)
+    directory = Path(tempfile.mkdtemp(prefix="qindex-aio-", dir=given.dir))
+    try:
+        run = _Run(directory, given.count, given.confirmed)
+        for _ in range(given.rounds):
+            run.round()
+    finally:
+        gc.unfreeze()
+        shutil.rmtree(directory, ignore_errors=True)
+    lines: list[dict[str, Any]] = [
+        {"figure": name, "value": round(statistics.median(values)), "unit": "1/s", "n": len(values)}
+        for name, values in run.figures.items()
+    ]
+    for name, above, below, least in _BARS:
+        pairs = zip(run.figures[above], run.figures[below], strict=True)
+        ratio = statistics.median(one / other for one, other in pairs)
+        lines.append(
+            {"bar": name, "value": round(ratio, 2), "at_least": least, "holds": ratio >= least}
+        )
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    sys.stdout.write(text)
+    if given.json is not None:
+        given.json.write_text(text)
+    return int(not all(line.get("holds", True) for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

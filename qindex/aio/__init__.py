@@ -1,0 +1,34 @@
+"""qindex for asyncio: the same names as in :mod:`qindex`, awaitable.
+
+>>> import asyncio, tempfile
+>>> import qindex.aio
+>>> async def main():
+...     async with qindex.aio.open(tempfile.mkdtemp()) as engine:
+...         orders = await engine.queue("orders")
+...         await orders.publish(b"first", key="o-17", confirm=True)
+...         async with await orders.get(timeout=1.0) as delivery:
+...             print(delivery.body, delivery.key)
+>>> asyncio.run(main())
+b'first' o-17
+
+No call has a thread of its own. What takes microseconds (publish, get, ack) is done on the loop at
+once; who waits for a message is woken by whoever publishes it, from any thread or loop. Confirmed
+publishes of all loops share the syncs of one thread; what would stop a loop (opening, flushing,
+purging, large messages) goes through one other. Both start when they are first needed.
+
+Cancellation loses and doubles nothing:
+
+* ``publish`` has appended the message before its first suspension. Cancelled while it waits (for
+  the confirm, for a flush), it gives up waiting: the message is in the queue, once.
+* ``get`` takes a message after its last suspension. Cancelled, it has taken none, and whoever
+  waits next is woken in its place.
+* ``ack`` and ``nack`` are done before their first suspension, too.
+"""
+
+from __future__ import annotations
+
+from qindex.aio.delivery import Batch, Delivery
+from qindex.aio.engine import Engine, open
+from qindex.aio.queue import Queue
+
+__all__ = ["Batch", "Delivery", "Engine", "Queue", "open"]

@@ -1,0 +1,145 @@
+"""A message handed to a coroutine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from qindex import delivery as plain
+from qindex.message import Message
+
+if TYPE_CHECKING:
+    from qindex.aio.queue import Queue
+
+__all__ = ["Batch", "Delivery"]
+
+
+class Delivery:
+    """A message with its place in the queue, until it is acknowledged or given back.
+
+    ``seq_id``, ``body``, ``redelivered`` and all that can be read: as in
+    :class:`qindex.delivery.Delivery`. Used in an ``async with`` block it is acknowledged at the
+    end, and requeued when the block raises or is cancelled.
+    """
+
+    __slots__ = ("_plain", "_queue", "body", "redelivered", "seq_id")
+
+    def __init__(self, queue: Queue, delivery: plain.Delivery) -> None:
+        self._queue = queue
+        self._plain = delivery
+        self.seq_id = delivery.seq_id
+        self.body = delivery.body
+        self.redelivered = delivery.redelivered
+
+    @property
+    def message(self) -> Message:
+        """The whole message: body, key, headers, properties, timestamp."""
+        return self._plain.message
+
+    @property
+    def key(self) -> str | None:
+        """The key it was published with."""
+        return self._plain.key
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers it was published with; empty where there were none."""
+        return self._plain.headers
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The properties it was published with; empty where there were none."""
+        return self._plain.properties
+
+    @property
+    def timestamp(self) -> float:
+        """When it was published, in seconds since 1970 UTC; 0 where the record keeps no time."""
+        return self._plain.timestamp
+
+    @property
+    def expires(self) -> float | None:
+        """When it expires, in seconds since 1970 UTC, or ``None``."""
+        return self._plain.expires
+
+    @property
+    def delivery_count(self) -> int:
+        """How often it was delivered, this time included."""
+        return self._plain.delivery_count
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acknowledged or given back (or was only looked at)."""
+        return self._plain.settled
+
+    async def ack(self) -> None:
+        """Acknowledge; see :meth:`qindex.aio.queue.Queue.ack`."""
+        await self._queue.ack(self)
+
+    async def nack(self, requeue: bool = True) -> None:
+        """Give back; see :meth:`qindex.aio.queue.Queue.nack`."""
+        await self._queue.nack(self, requeue=requeue)
+
+    async def extend(self, seconds: float) -> None:
+        """Keep it for ``seconds`` from now; see :meth:`qindex.aio.queue.Queue.extend`."""
+        await self._queue.extend(self, seconds)
+
+    async def __aenter__(self) -> Delivery:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.settled:
+            if kind is None:
+                await self.ack()
+            else:
+                await self.nack(requeue=True)
+
+    def __repr__(self) -> str:
+        return repr(self._plain)
+
+
+class Batch(Sequence[Delivery]):
+    """What :meth:`qindex.aio.queue.Queue.get_many` gives: deliveries in order of ``seq_id``.
+
+    Makes its deliveries as they are looked at. ``bodies`` and ``seq_ids`` are there at no cost.
+    """
+
+    __slots__ = ("_plain", "_queue")
+
+    def __init__(self, queue: Queue, batch: plain.Batch) -> None:
+        self._queue = queue
+        self._plain = batch
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies, in order."""
+        return self._plain.bodies
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """The seq_ids, ascending."""
+        return self._plain.seq_ids
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Delivery]: ...
+    def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
+        if isinstance(index, slice):
+            return [Delivery(self._queue, one) for one in self._plain[index]]
+        return Delivery(self._queue, self._plain[index])
+
+    def __iter__(self) -> Iterator[Delivery]:
+        queue = self._queue
+        return (Delivery(queue, one) for one in self._plain)
+
+    def __repr__(self) -> str:
+        return repr(self._plain)

@@ -1,0 +1,480 @@
+"""A queue for coroutines: :class:`qindex.queue.Queue` with awaitable methods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from journal.errors import UsageError
+from qindex import delivery as plain_delivery
+from qindex import queue as plain
+from qindex.aio.delivery import Batch, Delivery
+from qindex.aio.room import with_room
+from qindex.aio.threads import unsynced
+from qindex.aio.waiting import Waiter
+from qindex.message import Message
+from qindex.settings import QueueSettings
+from qindex.stats import QueueStats
+from qindex.waits import CALLER
+
+if TYPE_CHECKING:
+    from qindex.aio.engine import Engine
+
+__all__ = ["Queue"]
+
+T = TypeVar("T")
+
+_TURN = 63
+"""One call in so many + 1 lets the loop's other tasks have their turn."""
+_ON_LOOP = 64 << 10
+"""Messages with bodies up to this many bytes are published on the loop's thread."""
+_BATCH_ON_LOOP = 1 << 20
+"""Batches of so many bytes, too."""
+_LONGEST_WAIT = 365 * 86_400.0
+
+
+class Queue:
+    """One durable queue. Made by :meth:`qindex.aio.engine.Engine.queue`.
+
+    All methods raise as those of :class:`qindex.queue.Queue` do. May be used from several loops
+    and threads at a time. Calls that find what they need do not suspend, but one in 64.
+    """
+
+    def __init__(self, engine: Engine, queue: plain.Queue) -> None:
+        self.name = queue.name
+        self._engine = engine
+        self._queue = queue
+        self._sync_each = queue._sync_each
+        self._turn = 0
+
+    # -- publishing -----------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        body: bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """Append a message; gives its seq_id. With ``confirm=True`` it is on disk then.
+
+        The message is appended before the first suspension: cancelled, this gives up waiting, and
+        the message is in the queue. Many that wait for a confirm at a time share one sync.
+        Where it waits for room (``overflow="block"``) it is appended after that, or, cancelled
+        before, not at all. See :meth:`qindex.queue.Queue.publish`.
+        """
+        queue = self._queue
+        if queue._limits is not None or (body.__class__ is bytes and len(body) > _ON_LOOP):
+
+            def publish() -> int:
+                return queue.publish(
+                    body,
+                    key=key,
+                    headers=headers,
+                    properties=properties,
+                    ttl=ttl,
+                    persistent=persistent,
+                )
+
+            large = body.__class__ is bytes and len(body) > _ON_LOOP
+            seq = await self._publish_with_room(publish, large=large, timeout=timeout)
+        else:
+            CALLER.waits = False
+            try:
+                seq = queue.publish(
+                    body,
+                    key=key,
+                    headers=headers,
+                    properties=properties,
+                    ttl=ttl,
+                    persistent=persistent,
+                )
+            finally:
+                CALLER.waits = True
+        if not seq & _TURN:
+            await self._rest()
+        if confirm or self._sync_each:
+            await self._engine.durable(queue)
+        return seq
+
+    async def publish_many(
+        self,
+        bodies: Iterable[bytes],
+        *,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> range:
+        """Append a batch, in order, with one write; gives the range of its seq_ids.
+
+        As :meth:`publish`: appended, all of it, before the first suspension.
+        """
+        queue = self._queue
+        batch = bodies if isinstance(bodies, list | tuple) else list(bodies)
+        # What is no bytes is refused before anything is written: on the loop.
+        size = sum(len(body) for body in batch if isinstance(body, bytes))
+        return await self._publish_batch(
+            size,
+            confirm,
+            timeout,
+            lambda: queue.publish_many(batch, ttl=ttl, persistent=persistent),
+        )
+
+    async def publish_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> range:
+        """Append messages with their keys, headers and properties, in order, with one write; gives
+        the range of their seq_ids. As :meth:`publish_many`."""
+        queue = self._queue
+        size = sum(len(one.body) for one in messages if isinstance(one.body, bytes))
+        return await self._publish_batch(
+            size,
+            confirm,
+            timeout,
+            lambda: queue.publish_messages(messages, ttl=ttl, persistent=persistent),
+        )
+
+    async def _publish_batch(
+        self, size: int, confirm: bool, timeout: float | None, publish: Callable[[], range]
+    ) -> range:
+        large = size > _BATCH_ON_LOOP
+        seqs = await self._publish_with_room(publish, large=large, timeout=timeout)
+        await self._rest()
+        if (confirm or self._sync_each) and seqs:
+            await self._engine.durable(self._queue)
+        return seqs
+
+    async def _publish_with_room(
+        self, publish: Callable[[], T], *, large: bool, timeout: float | None
+    ) -> T:
+        """Publish, on the loop's thread or (``large``) in the helper's, when there is room."""
+
+        async def attempt() -> T:
+            return await self._aside(publish) if large else self._inline(publish)
+
+        return await with_room(attempt, timeout)
+
+    async def reserve(self, count: int) -> int:
+        """Reserve seq_ids; see :meth:`qindex.queue.Queue.reserve`."""
+        return await self._aside_run(lambda: self._queue.reserve(count))
+
+    def _inline(self, call: Callable[[], T]) -> T:
+        """Call it on the loop's thread: it waits for nothing."""
+        CALLER.waits = False
+        try:
+            return call()
+        finally:
+            CALLER.waits = True
+
+    async def _aside(self, publish: Callable[[], T]) -> T:
+        """Publish what is large in the helper's thread; a cancellation is raised when it is done.
+        The sync is asked for here, to be shared."""
+        self._queue._check_open()
+        return await self._engine.helper.finish(unsynced, publish)
+
+    async def _rest(self) -> None:
+        """Let others have their turn, and a flush catch up: publishers wait for it."""
+        queue = self._queue
+        await asyncio.sleep(0)
+        if not queue._is_due():
+            return
+        if queue._request_flush is None:
+            if not queue._flushing:
+                await self._engine.helper.run(queue.flush)
+            return
+        while queue._is_pressed():
+            waiter = Waiter(queue._flushed)
+            with queue._lock:
+                waiter.listen()
+            try:
+                rung = await waiter.wait(1.0)
+            finally:
+                with queue._real_lock:
+                    waiter.forget()
+            if not rung and not queue._flushing:
+                return
+
+    # -- delivering -----------------------------------------------------------------------------
+
+    async def get(
+        self, timeout: float | None = None, *, lease: float | None = None
+    ) -> Delivery | None:
+        """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
+
+        Gives ``None`` when there was none in time. It is taken after the last suspension: what
+        is cancelled has taken nothing. See :meth:`qindex.queue.Queue.get`.
+        """
+        queue = self._queue
+        self._turn += 1
+        if not self._turn & _TURN:
+            await asyncio.sleep(0)
+        CALLER.waits = False
+        try:
+            delivery = queue.get(0, lease=lease)
+        finally:
+            CALLER.waits = True
+        if delivery is None and (timeout is None or timeout > 0):
+            delivery = await self._wait_for(lambda: queue.get(0, lease=lease), timeout)
+        return None if delivery is None else Delivery(self, delivery)
+
+    async def get_many(
+        self, most: int, timeout: float | None = 0, *, lease: float | None = None
+    ) -> Batch:
+        """Take up to ``most`` messages at once, in order.
+
+        Waits up to ``timeout`` seconds for the first one only (default: not at all). See
+        :meth:`qindex.queue.Queue.get_many`.
+        """
+        queue = self._queue
+        await asyncio.sleep(0)
+
+        def take() -> plain_delivery.Batch:
+            return queue.get_many(most, 0, lease=lease)
+
+        batch = self._inline(take)
+        if not batch and (timeout is None or timeout > 0):
+            batch = await self._wait_for(take, timeout) or batch
+        return Batch(self, batch)
+
+    async def _wait_for(self, take: Callable[[], T], timeout: float | None) -> T | None:
+        """Wait until ``take``, called on the loop's thread, gives something; ``None`` when the
+        time is up. It is called for the last time after the last suspension."""
+        queue = self._queue
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            waiter = Waiter(queue._arrived, self._one_waits_less)
+            with queue._lock:
+                queue._waiting += 1
+                waiter.listen()
+            try:
+                taken = self._inline(take)
+                if not taken:
+                    left = None if deadline is None else min(deadline - monotonic(), _LONGEST_WAIT)
+                    await waiter.wait(left)
+            except GeneratorExit:
+                # The loop has ended and dropped this coroutine, at whatever place of the program
+                # the collector ran: no lock may be taken. Who rings next finds nobody.
+                raise
+            except BaseException:
+                self._leave(waiter, rung_for_nothing=True)
+                raise
+            self._leave(waiter, rung_for_nothing=bool(taken))
+            if not taken:
+                taken = self._inline(take)
+            if taken:
+                return taken
+            if deadline is not None and monotonic() >= deadline:
+                return None
+
+    def _one_waits_less(self) -> None:
+        self._queue._waiting -= 1
+
+    def _one_holds_less(self) -> None:
+        self._queue._holding -= 1
+
+    def _leave(self, waiter: Waiter, *, rung_for_nothing: bool) -> None:
+        """Stop waiting; a ring that was not needed goes to the next who waits."""
+        queue = self._queue
+        with queue._real_lock:
+            queue._waiting -= 1
+            if not waiter.forget() and rung_for_nothing and queue._waiting:
+                queue._arrived.notify()
+
+    def consume(
+        self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
+    ) -> AsyncIterator[Delivery]:
+        """Give messages as they come: ``async for delivery in queue.consume(prefetch=...)``.
+
+        Ends when none came for ``timeout`` seconds. At most ``prefetch`` of those it gave are
+        unacknowledged at a time: then it waits for an ack by another task, up to ``timeout``
+        seconds too. It holds nothing back: leaving the loop loses nothing.
+        """
+        if not isinstance(prefetch, int) or prefetch < 1:
+            raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
+        return _Consumption(self, prefetch, timeout, lease)
+
+    async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
+        """Wait until one of these is settled, or the time is up; gives those that are not."""
+        queue = self._queue
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            waiter = Waiter(queue._settled, self._one_holds_less)
+            with queue._lock:
+                queue._holding += 1
+                waiter.listen()
+            try:
+                held = [delivery for delivery in given if not delivery.settled]
+                left = None if deadline is None else min(deadline - monotonic(), _LONGEST_WAIT)
+                settled = len(held) < len(given) or (left is not None and left <= 0)
+                if not settled:
+                    await waiter.wait(left)
+            except GeneratorExit:
+                raise  # as in _wait_for
+            except BaseException:
+                self._stop_holding(waiter)
+                raise
+            self._stop_holding(waiter)
+            if settled:
+                return held
+
+    def _stop_holding(self, waiter: Waiter) -> None:
+        queue = self._queue
+        with queue._real_lock:
+            queue._holding -= 1
+            waiter.forget()
+
+    # -- settling -------------------------------------------------------------------------------
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Acknowledge: done before the first suspension; with ``durability="fsync"`` it is on
+        disk on return. Raises as :meth:`qindex.queue.Queue.ack`."""
+        CALLER.waits = False
+        try:
+            self._queue.ack(delivery._plain)
+        except AttributeError:
+            if isinstance(delivery, Delivery):
+                raise
+            raise _no_delivery(delivery) from None
+        finally:
+            CALLER.waits = True
+        if self._sync_each:
+            await self._engine.durable(self._queue)
+
+    async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
+        queue = self._queue
+        if isinstance(deliveries, Batch):
+            batch = deliveries._plain
+            self._inline(lambda: queue.ack_many(batch))
+        else:
+            listed = list(deliveries)
+            for one in listed:
+                if not isinstance(one, Delivery):
+                    raise _no_delivery(one)
+            self._inline(lambda: queue.ack_many([one._plain for one in listed]))
+        if self._sync_each:
+            await self._engine.durable(queue)
+
+    async def ack_up_to(self, seq_id: int) -> int:
+        """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
+        number."""
+        queue = self._queue
+        count = self._inline(lambda: queue.ack_up_to(seq_id))
+        if self._sync_each and count:
+            await self._engine.durable(queue)
+        return count
+
+    async def nack(self, delivery: Delivery, requeue: bool = True) -> None:
+        """Give a message back to its place, or with ``requeue=False`` for good: see
+        :meth:`qindex.queue.Queue.nack`. A cancellation is raised when it is done."""
+        if not isinstance(delivery, Delivery):
+            raise _no_delivery(delivery)
+        queue = self._queue
+        moves = queue.settings.dead_letter is not None and self._sync_each
+        if moves:
+            # To be durable it takes several syncs, in order.
+            queue._check_open()
+            await self._engine.helper.finish(lambda: queue.nack(delivery._plain, requeue=requeue))
+            return
+        self._inline(lambda: queue.nack(delivery._plain, requeue=requeue))
+        if not requeue and self._sync_each:
+            await self._engine.durable(queue)
+
+    async def extend(self, delivery: Delivery, seconds: float) -> None:
+        """Let the lease of a delivery end ``seconds`` from now."""
+        if not isinstance(delivery, Delivery):
+            raise _no_delivery(delivery)
+        self._queue.extend(delivery._plain, seconds)
+
+    async def requeue(self, delivery: Delivery) -> None:
+        """Give a message back to its place; the same as ``nack(delivery, requeue=True)``."""
+        await self.nack(delivery, requeue=True)
+
+    # -- the rest -------------------------------------------------------------------------------
+
+    async def peek(self, most: int = 1) -> list[Delivery]:
+        """Look at the next messages without taking them."""
+        found = await self._aside_run(lambda: self._queue.peek(most))
+        return [Delivery(self, one) for one in found]
+
+    async def purge(self) -> int:
+        """Drop all ready messages; gives their number."""
+        return await self._aside_run(self._queue.purge)
+
+    async def flush(self) -> None:
+        """Bring the journal into the segment files and empty it; durable on return."""
+        await self._aside_run(self._queue.flush)
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings."""
+        return self._queue.settings
+
+    async def stats(self) -> QueueStats:
+        """Give the queue's figures at this moment."""
+        return self._queue.stats()
+
+    async def sync(self) -> None:
+        """Make all that returned before durable against power loss; shares syncs with others."""
+        queue = self._queue
+        queue._check_open()
+        if queue._moves.pending:
+            await self._aside_run(queue._moves.settle)
+        await self._engine.durable(queue)
+
+    async def _aside_run(self, call: Callable[[], T]) -> T:
+        self._queue._check_open()
+        return await self._engine.helper.run(call)
+
+    def __len__(self) -> int:
+        """Messages that are ready: waiting, not with a consumer. O(1)."""
+        return len(self._queue)
+
+    def __bool__(self) -> bool:
+        """A queue is true, empty or not."""
+        return True
+
+    def __repr__(self) -> str:
+        return repr(self._queue)
+
+
+class _Consumption(AsyncIterator[Delivery]):
+    """An iterator and no generator: it has nothing to clean up, wherever it is left."""
+
+    def __init__(
+        self, queue: Queue, prefetch: int, timeout: float | None, lease: float | None
+    ) -> None:
+        self._queue = queue
+        self._lease = lease
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._given: list[Delivery] = []
+
+    async def __anext__(self) -> Delivery:
+        if len(self._given) >= self._prefetch:
+            self._given = await self._queue.await_settled(self._given, self._timeout)
+            if len(self._given) >= self._prefetch:
+                raise StopAsyncIteration
+        delivery = await self._queue.get(self._timeout, lease=self._lease)
+        if delivery is None:
+            raise StopAsyncIteration
+        self._given.append(delivery)
+        return delivery
+
+
+def _no_delivery(what: object) -> UsageError:
+    return UsageError(f"not a delivery: {type(what).__name__}")

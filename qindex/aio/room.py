@@ -1,0 +1,67 @@
+"""How a coroutine publishes to queues whose publishers wait for room (``overflow="block"``).
+
+A call on a loop's thread, or in the helper's, waits for nothing: it says which queue is full. The
+coroutine leaves a listener there and tries again, once at once, for there may have been room made
+in between, and then each time it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import TypeVar
+
+from qindex.aio.waiting import Waiter
+from qindex.limits import WouldWaitError
+from qindex.publisher import Publisher
+from qindex.waits import time_left
+
+__all__ = ["with_room"]
+
+T = TypeVar("T")
+
+_LONGEST_WAIT = 365 * 86_400.0
+
+
+async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) -> T:
+    """Await ``publish()`` until it finds room, for up to ``timeout`` seconds (``None``: for ever).
+
+    Raises :class:`QueueFullError` when the time is up. Cancelled while it waits, nothing is
+    published.
+    """
+    deadline = None if timeout is None else monotonic() + timeout
+    waiter: Waiter | None = None
+    queue: Publisher | None = None
+    try:
+        while True:
+            try:
+                published = await publish()
+            except WouldWaitError as error:
+                left = time_left(deadline)
+                if left is not None and left <= 0:
+                    raise
+                if waiter is None or error.queue is not queue:
+                    _leave(queue, waiter)
+                    queue, waiter = error.queue, Waiter(error.queue._room)
+                    with queue._lock:
+                        waiter.listen()
+                    continue
+                await waiter.wait(_LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT))
+                _leave(queue, waiter)
+                waiter = None
+                continue
+            _leave(queue, waiter)
+            return published
+    except GeneratorExit:
+        # The loop has ended and dropped this coroutine, at whatever place of the program the
+        # collector ran: no lock may be taken. Who rings next finds nobody.
+        raise
+    except BaseException:
+        _leave(queue, waiter)
+        raise
+
+
+def _leave(queue: Publisher | None, waiter: Waiter | None) -> None:
+    if queue is not None and waiter is not None:
+        with queue._real_lock:
+            waiter.forget()

@@ -1,0 +1,66 @@
+"""How a coroutine waits for a bell of a queue: until it rings, the time is up, or it is cancelled.
+
+Between leaving a listener and looking at the queue once more nothing is missed: who publishes after
+that rings it. A ring is meant for one of those who wait, so whoever is cancelled after being rung
+rings again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from qindex.waits import Bell
+
+__all__ = ["Waiter"]
+
+
+class Waiter:
+    """A listener of one coroutine, on one bell, for one ring.
+
+    ``abandoned`` is called, with the bell's lock held, by a ring that finds the loop closed: the
+    coroutine will never take back what it has noted about itself.
+    """
+
+    __slots__ = ("_abandoned", "_bell", "_future", "_loop")
+
+    def __init__(self, bell: Bell, abandoned: Callable[[], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[bool] = self._loop.create_future()
+        self._bell = bell
+        self._abandoned = abandoned
+
+    def listen(self) -> None:
+        """Wait for the bell from now on. The bell's lock is held."""
+        self._bell.listen(self.ring)
+
+    def forget(self) -> bool:
+        """Stop; false when it has rung. The bell's lock is held."""
+        return self._bell.forget(self.ring)
+
+    def ring(self) -> bool:
+        """Wake the coroutine, from any thread; false when its loop is closed."""
+        try:
+            if asyncio._get_running_loop() is self._loop:
+                self._wake(True)
+            else:
+                self._loop.call_soon_threadsafe(self._wake, True)
+        except RuntimeError:
+            if self._abandoned is not None:
+                self._abandoned()
+            return False
+        return True
+
+    def _wake(self, rung: bool) -> None:
+        if not self._future.done():
+            self._future.set_result(rung)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Sleep until the ring; false when ``seconds`` have passed without one."""
+        if seconds is None:
+            return await self._future
+        timer = self._loop.call_later(seconds, self._wake, False)
+        try:
+            return await self._future
+        finally:
+            timer.cancel()

@@ -1,0 +1,71 @@
+"""Who waits for what happens in a queue: threads, and event loops, which may not be stopped.
+
+A thread sleeps on a condition. A coroutine can't: it leaves a listener with the same condition
+(:class:`Bell`), which is called where a thread would be woken. And a call that is made on a loop's
+own thread may neither wait for a flush nor for the disk: :data:`CALLER` says so for the time of
+the call, and the asyncio twin does the waiting elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+__all__ = ["CALLER", "Bell", "Listener", "time_left"]
+
+Listener = Callable[[], bool]
+"""Wakes whoever left it, from any thread, with the queue's lock held; false: nobody is there."""
+
+
+class _Caller(threading.local):
+    """What the calling thread lets a queue do: ``waits``, for anything; ``syncs`` what it did."""
+
+    waits = True
+    syncs = True
+
+
+CALLER = _Caller()
+
+
+class Bell(threading.Condition):
+    """A condition that also calls listeners, each once, in the order in which they came.
+
+    Its lock is held for every call. ``notify(n)`` wakes ``n`` threads and ``n`` listeners: whoever
+    finds nothing left goes on waiting.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__(lock)
+        self._listeners: dict[Listener, None] = {}
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` at the next notification."""
+        self._listeners[listener] = None
+
+    def forget(self, listener: Listener) -> bool:
+        """Take a listener back; false when it has been called."""
+        try:
+            del self._listeners[listener]
+        except KeyError:
+            return False
+        return True
+
+    def notify(self, n: int = 1) -> None:
+        """Wake ``n`` of the threads, and ``n`` of the listeners that still reach someone."""
+        super().notify(n)
+        while n > 0 and self._listeners:
+            listener = next(iter(self._listeners))
+            del self._listeners[listener]
+            if listener():
+                n -= 1
+
+    def notify_all(self) -> None:
+        """Wake all."""
+        super().notify_all()
+        self.notify(len(self._listeners))
+
+
+def time_left(deadline: float | None) -> float | None:
+    """Give the seconds left, no more than a lock can wait for; ``None``: for ever."""
+    return None if deadline is None else min(deadline - monotonic(), threading.TIMEOUT_MAX)
