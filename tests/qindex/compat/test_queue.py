@@ -1,0 +1,163 @@
+"""``qindex.compat.Queue`` is ``queue.Queue``: CPython's own tests, and what persists."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue as standard
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qindex
+from qindex.compat import LifoQueue, Queue
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("kind", [Queue, LifoQueue])
+def test_the_tests_of_the_standard_library_pass(tmp_path: Path, kind: type[Queue]) -> None:
+    theirs = pytest.importorskip("test.test_queue")
+    made: list[Queue] = []
+
+    def make(maxsize: int = 0) -> Queue:
+        made.append(kind(tempfile.mkdtemp(dir=tmp_path), maxsize))
+        return made[-1]
+
+    name = "PyQueueTest" if kind is Queue else "PyLifoQueueTest"
+    base = getattr(theirs, name, None) or getattr(theirs, name.removeprefix("Py"))
+    # Their fixture takes the class by its module; ours stands in its place.
+    attributes = {"type2test": staticmethod(make), "queue": standard}
+    case = type(kind.__name__ + "Test", (base,), attributes)
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    for one in made:
+        one.close()
+    assert not result.failures, result.failures[0][1]
+    assert not result.errors, result.errors[0][1]
+    assert result.testsRun >= 5
+
+
+def test_what_is_not_done_comes_again_first(tmp_path: Path) -> None:
+    with Queue(tmp_path) as jobs:
+        for n in range(4):
+            jobs.put({"n": n})
+        assert jobs.get() == {"n": 0}
+        assert jobs.get() == {"n": 1}
+        jobs.task_done()
+        assert jobs.qsize() == 2
+    with Queue(tmp_path) as jobs:
+        assert [jobs.get()["n"] for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(standard.Empty):
+            jobs.get_nowait()
+        assert jobs.unfinished_tasks == 3
+        for _ in range(3):
+            jobs.task_done()
+        jobs.join()
+        with pytest.raises(ValueError, match="too many"):
+            jobs.task_done()
+    with Queue(tmp_path) as jobs:
+        assert jobs.empty()
+
+
+def test_a_thread_is_done_with_its_own(tmp_path: Path) -> None:
+    with Queue(tmp_path) as jobs:
+        jobs.put("mine")
+        jobs.put("yours")
+        assert jobs.get() == "mine"
+
+        def other() -> None:
+            assert jobs.get() == "yours"
+            jobs.task_done()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    with Queue(tmp_path) as jobs:
+        assert jobs.get() == "mine"
+        assert jobs.empty()
+
+
+def test_with_auto_done_an_item_is_gone_when_it_is_got(tmp_path: Path) -> None:
+    with Queue(tmp_path, auto_done=True) as jobs:
+        jobs.put(1)
+        assert jobs.get() == 1
+    with Queue(tmp_path, auto_done=True) as jobs:
+        assert jobs.empty()
+
+
+class Json:
+    @staticmethod
+    def dumps(item: Any) -> bytes:
+        return json.dumps(item).encode()
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        return json.loads(data)
+
+
+def test_serializers(tmp_path: Path) -> None:
+    with (
+        Queue(tmp_path, name="b", serializer="bytes") as plain,
+        Queue(tmp_path, name="j", serializer=Json) as texts,
+    ):
+        plain.put(b"\xff")
+        with pytest.raises(TypeError):
+            plain.put("text")
+        texts.put({"a": [1]})
+        assert plain.qsize() == 1
+        assert plain.get() == b"\xff"
+        assert texts.get() == {"a": [1]}
+    wrong: Any = "json"
+    with pytest.raises(qindex.UsageError, match="serializer"):
+        Queue(tmp_path, serializer=wrong)
+
+
+def test_a_full_queue_blocks_and_says_so(tmp_path: Path) -> None:
+    with Queue(tmp_path, 2) as jobs:
+        jobs.put(1)
+        jobs.put(2)
+        assert jobs.full()
+        with pytest.raises(standard.Full):
+            jobs.put(3, timeout=0.01)
+        with pytest.raises(standard.Full):
+            jobs.put_nowait(3)
+        putting = threading.Thread(target=jobs.put, args=(3,))
+        putting.start()
+        assert jobs.get() == 1
+        putting.join()
+        assert jobs.qsize() == 2
+
+
+def test_another_process_is_refused_and_a_kill_loses_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys, os, signal\n"
+        "from qindex.compat import Queue\n"
+        "q = Queue(sys.argv[1])\n"
+        "for n in range(100): q.put(n)\n"
+        "assert [q.get() for _ in range(10)] == list(range(10))\n"
+        "for _ in range(7): q.task_done()\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    with pytest.raises(qindex.LockedError) as refused:
+        Queue(tmp_path)
+    assert refused.value.pid == child.pid
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    with Queue(tmp_path) as jobs:
+        assert [jobs.get() for _ in range(93)] == list(range(7, 100))
+        assert jobs.empty()
