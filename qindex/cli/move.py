@@ -1,0 +1,213 @@
+"""``export``, ``import``, ``push``, ``pull``: messages into files and brokers, and out of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+import qindex
+from journal.errors import NotAStoreError, UsageError
+from qindex.cli.look import Directory, JsonOption, QueueName
+from qindex.cli.output import print_findings, print_json, print_line, print_note
+from qindex.reader import StoreReader
+
+__all__ = ["export_command", "import_command", "pull_command", "push_command"]
+
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="jsonl or parquet; default: as the file's name ends."),
+]
+AmqpOption = Annotated[
+    str,
+    typer.Option(
+        "--amqp",
+        metavar="URL",
+        help="The broker: amqp://user:password@host:port/vhost.",
+        show_default=False,
+    ),
+]
+CountOption = Annotated[int | None, typer.Option(min=0, help="Move this many at most.")]
+
+
+def export_command(
+    directory: Directory,
+    queues: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUEUE]...", help="Queues; all without.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The new file: .jsonl or .parquet.")
+    ] = None,
+    format: FormatOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Write messages into a file, in order and without loss; changes nothing in the store.
+
+    DIR is a store's directory, in use or not, or that of a RabbitMQ virtual host. Interrupted and
+    started again, it goes on. Exits 1 when something is damaged, and left out.
+    """
+    from qindex.transfer import export_messages
+
+    if out is None:
+        raise UsageError("export needs --out FILE")
+    with _progress("exporting") as told:
+        report = export_messages(directory, out, queues or None, format=format, progress=told)
+    if as_json:
+        print_json(
+            {
+                "file": report.path,
+                "messages": report.messages,
+                "resumed": report.resumed,
+                "damaged": report.damaged,
+            }
+        )
+    else:
+        print_line(f"exported {report.messages} to {report.path}{_resumed(report.resumed)}")
+    if report.damaged:
+        print_note(f"{report.damaged} damaged messages are left out")
+    return print_findings(report.findings) or int(report.damaged > 0)
+
+
+def import_command(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="FILE... DIR", help="Files, and the store's directory.")
+    ],
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Where to; default: the queues the file names.")
+    ] = None,
+    format: FormatOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Publish the messages of files that export wrote; makes both store and queues.
+
+    All files are checked before anything is published. Interrupted and started again, it goes on;
+    each message is published once.
+    """
+    from qindex.transfer import import_messages
+
+    *files, directory = paths
+    if not files:
+        raise UsageError("import needs FILE... and DIR")
+    with _progress("importing") as told:
+        report = import_messages(files, directory, queue, format=format, progress=told)
+    if as_json:
+        print_json(
+            {"messages": report.messages, "resumed": report.resumed, "queues": report.queues}
+        )
+    else:
+        print_line(f"imported {report.messages} to {directory}{_resumed(report.resumed)}")
+    return 0
+
+
+def push_command(
+    directory: Directory,
+    queue: QueueName,
+    amqp: AmqpOption,
+    to: Annotated[
+        str | None, typer.Option("--to", help="The broker's queue; default: of the same name.")
+    ] = None,
+    exchange: Annotated[
+        str, typer.Option(help="Publish there, each with its own key, not to a queue.")
+    ] = "",
+    count: CountOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Move a queue's messages into a RabbitMQ broker.
+
+    Each is acknowledged here when the broker has confirmed it. Exits 1 when the broker refuses
+    some: they are still here.
+    """
+    brokers = _brokers()
+    store = StoreReader(directory)
+    known = store.queue(queue)
+    if store.kind != "qindex":
+        raise NotAStoreError(f"{directory}: a RabbitMQ directory: salvage it into a store first")
+    with qindex.open(directory) as engine, _progress("pushing", known.summary().messages) as told:
+        report = brokers.push(
+            engine.queue(known.name),
+            amqp,
+            to=to,
+            exchange=exchange,
+            count=count,
+            told=None if told is None else lambda done: told(done, 0),
+        )
+    if as_json:
+        print_json({"queue": queue, "pushed": report.messages, "refused": report.refused})
+    else:
+        print_line(f"pushed {report.messages} of {queue}")
+    if report.refused:
+        print_note(f"the broker refused {report.refused} messages: they are still in {queue}")
+    return int(report.refused > 0)
+
+
+def pull_command(
+    source: Annotated[str, typer.Argument(metavar="QUEUE", help="The broker's queue.")],
+    directory: Directory,
+    amqp: AmqpOption,
+    to: Annotated[
+        str | None, typer.Option("--to", help="The queue here; default: of the same name.")
+    ] = None,
+    count: CountOption = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.01, help="Seconds to wait for another message.")
+    ] = 1.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Move messages out of a queue of a RabbitMQ broker; makes both store and queue.
+
+    Each is acknowledged to the broker when it is on disk here.
+    """
+    brokers = _brokers()
+    waiting = brokers.ready(amqp, source)  # before anything is made here
+    with qindex.open(directory) as engine, _progress("pulling", waiting) as told:
+        moved = brokers.pull(
+            amqp,
+            source,
+            engine.queue(to or source),
+            count=count,
+            timeout=timeout,
+            told=None if told is None else lambda done: told(done, 0),
+        )
+    if as_json:
+        print_json({"queue": to or source, "pulled": moved})
+    else:
+        print_line(f"pulled {moved} to {to or source}")
+    return 0
+
+
+def _brokers() -> ModuleType:
+    """Import what needs pika."""
+    try:
+        return importlib.import_module("qindex.transfer.brokers")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"this needs {error.name}: pip install qindex[rabbitmq]") from error
+
+
+def _resumed(count: int) -> str:
+    return f" ({count} of them before)" if count else ""
+
+
+@contextmanager
+def _progress(doing: str, total: int = 0) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how far it has come, on a terminal; ``None`` where there is none."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(doing, total=total or None)
+
+        def told(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of or total or None)
+
+        yield told

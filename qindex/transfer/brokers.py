@@ -1,0 +1,281 @@
+"""``push`` and ``pull``: a queue's messages into a RabbitMQ broker, and out of one.
+
+Whoever gives a message away lets go of it last: a push acknowledges in the queue what the broker
+has confirmed, a pull acknowledges to the broker what is durable in the queue. Cut off in between, a
+message is on both sides; it is never on none. Without a crash each is moved once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pika
+import pika.exceptions
+
+from journal.errors import UsageError
+from qindex.delivery import Delivery
+from qindex.queue import Queue
+from qindex.transfer.amqp import (
+    BrokerError,
+    broker_errors,
+    incoming,
+    outgoing,
+    parameters_of,
+    raw_properties,
+)
+from qindex.transfer.restore import restore
+
+__all__ = ["BATCH", "PushReport", "pull", "push", "ready"]
+
+BATCH = 500
+"""Messages under way at a time."""
+_SECONDS = 60.0
+"""That a broker may take to confirm a batch, before it counts as gone."""
+
+Told = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class PushReport:
+    """``messages``: confirmed by the broker and acknowledged in the queue; ``refused``: the broker
+    did not take them (a full queue that rejects): they are back in their place."""
+
+    messages: int = 0
+    refused: int = 0
+
+
+def push(
+    queue: Queue,
+    url: str,
+    *,
+    to: str | None = None,
+    exchange: str = "",
+    count: int | None = None,
+    batch: int = BATCH,
+    told: Told | None = None,
+) -> PushReport:
+    """Publish the queue's messages to a broker, with publisher confirms; ends when it is empty.
+
+    ``to``: the broker's queue, by default of the same name; it has to be there. With ``exchange``
+    they go to that exchange, each with its own key (or ``to``, where it has none). ``count``: no
+    more than so many. ``told`` hears after each batch how many are over. Stops at the first batch
+    of which the broker refuses any. Raises :class:`BrokerError`, and what is not confirmed is back
+    in its place then; :class:`UsageError` for a message that AMQP can't hold.
+    """
+    report = PushReport()
+    target = to or queue.name
+    with broker_errors(url):
+        broker = _Publisher(parameters_of(url))
+        try:
+            broker.open(target if not exchange else None)
+            while not report.refused and (count is None or report.messages < count):
+                most = batch if count is None else min(batch, count - report.messages)
+                if not _push_batch(queue, broker, most, target, exchange, report):
+                    break
+                if told is not None:
+                    told(report.messages)
+        finally:
+            broker.close()
+    return report
+
+
+def _push_batch(
+    queue: Queue,
+    broker: _Publisher,
+    most: int,
+    target: str,
+    exchange: str,
+    report: PushReport,
+) -> bool:
+    """Move a batch; false when there was none."""
+    held = list(queue.get_many(most))
+    try:
+        frames = []
+        for delivery in held:
+            key = (delivery.key or target) if exchange else target
+            frames.append((exchange, key, *outgoing(delivery)))
+        try:
+            confirmed = broker.publish(frames)
+        except BaseException:
+            _settle(queue, held, broker.confirmed, report)
+            raise
+        _settle(queue, held, confirmed, report)
+    finally:
+        for delivery in held:
+            if not delivery.settled:
+                queue.nack(delivery)
+    report.refused = len(held) - len(confirmed)
+    return bool(held)
+
+
+def _settle(queue: Queue, held: list[Delivery], confirmed: set[int], report: PushReport) -> None:
+    done = [delivery for at, delivery in enumerate(held) if at in confirmed]
+    queue.ack_many(done)
+    report.messages += len(done)
+
+
+class _Publisher:
+    """A connection with one channel that confirms. pika's loop runs only while this waits."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.confirmed: set[int] = set()
+        self._failure: BaseException | None = None
+        self._waiting: set[int] = set()
+        self._first_tag = 1
+        self._next_tag = 1
+        self._returned = False
+        self._channel: Any = None
+        self._closing = False
+        self._connection = pika.SelectConnection(
+            parameters,
+            on_open_callback=lambda _: self._stop(),
+            on_open_error_callback=lambda _, error: self._fail(error),
+            on_close_callback=lambda _, error: self._fail(error),
+        )
+
+    def open(self, queue: str | None) -> None:
+        """Open the channel; see that ``queue`` is there."""
+        self._run()
+        self._channel = self._connection.channel(on_open_callback=lambda _: self._stop())
+        self._channel.add_on_close_callback(lambda _, error: self._fail(error))
+        self._channel.add_on_return_callback(self._on_return)
+        self._run()
+        if queue is not None:
+            self._channel.queue_declare(queue, passive=True, callback=lambda _: self._stop())
+            self._run()
+        self._channel.confirm_delivery(self._on_confirm, callback=lambda _: self._stop())
+        self._run()
+
+    def publish(self, frames: list[tuple[str, str, Any, bytes]]) -> set[int]:
+        """Publish a batch; gives the places in it of those that the broker has confirmed."""
+        self.confirmed, self._returned = set(), False
+        if not frames:
+            return self.confirmed
+        self._first_tag = self._next_tag
+        self._waiting = set(range(len(frames)))
+        for exchange, key, properties, body in frames:
+            self._channel.basic_publish(exchange, key, body, properties, mandatory=True)
+            self._next_tag += 1
+        self._run()
+        return self.confirmed
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        last = method.delivery_tag - self._first_tag
+        places = {at for at in self._waiting if at <= last} if method.multiple else {last}
+        self._waiting -= places
+        # What the broker returned (no queue was bound) it confirms, too: right behind it.
+        if isinstance(method, pika.spec.Basic.Ack) and not self._returned:
+            self.confirmed |= places
+        self._returned = False
+        if not self._waiting:
+            self._stop()
+
+    def _on_return(self, _channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
+        self._returned = True
+        text = f"a message was returned: {method.reply_text} ({method.routing_key!r})"
+        self._failure = self._failure or BrokerError(text)
+
+    def _run(self) -> None:
+        timer = self._connection.ioloop.call_later(
+            _SECONDS, lambda: self._fail(BrokerError(f"no answer within {_SECONDS:g} s"))
+        )
+        if self._failure is None:
+            self._connection.ioloop.start()
+        self._connection.ioloop.remove_timeout(timer)
+        if self._failure is not None:
+            raise self._failure
+
+    def _stop(self) -> None:
+        self._connection.ioloop.stop()
+
+    def _fail(self, error: Any) -> None:
+        if self._failure is None and not self._closing:
+            self._failure = error if isinstance(error, BaseException) else BrokerError(str(error))
+        self._stop()
+
+    def close(self) -> None:
+        """Close; an answer is waited for, if the broker is there to give one."""
+        self._closing = True
+        ioloop = self._connection.ioloop
+        if self._connection.is_open:
+            self._connection.close()
+            ioloop.call_later(5.0, ioloop.stop)
+            ioloop.start()
+        ioloop.close()
+
+
+def ready(url: str, queue: str) -> int:
+    """Give the number of messages that wait in a broker's queue. Raises :class:`BrokerError`, also
+    where there is no such queue."""
+    with broker_errors(url):
+        connection = pika.BlockingConnection(parameters_of(url))
+        try:
+            declared = connection.channel().queue_declare(queue, passive=True)
+            count: int = declared.method.message_count
+        finally:
+            if connection.is_open:
+                connection.close()
+        return count
+
+
+def pull(
+    url: str,
+    source: str,
+    queue: Queue,
+    *,
+    count: int | None = None,
+    timeout: float = 1.0,
+    batch: int = BATCH,
+    told: Told | None = None,
+) -> int:
+    """Take messages of the broker's queue ``source``; gives their number.
+
+    Ends when none came for ``timeout`` seconds, or after ``count``. A batch is acknowledged to the
+    broker when it is on disk here. Raises :class:`BrokerError`; what was not acknowledged to the
+    broker is delivered again by it.
+    """
+    if timeout <= 0:
+        raise UsageError(f"timeout must be seconds above 0, not {timeout!r}")
+    parameters = parameters_of(url)
+    total = 0
+    with broker_errors(url), raw_properties():
+        connection = pika.BlockingConnection(parameters)
+        try:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=batch)
+            while count is None or total < count:
+                most = batch if count is None else min(batch, count - total)
+                got = _pull_batch(channel, source, queue, most, timeout, parameters.virtual_host)
+                total += got
+                if got and told is not None:
+                    told(total)
+                if got < most:
+                    break
+            # What was sent ahead of need goes back to the broker.
+            channel.cancel()
+        finally:
+            if connection.is_open:
+                connection.close()
+    return total
+
+
+def _pull_batch(
+    channel: Any, source: str, queue: Queue, most: int, timeout: float, vhost: str
+) -> int:
+    moved = []
+    last_tag = 0
+    for method, properties, body in channel.consume(source, inactivity_timeout=timeout):
+        if method is None:
+            break
+        moved.append(incoming(method, properties, body, vhost))
+        last_tag = method.delivery_tag
+        if len(moved) == most:
+            break
+    if moved:
+        restore(queue, moved)
+        queue.sync()
+        channel.basic_ack(last_tag, multiple=True)
+    return len(moved)

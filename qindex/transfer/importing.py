@@ -1,0 +1,238 @@
+"""Out of files into a store: checked before, lossless, and resumable to the message.
+
+Steps:
+
+1. All files are read once and checked; a bad line is told with its number, and nothing is done.
+2. For each batch of up to 1,000 messages of one queue:
+   a. seq_ids are reserved, so that a crash skips none;
+   b. ``qindex.import`` in the store is replaced: the files, how many of their messages are done,
+      the queue, the seq_id that the batch starts with;
+   c. the batch is published.
+3. The store is synced, and ``qindex.import`` removed.
+
+After a crash in c, the queue's next seq_id tells how many of the batch are published: the import
+goes on behind them. That holds while nobody else publishes to the queue before it is resumed,
+which is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import qindex
+from journal.errors import StorageError, UsageError
+from journal.files import REAL, PathLike, read_optional, replace_file, unlink_if_there
+from qindex.engine import Engine
+from qindex.queue import Queue
+from qindex.transfer.exporting import Progress
+from qindex.transfer.files import FileFormat, format_of
+from qindex.transfer.moved import Moved
+from qindex.transfer.restore import mark_delivered, restore
+
+__all__ = ["IMPORT_FILE", "ImportReport", "import_messages"]
+
+IMPORT_FILE = "qindex.import"
+"""Name, in the store's directory, of the note about an import that is not finished."""
+_BATCH = 1000
+_BATCH_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class ImportReport:
+    """``messages``: that the files have; ``resumed``: of them from earlier runs; ``queues``: how
+    many came into each, in this run."""
+
+    messages: int = 0
+    resumed: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+
+
+def import_messages(
+    files: Sequence[PathLike],
+    directory: PathLike,
+    queue: str | None = None,
+    *,
+    format: str | None = None,
+    progress: Progress | None = None,
+    batch: int = _BATCH,
+    **options: Any,
+) -> ImportReport:
+    """Publish the messages of ``files``, one file after the other, to the store ``directory``.
+
+    ``queue``: where to, instead of to the queues that the files name. ``format`` as for
+    :func:`qindex.transfer.export_messages`. ``options`` as :func:`qindex.open` takes them.
+    Durable on return. Raises :class:`~qindex.transfer.files.FormatError` for a file that can't be
+    imported (nothing is done then), :class:`UsageError` when another import into the store is not
+    finished, and as :func:`qindex.open`.
+    """
+    sources = [_Source(Path(os.fspath(path)), format) for path in files]
+    if not sources:
+        raise UsageError("no files to import")
+    about = {"files": [source.about for source in sources], "queue": queue}
+    note = _Note(os.path.join(os.path.abspath(os.fspath(directory)), IMPORT_FILE), about)
+    total = note.total
+    if total is None:
+        total = _check(sources, queue)
+    with qindex.open(directory, **options) as engine:
+        return _Import(engine, sources, queue, note, total, batch).run(progress)
+
+
+class _Source:
+    """One file to import."""
+
+    def __init__(self, path: Path, format: str | None) -> None:
+        self.path = path
+        self.kind: FileFormat = format_of(path, format)
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise StorageError(path, "can't be read", error) from error
+        self.about = [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
+
+    def read(self, start: int = 0) -> Iterator[Moved]:
+        try:
+            yield from self.kind.read(self.path, start)
+        except OSError as error:
+            raise StorageError(self.path, "can't be read", error) from error
+
+
+def _check(sources: Sequence[_Source], queue: str | None) -> int:
+    """Read all files; gives the number of their messages. Raises as :func:`import_messages`."""
+    total = 0
+    for source in sources:
+        for number, moved in enumerate(source.read(), 1):
+            if queue is None and not moved.queue:
+                raise UsageError(f"{source.path}: message {number} names no queue: say which")
+            total += 1
+    return total
+
+
+class _Note:
+    """What stands in :data:`IMPORT_FILE`; ``total`` is ``None`` where there is none yet."""
+
+    def __init__(self, path: str, about: dict[str, Any]) -> None:
+        self._path = path
+        self._about = about
+        self.total: int | None = None
+        self.done = 0
+        self.queue: str | None = None
+        self.first = 0
+        self.count = 0
+        data = read_optional(REAL, path)
+        if data is None:
+            return
+        try:
+            values = json.loads(data)
+            self.total, self.done = values["total"], values["done"]
+            self.queue, self.first, self.count = values["batch"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path}: damaged ({error}): remove it") from error
+        if values["about"] != about:
+            names = ", ".join(one[0] for one in values["about"]["files"])
+            raise UsageError(f"{path}: an import of {names} is not finished (or they changed)")
+
+    def write(self, total: int, done: int, queue: str, first: int, count: int) -> None:
+        values = {
+            "about": self._about,
+            "total": total,
+            "done": done,
+            "batch": [queue, first, count],
+        }
+        replace_file(REAL, self._path, json.dumps(values).encode())
+
+    def remove(self) -> None:
+        if unlink_if_there(REAL, self._path):
+            REAL.sync_dir(os.path.dirname(self._path))
+
+
+class _Import:
+    def __init__(
+        self,
+        engine: Engine,
+        sources: Sequence[_Source],
+        queue: str | None,
+        note: _Note,
+        total: int,
+        batch: int,
+    ) -> None:
+        self._engine = engine
+        self._sources = sources
+        self._queue = queue
+        self._note = note
+        self._total = total
+        self._batch = batch
+
+    def run(self, progress: Progress | None) -> ImportReport:
+        report = ImportReport(self._total)
+        done = self._note.done
+        moved = self._rest(done)
+        if self._note.queue is not None:
+            done += self._finish_batch(self._note.queue, moved)
+        report.resumed = done
+        for name, batch in self._batches(moved):
+            queue = self._engine.queue(name)
+            first = queue.reserve(len(batch))
+            self._note.write(self._total, done, name, first, len(batch))
+            restore(queue, batch)
+            done += len(batch)
+            report.queues[name] = report.queues.get(name, 0) + len(batch)
+            if progress is not None:
+                progress(done, self._total)
+        self._engine.sync()
+        self._note.remove()
+        return report
+
+    def _finish_batch(self, name: str, moved: Iterator[Moved]) -> int:
+        """See how much of the batch that was under way is there; skips that."""
+        queue = self._engine.queue(name)
+        there = self._published(queue)
+        skipped = list(islice(moved, there))
+        mark_delivered(queue, self._note.first, skipped)
+        return there
+
+    def _published(self, queue: Queue) -> int:
+        count = queue.stats().next_seq_id - self._note.first
+        if 0 <= count <= self._note.count:
+            return count
+        # After a loss of power seq_ids are skipped: then what is there has to tell.
+        last = self._note.first - 1
+        for delivery in queue.peek(len(queue)):
+            if self._note.first <= delivery.seq_id < self._note.first + self._note.count:
+                last = max(last, delivery.seq_id)
+            elif delivery.seq_id >= self._note.first:
+                raise UsageError(
+                    f"queue {queue.name!r} was published to since the import was interrupted: "
+                    f"it can't be told where to go on"
+                )
+        return last + 1 - self._note.first
+
+    def _rest(self, done: int) -> Iterator[Moved]:
+        for source in self._sources:
+            if not done:
+                yield from source.read()
+                continue
+            size = 0
+            for size, moved in enumerate(source.read(), 1):
+                if size > done:
+                    yield moved
+            done = max(done - size, 0)
+
+    def _batches(self, moved: Iterator[Moved]) -> Iterator[tuple[str, list[Moved]]]:
+        name, batch, size = "", list[Moved](), 0
+        for one in moved:
+            its = self._queue or one.queue
+            assert its
+            if batch and (its != name or len(batch) >= self._batch or size >= _BATCH_BYTES):
+                yield name, batch
+                batch, size = [], 0
+            name = its
+            batch.append(one)
+            size += len(one.message.body)
+        if batch:
+            yield name, batch

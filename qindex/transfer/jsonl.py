@@ -1,0 +1,128 @@
+"""JSON Lines: one message a line, as ``qindex cat --json`` prints it, behind a line about the file.
+
+::
+
+    {"qindex_messages": 1, "count": 2}
+    {"queue": "orders", "seq_id": 0, "msg_id": "…", "persistent": true, "redelivered": false,
+     "expiry": null, "timestamp": 1700000000000000000, "key": "o-17", "headers": {"kind": "new"},
+     "properties": {}, "size": 5, "location": "journal", "body_base64": "aGVsbG8=",
+     "body": "hello", "envelope_base64": "…"}
+
+``body`` is there where it is text. Of ``headers`` and ``properties`` what JSON has no words for is
+written as :mod:`qindex.cli.output` tells; ``envelope_base64`` keeps all of it, and counts before
+them. Lines made by others need no first line, and no more than ``body`` or ``body_base64``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from journal.errors import UsageError
+from qindex.cli.output import json_line, row_json
+from qindex.transfer.files import FormatError, NamedRow
+from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
+
+__all__ = ["merge", "read", "write_chunk"]
+
+_HEADER = "qindex_messages"
+
+
+def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
+    """Write rows into a new file. The store's name is not part of JSON Lines."""
+    with path.open("wb") as file:
+        for queue, row in rows:
+            values = {"queue": queue} | row_json(row)
+            envelope = envelope_of(row)
+            if envelope is not None:
+                values["envelope_base64"] = base64.b64encode(envelope).decode()
+            file.write(json_line(values))
+
+
+def merge(target: Path, chunks: Sequence[Path], count: int) -> None:
+    """Write the line about the file, and the chunks behind it."""
+    with target.open("wb") as whole:
+        whole.write(json_line({_HEADER: FORMAT_VERSION, "count": count}))
+        for chunk in chunks:
+            with chunk.open("rb") as file:
+                shutil.copyfileobj(file, whole, 1 << 20)
+
+
+def read(path: Path, start: int = 0) -> Iterator[Moved]:
+    """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the line."""
+    expected: int | None = None
+    count = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                raise FormatError(path, number, "the file is cut here: the line has no end")
+            values = _parse(path, number, line)
+            if number == 1 and _HEADER in values:
+                expected = _check_header(path, values)
+                continue
+            count += 1
+            if count > start:
+                yield _moved(path, number, values)
+    if expected is not None and count != expected:
+        what = f"the file is cut: it has {count} messages of {expected}"
+        raise FormatError(path, 0, what)
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except ValueError as error:  # bad UTF-8, too
+        raise FormatError(path, number, f"is no JSON: {error}") from error
+    except RecursionError as error:
+        raise FormatError(path, number, "is nested too deeply") from error
+    if not isinstance(values, dict):
+        raise FormatError(path, number, f"is a {type(values).__name__}, not an object")
+    return values
+
+
+def _check_header(path: Path, values: dict[str, Any]) -> int:
+    version, count = values[_HEADER], values.get("count")
+    if type(version) is not int or type(count) is not int or version < 1 or count < 0:
+        raise FormatError(path, 1, f"the line about the file is damaged: {values}")
+    if version > FORMAT_VERSION:
+        what = f"was written by a newer version (format {version}, known is {FORMAT_VERSION})"
+        raise FormatError(path, 1, what)
+    return count
+
+
+def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
+    try:
+        given = dict(values)
+        for name in ("key", "headers", "properties"):
+            if name in given:
+                given[name] = from_plain(given[name])
+        given["envelope"] = _bytes(values, "envelope_base64")
+        body = _bytes(values, "body_base64")
+        if body is None:
+            text = values.get("body")
+            if text is None:
+                raise UsageError("has neither body nor body_base64: no message of ours")
+            if not isinstance(text, str):
+                raise UsageError(f"body must be text, not {type(text).__name__}")
+            body = text.encode()
+        given["body"] = body
+        return moved_of(given)
+    except (UsageError, UnicodeEncodeError) as error:
+        raise FormatError(path, number, str(error)) from error
+
+
+def _bytes(values: dict[str, Any], name: str) -> bytes | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise UsageError(f"{name} must be text, not {type(text).__name__}")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsageError(f"{name} is no base64: {error}") from error

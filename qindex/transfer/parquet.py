@@ -1,0 +1,156 @@
+"""Parquet: the Spark source's table of messages (:mod:`pyspark_qindex.schemas`), column for column.
+
+Needs pyarrow. ``headers`` and ``properties`` are JSON text as ``qindex cat --json`` prints it; the
+envelope keeps them without loss, and counts before them. The file's metadata has the version under
+``qindex_messages``; a table made by others needs no more than ``body``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from journal.errors import UsageError
+from qindex.cli.output import plain_value
+from qindex.transfer.files import FormatError, NamedRow
+from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
+
+__all__ = ["SCHEMA", "merge", "read", "write_chunk"]
+
+_VERSION_KEY = b"qindex_messages"
+_BATCH_ROWS = 1000
+
+SCHEMA = pa.schema(
+    [
+        ("store", pa.string()),
+        ("queue", pa.string()),
+        ("seq_id", pa.int64()),
+        ("msg_id", pa.binary()),
+        ("persistent", pa.bool_()),
+        ("redelivered", pa.bool_()),
+        ("expiry", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("key", pa.string()),
+        ("headers", pa.string()),
+        ("properties", pa.string()),
+        ("size", pa.int64()),
+        ("body", pa.binary()),
+        ("location", pa.string()),
+        ("priority", pa.int32()),
+        ("envelope", pa.binary()),
+        ("error", pa.string()),
+    ],
+    metadata={_VERSION_KEY: str(FORMAT_VERSION)},
+)
+_TAKEN = {
+    "queue": pa.types.is_string,
+    "persistent": pa.types.is_boolean,
+    "redelivered": pa.types.is_boolean,
+    "expiry": pa.types.is_integer,
+    "timestamp": pa.types.is_integer,
+    "key": pa.types.is_string,
+    "headers": pa.types.is_string,
+    "properties": pa.types.is_string,
+    "body": pa.types.is_binary,
+    "envelope": pa.types.is_binary,
+}
+
+
+def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
+    """Write rows into a new file."""
+    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+    for queue, row in rows:
+        for name, value in (
+            ("store", store),
+            ("queue", _text(queue)),
+            ("seq_id", row.seq_id),
+            ("msg_id", row.msg_id),
+            ("persistent", row.persistent),
+            ("redelivered", row.redelivered),
+            ("expiry", row.expiry or None),
+            ("timestamp", row.timestamp or None),
+            ("key", None if row.key is None else _text(row.key)),
+            ("headers", _json(row.headers)),
+            ("properties", _json(row.properties)),
+            ("size", row.size),
+            ("body", row.body),
+            ("location", row.location),
+            ("priority", row.priority),
+            ("envelope", envelope_of(row)),
+            ("error", row.error),
+        ):
+            columns[name].append(value)
+    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
+    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path)
+
+
+def _text(text: str) -> str:
+    # What is no Unicode is exact in the envelope only.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(plain_value(value), ensure_ascii=True, allow_nan=False)
+
+
+def merge(target: Path, chunks: Sequence[Path], count: int) -> None:
+    """Write the chunks' tables into one file, one row group for each. ``count`` is in the file's
+    own footer."""
+    with pq.ParquetWriter(target, SCHEMA) as writer:
+        for chunk in chunks:
+            writer.write_table(pq.read_table(chunk))
+    with pq.ParquetFile(target) as whole:
+        assert whole.metadata.num_rows == count
+
+
+def read(path: Path, start: int = 0) -> Iterator[Moved]:
+    """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the row."""
+    try:
+        with pq.ParquetFile(path) as file:
+            _check(path, file.schema_arrow)
+            names = [name for name in file.schema_arrow.names if name in _TAKEN]
+            number = 0
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                if number + size <= start:
+                    number += size
+                    continue
+                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
+                    for values in batch.to_pylist():
+                        number += 1
+                        if number > start:
+                            yield _moved(path, number, values)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
+        what = f"is no whole Parquet file: {str(error).splitlines()[0]}"
+        raise FormatError(path, 0, what) from error
+
+
+def _check(path: Path, schema: pa.Schema) -> None:
+    version = (schema.metadata or {}).get(_VERSION_KEY, b"1")
+    if not version.isdigit() or int(version) > FORMAT_VERSION:
+        what = f"was written by a newer version (format {version.decode('utf-8', 'replace')})"
+        raise FormatError(path, 0, f"{what}, known is {FORMAT_VERSION}")
+    if "body" not in schema.names:
+        raise FormatError(path, 0, "has no column body: no messages of ours")
+    for field in schema:
+        is_right = _TAKEN.get(field.name)
+        if is_right is not None and not is_right(field.type):
+            raise FormatError(path, 0, f"column {field.name} must not be of type {field.type}")
+
+
+def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
+    try:
+        for name in ("headers", "properties"):
+            text = values.get(name)
+            if text is not None:
+                values[name] = from_plain(json.loads(text))
+        return moved_of(values)
+    except (UsageError, ValueError) as error:
+        raise FormatError(path, number, str(error), "row") from error

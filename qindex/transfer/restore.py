@@ -1,0 +1,66 @@
+"""Publish messages as they were: with their expiry, timestamps, and as delivered before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from journal.format import DELIVER
+from qindex.publisher import Prepared, Publisher
+from qindex.queue import Queue
+from qindex.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
+from qindex.segment import DELIVERED, PUBLISHED
+from qindex.transfer.moved import Moved
+
+__all__ = ["mark_delivered", "restore"]
+
+
+def restore(queue: Queue, moved: Sequence[Moved]) -> range:
+    """Append messages, in order; gives the range of their seq_ids.
+
+    Each keeps its timestamp (0: none), its expiry, and whether it was delivered before. One that
+    a RabbitMQ node wrote is written as the node wrote it. Transient ones are kept as persistent:
+    with the engine's end they would be gone. Raises as :meth:`qindex.queue.Queue.publish`; then a
+    first part of them may be published.
+    """
+    first = queue.stats().next_seq_id
+    following = first
+    for expiry, group in groupby(moved, lambda one: one.expiry):
+        items = [_prepared(queue, one) for one in group]
+        stored = queue._store_records(items, 1, True)
+        try:
+            following = queue._append_entries(items, expiry, True).stop
+        except BaseException:
+            queue._release(stored)
+            raise
+    mark_delivered(queue, first, moved)
+    return range(first, following)
+
+
+def _prepared(queue: Publisher, moved: Moved) -> Prepared:
+    message = moved.message
+    queue._check_message(message)
+    if not isinstance(message.properties, RabbitProperties):
+        return queue._prepared(message, True)
+    assert queue._messages is not None
+    size = len(message.body)
+    msg_id = queue._messages.new_id(size)
+    vhost = message.properties.source.vhost
+    record = encode_rabbitmq(message, vhost, msg_id, moved.persistent)
+    if len(record) < queue._options.embed_below:
+        return Prepared(msg_id, size, record, None, sealed=True)
+    return Prepared(msg_id, size, b"", record, sealed=True)
+
+
+def mark_delivered(queue: Queue, first: int, moved: Sequence[Moved]) -> None:
+    """Note of those that were delivered before, published from ``first`` on, that they were."""
+    seqs = np.array([first + at for at, one in enumerate(moved) if one.redelivered], np.int64)
+    if not len(seqs):
+        return
+    with queue._lock:
+        index = queue._index
+        seqs = seqs[index.states_of(seqs) == PUBLISHED]
+        index.append_actions(DELIVER, seqs)
+        index.set_states(seqs, DELIVERED)
