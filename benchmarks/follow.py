@@ -1,0 +1,87 @@
+"""How far a follower in another process lags behind a publisher at full speed.
+
+``python -m benchmarks.follow [--count N] [--dir DIR] [--json FILE]``: one process publishes ``N``
+small messages one by one as fast as it can, another follows. The lag of a message is the time
+from its publishing (its timestamp) to its being given; printed are percentiles and the rates, as
+JSON lines and a table. The bar: 99 % of the messages within 200 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter, time
+
+import numpy as np
+
+import qindex
+
+__all__ = ["main"]
+
+_BAR_MS = 200.0
+_PERCENTILES = (50, 90, 99, 99.9, 100)
+_PUBLISH = """
+import sys, time, qindex
+with qindex.open(sys.argv[1]) as engine:
+    publish = engine.queue("q").publish
+    started = time.perf_counter()
+    for _ in range(int(sys.argv[2])):
+        publish(b"x" * 100)
+    print(time.perf_counter() - started)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; gives 0 when the bar is met, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--count", type=int, default=2_000_000, help="messages")
+    parser.add_argument("--dir", type=Path, help="where the store is made")
+    parser.add_argument("--json", type=Path, help="write the JSON lines here, too")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
+        figures, met = _measure(directory, given.count)
+    lines = [
+        *(json.dumps({"figure": name, "value": value}) for name, value in figures.items()),
+        json.dumps({"bar": "99 % of lags below 200 ms", "met": met}),
+    ]
+    print("\n".join(lines))
+    for name, value in figures.items():
+        print(f"{name:<24} {value:>14,.2f}")
+    if given.json is not None:
+        given.json.write_text("".join(line + "\n" for line in lines))
+    return 0 if met else 1
+
+
+def _measure(directory: str, count: int) -> tuple[dict[str, float], bool]:
+    command = [sys.executable, "-c", _PUBLISH, directory, str(count)]
+    lags = np.empty(count)
+    at = 0
+    with (
+        qindex.follow(directory, "q", wait=True, timeout=60) as follower,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child,
+    ):
+        first = follower.get(timeout=60)
+        assert first is not None
+        started = perf_counter()
+        lags[0] = time() - first.timestamp
+        for at, delivery in enumerate(follower, 1):
+            lags[at] = time() - delivery.timestamp
+            if at == count - 1:
+                break
+        followed = perf_counter() - started
+        published = float(child.communicate(timeout=60)[0])
+    assert at == count - 1
+    figures = {f"lag_ms_p{p:g}": float(np.percentile(lags, p)) * 1e3 for p in _PERCENTILES}
+    figures["published_per_s"] = count / published
+    figures["followed_per_s"] = count / followed
+    figures["missed"] = float(follower.missed)
+    return figures, figures["lag_ms_p99"] <= _BAR_MS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Make deliveries of what a follower has read, with the messages that are in the message store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import repeat
+
+from journal.errors import StoreError
+from journal.files import FileSystem
+from journal.format import PUBLISH_PERSISTENT
+from qindex.delivery import Delivery
+from qindex.entries import Entry, decode_any
+from qindex.following.gap import MISSING, Gap
+from qindex.following.piece import Decoded, Piece, decode
+from qindex.following.store_tail import StoreTail
+from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+
+__all__ = ["Giver"]
+
+
+class Giver:
+    """Gives the messages of pieces; ``report`` is called for each that can't be given."""
+
+    def __init__(self, fs: FileSystem, directory: str, report: Callable[[Gap], None]) -> None:
+        self._stores = {
+            True: StoreTail(fs, os.path.join(directory, PERSISTENT_DIRECTORY)),
+            False: StoreTail(fs, os.path.join(directory, TRANSIENT_DIRECTORY)),
+        }
+        self._report = report
+
+    def deliveries(self, piece: Piece) -> Iterator[Delivery]:
+        """Give the messages of a piece whose records are sound, one by one."""
+        found = decode(piece)
+        if found.is_plain:
+            return map(
+                Delivery, repeat(None), found.seqs, found.bodies, repeat(False), found.extras
+            )
+        kinds: list[int] = piece.kinds.tolist()
+        # No generator: one that has raised is at its end, and what it had not given is lost.
+        return iter(_Mixed(found, kinds, self._fetch, self._report).next_one, None)
+
+    def _fetch(self, entry: Entry, persistent: bool) -> Entry:
+        """Read a message from the message store. Of one that is gone, damage says so."""
+        record = self._stores[persistent].read(entry.msg_id)
+        damage = MISSING
+        message = None
+        if record is not None:
+            try:
+                message = decode_any(record, entry.msg_id)
+            except StoreError as error:
+                damage = str(error)
+        if message is None:
+            return Entry(entry.msg_id, entry.expiry, entry.size, None, damage=damage)
+        return Entry(entry.msg_id, entry.expiry, entry.size, message)
+
+
+class _Mixed:
+    """Gives the deliveries of a piece one by one. One that could not be given (the system refused)
+    is tried again by the next call."""
+
+    def __init__(
+        self,
+        found: Decoded,
+        kinds: list[int],
+        fetch: Callable[[Entry, bool], Entry],
+        report: Callable[[Gap], None],
+    ) -> None:
+        self._found = found
+        self._kinds = kinds
+        self._fetch = fetch
+        self._report = report
+        self._at = 0
+
+    def next_one(self) -> Delivery | None:
+        """Give the next delivery; ``None`` at the end."""
+        found = self._found
+        while self._at < len(found.seqs):
+            at = self._at
+            seq, body, extra = found.seqs[at], found.bodies[at], found.extras[at]
+            if isinstance(extra, Entry) and extra.stored:
+                extra = self._fetch(extra, self._kinds[at] == PUBLISH_PERSISTENT)
+                body = b"" if extra.message is None else extra.message.body
+            self._at += 1
+            if not isinstance(extra, Entry) or extra.message is not None:
+                return Delivery(None, seq, body, False, extra)
+            self._report(Gap(seq, seq + 1, extra.damage))
+        return None

@@ -1,0 +1,178 @@
+"""The end of a queue's journal, read as its writer appends, from another process.
+
+No lock is taken, and the file is never mapped: the writer may cut it, and touching a map behind
+the end of its file kills a process. What a look gives belongs to one life of the journal: the
+journal starts with the record it started with before and after (see :mod:`qindex.pinned`).
+
+A flush puts another file in the journal's place, or empties it in place. The other file's
+predecessor stays readable while it is open here, and is complete from then on.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+
+import numpy as np
+
+from journal import format as journal_format
+from journal.errors import StorageError
+from journal.files import FileSystem, pread_all
+from journal.format import ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_HEAD_SIZE
+from journal.poison import Poison
+from journal.replay import Walk, walk_journal
+from qindex.following.piece import Piece, sound_records
+from qindex.layouts import journal_layout
+from qindex.seq_file import SeqFile
+from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.sound_read import Data, read_soundly
+
+__all__ = ["Change", "JournalTail"]
+
+_PROBE = 4096
+_MOST = 2 << 20
+_EMBEDDED_AT = PAYLOAD.size - 4
+
+
+class Change(enum.Enum):
+    """What became of the journal that is being read."""
+
+    NONE = "it is the journal still"
+    REPLACED = "another file has its name"
+    EMPTIED = "it was emptied in place"
+
+
+class JournalTail:
+    """Reads ``journal.jif`` in ``directory`` from its start on, each record once.
+
+    Raises :class:`StorageError` when the system refuses.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._path = os.path.join(directory, journal_format.FILE_NAME)
+        self._fd = -1
+        self._inode = -1
+        self._start = b""
+        self._position = 0
+        self._size = _PROBE
+
+    def attach(self) -> None:
+        """Begin with the file that is the journal now; without one, nothing is there to read."""
+        self.close()
+        try:
+            self._fd = self._fs.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._inode = self._fs.fstat(self._fd).st_ino
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(self._path, "the journal can't be read", error) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            self._fs.close(self._fd)
+        self._fd = self._inode = -1
+        self._start = b""
+        self._position = 0
+        self._size = _PROBE
+
+    def change(self) -> Change:
+        """Tell what became of the journal since :meth:`attach`."""
+        try:
+            inode = self._fs.stat(self._path).st_ino
+        except FileNotFoundError:
+            inode = -1
+        except OSError as error:
+            raise StorageError(self._path, "the journal can't be read", error) from error
+        if inode != self._inode:
+            return Change.REPLACED
+        return Change.NONE if self._is_same() else Change.EMPTIED
+
+    def _is_same(self) -> bool:
+        if not self._start:
+            return True
+        return self._pread(len(self._start), 0) == self._start
+
+    def _pread(self, length: int, offset: int) -> bytes:
+        try:
+            return pread_all(self._fs, self._fd, length, offset)
+        except OSError as error:
+            raise StorageError(self._path, "the journal can't be read", error) from error
+
+    def read(self) -> Piece | None:
+        """Give the publish records behind those that were given, some at a time.
+
+        ``None``: nothing whole is there. A piece may be empty: deliveries and acks only.
+        O(bytes read), 2 MiB at the most, or one record.
+        """
+        if self._fd < 0:
+            return None
+        while True:
+            data = self._pread(self._size, self._position)
+            if not any(data[:PUBLISH_HEAD_SIZE]):
+                self._size = _PROBE
+                return None
+            walk = walk_journal(data)
+            piece = _publishes(data, walk)
+            end = walk.end
+            wrong = np.flatnonzero(~sound_records(piece))
+            if len(wrong):
+                # It is being written, and all that seems to be behind it.
+                end = int(piece.payloads[wrong[0]]) - ACTION_SIZE
+                piece = piece.take(slice(0, int(wrong[0])))
+            is_full = len(data) == self._size
+            if end or not is_full:
+                break
+            if self._size >= _MOST and not self._is_long(data):
+                return None
+            self._size *= 4
+        if not end or not self._has_same_start(data, walk):
+            return None
+        self._position += end
+        if is_full and self._size < _MOST:
+            self._size *= 4
+        return piece
+
+    def _is_long(self, data: bytes) -> bool:
+        """Tell whether one record is longer than the bytes that were read."""
+        at = ACTION_SIZE + _EMBEDDED_AT
+        return data[0] & 0x80 == 0 and int.from_bytes(data[at : at + 4], "big") > len(data)
+
+    def _has_same_start(self, data: bytes, walk: Walk) -> bool:
+        """Tell whether what was read is of the journal that reading began with."""
+        if self._position:
+            return self._is_same()
+        self._start = data[: PUBLISH_HEAD_SIZE if walk.kinds[0] < DELIVER else ACTION_SIZE]
+        if self._is_same():
+            return True
+        self._start = b""
+        return False
+
+    def unread(self) -> bytes:
+        """Give what is there and can't be read: some bytes of it, empty for none."""
+        return self._pread(_PROBE, self._position).rstrip(b"\0") if self._fd >= 0 else b""
+
+    def skip_damage(self) -> Piece | None:
+        """Go on behind bytes that stay unreadable, if sound records follow; gives those."""
+        size = self._fs.fstat(self._fd).st_size
+        data = self._pread(max(size - self._position, 0), self._position)
+        seq_file = SeqFile(self._fs, os.path.join(self._directory, SEQ_FILE_NAME), Poison())
+        layout = journal_layout((seq_file.reserved or journal_format.MAX_SEQ_ID) - 1)
+        reading = read_soundly(self._path, data, layout)
+        piece = _publishes(reading.data, reading.walk)
+        if not len(piece) or not self._is_same():
+            return None
+        self._position += reading.walk.end
+        return piece
+
+
+def _publishes(data: Data, walk: Walk) -> Piece:
+    chosen = walk.kinds < DELIVER
+    if chosen.all():
+        kinds, seqs, offsets, lengths = walk.kinds, walk.seqs, walk.offsets, walk.lengths
+    else:
+        kinds, seqs = walk.kinds[chosen], walk.seqs[chosen]
+        offsets, lengths = walk.offsets[chosen], walk.lengths[chosen]
+    return Piece(data, kinds, seqs, offsets + ACTION_SIZE, lengths - PUBLISH_HEAD_SIZE)

@@ -1,0 +1,120 @@
+"""Pieces of a queue as a follower reads them: columns of publish records, and what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.format import PAYLOAD_SIZE
+from qindex.checks import sound_publishes
+from qindex.entries import Entry, journal_words, plain_entries, read_entry
+from qindex.sound_read import Data
+from qindex.stored_id import sound_ids
+
+__all__ = ["Decoded", "Piece", "decode", "sound_records"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_ROWS = 8
+"""So many records of one length are worth a numpy array of their own."""
+_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Publish records of one file, ascending by seq_id, all of shape ``(n,)``.
+
+    ``payloads``: offsets of the message ids in ``data``. ``embedded``: bytes of the record in the
+    index, 0 = in the message store.
+    """
+
+    data: Data
+    kinds: U8
+    seqs: I64
+    payloads: I64
+    embedded: I64
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def take(self, chosen: slice | Bools | I64) -> Piece:
+        """Give the chosen records."""
+        return Piece(
+            self.data,
+            self.kinds[chosen],
+            self.seqs[chosen],
+            self.payloads[chosen],
+            self.embedded[chosen],
+        )
+
+    def parts(self) -> list[Piece]:
+        """Cut it into parts of at most 4,096 records without a gap between their seq_ids."""
+        jumps = np.flatnonzero(np.diff(self.seqs) != 1) + 1
+        borders = sorted({*jumps.tolist(), *range(_AT_ONCE, len(self), _AT_ONCE), len(self)})
+        starts = [0, *borders[:-1]]
+        return [self.take(slice(a, b)) for a, b in zip(starts, borders, strict=True) if a < b]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Bodies, and for each its timestamp (a plain message) or its whole entry."""
+
+    seqs: list[int]
+    bodies: list[bytes]
+    extras: list[int | Entry]
+    is_plain: bool
+
+
+def sound_records(piece: Piece) -> Bools:
+    """Tell which records are whole: of one that is being written, a part may be there.
+
+    Shape ``(n,)``. An entry whose message is in the message store vouches for itself by its id.
+    """
+    words = journal_words(piece.kinds, piece.seqs)
+    sound = sound_publishes(piece.data, piece.payloads, words, piece.embedded)
+    stored = np.flatnonzero(piece.embedded == 0)
+    if len(stored):
+        sound[stored] = sound_ids(piece.data, piece.payloads[stored])
+    return sound
+
+
+def decode(piece: Piece) -> Decoded:
+    """Read the messages of a piece whose records are sound; stored ones are left as entries.
+
+    About 0.2 us for a plain message, 5 us for any other.
+    """
+    seqs: list[int] = piece.seqs.tolist()
+    words = journal_words(piece.kinds, piece.seqs)
+    columns = plain_entries(piece.data, piece.payloads, words, piece.embedded, verified=True)
+    if columns is not None:
+        bodies, stamps = columns
+        return Decoded(seqs, bodies, list(stamps), True)
+    bodies = [b""] * len(seqs)
+    extras: list[int | Entry] = [0] * len(seqs)
+    order = np.argsort(piece.embedded, kind="stable")
+    borders = np.flatnonzero(np.diff(piece.embedded[order])) + 1
+    is_plain = True
+    for group in np.split(order, borders):
+        at = group.tolist()
+        columns = None
+        if len(at) >= _ROWS and piece.embedded[at[0]] > PAYLOAD_SIZE:
+            some = piece.take(group)
+            columns = plain_entries(
+                some.data, some.payloads, words[group], some.embedded, verified=True
+            )
+        if columns is not None:
+            for index, body, stamp in zip(at, *columns, strict=True):
+                bodies[index] = body
+                extras[index] = stamp
+            continue
+        is_plain = False
+        for index in at:
+            entry = read_entry(piece.data, int(piece.payloads[index]), int(words[index]))
+            extras[index] = entry
+            if entry.message is not None:
+                bodies[index] = entry.message.body
+    return Decoded(seqs, bodies, extras, is_plain)

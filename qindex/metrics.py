@@ -1,0 +1,227 @@
+"""Figures as Prometheus has them: its text form, and a collector for prometheus_client.
+
+Two sources: an engine in this process (:func:`engine_families`: gauges, counters since its queues
+were opened, histograms), and the files of a store that another one has open
+(:func:`store_families`: gauges). The text form is version 0.0.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from journal.durations import BOUNDS, Durations
+from qindex.reader import MessageStoreSummary, QueueSummary
+from qindex.stats import EngineStats, QueueStats
+
+if TYPE_CHECKING:
+    from qindex.engine import Engine
+
+__all__ = [
+    "CONTENT_TYPE",
+    "Family",
+    "Sample",
+    "collector",
+    "engine_families",
+    "exposition",
+    "store_families",
+]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Kind = Literal["gauge", "counter", "histogram"]
+One = TypeVar("One")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line: ``suffix`` behind the family's name, labels, value."""
+
+    suffix: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All samples of one name. ``help``: what it counts, and in which unit."""
+
+    name: str
+    kind: Kind
+    help: str
+    samples: list[Sample] = field(default_factory=list)
+
+
+_Column = tuple[str, Kind, str, Callable[[One], float | None]]
+
+_SUMMARY: list[_Column[QueueSummary]] = [
+    ("ready", "gauge", "Messages never delivered.", lambda one: one.ready),
+    ("unacked", "gauge", "Messages delivered, not acknowledged.", lambda one: one.unacked),
+    ("body_bytes", "gauge", "Bytes of the bodies of all messages.", lambda one: one.bytes),
+    ("file_bytes", "gauge", "Bytes of journal and segments.", lambda one: one.file_bytes),
+    ("journal_bytes", "gauge", "Bytes of the journal.", lambda one: one.journal_bytes),
+    ("journal_entries", "gauge", "Records in the journal.", lambda one: one.journal_entries),
+    ("segments", "gauge", "Segment files.", lambda one: one.segments),
+    ("next_seq_id", "gauge", "The next publish gets it.", lambda one: one.next_seq_id),
+]
+
+_STATS: list[_Column[QueueStats]] = [
+    ("ready", "gauge", "Messages waiting.", lambda one: one.ready),
+    ("unacked", "gauge", "Messages with consumers.", lambda one: one.unacked),
+    ("segment_bytes", "gauge", "Bytes of the segment files.", lambda one: one.segment_bytes),
+    ("journal_bytes", "gauge", "Bytes of the journal.", lambda one: one.journal_bytes),
+    ("journal_entries", "gauge", "Actions since the last flush.", lambda one: one.journal_entries),
+    ("segments", "gauge", "Segments.", lambda one: one.segments),
+    ("next_seq_id", "gauge", "The next publish gets it.", lambda one: one.next_seq_id),
+    ("published", "counter", "Messages published.", lambda one: one.published),
+    ("delivered", "counter", "Deliveries, repeated ones too.", lambda one: one.delivered),
+    ("acked", "counter", "Messages done with.", lambda one: one.acked),
+    ("requeued", "counter", "Deliveries given back.", lambda one: one.requeued),
+    ("dropped", "counter", "Messages expired, purged, or damaged.", lambda one: one.dropped),
+    ("dead_lettered", "counter", "Moved to the dead-letter queue.", lambda one: one.dead_lettered),
+    ("flushed_bytes", "counter", "Bytes written to segments.", lambda one: one.flushed_bytes),
+]
+
+_MESSAGE_STORE: list[_Column[MessageStoreSummary]] = [
+    ("files", "gauge", "Files of the message store.", lambda one: one.files),
+    ("bytes", "gauge", "Bytes of its files.", lambda one: one.size),
+    ("live_bytes", "gauge", "Bytes of messages that queues hold.", lambda one: one.live),
+    ("garbage_bytes", "gauge", "The rest of its bytes.", lambda one: one.garbage),
+    ("messages", "gauge", "Messages that queues hold.", lambda one: one.messages),
+    ("references", "gauge", "How often queues hold them.", lambda one: one.references),
+    ("missing", "gauge", "Messages that queues hold, not there.", lambda one: one.missing),
+]
+
+
+def store_families(
+    queues: Sequence[QueueSummary], messages: MessageStoreSummary | None
+) -> list[Family]:
+    """Give what the files of a store tell; ``messages``: of the message store, if there is one."""
+    families = _table("qindex_queue_", _SUMMARY, [(_labels(one.name), one) for one in queues])
+    if messages is not None:
+        families += _table("qindex_message_store_", _MESSAGE_STORE, [({}, messages)])
+    return families
+
+
+def engine_families(stats: EngineStats) -> list[Family]:
+    """Give the figures of an engine; counters are since each queue was opened."""
+    labelled = [(_labels(one.name), one) for one in stats.queues]
+    families = _table("qindex_queue_", _STATS, labelled)
+    for name, text, read in (
+        ("flush", "Seconds that flushes took.", _flushes),
+        ("sync", "Seconds that syncs of the journal took.", _syncs),
+    ):
+        samples = [sample for labels, one in labelled for sample in _histogram(labels, read(one))]
+        families.append(Family(f"qindex_queue_{name}_seconds", "histogram", text, samples))
+    refused = stats.writes_refused is not None
+    families.append(_single("qindex_writes_refused", "1 after a failed write or sync.", refused))
+    families.append(
+        _single("qindex_dirty_bytes", "Memory of unflushed entries.", stats.dirty_bytes)
+    )
+    store = stats.message_store
+    if store is not None:
+        for name, text, value in (
+            ("files", "Files of the message store.", store.files),
+            ("bytes", "Bytes of its files.", store.size),
+            ("live_bytes", "Bytes of messages that queues hold.", store.live),
+            ("garbage_bytes", "The rest of its bytes.", store.garbage),
+            ("messages", "Messages that queues hold.", store.messages),
+        ):
+            families.append(_single(f"qindex_message_store_{name}", text, value))
+        for name, text, total in (
+            ("deleted_files", "Files that compaction deleted.", store.compaction.files_deleted),
+            ("copied_bytes", "Bytes that compaction copied.", store.compaction.bytes_copied),
+            ("reclaimed_bytes", "Bytes of files it deleted.", store.compaction.bytes_deleted),
+            ("stalled_seconds", "Seconds that publishers waited.", store.stalled_seconds),
+        ):
+            full = f"qindex_message_store_{name}"
+            families.append(Family(full, "counter", text, [Sample("_total", {}, total)]))
+    return families
+
+
+def _flushes(stats: QueueStats) -> Durations:
+    return stats.flush_durations
+
+
+def _syncs(stats: QueueStats) -> Durations:
+    return stats.sync_durations
+
+
+def _labels(queue: str) -> dict[str, str]:
+    # A name may be bytes that are no UTF-8, which the text form has to be.
+    return {"queue": queue.encode("utf-8", "backslashreplace").decode()}
+
+
+def _single(name: str, text: str, value: float) -> Family:
+    return Family(name, "gauge", text, [Sample("", {}, float(value))])
+
+
+def _table(
+    prefix: str, columns: list[_Column[One]], rows: Sequence[tuple[Mapping[str, str], One]]
+) -> list[Family]:
+    families = []
+    for name, kind, text, read in columns:
+        suffix = "_total" if kind == "counter" else ""
+        found = ((labels, read(one)) for labels, one in rows)
+        samples = [Sample(suffix, labels, value) for labels, value in found if value is not None]
+        families.append(Family(prefix + name, kind, text, samples))
+    return families
+
+
+def _histogram(labels: Mapping[str, str], taken: Durations) -> Iterator[Sample]:
+    bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
+    for bound, count in zip(bounds, accumulate(taken.counts), strict=True):
+        yield Sample("_bucket", {**labels, "le": bound}, count)
+    yield Sample("_count", labels, taken.count)
+    yield Sample("_sum", labels, taken.seconds)
+
+
+def exposition(families: Iterable[Family]) -> str:
+    """Give the text form: for each family its help and type, then a line for each sample."""
+    return "".join(_lines(families))
+
+
+def _lines(families: Iterable[Family]) -> Iterator[str]:
+    for family in families:
+        # The text form names a counter with its suffix.
+        name = family.name + ("_total" if family.kind == "counter" else "")
+        yield f"# HELP {name} {_escaped(family.help)}\n"
+        yield f"# TYPE {name} {family.kind}\n"
+        for sample in family.samples:
+            pairs = ",".join(
+                f'{label}="{_escaped(value, quotes=True)}"'
+                for label, value in sample.labels.items()
+            )
+            labels = f"{{{pairs}}}" if pairs else ""
+            yield f"{family.name}{sample.suffix}{labels} {sample.value!r}\n"
+
+
+def _escaped(text: str, *, quotes: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
+
+
+class _Collector:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Any]:
+        """Give the engine's families as prometheus_client's."""
+        from prometheus_client.core import Metric
+
+        for family in engine_families(self._engine.stats()):
+            metric = Metric(family.name, family.help, family.kind)
+            for sample in family.samples:
+                metric.add_sample(family.name + sample.suffix, dict(sample.labels), sample.value)
+            yield metric
+
+
+def collector(engine: Engine) -> _Collector:
+    """Give a collector for ``prometheus_client.REGISTRY.register``, which asks it at each scrape.
+
+    Needs prometheus_client (extra ``prometheus``). Unregister it before the engine is closed: a
+    scrape after that raises :class:`~journal.errors.ClosedError`.
+    """
+    return _Collector(engine)

@@ -1,0 +1,256 @@
+"""``qindex top``: its looks, and its screen in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pyte
+import pytest
+
+import qindex
+from qindex.looks import Looker
+from qindex.reader import StoreReader
+from tests.cli.support import run
+from tests.golden import golden
+from tests.qindex.support import WAIT, open_quietly
+
+ROOT = Path(__file__).parents[2]
+
+
+class Terminal:
+    """``qindex top`` in a pseudo-terminal; ``lines``: what its screen shows."""
+
+    def __init__(self, *arguments: object, columns: int = 120, rows: int = 24) -> None:
+        self._fd, child = pty.openpty()
+        self.resize(columns, rows)
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "qindex.cli", "top", *map(str, arguments)],
+            cwd=ROOT,
+            stdin=child,
+            stdout=child,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        os.close(child)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.screen.display]
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def press(self, key: str) -> None:
+        os.write(self._fd, key.encode())
+
+    def read(self, seconds: float) -> None:
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0:
+            if select.select([self._fd], [], [], left)[0]:
+                with contextlib.suppress(OSError):  # the other end is closed
+                    self._stream.feed(os.read(self._fd, 1 << 16))
+
+    def wait_for(self, text: str) -> str:
+        """Read until a line has ``text``; gives the line."""
+        until = monotonic() + WAIT
+        while monotonic() < until:
+            self.read(0.05)
+            found = [line for line in self.lines if text in line]
+            if found:
+                return found[0]
+        raise AssertionError(f"no {text!r} in\n" + "\n".join(self.lines))
+
+    def end(self) -> int:
+        until = monotonic() + WAIT
+        while self.process.poll() is None and monotonic() < until:
+            self.read(0.05)
+        return self.process.wait(1)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[qindex.Engine]:
+    with open_quietly(tmp_path / "store", store_file_bytes=100_000) as engine:
+        small = engine.queue("small")
+        small.publish_many([b"x" * 10] * 40)
+        small.ack_many(small.get_many(12))
+        small.get_many(3)
+        small.flush()
+        small.publish_many([b"y"] * 5)
+        large = engine.queue("large")
+        large.publish_many([bytes([at]) * 6000 for at in range(40)])
+        large.ack_many(large.get_many(20))
+        yield engine
+
+
+def test_a_look_says_what_the_files_hold(engine: qindex.Engine) -> None:
+    looker = Looker(engine.directory)
+    look = looker.look()
+    again = looker.look()
+    for one, same in zip(look.queues, again.queues, strict=True):
+        assert (one.ready, one.unacked, one.segments) == (same.ready, same.unacked, same.segments)
+        summary = StoreReader(engine.directory).queue(one.name).summary()
+        assert (one.ready, one.unacked) == (summary.ready, summary.unacked)
+        assert (one.body_bytes, one.next_seq_id) == (summary.bytes, summary.next_seq_id)
+        assert one.journal_entries == summary.journal_entries
+    small = look.queues[1]
+    assert [part.number for part in small.segments if part.held] == [1, 2, 3, 4, 5]
+    assert [part.held for part in small.segments if part.held] == [4, 8, 8, 8, 5]
+    assert small.age is not None
+    assert 0 <= small.age < 600
+    stats = engine.stats().message_store
+    assert stats is not None
+    assert sum(one.size for one in look.files) == stats.size
+    assert sum(one.garbage for one in look.files) == stats.garbage > 0
+
+
+def test_rates(engine: qindex.Engine) -> None:
+    looker = Looker(engine.directory)
+    assert looker.look().queues[1].rates is None
+    queue = engine.queue("small")
+    started = monotonic()
+    queue.publish_many([b"z"] * 1000)
+    queue.get_many(500)
+    sleep(0.05)
+    rates = looker.look().queues[1].rates
+    took = monotonic() - started
+    assert rates is not None
+    assert rates.published >= 1000 / took > 0
+    assert 0 < rates.delivered < rates.published
+    assert rates.acked == 0
+    queue.ack_up_to(600)
+    queue.flush()
+    after = looker.look().queues[1].rates
+    assert after is not None
+    assert after.acked > 0
+    assert after.published == 0
+
+
+def test_looking_writes_nothing_and_takes_no_lock(engine: qindex.Engine) -> None:
+    root = Path(engine.directory)
+    before = {path: path.stat() for path in root.rglob("*")}
+    assert run("top", root, "--once").code == 0
+    after = {path: path.stat() for path in root.rglob("*")}
+    assert {path: (one.st_size, one.st_mtime_ns) for path, one in before.items()} == {
+        path: (one.st_size, one.st_mtime_ns) for path, one in after.items()
+    }
+    engine.queue("small").publish(b"still open")
+
+
+def test_without_a_terminal(engine: qindex.Engine) -> None:
+    result = run("top", engine.directory)
+    assert (result.code, result.err) == (0, "")
+    small, large, store = result.text.splitlines()
+    assert small.startswith("small: ready 30, unacked 3, bytes 285, oldest ")
+    assert large.startswith("large: ready 20, unacked 0, bytes 120000, oldest -")
+    assert "garbage" in store
+    (row,) = run("top", engine.directory, "--json").rows
+    assert [one["ready"] for one in row["queues"]] == [20, 30]
+    assert row["files"][0]["name"] == "0.rdq"
+
+
+def test_a_node_s_directory() -> None:
+    result = run("top", golden("d1").vhost_dir, "--once")
+    assert result.code == 0
+    assert "ready" in result.text
+
+
+def test_no_store(tmp_path: Path) -> None:
+    result = run("top", tmp_path / "none")
+    assert result.code == 2
+    assert len(result.complaints) == 1
+    assert run("top", tmp_path, "--interval", "0").code == 2
+
+
+def test_the_screen(engine: qindex.Engine) -> None:
+    terminal = Terminal(engine.directory, "--interval", "0.1")
+    try:
+        line = terminal.wait_for("small").split()
+        assert line[:3] == ["small", "30", "3"]
+        assert line[-1].endswith("·")
+        assert "garbage" in terminal.wait_for("message store: ")
+        assert terminal.wait_for("0.rdq")
+        assert terminal.wait_for("sorted by ready")
+        terminal.press("n")
+        terminal.wait_for("sorted by name")
+        names = [line.split()[0] for line in terminal.lines if line[:5] in ("small", "large")]
+        assert names == ["large", "small"]
+        engine.queue("small").publish_many([b"more"] * 70)
+        assert terminal.wait_for("100 ").split()[:2] == ["small", "100"]
+        terminal.press("q")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+
+
+def test_resized_and_narrow(engine: qindex.Engine) -> None:
+    terminal = Terminal(engine.directory, "--interval", "0.2", columns=40, rows=10)
+    try:
+        terminal.wait_for("ready")
+        assert not any("pub/s" in line for line in terminal.lines)
+        terminal.resize(130, 20)
+        terminal.screen.resize(20, 130)
+        assert "segments" in terminal.wait_for("pub/s")
+        terminal.resize(12, 3)
+        terminal.screen.resize(3, 12)
+        terminal.read(0.5)
+        assert terminal.process.poll() is None
+        terminal.press("q")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+
+
+def test_a_store_that_vanishes(tmp_path: Path) -> None:
+    with open_quietly(tmp_path / "s") as engine:
+        engine.queue("q").publish(b"x")
+    terminal = Terminal(tmp_path / "s", "--interval", "0.1")
+    try:
+        terminal.wait_for("1 queues")
+        shutil.rmtree(tmp_path / "s")
+        assert terminal.end() == 2
+        assert terminal.process.stderr is not None
+        error = terminal.process.stderr.read().decode()
+        assert error.startswith("qindex: ")
+        assert "no such directory" in error
+        assert "Traceback" not in error
+    finally:
+        terminal.close()
+
+
+def test_more_queues_than_lines(tmp_path: Path) -> None:
+    with open_quietly(tmp_path / "s") as engine:
+        for number in range(60):
+            engine.queue(f"q{number}").publish_many([b"x"] * (number + 1))
+    terminal = Terminal(tmp_path / "s", rows=16)
+    try:
+        assert terminal.wait_for("q59").split()[:2] == ["q59", "60"]
+        assert terminal.wait_for("... and 50 more")
+        assert not any(line.startswith("q1 ") for line in terminal.lines)
+    finally:
+        terminal.close()
