@@ -1,0 +1,203 @@
+"""``qindex compare``: run a workload on both designs, and show what came out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from journal.errors import UsageError
+from qindex.cli.output import print_json, print_line, print_note
+from qindex.compare.designs import Contender
+from qindex.compare.figures import Figure, figures_of, show_range, show_value, verdict
+from qindex.compare.page import make_page
+from qindex.compare.peers import DESIGNS, PEERS, is_installed
+from qindex.compare.run import Plan, Results, compare
+from qindex.compare.workload import PRESETS, Workload, find_preset, make_workload, read_workload
+
+__all__ = ["compare_command"]
+
+_WIDE = 160
+"""Columns of a table that is not for a terminal."""
+_ROUNDS = 3
+
+
+def compare_command(
+    preset: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(PRESETS)}.", show_default=False)
+    ] = "",
+    workload: Annotated[
+        Path | None, typer.Option("--workload", "-w", help="A workload as a JSON file.")
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Bodies: fixed:N, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA."),
+    ] = None,
+    queues: Annotated[int | None, typer.Option(help="Queues (topics).")] = None,
+    groups: Annotated[
+        int | None, typer.Option(help="Consumer groups that each get every message.")
+    ] = None,
+    publishers: Annotated[int | None, typer.Option(help="Publishing threads.")] = None,
+    consumers: Annotated[int | None, typer.Option(help="Consuming threads.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Messages of one call.")] = None,
+    ack_lag: Annotated[
+        int | None, typer.Option(help="Messages a consumer holds before it acknowledges.")
+    ] = None,
+    think_us: Annotated[
+        float | None, typer.Option(help="Microseconds a consumer takes for a message.")
+    ] = None,
+    lookups: Annotated[int | None, typer.Option(help="Lookups of a message by key.")] = None,
+    durability: Annotated[str | None, typer.Option(help="os or fsync.")] = None,
+    messages: Annotated[
+        int | None, typer.Option(help="Messages of a round at full speed; 0: by --seconds.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds of a paced round.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Messages a second of a paced round.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=99, help="Rounds of each contender (3).")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tenth of the load, one round: shows the form.")
+    ] = False,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also the peers that are installed.")
+    ] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Directory on the disk to measure on.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with plots there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a figure.")] = False,
+) -> int:
+    """Run one workload on the queue-index design and on the RocketMQ-style store, side by side.
+
+    Each round of each contender is a process of its own, in a fresh directory that is removed
+    afterwards; rounds take turns. Shown are medians, and the lowest and highest round.
+    """
+    given = {
+        "sizes": sizes, "queues": queues, "groups": groups, "publishers": publishers,
+        "consumers": consumers, "batch": batch, "ack_lag": ack_lag, "think_us": think_us,
+        "lookups": lookups, "durability": durability, "messages": messages, "seconds": seconds,
+        "rate": rate,
+    }  # fmt: skip
+    load = _workload(preset, workload, given)
+    if html is not None:
+        _check_target(html)
+    plan = Plan(
+        load.quick() if quick else load,
+        _contenders(load, peers),
+        directory,
+        rounds or (1 if quick else _ROUNDS),
+        quick,
+    )
+    results = _run(plan)
+    for text in results.failed.values():
+        print_note(f"left out: {text}")
+    plan = replace(plan, kinds=[kind for kind in plan.kinds if kind.name not in results.failed])
+    figures = figures_of(plan, results)
+    if html is not None:
+        html.write_text(make_page(plan, results, figures), encoding="utf-8")
+        print_note(f"the page is in {html}")
+    if as_json:
+        for figure in figures:
+            print_json(figure.to_dict() | {"workload": plan.workload.name})
+    else:
+        _show(plan, figures)
+    return 0
+
+
+def _workload(preset: str, file: Path | None, given: dict[str, Any]) -> Workload:
+    if preset and file is not None:
+        raise UsageError("either a preset or --workload, not both")
+    base = read_workload(file) if file is not None else find_preset(preset or "task-queue")
+    changed = {name: one for name, one in given.items() if one is not None}
+    if changed:
+        changed["name"] = f"{base.name}, changed"
+    return make_workload(changed, base)
+
+
+def _contenders(load: Workload, peers: bool) -> Sequence[type[Contender]]:
+    kinds = list(DESIGNS)
+    for kind in PEERS if peers else ():
+        if not is_installed(kind):
+            print_note(f"{kind.name} is not installed: left out")
+        elif load.durability == "fsync" and not kind.fsync:
+            print_note(f"{kind.name} has no durability=fsync: left out")
+        else:
+            kinds.append(kind)
+    return kinds
+
+
+def _check_target(html: Path) -> None:
+    """Raise :class:`UsageError` now and not after minutes, if the page can't be written."""
+    folder = html.absolute().parent
+    if html.is_dir() or not os.access(html if html.exists() else folder, os.W_OK):
+        raise UsageError(f"{html}: can't be written")
+
+
+def _run(plan: Plan) -> Results:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+        bar = progress.add_task("", total=1.0)
+
+        def tell(what: str, done: float) -> None:
+            progress.update(bar, description=what, completed=done)
+
+        return compare(plan, tell)
+
+
+def _show(plan: Plan, figures: Sequence[Figure]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    rounds = f"medians of {plan.rounds} rounds, \\[lowest to highest]"
+    table = Table(title=f"{plan.workload.name}: {rounds}", title_justify="left")
+    table.add_column("figure")
+    for kind in plan.kinds:
+        table.add_column(kind.name, justify="right")
+    for key in dict.fromkeys(one.key for one in figures):
+        of_kind = {one.contender: one for one in figures if one.key == key}
+        some = next(iter(of_kind.values()))
+        arrow = "more is better" if some.better == "high" else "less is better"
+        cells = [_cell(of_kind.get(kind.name)) for kind in plan.kinds]
+        table.add_row(f"{some.title} [dim]({arrow})[/dim]", *cells)
+    with console.capture() as captured:
+        console.print(table)
+    print_line(captured.get().rstrip("\n"))
+    for line in _words(plan, figures):
+        print_line(line)
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return "[dim]none[/dim]"
+    if figure.rounds == 1:
+        return show_value(figure)
+    return f"{show_value(figure)}\n[dim]\\[{show_range(figure)}][/dim]"
+
+
+def _words(plan: Plan, figures: Sequence[Figure]) -> list[str]:
+    said = verdict(plan, figures)
+    lines: list[str] = []
+    for kind in plan.kinds:
+        if said.better.get(kind.name):
+            lines += [f"Better with {kind.title}:"]
+            lines += [f"  - {one}" for one in said.better[kind.name]]
+    if said.rounds < 3:
+        lines.append("Fewer than three rounds: nothing is said about which is better.")
+    elif said.too_close:
+        lines.append(f"Too close to tell on this load: {'; '.join(said.too_close)}.")
+    lines += [f"{kind.title}: {kind.note}." for kind in plan.kinds if kind.note]
+    return lines

@@ -1,0 +1,191 @@
+"""The comparison's parent: rounds of all contenders in turn, each in a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from journal.errors import StoreError, UsageError
+from qindex.compare.designs import Contender
+from qindex.compare.workload import Workload
+
+__all__ = ["ContenderError", "Plan", "Results", "compare"]
+
+_MOST_BACKLOG = 100_000
+_QUICK_BACKLOG = 8_000
+_MOST_BACKLOG_BYTES = 64 << 20
+_LEAST_BACKLOG = 80
+_LOOKED_UP = 20_000
+
+
+class ContenderError(StoreError):
+    """A contender failed in its task; the message says which, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be run: ``rounds`` of each contender on a workload, in a directory."""
+
+    workload: Workload
+    kinds: Sequence[type[Contender]]
+    directory: Path | None = None
+    rounds: int = 3
+    quick: bool = False
+
+    def backlogs(self) -> list[int]:
+        """Messages left behind by the processes that are killed: each size is the
+        double of the one before."""
+        most = _QUICK_BACKLOG if self.quick else _MOST_BACKLOG
+        most = max(min(most, int(_MOST_BACKLOG_BYTES / self.workload.mean_bytes)), _LEAST_BACKLOG)
+        return (
+            [most // 4, most // 2, most] if self.quick else [most // 8, most // 4, most // 2, most]
+        )
+
+
+@dataclass
+class Results:
+    """By contender: its rounds, the reopenings of each backlog, the lookups."""
+
+    loads: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    reopened: dict[str, dict[int, list[dict[str, Any]]]] = field(default_factory=dict)
+    lookups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Peers that failed, and why: what they gave before is no comparison."""
+
+
+def compare(plan: Plan, tell: Callable[[str, float], None]) -> Results:
+    """Run all of a plan; ``tell(what, share done)`` before each step.
+
+    Raises :class:`UsageError` when there is no such directory or too little room,
+    :class:`ContenderError` when one of the two designs failed; a peer that fails is left out from
+    then on. Whatever happens, no process and no file
+    is left.
+    """
+    with _scratch(plan) as scratch:
+        results = Results()
+        done, all_steps = 0, plan.rounds * len(plan.kinds)
+        for number in range(plan.rounds):
+            # Whoever goes first meets the machine in another state: they take turns.
+            shift = number % len(plan.kinds)
+            for kind in [*plan.kinds[shift:], *plan.kinds[:shift]]:
+                tell(f"round {number + 1} of {plan.rounds}: {kind.name}", done / all_steps)
+                if kind.name not in results.failed:
+                    _one_round(plan, kind, scratch, results)
+                done += 1
+        return results
+
+
+def _one_round(plan: Plan, kind: type[Contender], scratch: Path, results: Results) -> None:
+    try:
+        _one_load(plan, kind, scratch, results)
+        for backlog in plan.backlogs() if kind.kill_safe else ():
+            _one_reopening(plan, kind, scratch, backlog, results)
+    except ContenderError as error:
+        # Without one of the two designs there is no comparison; a peer can be left out.
+        if kind in plan.kinds[:2]:
+            raise
+        results.failed[kind.name] = str(error)
+
+
+def _one_load(plan: Plan, kind: type[Contender], scratch: Path, results: Results) -> None:
+    with _place(scratch) as place, _child(plan, kind, "load", place) as child:
+        results.loads.setdefault(kind.name, []).append(_answer(child, kind))
+    if plan.workload.lookups:
+        count = min(_LOOKED_UP, plan.backlogs()[-1])
+        with (
+            _place(scratch) as place,
+            _child(plan, kind, "lookup", place / "store", count=count) as child,
+        ):
+            results.lookups.setdefault(kind.name, []).append(_answer(child, kind))
+
+
+def _one_reopening(
+    plan: Plan, kind: type[Contender], scratch: Path, backlog: int, results: Results
+) -> None:
+    with _place(scratch) as place:
+        with _child(plan, kind, "fill", place / "store", count=backlog) as child:
+            _answer(child, kind)
+            child.kill()
+        with _child(plan, kind, "reopen", place / "store") as child:
+            by_backlog = results.reopened.setdefault(kind.name, {})
+            by_backlog.setdefault(backlog, []).append(_answer(child, kind))
+
+
+@contextlib.contextmanager
+def _scratch(plan: Plan) -> Iterator[Path]:
+    """A directory for all stores, gone in the end."""
+    if plan.directory is not None and not plan.directory.is_dir():
+        raise UsageError(f"{plan.directory}: no such directory")
+    path = Path(tempfile.mkdtemp(prefix="qindex-compare-", dir=plan.directory))
+    try:
+        needed, free = plan.workload.space_bytes, shutil.disk_usage(path).free
+        if free < needed:
+            where = plan.directory or tempfile.gettempdir()
+            raise UsageError(
+                f"{where}: {free >> 20:,} MiB are free, this workload wants {needed >> 20:,} MiB "
+                "(--dir names another disk)"
+            )
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _place(scratch: Path) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(dir=scratch))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _child(
+    plan: Plan, kind: type[Contender], task: str, directory: Path, **more: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child at its task; killed, if it still lives, in the end."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    request = {
+        "task": task,
+        "contender": kind.name,
+        "directory": str(directory),
+        "workload": plan.workload.to_dict(),
+        **more,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "qindex.compare.child"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        try:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            yield child
+        finally:
+            child.kill()
+
+
+def _answer(child: subprocess.Popen[bytes], kind: type[Contender]) -> dict[str, Any]:
+    assert child.stdout is not None
+    assert child.stderr is not None
+    line = child.stdout.readline()
+    if not line:
+        last = child.stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise ContenderError(f"{kind.title}: its process ended by itself: {last or 'no reason'}")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise ContenderError(f"{kind.title}: {answer['error']}")
+    return answer["result"] or {}
