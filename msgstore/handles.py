@@ -13,7 +13,7 @@ import errno
 import os
 from collections import OrderedDict
 
-from journal.files import FileSystem
+from journal.files import FileSystem, close_quietly
 from msgstore.format import file_name
 
 __all__ = ["Handle", "Handles"]
@@ -22,15 +22,16 @@ __all__ = ["Handle", "Handles"]
 class Handle:
     """An open file; ``fd`` is good as long as this object is."""
 
-    __slots__ = ("_close", "fd", "key")
+    __slots__ = ("_fs", "fd", "key")
 
     def __init__(self, fs: FileSystem, key: int, fd: int) -> None:
         self.key = key
         self.fd = fd
-        self._close = fs.close
+        self._fs = fs
 
     def __del__(self) -> None:
-        self._close(self.fd)
+        # What has to be durable was synced.
+        close_quietly(self._fs, self.fd, file_name(self.key))
 
 
 class Handles:

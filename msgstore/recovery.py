@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from journal.errors import DamageError, StorageError, StoreError
 from journal.files import FileSystem, make_dirs, pread_all, pwrite_all, replace_file
 from journal.findings import Cause, Finding
+from journal.findings import Kind as Found
 from msgstore.errors import StaleSnapshotError
 from msgstore.format import (
     NODE_STATE_NAMES,
@@ -92,6 +93,7 @@ class Recovery:
         file_size_limit: int,
         repair: bool,
         read_only: bool,
+        verify: bool = False,
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -100,6 +102,7 @@ class Recovery:
         self._limit = file_size_limit
         self._repair = repair
         self._read_only = read_only
+        self._verify = verify
         self._scans: dict[int, FileScan] = {}
         self._chosen: dict[bytes, int] = {}
         """Where the record chosen for each message is, packed."""
@@ -199,12 +202,15 @@ class Recovery:
             names.sizes[key] = status.st_size
 
     def _name_findings(self, names: _Names) -> list[Finding]:
-        def found(name: str, what: str) -> Finding:
+        def found(name: str, what: str, kind: Found = Found.UNFINISHED) -> Finding:
             path = os.path.join(self._directory, name)
-            return Finding(path, 0, 0, Cause.CRASH, what, "nothing is lost")
+            return Finding(path, 0, 0, Cause.CRASH, what, "nothing is lost", kind)
 
         return [
-            *(found(name, "a foreign file, left alone") for name in names.foreign),
+            *(
+                found(name, "a foreign file, left alone", Found.FOREIGN_FILE)
+                for name in names.foreign
+            ),
             *(found(name, "copies of an unfinished compaction") for name in names.tmps),
             *(
                 found(file_name(key), "copies of an unfinished compaction by RabbitMQ")
@@ -231,8 +237,8 @@ class Recovery:
     def _scan(self, names: _Names, references: Mapping[bytes, int]) -> None:
         """Scan all files and choose the records; a second time, reading all, for what is
         missing: a length that lies may have swallowed a record without a trace."""
-        # Only the last file can hold records that the system had not written out in whole.
-        deep = set(names.records[-1:])
+        # Of a process that died only the last file can hold a record that is not whole.
+        deep = self._newest(names) if self._verify else set(names.records[-1:])
         self._scan_all(names, references, deep)
         if len(self._chosen) == len(references):
             return
@@ -240,6 +246,18 @@ class Recovery:
         gaps = {key for key, scan in self._scans.items() if scan.gaps}
         deep |= set(names.records + names.tails) if all_of_them else gaps
         self._scan_all(names, references, deep)
+
+    @staticmethod
+    def _newest(names: _Names) -> set[int]:
+        """The last file, and as many before it as may be read in full."""
+        newest: set[int] = set()
+        size = 0
+        for key in reversed(names.records):
+            size += names.sizes[key]
+            if newest and size > _DEEP_SCAN_BYTES:
+                break
+            newest.add(key)
+        return newest
 
     def _scan_all(self, names: _Names, references: Mapping[bytes, int], deep: set[int]) -> None:
         self._chosen.clear()

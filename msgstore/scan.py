@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pread_all
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from msgstore.format import (
     END_BYTE,
     FRAME,
@@ -55,6 +55,7 @@ class Gap:
     cause: Cause
     what: str
     msg_id: bytes | None = None
+    kind: Kind = Kind.RECORD
 
 
 @dataclass(slots=True)
@@ -78,7 +79,8 @@ class FileScan:
     def findings(self) -> list[Finding]:
         """The gaps as findings."""
         return [
-            Finding(self.path, gap.offset, gap.length, gap.cause, gap.what) for gap in self.gaps
+            Finding(self.path, gap.offset, gap.length, gap.cause, gap.what, kind=gap.kind)
+            for gap in self.gaps
         ]
 
 
@@ -269,7 +271,8 @@ class _Scanner:
         if reason:
             crash = self._lost_sector(start, start + claimed + 9)
             cause = Cause.CRASH if crash else Cause.DAMAGE
-            self._add_gap(start, length, cause, f"the record is damaged: {reason}", msg_id)
+            what = f"the record is damaged: {reason}"
+            self._add_gap(start, length, cause, what, msg_id, Kind.CHECKSUM)
             return
         what = self._describe(start, stop, claimed, fits)
         # A write that was cut short leaves zeros up to where the next one began, or the end of
@@ -277,7 +280,8 @@ class _Scanner:
         ends = self._fs.pread(self._fd, 1, start + claimed + 8) if fits else b"\x00"
         crash = last == b"\x00" or (at_end and ends == b"\x00") or self._lost_sector(start, stop)
         cause = Cause.CRASH if crash else Cause.DAMAGE
-        self._add_gap(start, length, cause, what, msg_id if fits else None)
+        kind = Kind.ZEROS if claimed == 0 else Kind.TORN if at_end and not fits else Kind.RECORD
+        self._add_gap(start, length, cause, what, msg_id if fits else None, kind)
 
     def _rescued(self, msg_id: bytes, start: int, length: int) -> bool:
         if length < FRAME or length - FRAME > self._max_record:
@@ -297,9 +301,15 @@ class _Scanner:
         return f"a record of {claimed + 9} bytes has only {stop - start}"
 
     def _add_gap(
-        self, start: int, length: int, cause: Cause, what: str, msg_id: bytes | None
+        self,
+        start: int,
+        length: int,
+        cause: Cause,
+        what: str,
+        msg_id: bytes | None,
+        kind: Kind = Kind.RECORD,
     ) -> None:
-        self.result.gaps.append(Gap(start, length, cause, what, msg_id))
+        self.result.gaps.append(Gap(start, length, cause, what, msg_id, kind))
 
     def _lost_sector(self, start: int, stop: int) -> bool:
         """Whether a disk sector, or what of it lies behind ``start``, is zero: it never reached

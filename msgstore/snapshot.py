@@ -10,6 +10,7 @@ import sys
 
 import msgpack
 
+from journal.packed import unpack
 from msgstore.errors import StaleSnapshotError
 from msgstore.locations import Locations
 from msgstore.summary import Summary
@@ -32,15 +33,13 @@ def load_snapshot(data: bytes) -> tuple[Locations, Summary, int]:
     """Unpack the state. Raises :class:`StaleSnapshotError` for what :func:`dump_snapshot` of this
     version and machine did not make."""
     try:
-        version, next_file, files, order, *columns = msgpack.unpackb(
-            data, raw=False, max_bin_len=len(data)
-        )
+        version, next_file, files, order, *columns = unpack(data)
         if version != _VERSION or order != sys.byteorder or len(columns) != 5:
             raise ValueError("it has another version or byte order")
         locations = Locations.load((columns[0], columns[1], columns[2], columns[3], columns[4]))
         summary = Summary()
         for key, size, live in files:
             summary.add_file(key, size, live)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError) as error:
         raise StaleSnapshotError(f"the snapshot can't be used: {error}") from error
     return locations, summary, next_file

@@ -100,6 +100,7 @@ class MessageStore:
         background: bool = True,
         repair: bool = False,
         read_only: bool = False,
+        verify: bool = False,
     ) -> MessageStore:
         """Open the store in ``directory``, which is made if need be.
 
@@ -107,6 +108,10 @@ class MessageStore:
         id -> count, from the queue indexes) tells which records are wanted, and all files are
         scanned; ``findings`` then names what was found amiss and ``missing`` the ids without a
         sound record. What a crash leaves is put right; for damage see ``repair``.
+
+        ``verify``: every record that is scanned is read and checked, of the newest files up to
+        1 GiB; to be asked for after a loss of power, which may leave any of them damaged that was
+        not synced. Without it only the last file's are.
 
         ``before_reclaim`` is called, without any lock of the store but from any thread, before
         files are deleted; with ``background=False`` only :meth:`compact` reclaims. ``repair``
@@ -129,6 +134,7 @@ class MessageStore:
             file_size_limit=file_size_limit,
             repair=repair,
             read_only=read_only,
+            verify=verify,
         )
         if snapshot is not None:
             recovered = recovery.from_snapshot(snapshot)

@@ -22,6 +22,7 @@ from journal.errors import (
     ForkedError,
     LockedError,
     NotAStoreError,
+    QueueFullError,
     StorageError,
     StoreError,
     UsageError,
@@ -33,13 +34,20 @@ from journal.findings import Cause, Finding
 if TYPE_CHECKING:
     from qindex.delivery import Batch, Delivery
     from qindex.engine import Engine
+    from qindex.following import Follower, Gap, QueueGoneError, follow
     from qindex.message import Message
     from qindex.options import Options
     from qindex.queue import Queue
     from qindex.read_only import ReadOnlyEngine
+    from qindex.settings import UNSET, QueueSettings
     from qindex.stats import EngineStats, QueueStats
+    from qindex.tools.repair import repair
+    from qindex.tools.salvage import salvage
+    from qindex.tools.saved import SaveReport
+    from qindex.tools.verify import Report, verify
 
 __all__ = [
+    "UNSET",
     "Batch",
     "Cause",
     "ClosedError",
@@ -48,19 +56,30 @@ __all__ = [
     "Engine",
     "EngineStats",
     "Finding",
+    "Follower",
     "ForkedError",
+    "Gap",
     "LockedError",
     "Message",
     "NotAStoreError",
     "Options",
     "Queue",
+    "QueueFullError",
+    "QueueGoneError",
+    "QueueSettings",
     "QueueStats",
     "ReadOnlyEngine",
+    "Report",
+    "SaveReport",
     "StorageError",
     "StoreError",
     "UsageError",
     "WritesRefusedError",
+    "follow",
     "open",
+    "repair",
+    "salvage",
+    "verify",
 ]
 
 __version__ = "0.1.0"
@@ -68,15 +87,26 @@ __version__ = "0.1.0"
 # Where the names are that need numpy: a program that imports qindex and opens nothing (a command
 # line that prints its help) should not wait for it.
 _LATER = {
+    "UNSET": "qindex.settings",
     "Batch": "qindex.delivery",
     "Delivery": "qindex.delivery",
     "Engine": "qindex.engine",
     "EngineStats": "qindex.stats",
+    "Follower": "qindex.following",
+    "Gap": "qindex.following",
     "Message": "qindex.message",
     "Options": "qindex.options",
     "Queue": "qindex.queue",
+    "QueueGoneError": "qindex.following",
+    "QueueSettings": "qindex.settings",
     "QueueStats": "qindex.stats",
     "ReadOnlyEngine": "qindex.read_only",
+    "Report": "qindex.tools.verify",
+    "SaveReport": "qindex.tools.saved",
+    "follow": "qindex.following",
+    "repair": "qindex.tools.repair",
+    "salvage": "qindex.tools.salvage",
+    "verify": "qindex.tools.verify",
 }
 
 

@@ -1,55 +1,57 @@
-"""Delivering and settling: the half of a queue that consumers use.
+"""Delivering: the half of a queue that consumers use; settling is in :mod:`qindex.settler`.
 
-Messages are read ahead, a window at a time; the path of a single delivery and of a single ack is
-written out in one function each.
+Messages are read ahead, a window at a time; the path of a single delivery is written out in one
+function.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from threading import TIMEOUT_MAX
 from time import monotonic, time_ns
 
 import numpy as np
-import numpy.typing as npt
 
 from journal.errors import DamageError, UsageError
 from journal.findings import Cause, Finding
-from journal.format import ACK, DELIVER, TYPE_SHIFT
+from journal.format import DELIVER
 from msgstore.errors import MissingMessageError
-from qindex.delivery import Batch, BatchDelivery, Delivery
+from qindex.delivery import Batch, Delivery
 from qindex.entries import Entry
+from qindex.lease import check_lease
 from qindex.quarantine import quarantine
-from qindex.queue_core import QueueCore
-from qindex.segment import ACKED, DELIVERED, OUT, PUBLISHED
+from qindex.segment import OUT, PUBLISHED
+from qindex.settler import Settler, ascending
+from qindex.waits import time_left
 
 __all__ = ["READ_AHEAD", "Consumer"]
 
-I64 = npt.NDArray[np.int64]
-
 _log = logging.getLogger("qindex.queue")
 
-_ACK_WORD = ACK << TYPE_SHIFT
+_LONG_AGO = 1 << 50
+"""Microseconds since 1970, in September 2005: no message expired then."""
 READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
 
 
-class Consumer(QueueCore):
-    """What hands messages out and takes their acks."""
+class Consumer(Settler):
+    """What hands messages out."""
 
-    def get(self, timeout: float | None = None) -> Delivery | None:
+    def get(self, timeout: float | None = None, *, lease: float | None = None) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. The message stays in the queue until it is
-        acknowledged; after a crash it is delivered again, with ``redelivered`` true.
+        acknowledged; after a crash it is delivered again, with ``redelivered`` true. ``lease``:
+        seconds in which it is to be settled; then it returns to its place in the queue by itself.
         Raises :class:`DamageError` when the next message is damaged: it names file and offset,
         the bytes are set aside in a quarantine file, and the next call goes on behind it.
         O(1), whatever the backlog.
         """
+        if lease is not None:
+            check_lease(lease)
         with self._lock:
             while True:
                 window = self._window
@@ -58,7 +60,7 @@ class Consumer(QueueCore):
                     if not self._available(timeout):
                         return None
                     if self._returned:
-                        given = self._take_returned()
+                        given = self._take_returned(lease)
                         if given is None:
                             continue
                         return given
@@ -87,7 +89,10 @@ class Consumer(QueueCore):
                 states[rel] = OUT
                 self._at = at + 1
                 index.taken += 1
-                return Delivery(self, seq, body, not fresh, extra)
+                given = Delivery(self, seq, body, not fresh, extra)
+                if (self._watched or lease is not None) and not self._hand_out(given, lease):
+                    continue
+                return given
 
     def _available(self, timeout: float | None) -> bool:
         """Wait until something is given back or in the window; false when the time is up."""
@@ -100,7 +105,9 @@ class Consumer(QueueCore):
                     break
             if self._fill(READ_AHEAD):
                 break
-            left = _time_left(deadline)
+            if self._to_move and self._move_unlocked():
+                continue
+            left = time_left(deadline)
             if left is not None and left <= 0:
                 return False
             self._waiting += 1
@@ -120,8 +127,8 @@ class Consumer(QueueCore):
         self._at = 0
         return True
 
-    def _take_returned(self) -> Delivery | None:
-        """Deliver the first of what was given back; ``None`` when it had expired."""
+    def _take_returned(self, lease: float | None) -> Delivery | None:
+        """Deliver the first of what was given back; ``None`` when it may not be delivered."""
         seq = heapq.heappop(self._returned)
         body, extra = self._returned_by_seq.pop(seq)
         if not isinstance(extra, int):
@@ -141,14 +148,8 @@ class Consumer(QueueCore):
             raise
         segment.states[seq - segment.base] = OUT
         index.taken += 1
-        return Delivery(self, seq, body, not fresh, extra)
-
-    def _give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
-        """Make a message ready again, in its place before all that was not delivered yet."""
-        if seq < self._next_fetch:
-            self._returned_by_seq[seq] = body, extra
-            heapq.heappush(self._returned, seq)
-        # Else (a purge has failed half-way) reading comes by it again.
+        given = Delivery(self, seq, body, not fresh, extra)
+        return given if self._hand_out(given, lease) else None
 
     def _admit(self, seq: int, body: bytes, extra: int | Entry) -> Entry | None:
         """See to an entry that is not plain: ``None`` when it had expired and was dropped, else
@@ -163,8 +164,15 @@ class Consumer(QueueCore):
                 what, consequence = "one flipped bit", "corrected from the checksum: none lost"
                 index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence)])
                 extra = replace(extra, corrected=False)
+            if 0 < extra.expiry <= _LONG_AGO and extra.stored:
+                # The one field of such an entry that nothing vouches for, and a flipped bit in
+                # "never" is a time long ago, or ahead.
+                path, offset = index.where(seq)
+                what, consequence = "an expiry before 2006", "taken as none: the message stays"
+                index.report([Finding(path, offset, 8, Cause.DAMAGE, what, consequence)])
+                extra = replace(extra, expiry=0)
             if extra.expiry and extra.expiry <= time_ns() // 1000:
-                self._drop_one(seq, extra)
+                self._expire(seq, extra)
                 return None
             extra = self._with_message(extra)
             if extra.stored and extra.message is not None:
@@ -188,11 +196,35 @@ class Consumer(QueueCore):
             return replace(entry, damage=str(error))
         return Entry(msg_id, entry.expiry, entry.size, message, stored=True)
 
+    def _expire(self, seq: int, entry: Entry) -> None:
+        """Drop an entry whose time is up, or let it go to the dead-letter queue."""
+        if self.settings.dead_letter is None:
+            self._drop_one(seq, entry)
+            return
+        entry = self._with_message(entry)
+        if entry.message is None:
+            path, offset = self._set_aside(seq, entry)
+            _log.error("%s: at offset %d: expired, and damaged: %s", path, offset, entry.damage)
+            self._drop_one(seq, entry)
+            return
+        index = self._index
+        segment = index.segment_of(seq)
+        if segment.states[seq - segment.base] == PUBLISHED:
+            index.append_actions(DELIVER, np.array([seq]))
+        index.taken += 1
+        self._went_out(1, entry.size)
+        if entry.stored:
+            self._stored_out[seq] = entry.msg_id
+        self._set_moving(seq, entry.message, "expired")
+
     def _drop_one(self, seq: int, entry: Entry) -> None:
         self._index.drop(np.array([seq]))
+        self._went_out(1, entry.size)
         if entry.stored:
             self._stored_out.pop(seq, None)
             self._release([entry.msg_id])
+        if seq in self._returns:
+            self._forget((seq,))
 
     def _set_aside(self, seq: int, entry: Entry) -> tuple[str, int]:
         """Copy the bytes of a damaged message into a quarantine file; gives its file and offset."""
@@ -226,26 +258,39 @@ class Consumer(QueueCore):
         _log.error("%s", error)
         raise error
 
-    def get_many(self, most: int, timeout: float | None = 0) -> Batch:
+    def get_many(
+        self, most: int, timeout: float | None = 0, *, lease: float | None = None
+    ) -> Batch:
         """Take up to ``most`` messages at once, in order.
 
         Waits up to ``timeout`` seconds for the first one only (default: not at all); gives an
-        empty batch when there is none. A damaged message ends the batch before it; the next call
-        raises its :class:`DamageError`. One append to the journal for the batch.
+        empty batch when there is none. ``lease`` as in :meth:`get`, of each of them. A damaged
+        message ends the batch before it; the next call raises its :class:`DamageError`. One append
+        to the journal for the batch.
         """
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"the number of messages must be at least 1, not {most!r}")
+        if lease is not None:
+            check_lease(lease)
         with self._lock:
             ready = self._available(timeout)
             # Made after the waiting: what was given back meanwhile may be a part of it.
             batch = Batch(self, self._index.nacks)
-            if ready:
+            # Again, where all of them had been delivered too often.
+            while ready and not batch:
                 try:
                     while len(batch) < most and self._take_into(batch, most - len(batch)):
                         pass
                 finally:
                     self._mark_out(batch)
-            return batch
+                    ready = self._is_tracked(lease) and self._hand_out_all(batch, lease)
+        if self._to_move:
+            self._move_waiting()
+        return batch
+
+    def _is_tracked(self, lease: float | None) -> bool:
+        """Tell whether deliveries are to be looked at one by one."""
+        return self._watched or bool(self._returns) or lease is not None
 
     def _take_into(self, batch: Batch, most: int) -> bool:
         """Move messages that may be delivered into ``batch``; false when it has to end here."""
@@ -289,7 +334,7 @@ class Consumer(QueueCore):
     def _mark_out(self, batch: Batch) -> None:
         if not batch:
             return
-        seqs = _array(batch.seq_ids)
+        seqs = ascending(batch.seq_ids)
         index = self._index
         try:
             states = index.states_of(seqs)
@@ -300,13 +345,18 @@ class Consumer(QueueCore):
             raise
         index.set_states(seqs, OUT)
         index.taken += len(batch)
+        if self._limits is not None:
+            self._went_out(len(batch), sum(map(len, batch.bodies)))
         self._tick()
 
-    def consume(self, prefetch: int = 100, timeout: float | None = None) -> Iterator[Delivery]:
+    def consume(
+        self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
+    ) -> Iterator[Delivery]:
         """Yield messages as they come; ends when none came for ``timeout`` seconds.
 
         At most ``prefetch`` of those it gave are unacknowledged at a time: then it waits for an
         ack (by another thread), up to ``timeout`` seconds too, before it gives the next.
+        ``lease`` as in :meth:`get`, of each of them.
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
@@ -316,7 +366,7 @@ class Consumer(QueueCore):
                 given = self._await_settled(given, timeout)
                 if len(given) >= prefetch:
                     return
-            delivery = self.get(timeout)
+            delivery = self.get(timeout, lease=lease)
             if delivery is None:
                 return
             given.append(delivery)
@@ -328,7 +378,7 @@ class Consumer(QueueCore):
         with self._lock:
             while True:
                 held = [delivery for delivery in given if not delivery.settled]
-                left = _time_left(deadline)
+                left = time_left(deadline)
                 if len(held) < len(given) or (left is not None and left <= 0):
                     return held
                 self._holding += 1
@@ -337,184 +387,3 @@ class Consumer(QueueCore):
                 finally:
                     self._holding -= 1
                 self._check_open()
-
-    def ack(self, delivery: Delivery) -> None:
-        """Acknowledge: the message is done with, and never comes back once this is durable.
-
-        Raises :class:`UsageError` for a delivery of another queue, or one that was settled.
-        """
-        with self._lock:
-            try:
-                owner = delivery._queue
-            except AttributeError:
-                raise _no_delivery(delivery) from None
-            if owner is not self:
-                raise _not_ours(delivery, self)
-            seq = delivery.seq_id
-            segment = self._ack_segment
-            rel = seq - segment.base
-            if not 0 <= rel < len(segment.states):
-                segment = self._ack_segment = self._index.segment_of(seq)
-                rel = seq - segment.base
-            states = segment.states
-            if states[rel] != OUT:
-                raise _not_ours(delivery, self)
-            if self._nacked_at:
-                self._check_taken(delivery)
-            index = self._index
-            try:
-                index.journal.write((_ACK_WORD | seq).to_bytes(8, "big"))
-            except ValueError:
-                index.journal.append((_ACK_WORD | seq).to_bytes(8, "big"))
-            states[rel] = ACKED
-            delivery._queue = None
-            index.acks += 1
-            if not seq & self._check_mask:
-                self._tick()
-            if index.transient or self._nacked_at or self._holding or self._stored_out:
-                self._forget((seq,))
-        if self._sync_each:
-            self._index.journal.sync()
-
-    def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
-        with self._lock:
-            seqs = self._outstanding(deliveries)
-            if len(seqs):
-                self._ack_all(seqs)
-        if self._sync_each and len(seqs):
-            self._index.journal.sync()
-
-    def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
-        number."""
-        if not isinstance(seq_id, int) or isinstance(seq_id, bool):
-            raise UsageError(f"a seq_id is an int, not {seq_id!r}")
-        with self._lock:
-            seqs = self._index.outstanding_up_to(seq_id)
-            if len(seqs):
-                self._ack_all(seqs)
-        if self._sync_each and len(seqs):
-            self._index.journal.sync()
-        return len(seqs)
-
-    def _ack_all(self, seqs: I64) -> None:
-        index = self._index
-        index.append_actions(ACK, seqs)
-        index.set_states(seqs, ACKED)
-        index.acks += len(seqs)
-        if index.transient or self._nacked_at or self._holding or self._stored_out:
-            self._forget(seqs.tolist())
-        self._tick()
-
-    def nack(self, delivery: Delivery, requeue: bool = True) -> None:
-        """Give a message back: it returns to its place in the queue, or with ``requeue=False``
-        it is dropped. Raises as :meth:`ack`."""
-        if not requeue:
-            self.ack(delivery)
-            return
-        with self._lock:
-            self._outstanding([delivery])
-            seq = delivery.seq_id
-            segment = self._index.segment_of(seq)
-            segment.states[seq - segment.base] = DELIVERED
-            self._give_back(seq, delivery.body, delivery._extra)
-            delivery._queue = None
-            index = self._index
-            index.nacks += 1
-            self._nacked_at[seq] = index.nacks
-            if self._holding:
-                self._settled.notify_all()
-            if self._waiting:
-                self._arrived.notify()
-
-    def requeue(self, delivery: Delivery) -> None:
-        """Give a message back to its place; the same as ``nack(delivery, requeue=True)``."""
-        self.nack(delivery, requeue=True)
-
-    def _outstanding(self, deliveries: Iterable[Delivery]) -> I64:
-        """Give the seq_ids of these deliveries, all of them outstanding.
-
-        Raises :class:`UsageError` for the first that is not, or that stands there twice.
-        """
-        if isinstance(deliveries, Batch) and deliveries._queue is self:
-            seqs = _array(deliveries.seq_ids)
-            if self._nacked_at:
-                for delivery in deliveries:
-                    self._check_taken(delivery)
-        else:
-            deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
-            for delivery in deliveries:
-                if not isinstance(delivery, Delivery):
-                    raise _no_delivery(delivery)
-                if delivery._queue is not self:
-                    raise _not_ours(delivery, self)
-                self._check_taken(delivery)
-            seqs = np.array([delivery.seq_id for delivery in deliveries], np.int64)
-            if len(np.unique(seqs)) != len(seqs):
-                raise UsageError("a delivery stands twice in the batch")
-        settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
-        if len(settled):
-            raise _not_ours(deliveries[int(settled[0])], self)
-        return seqs
-
-    def _check_taken(self, delivery: Delivery) -> None:
-        """Refuse a delivery of a batch whose message was given back since."""
-        if isinstance(delivery, BatchDelivery) and not self._is_out(
-            delivery.seq_id, delivery.taken
-        ):
-            raise _not_ours(delivery, self)
-
-    def _is_out(self, seq_id: int, taken: int | None = None) -> bool:
-        """Tell whether an entry is still with a consumer: the one that took it with a batch when
-        ``taken`` messages had been given back."""
-        # Asked without the lock too, so nothing is loaded or made here: a segment that is not in
-        # memory has nothing with a consumer.
-        segment = self._index.segments.get(seq_id // self._index.entry_count)
-        if segment is None:
-            return False
-        states, rel = segment.states, seq_id - segment.base
-        is_out = rel < len(states) and states[rel] == OUT
-        return is_out and (taken is None or self._nacked_at.get(seq_id, 0) <= taken)
-
-    def _forget(self, seqs: Iterable[int]) -> None:
-        """Drop what was noted of entries that are acknowledged, take their references from the
-        message store, and wake who waits for acks."""
-        stored = []
-        for seq in seqs:
-            self._index.transient.discard(seq)
-            self._nacked_at.pop(seq, None)
-            msg_id = self._stored_out.pop(seq, None)
-            if msg_id is not None:
-                stored.append(msg_id)
-        if stored:
-            self._release(stored)
-        if self._holding:
-            self._settled.notify_all()
-
-
-def _no_delivery(what: object) -> UsageError:
-    return UsageError(f"not a delivery: {type(what).__name__}")
-
-
-def _not_ours(delivery: Delivery, queue: Consumer) -> UsageError:
-    """Say why this delivery can't be settled by this queue."""
-    owner = delivery._queue
-    if owner is None or owner is queue:
-        return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
-    return UsageError(
-        f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
-        f"not to {queue.name!r}"
-    )
-
-
-def _time_left(deadline: float | None) -> float | None:
-    """Give the seconds left, no more than a lock can wait for; ``None``: for ever."""
-    return None if deadline is None else min(deadline - monotonic(), TIMEOUT_MAX)
-
-
-def _array(seqs: list[int]) -> I64:
-    """Give ascending seq_ids as an array; most often they are a run."""
-    if seqs and seqs[-1] - seqs[0] + 1 == len(seqs):
-        return np.arange(seqs[0], seqs[-1] + 1, dtype=np.int64)
-    return np.array(seqs, np.int64)

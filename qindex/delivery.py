@@ -13,7 +13,7 @@ from qindex.message import Message
 from qindex.segment import DELIVERED
 
 if TYPE_CHECKING:
-    from qindex.consumer import Consumer
+    from qindex.settler import Settler
 
 __all__ = ["Batch", "BatchDelivery", "Delivery"]
 
@@ -26,13 +26,15 @@ class Delivery:
     the block raises.
     """
 
-    __slots__ = ("_extra", "_queue", "body", "redelivered", "seq_id")
+    __slots__ = ("_count", "_extra", "_queue", "body", "redelivered", "seq_id")
 
     body: bytes
+    _count: int
+    """Set where it is known; a plain first delivery pays nothing for it."""
 
     def __init__(
         self,
-        queue: Consumer | None,
+        queue: Settler | None,
         seq_id: int,
         body: bytes,
         redelivered: bool,
@@ -82,6 +84,18 @@ class Delivery:
         return None if isinstance(extra, int) or not extra.expiry else extra.expiry / 1e6
 
     @property
+    def delivery_count(self) -> int:
+        """How often it was delivered, this time included: 1 for the first.
+
+        Counted as long as the engine is open; over restarts in queues with a ``delivery_limit``.
+        Elsewhere what was delivered before a restart has 2.
+        """
+        try:
+            return self._count
+        except AttributeError:
+            return 2 if self.redelivered else 1
+
+    @property
     def settled(self) -> bool:
         """Whether it was acknowledged or given back (or was only looked at)."""
         return self._queue is None or not self._queue._is_out(self.seq_id)
@@ -94,9 +108,15 @@ class Delivery:
         """Give back; see :meth:`qindex.queue.Queue.nack`."""
         self._its_queue().nack(self, requeue=requeue)
 
-    def _its_queue(self) -> Consumer:
+    def extend(self, seconds: float) -> None:
+        """Keep it for ``seconds`` from now; see :meth:`qindex.queue.Queue.extend`."""
+        self._its_queue().extend(self, seconds)
+
+    def _its_queue(self) -> Settler:
         if self._queue is None:
-            raise UsageError(f"delivery of seq_id {self.seq_id} is settled already")
+            raise UsageError(
+                f"delivery of seq_id {self.seq_id} is settled already, or its lease has run out"
+            )
         return self._queue
 
     def __enter__(self) -> Delivery:
@@ -129,7 +149,7 @@ class BatchDelivery(Delivery):
 
     def __init__(
         self,
-        queue: Consumer | None,
+        queue: Settler | None,
         seq_id: int,
         body: bytes,
         redelivered: bool,
@@ -156,15 +176,26 @@ class Batch(Sequence[Delivery]):
     there at no cost.
     """
 
-    __slots__ = ("_extras", "_queue", "_states", "_taken", "bodies", "seq_ids")
+    __slots__ = ("_counts", "_extras", "_queue", "_states", "_taken", "bodies", "seq_ids")
 
-    def __init__(self, queue: Consumer, taken: int) -> None:
+    def __init__(self, queue: Settler, taken: int) -> None:
         self._queue = queue
         self._taken = taken
         self.seq_ids: list[int] = []
         self.bodies: list[bytes] = []
         self._states = bytearray()
         self._extras: list[int | Entry] = []
+        self._counts: dict[int, int] = {}
+
+    def _set_counts(self, counts: dict[int, int]) -> None:
+        """Take over how often messages were delivered, by seq_id; those with 0 are taken out."""
+        if 0 in counts.values():
+            kept = [at for at, seq in enumerate(self.seq_ids) if counts.get(seq) != 0]
+            self.seq_ids = [self.seq_ids[at] for at in kept]
+            self.bodies = [self.bodies[at] for at in kept]
+            self._states = bytearray(self._states[at] for at in kept)
+            self._extras = [self._extras[at] for at in kept]
+        self._counts = counts
 
     def _extend(
         self,
@@ -188,17 +219,25 @@ class Batch(Sequence[Delivery]):
     def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        return BatchDelivery(
-            self._queue,
-            self.seq_ids[index],
-            self.bodies[index],
-            self._states[index] == DELIVERED,
-            self._extras[index],
-            self._taken,
+        return self._counted(
+            BatchDelivery(
+                self._queue,
+                self.seq_ids[index],
+                self.bodies[index],
+                self._states[index] == DELIVERED,
+                self._extras[index],
+                self._taken,
+            )
         )
 
+    def _counted(self, delivery: Delivery) -> Delivery:
+        count = self._counts.get(delivery.seq_id)
+        if count:
+            delivery._count = count
+        return delivery
+
     def __iter__(self) -> Iterator[Delivery]:
-        return map(
+        made = map(
             BatchDelivery,
             repeat(self._queue),
             self.seq_ids,
@@ -207,6 +246,7 @@ class Batch(Sequence[Delivery]):
             self._extras,
             repeat(self._taken),
         )
+        return map(self._counted, made) if self._counts else made
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} deliveries>"

@@ -22,18 +22,19 @@ from journal.errors import (
     UsageError,
 )
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
-from journal.findings import Finding
+from journal.findings import Cause, Finding, Kind
 from journal.lock import DirectoryLock
 from journal.poison import Poison
 from msgstore import CompactionReport
 from qindex import layout
+from qindex.alarm import Alarm
 from qindex.guards import RefusingLock
 from qindex.housekeeper import Housekeeper
 from qindex.message import Message
+from qindex.moves import Moves
 from qindex.opening import Opening, remove_queue_directory
 from qindex.options import Options
 from qindex.publisher import publish_to_all
-from qindex.quarantine import quarantine
 from qindex.queue import Queue
 from qindex.queue_core import QueueCore
 from qindex.queue_index import QueueIndex
@@ -44,14 +45,21 @@ from qindex.segment import Segment
 from qindex.segment_format import DEFAULT_ENTRY_COUNT
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.settings import (
+    Overflow,
+    QueueSettings,
+    Unset,
+    adopt_settings,
+    checked_name,
+    differences,
+)
 from qindex.snapshot import write_snapshot
 from qindex.stats import EngineStats
+from qindex.unmoved import finish_moves
 
 __all__ = ["Engine"]
 
 _log = logging.getLogger("qindex.engine")
-
-_MAX_NAME_BYTES = 255
 
 
 class Engine:
@@ -72,6 +80,8 @@ class Engine:
         self._resting: dict[str, RestingQueue] = {}
         self._queues_directory = os.path.join(directory, layout.QUEUES)
         self._housekeeper: Housekeeper | None = None
+        self._alarm = Alarm()
+        self._moves = Moves(fs, directory, self._poison, self.queue, options, self._alarm)
         self._directory_lock = self._enter()
         try:
             self._open()
@@ -129,6 +139,32 @@ class Engine:
         self._resting = opened.queues
         self._messages = opened.messages
         self.findings = opened.findings
+        try:
+            self._finish_moves()
+        except BaseException:
+            self._messages.close()
+            raise
+
+    def _finish_moves(self) -> None:
+        """Finish the moves that a crash cut short. The queues they touch are closed again."""
+
+        def queue_of(name: str) -> Queue | None:
+            hashed = directory_name(self._vhost, checked_name(name))
+            is_there = hashed in self._awake or hashed in self._resting
+            return self.queue(name) if is_there else None
+
+        remove = finish_moves(self._fs, self.directory, queue_of)
+        if remove is not None:
+            for hashed in list(self._awake):
+                self._put_to_rest(hashed)
+            self._awake.clear()
+            remove()
+
+    def _put_to_rest(self, hashed: str) -> None:
+        """Close a queue that was in use."""
+        queue = self._awake[hashed]
+        queue._close()
+        self._resting[hashed] = queue._rest()
 
     def _before_reclaim(self) -> None:
         """Make the acks durable that made messages garbage, before the message store deletes
@@ -144,37 +180,56 @@ class Engine:
 
     # -- queues ---------------------------------------------------------------------------------
 
-    def queue(self, name: str, *, message_ttl: float | None = None) -> Queue:
+    def queue(
+        self,
+        name: str,
+        *,
+        message_ttl: float | Unset | None = None,
+        max_length: int | Unset | None = None,
+        max_bytes: int | Unset | None = None,
+        overflow: Overflow | Unset | None = None,
+        delivery_limit: int | Unset | None = None,
+        dead_letter: str | Unset | None = None,
+    ) -> Queue:
         """Give the queue of this name; makes it when there is none.
 
-        ``message_ttl``: seconds after which a message is dropped when it gets to the head; kept
-        with the queue, ``None`` leaves it as it is. Made durably: the queue is there after a
-        crash. Raises :class:`UsageError` for a name that is empty or over 255 bytes.
+        The settings (:class:`qindex.settings.QueueSettings` says what they do; docs/limits.md)
+        are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET` takes it away.
+        Made durably: the queue is there after a crash. Raises :class:`UsageError` for a name that
+        is empty or over 255 bytes, for settings that can't be right, and for a queue that is in
+        use with others.
         """
-        raw = _checked_name(name)
-        if message_ttl is not None and not (
-            isinstance(message_ttl, int | float) and 0 <= message_ttl < 1e10
-        ):
-            raise UsageError(f"message_ttl must be seconds from 0 to 1e10, not {message_ttl!r}")
+        raw = checked_name(name)
+        given = {
+            "message_ttl": message_ttl,
+            "max_length": max_length,
+            "max_bytes": max_bytes,
+            "overflow": overflow,
+            "delivery_limit": delivery_limit,
+            "dead_letter": dead_letter,
+        }
+        QueueSettings().changed(**given)
+        if dead_letter == name:
+            raise UsageError(f"queue {name!r} can't be its own dead-letter queue")
         with self._lock:
             hashed = directory_name(self._vhost, raw)
             queue = self._awake.get(hashed)
             if queue is None:
                 try:
-                    queue = self._wake(name, raw, hashed, message_ttl)
+                    queue = self._wake(name, raw, hashed, given)
                 except OSError as error:
                     raise StorageError(
                         self.directory, f"queue {name!r} can't be opened", error
                     ) from error
                 self._awake[hashed] = queue
-            elif message_ttl is not None and message_ttl != queue.message_ttl:
-                raise UsageError(
-                    f"queue {name!r} is open with message_ttl={queue.message_ttl!r}, "
-                    f"not {message_ttl!r}"
-                )
+                return queue
+            wanted = queue.settings.changed(**given)
+            if wanted != queue.settings:
+                there, asked = differences(queue.settings, wanted)
+                raise UsageError(f"queue {name!r} is open with {there}, not {asked}")
             return queue
 
-    def _wake(self, name: str, raw: bytes, hashed: str, message_ttl: float | None) -> Queue:
+    def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> Queue:
         fs = self._fs
         path = os.path.join(self._queues_directory, hashed)
         resting = self._resting.get(hashed)
@@ -188,7 +243,11 @@ class Engine:
             else:
                 replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
                 resting = RestingQueue(path, 0)
-        ttl = self._settings(path, message_ttl)
+        elif layout.QUEUE_NAME not in fs.listdir(path):
+            # It was lost, and reported as damage at open: whoever knows the name gives it back.
+            name_file = os.path.join(path, layout.QUEUE_NAME)
+            replace_file(fs, name_file, format_queue_name(self._vhost, raw))
+        settings = adopt_settings(fs, path, given, repair=self.options.repair)
         seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
         segments = {
             number: Segment.unloaded(number, self._entry_count, unacked, size)
@@ -210,31 +269,12 @@ class Engine:
             name,
             index,
             self.options,
-            message_ttl=ttl,
+            settings=settings,
+            moves=self._moves,
+            alarm=self._alarm,
             messages=self._messages,
             request_flush=ask,
         )
-
-    def _settings(self, path: str, message_ttl: float | None) -> float | None:
-        """Read the queue's settings, and write those that are new."""
-        file = os.path.join(path, layout.SETTINGS)
-        data = read_optional(self._fs, file)
-        stored: float | None = None
-        try:
-            stored = layout.unpack_checked(data)["message_ttl"] if data is not None else None
-        except ValueError as error:
-            damage = DamageError(file, 0, f"the settings of the queue are damaged: {error}")
-            if not self.options.repair:
-                raise damage from error
-            _log.error("%s: set aside; without them", damage)
-            quarantine(self._fs, file, 0, data or b"")
-            self._fs.unlink(file)
-        if message_ttl is None or message_ttl == stored:
-            return stored
-        if stored is not None:
-            _log.info("%s: message_ttl was %r, is now %r", path, stored, message_ttl)
-        replace_file(self._fs, file, layout.pack_checked({"message_ttl": message_ttl}))
-        return message_ttl
 
     def _ask_flush(self, queue: QueueCore) -> None:
         if self._housekeeper is not None:
@@ -248,7 +288,7 @@ class Engine:
         with self._lock:
             names = [queue.name for queue in self._awake.values()]
             for hashed, resting in self._resting.items():
-                names.append(_stored_name(self._fs, resting.directory, hashed))
+                names.append(_stored_name(self._fs, resting.directory, hashed, self.findings))
             return sorted(names)
 
     def delete_queue(self, name: str) -> None:
@@ -257,7 +297,8 @@ class Engine:
         Commit point: its directory is renamed; a crash after that finishes the deletion at the
         next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`.
         """
-        raw = _checked_name(name)
+        raw = checked_name(name)
+        self._moves.settle()
         with self._lock:
             hashed = directory_name(self._vhost, raw)
             queue = self._awake.get(hashed)
@@ -308,20 +349,22 @@ class Engine:
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
+        timeout: float | None = None,
     ) -> list[int]:
         """Publish one message to several queues; gives its seq_id in each, in their order.
 
         A message for the message store is written once, with a reference for each queue; a small
         one is embedded in each. The queues are taken one after the other: when the system refuses
         in the middle (:class:`StorageError`), those before have the message. Raises
-        :class:`UsageError`; then none has it.
+        :class:`UsageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
+        (``timeout`` as in :meth:`qindex.queue.Queue.publish`); then none has it.
         """
         names = list(queues)
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         targets = [self.queue(name) for name in names]
         message = Message(body, key, headers or {}, properties or {}, time_ns())
-        return publish_to_all(targets, message, ttl, persistent, confirm)
+        return publish_to_all(targets, message, ttl, persistent, confirm, timeout)
 
     # -- the whole store ------------------------------------------------------------------------
 
@@ -329,6 +372,7 @@ class Engine:
         """Make all that returned before, on all queues, durable against power loss."""
         with self._lock:
             queues = self._awake_queues()
+        self._moves.settle()
         self._messages.sync()
         for queue in queues:
             queue.sync()
@@ -372,13 +416,17 @@ class Engine:
         _live_engines.discard(self)
         if self._housekeeper is not None:
             self._housekeeper.stop()
+        self._alarm.stop()
         # While queues close, nothing vouches any more for the acks of what would be deleted.
         self._messages.rest()
         failure: Exception | None = None
-        for hashed, queue in self._awake.items():
+        try:
+            self._moves.close()
+        except (StoreError, OSError) as error:
+            failure = error
+        for hashed in self._awake:
             try:
-                queue._close()
-                self._resting[hashed] = queue._rest()
+                self._put_to_rest(hashed)
             except (StoreError, OSError) as error:
                 failure = failure or error
         try:
@@ -432,22 +480,14 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _checked_name(name: str) -> bytes:
-    if not isinstance(name, str):
-        raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
-    try:
-        raw = name.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"a queue's name must be valid Unicode: {error}") from error
-    if not 0 < len(raw) <= _MAX_NAME_BYTES:
-        raise UsageError(
-            f"a queue's name must have 1 to {_MAX_NAME_BYTES} bytes as UTF-8, not {len(raw)}"
-        )
-    return raw
-
-
-def _stored_name(fs: FileSystem, path: str, hashed: str) -> str:
-    data = read_optional(fs, os.path.join(path, layout.QUEUE_NAME))
+def _stored_name(fs: FileSystem, path: str, hashed: str, findings: list[Finding]) -> str:
+    file = os.path.join(path, layout.QUEUE_NAME)
+    data = read_optional(fs, file)
     if data is None:
+        what, consequence = "the file is missing", "the queue is listed by its directory's name"
+        finding = Finding(file, 0, 0, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE)
+        if finding not in findings:
+            _log.error("%s", finding)
+            findings.append(finding)
         return hashed
     return parse_queue_name(data, hashed).queue.decode("utf-8", "surrogateescape")

@@ -62,7 +62,8 @@ class SegmentPlan:
     ``first_rel, first_rel + 1, ...`` stand (-1: not there). ``file_size``: bytes now.
 
     The results: ``offsets`` and ``lengths`` of the publish records that were appended, for the
-    entries ``rels``; ``deleted``; ``file_size`` after.
+    entries ``rels``; ``deleted``; ``rewritten``: what was read of the file before is no longer
+    there, for an earlier try of this flush had failed; ``file_size`` after.
     """
 
     number: int
@@ -75,6 +76,7 @@ class SegmentPlan:
     offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     lengths: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     deleted: bool = False
+    rewritten: bool = False
 
     @property
     def unacked(self) -> int:
@@ -121,11 +123,10 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
         path = os.path.join(plan.directory, file_name(segment.number))
         try:
             if segment.unacked == 0:
-                if segment.file_size:
-                    remove_sums(fs, path)
-                    # An earlier try of this flush may have removed it, and failed later on.
-                    unlink_if_there(fs, path)
-                    names_changed = True
+                # An earlier try of this flush, which failed later on, may have removed the file,
+                # or have made one that nobody knows of.
+                remove_sums(fs, path)
+                names_changed |= unlink_if_there(fs, path) or segment.file_size > 0
                 segment.deleted = True
                 segment.file_size = 0
                 continue
@@ -144,19 +145,23 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
 
 
 def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan) -> int:
-    states = np.frombuffer(segment.states, np.uint8)
-    filed = np.frombuffer(segment.filed, np.uint8)
-    fresh = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
-    rels = np.flatnonzero(fresh)
-    offsets = segment.journal_offsets[rels - segment.first_rel] if len(rels) else rels
-    steps = _step_records(states, filed, fresh)
     fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
+        size = fs.fstat(fd).st_size
+        segment.rewritten = size != segment.file_size
+        if not size:
+            _forget_removed(segment)
         start = segment.file_size
-        if fs.fstat(fd).st_size != start:
+        if size != start:
             # The end of a file that recovery found torn, or that an earlier flush left so.
             remove_sums(fs, path)
             fs.truncate(fd, start)
+        states = np.frombuffer(segment.states, np.uint8)
+        filed = np.frombuffer(segment.filed, np.uint8)
+        fresh = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
+        rels = np.flatnonzero(fresh)
+        offsets = segment.journal_offsets[rels - segment.first_rel] if len(rels) else rels
+        steps = _step_records(states, filed, fresh)
         appender = _Appender(fs, fd, start)
         lengths = _append_publishes(appender, journal, rels, offsets)
         if len(steps):
@@ -171,6 +176,16 @@ def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan
     segment.offsets = start + np.cumsum(lengths) - lengths
     segment.file_size = size
     return size - start
+
+
+def _forget_removed(segment: SegmentPlan) -> None:
+    """Take note that an earlier try of this flush has removed the file, and failed later on: all
+    in it was acknowledged, and nothing of that is to be written again."""
+    states = np.frombuffer(segment.states, np.uint8)
+    filed = np.frombuffer(segment.filed, np.uint8)
+    if (states[filed != ABSENT] == ACKED).all():
+        segment.filed = bytearray(len(segment.filed))
+        segment.file_size = 0
 
 
 class _Appender:

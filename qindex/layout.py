@@ -6,7 +6,10 @@
       qindex.store   what the directory is (this module's marker)
       qindex.lock    the writer's lock
       qindex.clean   the clean-shutdown snapshot
-      queues/<hash>/ .queue_name  journal.jif  0.idx 1.idx ...  qindex.seq  qindex.settings
+      qindex.moves   messages on their way to a dead-letter queue
+      qindex.spark/  what Spark's streaming queries have ready to publish, and how far they are
+      queues/<hash>/ .queue_name  journal.jif  0.idx 1.idx ...  qindex.seq
+                     qindex.settings  qindex.deliveries
       queues/<hash>.deleted/      a queue whose deletion a crash cut short
 
 ``<hash>`` is RabbitMQ's name for a queue's directory (:mod:`qindex.rabbitmq.names`). What is ours
@@ -24,15 +27,18 @@ from xxhash import xxh3_64_digest
 
 from journal.errors import NotAStoreError
 from journal.files import FileSystem, read_optional
+from journal.packed import unpack
 
 __all__ = [
     "CONFIG",
     "DELETED_SUFFIX",
     "LOCK",
     "MARKER",
+    "MOVES",
     "QUEUES",
     "QUEUE_NAME",
     "SETTINGS",
+    "STAGING",
     "Kind",
     "StoreMarker",
     "is_empty_store",
@@ -49,6 +55,8 @@ QUEUES = "queues"
 CONFIG = ".config"
 QUEUE_NAME = ".queue_name"
 SETTINGS = "qindex.settings"
+MOVES = "qindex.moves"
+STAGING = "qindex.spark"
 DELETED_SUFFIX = ".deleted"
 
 _VERSION = 1
@@ -99,7 +107,7 @@ def unpack_checked(data: bytes) -> Any:
     """Give the value back. Raises :class:`ValueError` when the checksum does not hold."""
     if xxh3_64_digest(data[:-8]) != data[-8:]:
         raise ValueError("the checksum does not hold")
-    return msgpack.unpackb(data[:-8])
+    return unpack(data[:-8])
 
 
 def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
@@ -118,7 +126,7 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
         except ValueError:
             value = unpack_checked(data[half:])
         version, count, vhost = value["qindex"], value["segment_entry_count"], value["vhost"]
-    except (ValueError, KeyError, TypeError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise NotAStoreError(f"{path}: not the marker of a qindex store") from error
     if version != _VERSION:
         raise NotAStoreError(f"{path}: version {version!r}; this program knows {_VERSION}")

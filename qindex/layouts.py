@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from journal import format as journal_format
 from journal.format import DELIVER, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
 from journal.replay import Walk, walk_journal
 from qindex import segment_format
 from qindex.segment_walk import walk_segment
-from qindex.sound_read import Data, Layout
+from qindex.sound_read import Data, Elsewhere, Layout
 
 __all__ = ["journal_layout", "segment_layout"]
-
-I64 = npt.NDArray[np.int64]
 
 _MAX_EMBEDDED = (1 << 32) - 1
 
 
-def journal_layout(seq_limit: int) -> Layout:
+def journal_layout(seq_limit: int, *, power_lost: bool = False) -> Layout:
     """Lay out a journal whose queue has given out no seq_id above ``seq_limit``: one of ours,
-    where a limit is known."""
+    where a limit is known. ``power_lost``: see :class:`qindex.sound_read.Layout`."""
 
     def walk(data: Data, start: int, stop: int, max_records: int) -> Walk:
         return walk_journal(data, start, stop, seq_limit=seq_limit, max_records=max_records)
@@ -42,13 +37,17 @@ def journal_layout(seq_limit: int) -> Layout:
         first_seq=0,
         end_seq=seq_limit + 1,
         ids_vouch=seq_limit < journal_format.MAX_SEQ_ID,
+        power_lost=power_lost,
     )
 
 
-def segment_layout(number: int, entry_count: int, elsewhere: I64 | None = None) -> Layout:
+def segment_layout(
+    number: int, entry_count: int, elsewhere: Elsewhere | None = None, *, power_lost: bool = False
+) -> Layout:
     """Lay out segment ``number`` of a queue with ``entry_count`` entries a segment.
 
-    ``elsewhere``: seq_ids that the queue's journal, which is ours, publishes too.
+    ``elsewhere``: what the queue's journal, which is ours, publishes too. ``power_lost``:
+    see :class:`qindex.sound_read.Layout`.
     """
     first_seq = number * entry_count
 
@@ -86,4 +85,5 @@ def segment_layout(number: int, entry_count: int, elsewhere: I64 | None = None) 
         first_seq=first_seq,
         end_seq=first_seq + entry_count,
         elsewhere=elsewhere,
+        power_lost=power_lost,
     )

@@ -27,17 +27,16 @@ import numpy.typing as npt
 from sortedcontainers import SortedDict
 
 from journal import format as journal_format
-from journal.block_sums import BLOCK, Healed, heal
-from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.block_sums import BLOCK, Healed, heal, read_sums
 from journal.files import FileSystem, ReadBuffer, read_file, read_optional
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.format import ACK, DELIVER, PUBLISH_TRANSIENT, SEQ_MASK
 from journal.replay import Walk
 from qindex.layouts import journal_layout, segment_layout
 from qindex.record_format import gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment
 from qindex.segment_format import PUBLISH_HEAD_SIZE, STEP_SIZE, file_number
-from qindex.sound_read import Data, Reading, read_soundly
+from qindex.sound_read import Data, Elsewhere, Reading, read_soundly
 
 __all__ = [
     "JournalEntries",
@@ -164,17 +163,18 @@ def scan_segment(
     number: int,
     entry_count: int,
     verified: bool = False,
-    elsewhere: I64 | None = None,
+    elsewhere: Elsewhere | None = None,
+    power_lost: bool = False,
 ) -> SegmentScan:
     """Scan the bytes of one segment file. Never raises on any bytes.
 
     ``verified``: checksums of all its bytes were found to hold; those of records are not taken.
-    ``elsewhere``: see :func:`qindex.layouts.segment_layout`.
+    ``elsewhere``, ``power_lost``: see :func:`qindex.layouts.segment_layout`.
     """
     filed = np.zeros(entry_count, np.uint8)
     offsets = np.full(entry_count, -1, np.int64)
     lengths = np.full(entry_count, -1, np.int64)
-    layout = segment_layout(number, entry_count, elsewhere)
+    layout = segment_layout(number, entry_count, elsewhere, power_lost=power_lost)
     reading = read_soundly(path, data, layout, verified)
     walk, findings = reading.walk, reading.findings
     rels = walk.seqs - number * entry_count
@@ -189,14 +189,13 @@ def scan_segment(
         in_place = (offsets[steps] >= 0) & (offsets[steps] < step_offsets)
         counts = np.bincount(steps[in_place], minlength=entry_count)
         filed += np.minimum(counts, ACKED - PUBLISHED).astype(np.uint8)
+        what = "deliver or ack before any publish"
         for at in step_offsets[~in_place].tolist():
-            findings.append(
-                Finding(path, at, 2, Cause.DAMAGE, "deliver or ack before any publish", DROPPED)
-            )
+            findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED, Kind.STEP))
         for rel in np.flatnonzero(counts > ACKED - PUBLISHED).tolist():
             what = f"more than one ack of seq_id {number * entry_count + rel}"
             for at in step_offsets[in_place & (steps == rel)][ACKED - PUBLISHED :].tolist():
-                findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED))
+                findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED, Kind.STEP))
     alive = filed != ABSENT
     alive &= filed != ACKED
     is_transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
@@ -214,7 +213,11 @@ def scan_segment(
 
 
 def read_healed(
-    fs: FileSystem, path: str, findings: list[Finding], data: bytes | None = None
+    fs: FileSystem,
+    path: str,
+    findings: list[Finding],
+    data: bytes | None = None,
+    power_lost: bool = False,
 ) -> Healed:
     """Read an index file and put right what its sum file (:mod:`journal.block_sums`) finds wrong;
     each place is added to ``findings``. ``data``: the file's bytes, if they were read.
@@ -223,50 +226,62 @@ def read_healed(
     """
     if data is None:
         data = read_file(fs, path)
-    healed = heal(data, read_optional(fs, path + SUMS_SUFFIX))
-    findings += healed_findings(path, healed)
+    healed = heal(data, read_sums(fs, path), power_lost=power_lost)
+    findings += healed_findings(path, healed, power_lost)
     return healed
 
 
-def healed_findings(path: str, healed: Healed) -> list[Finding]:
-    """Tell what the sum file of ``path`` found wrong in it."""
+def healed_findings(path: str, healed: Healed, power_lost: bool = False) -> list[Finding]:
+    """Tell what the sum file of ``path`` found wrong in it. ``power_lost``: what was not synced
+    may be lost, so that the sums may be ahead of the file."""
     findings = []
     for at in healed.fixed:
         what, consequence = "one flipped bit", "put right by the checksum of its block: none lost"
-        findings.append(Finding(path, at, 1, Cause.DAMAGE, what, consequence))
+        # The one bit of a byte that was zero: of a record that had not reached the disk.
+        lost = power_lost and healed.data[at].bit_count() == 1
+        cause = Cause.CRASH if lost else Cause.DAMAGE
+        findings.append(Finding(path, at, 1, cause, what, consequence, Kind.CORRECTED))
     for at in healed.broken:
         # Not damage by itself: after a loss of power the sums may be ahead of the file. What is
         # wrong with publish records, their own checksums tell.
         length = min(BLOCK, len(healed.data) - at)
         what, consequence = "the checksum of the block does not hold", "its records are checked"
-        findings.append(Finding(path, at, length, Cause.CRASH, what, consequence))
+        findings.append(Finding(path, at, length, Cause.CRASH, what, consequence, Kind.CHECKSUM))
     return findings
 
 
 def load_queue(
-    fs: FileSystem, directory: str, entry_count: int, *, seq_limit: int = SEQ_MASK
+    fs: FileSystem,
+    directory: str,
+    entry_count: int,
+    *,
+    seq_limit: int = SEQ_MASK,
+    power_lost: bool = False,
 ) -> LoadedQueue:
     """Read all of a queue's directory.
 
-    ``seq_limit``: no seq_id above it was ever given out. Raises :class:`OSError`. Damage is no
+    ``seq_limit``: no seq_id above it was ever given out. ``power_lost``: see
+    :class:`qindex.sound_read.Layout`. Raises :class:`OSError`. Damage is no
     error here: see ``findings``. Memory: one segment file at a time, and the journal.
     """
     segments: SortedDict = SortedDict()
     loaded = LoadedQueue(directory, entry_count, segments, _no_journal(), 0, set(), 0, findings=[])
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     data = read_optional(fs, journal_path) or b""
-    healed = read_healed(fs, journal_path, loaded.findings, data)
-    reading = read_soundly(journal_path, healed.data, journal_layout(seq_limit), healed.whole)
+    healed = read_healed(fs, journal_path, loaded.findings, data, power_lost)
+    layout = journal_layout(seq_limit, power_lost=power_lost)
+    reading = read_soundly(journal_path, healed.data, layout, healed.whole)
     loaded.findings += reading.findings
     loaded.journal_size = reading.walk.end
     touched = set(np.unique(reading.walk.seqs // entry_count).tolist())
     # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
-    published = reading.walk.seqs[reading.walk.kinds < DELIVER]
+    published = Elsewhere.of(reading.walk, _JOURNAL_HEAD)
     elsewhere = published if seq_limit < SEQ_MASK else None
     for name in sorted(fs.listdir(directory)):
         number = file_number(name)
         if number is not None:
-            _load_segment(fs, loaded, name, number, keep=number in touched, elsewhere=elsewhere)
+            keep = number in touched
+            _load_segment(fs, loaded, name, number, keep, elsewhere, power_lost)
     _merge(loaded, journal_path, reading)
     loaded.stored = [
         (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
@@ -286,14 +301,15 @@ def _load_segment(
     loaded: LoadedQueue,
     name: str,
     number: int,
-    *,
     keep: bool,
-    elsewhere: I64 | None,
+    elsewhere: Elsewhere | None,
+    power_lost: bool,
 ) -> None:
     path = os.path.join(loaded.directory, name)
     findings: list[Finding] = []
-    healed = read_healed(fs, path, findings)
-    scan = scan_segment(path, healed.data, number, loaded.entry_count, healed.whole, elsewhere)
+    healed = read_healed(fs, path, findings, power_lost=power_lost)
+    count = loaded.entry_count
+    scan = scan_segment(path, healed.data, number, count, healed.whole, elsewhere, power_lost)
     findings += scan.findings
     if findings:
         loaded.findings += findings
@@ -393,7 +409,7 @@ def apply_steps(
         if int(rels[index]) not in acked_rels:
             what = f"deliver of seq_id {base + int(rels[index])}, never published"
             consequence = "dropped; no message is lost"
-            findings.append(Finding(path, int(at[index]), 8, Cause.CRASH, what, consequence))
+            findings.append(_step_finding(path, int(at[index]), what, consequence))
     states[rels[delivers]] = np.maximum(states[rels[delivers]], DELIVERED)
     given = states[rels] >= DELIVERED
     doubtful = acks & ~given
@@ -402,8 +418,13 @@ def apply_steps(
         explained = seq < last_delivered
         consequence = "taken as acknowledged" if explained else "dropped; the message stays"
         what = f"ack of seq_id {seq}, which was never delivered"
-        findings.append(Finding(path, int(at[index]), 8, Cause.CRASH, what, consequence))
+        findings.append(_step_finding(path, int(at[index]), what, consequence))
         given[index] = explained
     taken = rels[acks & given]
     states[taken] = ACKED
     return [base + rel for rel in taken.tolist()]
+
+
+def _step_finding(path: str, offset: int, what: str, consequence: str) -> Finding:
+    length = journal_format.ACTION_SIZE
+    return Finding(path, offset, length, Cause.CRASH, what, consequence, Kind.STEP)

@@ -56,6 +56,7 @@ class Messages:
 
     ``references`` (message id -> how many index entries) and no ``snapshot``: the files are
     scanned; ``missing`` then has the ids without a sound record, ``findings`` what was met.
+    ``verify``: the records are read, too (see :meth:`msgstore.MessageStore.open`).
     Raises as :meth:`msgstore.MessageStore.open`.
     """
 
@@ -69,6 +70,7 @@ class Messages:
         references: Mapping[bytes, int] | None,
         snapshot: bytes | None,
         before_reclaim: Callable[[], None],
+        verify: bool = False,
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -87,12 +89,16 @@ class Messages:
         anew at the next open."""
         MessageStore.erase(os.path.join(directory, TRANSIENT_DIRECTORY), fs)
         if snapshot is not None or has_message_store(fs, directory):
-            self._persistent = self._open(True, references, snapshot)
+            self._persistent = self._open(True, references, snapshot, verify)
             self.findings = self._persistent.findings
             self.missing = self._persistent.missing
 
     def _open(
-        self, persistent: bool, references: Mapping[bytes, int] | None, snapshot: bytes | None
+        self,
+        persistent: bool,
+        references: Mapping[bytes, int] | None,
+        snapshot: bytes | None,
+        verify: bool = False,
     ) -> MessageStore:
         options = self._options
         name = PERSISTENT_DIRECTORY if persistent else TRANSIENT_DIRECTORY
@@ -111,6 +117,7 @@ class Messages:
             before_reclaim=self._before_reclaim if persistent else None,
             background=options.background,
             repair=options.repair,
+            verify=verify,
         )
 
     def _store(self, persistent: bool) -> MessageStore:

@@ -8,16 +8,17 @@ gone are dropped with the rest of each queue's recovery.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from journal import format as journal_format
 from journal.errors import ClosedError
 from journal.files import FileSystem
-from journal.findings import Finding
+from journal.findings import Cause, Finding, Kind
 from journal.poison import Poison
 from msgstore.errors import StaleSnapshotError
 from qindex import layout
@@ -25,12 +26,14 @@ from qindex.load import LoadedQueue
 from qindex.messages import Messages, has_message_store
 from qindex.options import Options
 from qindex.recovery import RestingQueue, finish_recovery, load_for_recovery
-from qindex.segment_format import file_number
+from qindex.segment_format import file_name, file_number
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.snapshot import read_snapshot, remove_snapshot
 
 __all__ = ["Opened", "Opening", "remove_queue_directory"]
+
+_log = logging.getLogger("qindex.opening")
 
 
 @dataclass(slots=True)
@@ -92,16 +95,22 @@ class Opening:
         if snapshot is not None:
             queues, message_store = snapshot
             known = set(names) == set(queues)
+            gone = [one for queue in queues.values() for one in _gone(self._fs, queue)]
             # A store that came from elsewhere: what is in it must not pass for garbage.
             known &= message_store is not None or not has_message_store(self._fs, self._directory)
             if known and all(_files_agree(self._fs, queue) for queue in queues.values()):
                 try:
                     return Opened(queues, self._messages(Counter(), message_store))
-                except StaleSnapshotError:
-                    return self._recover(names)
+                except StaleSnapshotError as error:
+                    _log.warning("%s: %s", self._directory, error)
+            opened = self._recover(names)
+            opened.findings[:0] = gone
+            return opened
         return self._recover(names)
 
-    def _messages(self, references: Counter[bytes], snapshot: bytes | None) -> Messages:
+    def _messages(
+        self, references: Counter[bytes], snapshot: bytes | None, power_lost: bool = False
+    ) -> Messages:
         return Messages(
             self._fs,
             self._directory,
@@ -109,6 +118,7 @@ class Opening:
             self._poison,
             references=references,
             snapshot=snapshot,
+            verify=power_lost,
             before_reclaim=self._before_reclaim,
         )
 
@@ -130,15 +140,17 @@ class Opening:
         waiting: list[tuple[str, LoadedQueue, SeqFile]] = []
         queues: dict[str, RestingQueue] = {}
         findings: list[Finding] = []
+        power_lost = False
         for name in names:
             loaded, seq_file = self._load(os.path.join(self._queues_directory, name))
+            power_lost |= seq_file.power_lost
             if loaded.stored:
                 references.update(msg_id for _, msg_id in loaded.stored)
                 waiting.append((name, loaded, seq_file))
             else:
                 queues[name] = finish_recovery(self._fs, loaded, seq_file, ())
                 findings += loaded.findings
-        messages = self._messages(references, None)
+        messages = self._messages(references, None, power_lost)
         try:
             for name, loaded, seq_file in waiting:
                 queues[name] = finish_recovery(self._fs, loaded, seq_file, messages.missing)
@@ -164,6 +176,25 @@ class Opening:
     def load_one(self, path: str) -> LoadedQueue:
         """Load one queue; nothing is changed."""
         return self._load(path)[0]
+
+
+def _gone(fs: FileSystem, resting: RestingQueue) -> Iterator[Finding]:
+    """Tell which segment files of the snapshot are missing or shorter now, which no crash does.
+    Recovery would not know: a segment without a file is one whose messages are acknowledged."""
+    for number, (unacked, size) in sorted(resting.segments.items()):
+        path = os.path.join(resting.directory, file_name(number))
+        try:
+            there = fs.stat(path).st_size
+        except FileNotFoundError:
+            there = 0
+        if there < size:
+            what = f"the file has {there} bytes of {size} at the clean close"
+            consequence = f"it had {unacked} messages: what is missing of them is lost"
+            finding = Finding(
+                path, there, size - there, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE
+            )
+            _log.error("%s", finding)
+            yield finding
 
 
 def _files_agree(fs: FileSystem, resting: RestingQueue) -> bool:

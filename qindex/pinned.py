@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from time import sleep
 
 from journal import format as journal_format
-from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import Healed, heal
+from journal.block_sums import Healed, heal, read_sums
 from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, pread_all, read_optional
 from journal.findings import Cause, Finding
@@ -68,8 +67,11 @@ class Pinned:
     reading: Reading
 
 
-def pin_queue(fs: FileSystem, directory: str, layout: Callable[[], Layout]) -> Pinned:
+def pin_queue(
+    fs: FileSystem, directory: str, layout: Callable[[], Layout], *, trust_sums: bool = True
+) -> Pinned:
     """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
+    ``trust_sums``: records of blocks whose checksum holds are not looked into.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
     :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
@@ -82,15 +84,17 @@ def pin_queue(fs: FileSystem, directory: str, layout: Callable[[], Layout]) -> P
         try:
             before = _segments(fs, directory)
             # Read first, so that they are not ahead of the journal.
-            sums = read_optional(fs, path + SUMS_SUFFIX) or b""
+            sums = read_sums(fs, path) or b""
             journal = read_optional(fs, path) or b""
             if before is None or not _same_start(fs, path, journal):
                 continue
             if _segments(fs, directory) != before:
                 continue
-            if not (read_optional(fs, path + SUMS_SUFFIX) or b"").startswith(sums):
+            if not (read_sums(fs, path) or b"").startswith(sums):
                 continue
-            reading = _settled(fs, path, heal(journal, sums), journal, layout())
+            healed = heal(journal, sums)
+            healed.whole &= trust_sums
+            reading = _settled(fs, path, healed, journal, layout())
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -115,14 +119,21 @@ def _segments(fs: FileSystem, directory: str) -> dict[int, PinnedSegment] | None
 
 
 def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        stat = fs.fstat(fd)
-        return PinnedSegment(
-            number, stat.st_ino, stat.st_size, pread_all(fs, fd, PUBLISH_HEAD_SIZE, 0)
-        )
-    finally:
-        fs.close(fd)
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stat = fs.fstat(fd)
+            return PinnedSegment(
+                number, stat.st_ino, stat.st_size, pread_all(fs, fd, PUBLISH_HEAD_SIZE, 0)
+            )
+        finally:
+            fs.close(fd)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Whoever wants its entries is told; the other segments can be read.
+        stat = fs.stat(path)
+        return PinnedSegment(number, stat.st_ino, stat.st_size, b"")
 
 
 def _same_start(fs: FileSystem, path: str, journal: bytes) -> bool:
@@ -156,7 +167,7 @@ def _settled(
     """Read the journal, without what was on its way when it was read; ``None`` when it was
     emptied meanwhile. ``journal``: its bytes as they were, ``healed``: as they should be."""
     reading = read_soundly(path, healed.data, layout, healed.whole)
-    certain = healed_findings(path, healed)
+    certain = healed_findings(path, healed, layout.power_lost)
     size = len(journal)
     findings = [one for one in reading.findings if journal.count(0, one.offset) < size - one.offset]
     if len(findings) < len(reading.findings):

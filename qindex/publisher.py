@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from time import time_ns
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,21 @@ from xxhash import xxh3_64_digest
 
 from journal.errors import UsageError
 from journal.format import pack_publish
+from qindex.limits import give_room_back, keep_within, take_room
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
 from qindex.publish_records import plain_batch, plain_record
 from qindex.queue_core import QueueCore
 from qindex.record_format import encode_front, seal_embedded, seal_stored
 from qindex.segment import PUBLISHED
+from qindex.seq_file import RESERVE
 
-__all__ = ["Prepared", "Publisher", "publish_to_all"]
+__all__ = ["MOST_RESERVED", "Notes", "Prepared", "Publisher", "publish_to_all"]
 
 I64 = npt.NDArray[np.int64]
+
+MOST_RESERVED = RESERVE // 2
+"""Messages that :meth:`Publisher.reserve` takes: a segment has room beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,16 @@ class Prepared:
     record: bytes
     stored: bytes | None
     sealed: bool
+
+
+class Notes(Protocol):
+    """What is noted elsewhere of an append, with the queue's lock held."""
+
+    def before(self, first: int) -> None:
+        """The messages are about to get the seq_ids from ``first`` on."""
+
+    def after(self) -> None:
+        """They have them."""
 
 
 class Publisher(QueueCore):
@@ -56,12 +71,15 @@ class Publisher(QueueCore):
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
+        timeout: float | None = None,
     ) -> int:
         """Append a message; gives its seq_id.
 
         ``ttl``: seconds after which it is dropped when it gets to the head. ``persistent``:
-        whether it outlives the engine's run. ``confirm``: wait until it is on disk.
-        Raises :class:`UsageError` for values that can't be stored; nothing has changed then.
+        whether it outlives the engine's run. ``confirm``: wait until it is on disk. ``timeout``:
+        seconds to wait for room in a queue with ``overflow="block"`` (``None``: for ever).
+        Raises :class:`UsageError` for values that can't be stored, and
+        :class:`~journal.errors.QueueFullError`; nothing has changed then.
         O(size of the message).
         """
         if (
@@ -78,6 +96,7 @@ class Publisher(QueueCore):
                 ttl=ttl,
                 persistent=persistent,
                 confirm=confirm,
+                timeout=timeout,
             )
         size = len(body)
         with self._lock:
@@ -106,7 +125,7 @@ class Publisher(QueueCore):
             if not seq & self._check_mask:
                 self._tick()
         if confirm or self._sync_each:
-            self._index.journal.sync()
+            self._sync_each_journal()
         return seq
 
     def publish_many(
@@ -116,6 +135,7 @@ class Publisher(QueueCore):
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
+        timeout: float | None = None,
     ) -> range:
         """Append a batch, in order, with one write; gives the range of its seq_ids.
 
@@ -130,7 +150,7 @@ class Publisher(QueueCore):
         largest = max(map(len, batch))
         self._check_size(largest)
         if largest > self._most_plain or ttl is not None or not persistent:
-            return self._publish_any_many(batch, ttl, persistent, confirm)
+            return self._publish_any_many(batch, ttl, persistent, confirm, timeout)
         with self._lock:
             index = self._index
             seq = index.next_seq
@@ -143,7 +163,7 @@ class Publisher(QueueCore):
             base = index.journal.append(block)
             self._take_batch(seq, offsets + base)
         if confirm or self._sync_each:
-            self._sync_all()
+            self._sync_each_all()
         return range(seq, seq + len(batch))
 
     def _take_batch(self, seq: int, offsets: I64) -> None:
@@ -164,34 +184,96 @@ class Publisher(QueueCore):
         self._tick()
 
     def _publish_any(
-        self, message: Message, *, ttl: float | None, persistent: bool, confirm: bool
+        self,
+        message: Message,
+        *,
+        ttl: float | None,
+        persistent: bool,
+        confirm: bool,
+        timeout: float | None,
     ) -> int:
         self._check_message(message)
         stamped = Message(message.body, message.key, message.headers, message.properties, time_ns())
-        return self._publish_all([stamped], ttl, persistent, confirm)[0]
+        return self._publish_all([stamped], ttl, persistent, confirm, timeout)[0]
+
+    def publish_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> range:
+        """Append messages with their keys, headers and properties, in order, with one write; gives
+        the range of their seq_ids.
+
+        A message that has a timestamp keeps it. Raises as :meth:`publish`; then none of them is
+        published.
+        """
+        now = time_ns()
+        for message in messages:
+            self._check_message(message)
+        stamped = [
+            message if message.timestamp else replace(message, timestamp=now)
+            for message in messages
+        ]
+        return self._publish_all(stamped, ttl, persistent, confirm, timeout)
+
+    def reserve(self, count: int) -> int:
+        """Reserve seq_ids for the next ``count`` messages, durably on return; gives the first.
+
+        Until as many are published, a crash of this process skips no seq_id: how many of them
+        were published can be told from the next one. Raises :class:`UsageError` for a count above
+        :data:`MOST_RESERVED`, :class:`StorageError`.
+        """
+        if not 0 <= count <= MOST_RESERVED:
+            raise UsageError(f"0 to {MOST_RESERVED} seq_ids can be reserved, not {count}")
+        with self._lock:
+            index = self._index
+            if index.next_seq + count + index.entry_count > index.seq_file.reserved:
+                index.seq_file.reserve(index.next_seq)
+            return index.next_seq
 
     def _publish_any_many(
-        self, bodies: Sequence[bytes], ttl: float | None, persistent: bool, confirm: bool
+        self,
+        bodies: Sequence[bytes],
+        ttl: float | None,
+        persistent: bool,
+        confirm: bool,
+        timeout: float | None,
     ) -> range:
         stamp = time_ns()
         messages = [Message(body, timestamp=stamp) for body in bodies]
-        return self._publish_all(messages, ttl, persistent, confirm)
+        return self._publish_all(messages, ttl, persistent, confirm, timeout)
 
     def _publish_all(
-        self, messages: Sequence[Message], ttl: float | None, persistent: bool, confirm: bool
+        self,
+        messages: Sequence[Message],
+        ttl: float | None,
+        persistent: bool,
+        confirm: bool,
+        timeout: float | None,
     ) -> range:
         """Publish messages of any kind: those whose records are large go to the message store,
         before the lock is taken: the store may slow publishers down."""
         expiry = self._expiry(ttl)
         items = [self._prepared(message, persistent) for message in messages]
-        stored = self._store_records(items, 1, persistent)
+        if self._limits is not None and items:
+            take_room(self, items, timeout)
         try:
-            seqs = self._append_entries(items, expiry, persistent)
+            stored = self._store_records(items, 1, persistent)
+            try:
+                seqs = self._append_entries(items, expiry, persistent, reserved=True)
+            except BaseException:
+                self._release(stored)
+                raise
         except BaseException:
-            self._release(stored)
+            give_room_back(self, items)
             raise
+        keep_within(self)
         if confirm or self._sync_each:
-            self._sync_all()
+            self._sync_each_all()
         return seqs
 
     def _prepared(self, message: Message, persistent: bool) -> Prepared:
@@ -225,8 +307,21 @@ class Publisher(QueueCore):
             self._messages.write(stored, persistent=persistent)
         return [msg_id for msg_id, _, _ in stored]
 
-    def _append_entries(self, items: Sequence[Prepared], expiry: int, persistent: bool) -> range:
-        """Append the index entries of prepared messages, in one piece."""
+    def _append_entries(
+        self,
+        items: Sequence[Prepared],
+        expiry: int,
+        persistent: bool,
+        *,
+        notes: Notes | None = None,
+        reserved: bool = False,
+    ) -> range:
+        """Append the index entries of prepared messages, in one piece.
+
+        ``notes`` are taken with the first seq_id when nothing but the append is left to do, and
+        when it is done: before anybody else sees the messages.
+        ``reserved``: room was taken for them, and is theirs from now on.
+        """
         with self._lock:
             index = self._index
             seq = index.next_seq
@@ -240,7 +335,17 @@ class Publisher(QueueCore):
                     seq + at, persistent, item.msg_id, expiry, item.size, item.record
                 )
                 records.append(packed if item.sealed else seal_embedded(packed))
+            if notes is not None:
+                notes.before(seq)
             base = index.journal.append(b"".join(records))
+            if notes is not None:
+                notes.after()
+            limits = self._limits
+            if limits is not None:
+                size = sum(item.size for item in items)
+                limits.bytes += size
+                if reserved:
+                    limits.give_back(len(items), size)
             if not persistent:
                 index.transient.update(range(seq, seq + len(items)))
             offsets = accumulate(map(len, records[:-1]), initial=base)
@@ -279,21 +384,35 @@ def publish_to_all(
     ttl: float | None,
     persistent: bool,
     confirm: bool,
+    timeout: float | None,
 ) -> list[int]:
     """Publish one message to several queues of an engine; see :meth:`Engine.publish_to`."""
     first = queues[0]
     first._check_message(message)
     expiries = [queue._expiry(ttl) for queue in queues]
     item = first._prepared(message, persistent)
-    stored = first._store_records([item], len(queues), persistent)
+    roomy: list[Publisher] = []
     seqs: list[int] = []
     try:
-        for queue, expiry in zip(queues, expiries, strict=True):
-            seqs.append(queue._append_entries([item], expiry, persistent)[0])
+        for queue in queues:
+            if queue._limits is not None:
+                take_room(queue, [item], timeout)
+                roomy.append(queue)
+        stored = first._store_records([item], len(queues), persistent)
+        try:
+            for queue, expiry in zip(queues, expiries, strict=True):
+                seqs.append(queue._append_entries([item], expiry, persistent, reserved=True)[0])
+        except BaseException:
+            first._release(stored * (len(queues) - len(seqs)))
+            raise
     except BaseException:
-        first._release(stored * (len(queues) - len(seqs)))
+        for queue in roomy:
+            if queue not in queues[: len(seqs)]:
+                give_room_back(queue, [item])
         raise
+    for queue in queues:
+        keep_within(queue)
     if confirm or first._sync_each:
         for queue in queues:
-            queue._sync_all()
+            queue._sync_each_all()
     return seqs

@@ -81,6 +81,12 @@ class Queue(Publisher, Consumer):
                 flushes=index.flushes,
                 flushed_bytes=index.flushed_bytes,
                 journal_syncs=index.journal.syncs,
+                dead_lettered=self._dead_lettered,
+                delivered=index.taken,
+                requeued=index.nacks,
+                dropped=index.dropped,
+                flush_durations=self._flush_times.durations(),
+                sync_durations=index.journal.sync_durations,
             )
 
     def purge(self) -> int:
@@ -103,8 +109,16 @@ class Queue(Publisher, Consumer):
             finally:
                 if stored:
                     self._release(stored)
+                self._recount()
             self._forget(returned)
             self._next_fetch = self._index.next_seq
         if self._sync_each:
             self._index.journal.sync()
         return dropped
+
+    def _recount(self) -> None:
+        """Count anew what is ready, after a purge or a part of one. Lock held."""
+        limits = self._limits
+        if limits is not None:
+            limits.bytes = 0 if limits.max_bytes is None else self._index.ready_bytes()
+            self._room.notify_all()

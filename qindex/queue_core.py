@@ -6,18 +6,30 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+from journal.durations import Stopwatch
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
 from journal.poison import PASSING
+from qindex.alarm import Alarm
+from qindex.dead_letter import Letter
+from qindex.delivery_counts import DeliveryCounts
 from qindex.entries import Entry
 from qindex.flush import write_plan
 from qindex.guards import RefusingLock
+from qindex.lease import Leases
+from qindex.limits import Limits
 from qindex.messages import Messages
 from qindex.options import Options
 from qindex.queue_index import NOTHING_FETCHED, QueueIndex
 from qindex.record_format import PLAIN_HEAD_SIZE
 from qindex.recovery import RestingQueue
 from qindex.segment import Segment
+from qindex.settings import QueueSettings
+from qindex.waits import CALLER, Bell
+
+if TYPE_CHECKING:
+    from qindex.moves import Moves
 
 __all__ = ["QueueCore"]
 
@@ -44,30 +56,35 @@ class QueueCore:
         index: QueueIndex,
         options: Options,
         *,
-        message_ttl: float | None = None,
+        settings: QueueSettings,
+        moves: Moves,
+        alarm: Alarm,
         messages: Messages | None = None,
         request_flush: Callable[[QueueCore], None] | None = None,
     ) -> None:
         self.name = name
-        self.message_ttl = message_ttl
+        self.settings = settings
+        self.message_ttl = settings.message_ttl
         self._index = index
         self._options = options
         self._request_flush = request_flush
         self._messages = messages
         self._real_lock = threading.Lock()
         self._lock: threading.Lock | RefusingLock = self._real_lock
-        self._arrived = threading.Condition(self._real_lock)
-        self._flushed = threading.Condition(self._real_lock)
-        self._settled = threading.Condition(self._real_lock)
+        self._arrived = Bell(self._real_lock)
+        self._flushed = Bell(self._real_lock)
+        self._settled = Bell(self._real_lock)
         # How many wait for a message, and how many for an ack.
         self._waiting = 0
         self._holding = 0
         self._flushing = False
+        self._flush_times = Stopwatch()
         # The dirty_count from which on a flush that has failed is tried again.
         self._retry_at = 0
         # The path of plain messages takes bodies up to this size: those that are embedded.
         self._most_plain = -1
-        if options.record_format == "qindex" and message_ttl is None:
+        is_limited = settings.max_length is not None or settings.max_bytes is not None
+        if options.record_format == "qindex" and settings.message_ttl is None and not is_limited:
             largest = options.embed_below - 1 - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD
             self._most_plain = min(largest, options.max_message_bytes)
             if messages is None:
@@ -88,11 +105,39 @@ class QueueCore:
         self._returned: list[int] = []
         self._returned_by_seq: dict[int, tuple[bytes, int | Entry]] = {}
         # When (which nack of this run) an entry was given back, until it is acknowledged: tells a
-        # batch from before that the entry is no longer its own.
+        # batch from before that the entry is no longer its own. 0: it was not, and its ack has
+        # something else to see to (a lease, a count).
         self._nacked_at: dict[int, int] = {}
         # Message ids of delivered messages that are in the message store, until the ack.
         self._stored_out: dict[int, bytes] = {}
         self._ack_segment = Segment(0, 0)
+        self._prepare_limits(is_limited, moves, alarm)
+
+    def _prepare_limits(self, is_limited: bool, moves: Moves, alarm: Alarm) -> None:
+        """Set up what only some queues use; ``_watched``: deliveries are to be looked at."""
+        settings = self.settings
+        self._moves = moves
+        self._alarm = alarm
+        self._room = Bell(self._real_lock)
+        self._limits: Limits | None = None
+        if is_limited:
+            size = 0 if settings.max_bytes is None else self._index.ready_bytes()
+            self._limits = Limits(settings, size)
+        self._leases = Leases()
+        self._delivery_limit = settings.delivery_limit or 0
+        # How often messages that came back were delivered before.
+        self._returns: dict[int, int] = {}
+        self._counts: DeliveryCounts | None = None
+        if settings.delivery_limit is not None:
+            self._counts = DeliveryCounts(self._index.fs, self._index.directory)
+            self._returns = self._counts.loaded
+            # So that the ack of one of them comes by what is noted here.
+            self._nacked_at = dict.fromkeys(self._returns, 0)
+        # What is to be moved, once the lock is free; stuck: the last try has failed.
+        self._to_move: list[Letter] = []
+        self._stuck = False
+        self._dead_lettered = 0
+        self._watched = is_limited or self._delivery_limit > 0 or settings.dead_letter is not None
 
     def _check_open(self) -> None:
         """Raise what the queue raises since it was closed or forked. Lock held or not."""
@@ -111,6 +156,17 @@ class QueueCore:
         if self._messages is not None:
             self._messages.sync()
         self._index.journal.sync()
+
+    def _sync_each_journal(self) -> None:
+        """Make what the caller has just done durable, as the engine's durability asks for. An
+        event loop's thread is spared: the asyncio twin sees to it."""
+        if CALLER.waits and CALLER.syncs:
+            self._index.journal.sync()
+
+    def _sync_each_all(self) -> None:
+        """The same with messages that may be in the message store."""
+        if CALLER.waits and CALLER.syncs:
+            self._sync_all()
 
     def _sync_journal(self) -> None:
         """Make the journal durable, if the queue is open; one that was closed is."""
@@ -159,7 +215,7 @@ class QueueCore:
         if isinstance(self._lock, RefusingLock) or self._index.dirty < self._retry_at:
             return
         if self._request_flush is None:
-            if not self._flushing:
+            if not self._flushing and CALLER.waits:
                 self._real_lock.release()
                 try:
                     self.flush()
@@ -169,10 +225,14 @@ class QueueCore:
                     self._real_lock.acquire()
             return
         self._request_flush(self)
-        limit = self._max_dirty * _BACKLOG_FACTOR
-        while self._index.dirty > limit and self._index.poison.reason is None:
+        while CALLER.waits and self._is_pressed():
             if not self._flushed.wait(1.0) and not self._flushing:
                 break
+
+    def _is_pressed(self) -> bool:
+        """Tell whether the journal has grown so far that publishers wait for a flush."""
+        limit = self._max_dirty * _BACKLOG_FACTOR
+        return self._index.dirty > limit and self._index.poison.reason is None
 
     def flush(self) -> None:
         """Bring the journal into the segment files and empty it; durable on return.
@@ -188,7 +248,8 @@ class QueueCore:
         try:
             # If it fails it is not tried again at each call, but after as many more actions.
             self._retry_at = self._index.dirty + self._max_dirty
-            self._flush_now()
+            with self._flush_times.running():
+                self._flush_now()
             self._retry_at = 0
         finally:
             with self._real_lock:
@@ -220,6 +281,8 @@ class QueueCore:
 
     def sync(self) -> None:
         """Make all that returned before durable against power loss. Concurrent callers share."""
+        self._check_open()
+        self._moves.settle()
         with self._lock:
             self._index.journal.seal()
         self._sync_all()
@@ -233,6 +296,7 @@ class QueueCore:
             self._arrived.notify_all()
             self._settled.notify_all()
             self._flushed.notify_all()
+            self._room.notify_all()
 
     def _close(self) -> None:
         """Drop transient messages, flush, and close the journal. The engine calls it."""
@@ -271,8 +335,10 @@ class QueueCore:
                 _log.warning("%s: its messages stay until the next open", error)
                 if self._messages is not None:
                     self._messages.miscounted = True
-            finally:
+            try:
                 self._index.journal.close(cut=False)
+            except StorageError as error:
+                _log.warning("%s: it is to be deleted all the same", error)
         return stored
 
     def _rest(self) -> RestingQueue:

@@ -45,6 +45,8 @@ _log = logging.getLogger("qindex.index")
 _WINDOW_BYTES = 1 << 20
 _KEPT_BYTES = 8 << 20
 """The bytes of the segment that is being read are kept, once scanned, when they are no more."""
+_SIZE_AT = journal_format.PAYLOAD_SIZE - 8
+"""Where in a payload the size of the body stands: before that of the embedded record."""
 _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
 
 
@@ -417,6 +419,39 @@ class QueueIndex:
             found += self.stored_ids(segment, alive)
         return found
 
+    def ready_bytes(self) -> int:
+        """Count the bytes of the bodies of all ready entries. Reads all segments."""
+        total = 0
+        for segment in self.segments.values():
+            was_loaded = segment.loaded
+            if not was_loaded:
+                with suppress(DamageError):  # logged; the sound entries are loaded
+                    self.load(segment)
+            states = np.frombuffer(segment.states, np.uint8)
+            rels = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
+            total += self._body_bytes(segment, rels)
+            if not was_loaded:
+                segment.unload()
+        return total
+
+    def _body_bytes(self, segment: Segment, rels: I64) -> int:
+        """Add up the sizes that these entries of a loaded segment state."""
+        in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
+        filed, fresh = rels[in_file], rels[~in_file]
+        total = 0
+        if len(filed):
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            offsets = segment.offsets[filed]
+            data, low, _ = self._bytes_from(segment, offsets, segment.lengths[filed])
+            total += _sum_sizes(data, offsets - low + STEP_SIZE)
+        if len(fresh):
+            positions = np.array(self.positions, np.int64)
+            payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
+            total += _sum_sizes(self.journal.map, payloads)
+        return total
+
     # -- actions on many entries ----------------------------------------------------------------
 
     def append_actions(self, kind: int, seqs: I64) -> None:
@@ -572,6 +607,9 @@ class QueueIndex:
         vanished = (np.frombuffer(planned.filed, np.uint8) == ABSENT) & (filed == ACKED)
         filed[vanished] = ABSENT
         segment.filed = bytearray(filed.tobytes())
+        if planned.rewritten:
+            segment.offsets = segment.lengths = None
+            segment.verified = b""
         if segment.offsets is not None and segment.lengths is not None:
             segment.offsets[planned.rels] = planned.offsets
             segment.lengths[planned.rels] = planned.lengths
@@ -588,3 +626,9 @@ class QueueIndex:
         ]
         seqs = np.concatenate(found) if found else np.empty(0, np.int64)
         return seqs[seqs <= seq_id]
+
+
+def _sum_sizes(data: ReadBuffer, payloads: I64) -> int:
+    """Add up the sizes of the bodies of entries whose message ids stand at ``payloads``."""
+    sizes = gather_bytes(data, payloads + _SIZE_AT, 4).copy().view(">u4")
+    return int(sizes.sum(dtype=np.int64))

@@ -10,19 +10,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import time_ns
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.errors import DamageError, StoreError
 from journal.files import FileSystem
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.format import (
     ACTION_SIZE,
     DELIVER,
     MAX_SEQ_ID,
     PAYLOAD_SIZE,
+    PUBLISH_HEAD_SIZE,
     PUBLISH_PERSISTENT,
     PUBLISH_TRANSIENT,
     TYPE_SHIFT,
@@ -32,15 +33,16 @@ from journal.replay import Walk
 from msgstore.errors import MissingMessageError
 from qindex.entries import Entry, decode_any, read_entry
 from qindex.layouts import journal_layout
-from qindex.load import apply_steps, last_of_each, read_healed, scan_segment
+from qindex.load import SegmentScan, apply_steps, last_of_each, read_healed, scan_segment
 from qindex.pinned import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
 from qindex.rules import DirectoryRules, Transient
 from qindex.segment import ABSENT, DELIVERED, PUBLISHED
 from qindex.segment_format import PERSISTENT, STEP_SIZE, file_name
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.sound_read import Data, Layout
+from qindex.sound_read import Elsewhere, Layout
 from qindex.stored_messages import StoredIds, StoreDirectories, StoredMessages
+from qindex.view_columns import Columns, IndexEntries, Location, Source, all_entries, entry_heads
 
 __all__ = ["Location", "QueueView", "Row"]
 
@@ -48,12 +50,9 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-Location = Literal["journal", "segment", "store"]
-
 _RABBITMQ_FIRST = 0x83
 _LAST_BUT_ONE_OF_FALSE = ord("s")
-_HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
-assert _HEAD.itemsize == PAYLOAD_SIZE
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +82,15 @@ class Row:
     priority: int | None = None
 
 
-@dataclass(slots=True)
-class _Source:
-    """One file's share of a segment's entries. ``head_size``: bytes before a message id."""
-
-    path: str
-    data: Data
-    location: Location
-    head_size: int
-    seqs: I64
-    offsets: I64
-    kinds: U8
-
-
-@dataclass(slots=True)
-class Columns:
-    """Entries of one segment that would be delivered, ascending by seq_id.
-
-    ``states``: state bytes. ``sizes``: of the bodies. ``sources`` and ``rows``: for each entry
-    which file it is in, and its place among that file's entries.
-    """
-
-    seqs: I64
-    states: U8
-    sizes: I64
-    persistent: Bools
-    sources: list[_Source]
-    source_of: U8
-    row_of: I64
-
-
 class QueueView:
-    """One queue directory, pinned when this is made.
+    """One queue directory, pinned when this is made, or as it was ``pinned`` before.
 
     ``findings``: what the files hold that they should not; complete when all was read.
     Raises as :func:`qindex.pinned.pin_queue`.
     """
+
+    _trust_sums = True
+    """Whether records of blocks whose checksum holds are taken for sound, unseen."""
 
     def __init__(
         self,
@@ -128,6 +100,7 @@ class QueueView:
         *,
         priority: int | None = None,
         stores: StoreDirectories,
+        pinned: Pinned | None = None,
     ) -> None:
         self._fs = fs
         self._rules = rules
@@ -136,7 +109,10 @@ class QueueView:
         self._stored = StoredMessages(fs, stores, self.stored_ids, self._current_ids)
         self._found: dict[Finding, None] = {}
         self._unreadable: set[int] = set()
-        self._pinned: Pinned = pin_queue(fs, directory, self._layout_of(directory))
+        self._power_lost = False
+        self._pinned = pinned or pin_queue(
+            fs, directory, self._layout_of(directory), trust_sums=self._trust_sums
+        )
         walk = self._pinned.reading.walk
         publishes = walk.kinds < DELIVER
         self._seqs, self._offsets = last_of_each(walk.seqs[publishes], walk.offsets[publishes])
@@ -153,11 +129,19 @@ class QueueView:
             if self._rules.repeats_are_damage:
                 return journal_layout(MAX_SEQ_ID)  # a node's
             seq_file = SeqFile(self._fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
-            return journal_layout(seq_file.reserved - 1 if seq_file.reserved else MAX_SEQ_ID)
+            # The writer's recovery takes what is not there for lost by the power, too.
+            self._power_lost = seq_file.power_lost
+            limit = seq_file.reserved - 1 if seq_file.reserved else MAX_SEQ_ID
+            return journal_layout(limit, power_lost=self._power_lost)
 
         return layout
 
     # -- what is known without reading a segment ------------------------------------------------
+
+    @property
+    def pinned(self) -> Pinned:
+        """The moment that is shown; it can be shown again, here or in another process."""
+        return self._pinned
 
     @property
     def findings(self) -> list[Finding]:
@@ -200,14 +184,27 @@ class QueueView:
             if offset not in kept:
                 what = f"seq_id {seq} is published once more behind this"
                 path = self._pinned.journal_path
-                self._find(
-                    [Finding(path, offset, length, Cause.DAMAGE, what, "the last one counts")]
-                )
+                lost, kind = "the last one counts", Kind.DUPLICATE_SEQ_ID
+                self._find([Finding(path, offset, length, Cause.DAMAGE, what, lost, kind)])
 
     # -- columns --------------------------------------------------------------------------------
 
     def columns(self, number: int) -> Columns | None:
         """Read segment ``number``; ``None`` when nothing of it would be delivered."""
+        merged = self._merged(number)
+        if merged is None:
+            return None
+        return self._deliverable(*merged, number * self._rules.entry_count)
+
+    def entries(self, number: int) -> list[IndexEntries]:
+        """Read all entries of segment ``number``, also those that are done with, file by file."""
+        sources, states = self._merged(number) or ([], np.empty(0, np.uint8))
+        base = number * self._rules.entry_count
+        return [all_entries(source, states, base) for source in sources]
+
+    def _merged(self, number: int) -> tuple[list[Source], U8] | None:
+        """Give the files that hold entries of segment ``number``, and the state of each entry;
+        ``None`` when the segment is gone."""
         count = self._rules.entry_count
         base = number * count
         states = np.zeros(count, np.uint8)
@@ -232,9 +229,9 @@ class QueueView:
             data = self._pinned.reading.data
             kinds = np.frombuffer(data, np.uint8)[offsets[fresh]] >> (TYPE_SHIFT - 56)
             sources.append(
-                _Source(path, data, "journal", ACTION_SIZE, seqs[fresh], offsets[fresh], kinds)
+                Source(path, data, "journal", ACTION_SIZE, seqs[fresh], offsets[fresh], kinds)
             )
-        return self._deliverable(sources, states, base)
+        return sources, states
 
     def _read(self, pinned: PinnedSegment) -> bytes | None:
         """Read a segment file, empty where it can't be read.
@@ -249,19 +246,26 @@ class QueueView:
             path = os.path.join(directory, file_name(pinned.number))
             what = f"can't be read: {error.strerror or error}"
             lost = "its messages are not shown"
-            self._find([Finding(path, 0, pinned.size, Cause.DAMAGE, what, lost)])
+            kind = Kind.UNREADABLE
+            self._find([Finding(path, 0, pinned.size, Cause.DAMAGE, what, lost, kind)])
             self._unreadable.add(pinned.number)
             return b""
 
-    def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> _Source:
+    def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> Source:
         number, directory = pinned.number, self._pinned.directory
         path = os.path.join(directory, file_name(number))
         count = self._rules.entry_count
         findings: list[Finding] = []
-        healed = read_healed(self._fs, path, findings, data)
-        elsewhere = None if self._rules.repeats_are_damage else self._seqs
-        scan = scan_segment(path, healed.data, number, count, healed.whole, elsewhere)
+        healed = read_healed(self._fs, path, findings, data, self._power_lost)
+        elsewhere = None
+        if not self._rules.repeats_are_damage:
+            walk = self._pinned.reading.walk
+            elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
+        verified = healed.whole and self._trust_sums
+        lost = self._power_lost
+        scan = scan_segment(path, healed.data, number, count, verified, elsewhere, lost)
         findings += scan.findings
+        findings += self._more_findings(path, scan)
         if findings and not has_moved_on(self._fs, directory, pinned, findings):
             self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
@@ -270,9 +274,13 @@ class QueueView:
         transient = np.frombuffer(scan.data, np.uint8)[offsets] & (PERSISTENT >> 8) == 0
         kinds = np.where(transient, PUBLISH_TRANSIENT, PUBLISH_PERSISTENT).astype(np.uint8)
         seqs = rels + number * count
-        return _Source(path, scan.data, "segment", STEP_SIZE, seqs, offsets, kinds)
+        return Source(path, scan.data, "segment", STEP_SIZE, seqs, offsets, kinds)
 
-    def _deliverable(self, sources: list[_Source], states: U8, base: int) -> Columns | None:
+    def _more_findings(self, _path: str, _scan: SegmentScan) -> list[Finding]:
+        """Look for what does not keep a message from being read."""
+        return []
+
+    def _deliverable(self, sources: list[Source], states: U8, base: int) -> Columns | None:
         """Put the sources together, without what is done with, expired, or dropped."""
         now = time_ns() // 1000
         parts: list[tuple[I64, I64, Bools, U8, I64]] = []
@@ -281,7 +289,7 @@ class QueueView:
             rows = np.flatnonzero((state == PUBLISHED) | (state == DELIVERED))
             if not len(rows):
                 continue
-            heads = _heads(source.data, source.offsets[rows] + source.head_size)
+            heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
             persistent, dropped = self._persistence(source, rows, heads)
             expiry = heads["expiry"].astype(np.uint64)
             keep = ~dropped & ((expiry == 0) | (expiry > now))
@@ -307,7 +315,7 @@ class QueueView:
         )
 
     def _persistence(
-        self, source: _Source, rows: I64, heads: npt.NDArray[np.void]
+        self, source: Source, rows: I64, heads: npt.NDArray[np.void]
     ) -> tuple[Bools, Bools]:
         """Tell which entries are persistent, and which are dropped for being transient."""
         by_index = source.kinds[rows] == PUBLISH_PERSISTENT
@@ -326,7 +334,8 @@ class QueueView:
             offset = int(source.offsets[rows[at]])
             length = source.head_size + PAYLOAD_SIZE + int(embedded[at])
             what = "the index has the message as transient, the message itself as persistent"
-            self._find([Finding(source.path, offset, length, Cause.DAMAGE, what)])
+            kind = Kind.PERSISTENCE
+            self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, kind=kind)])
         if self._rules.transient is Transient.BY_MESSAGE:
             persistent[theirs] = said
         return persistent, ~persistent
@@ -340,19 +349,29 @@ class QueueView:
             for number in self.numbers:
                 columns = self.columns(number)
                 if columns is not None:
-                    yield from self._rows_of(columns)
+                    yield from self.rows_of(columns)
         finally:
-            self._stored.close()
+            self.close()
 
-    def _rows_of(self, columns: Columns) -> Iterator[Row]:
+    def close(self) -> None:
+        """Let go of the message store's files; they are opened again when they are needed."""
+        self._stored.close()
+
+    def redelivered(self, columns: Columns) -> Bools:
+        """Tell which entries were delivered before. Shape ``(n,)``."""
         below = self._rules.redelivered_below
-        again = columns.states == DELIVERED if below is None else columns.seqs < below
+        again: Bools = columns.states == DELIVERED if below is None else columns.seqs < below
+        return again
+
+    def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:
+        """Give the messages of the ``chosen`` entries (indexes into the columns); see
+        :meth:`rows`."""
         table = zip(
-            columns.seqs.tolist(),
-            again.tolist(),
-            columns.persistent.tolist(),
-            columns.source_of.tolist(),
-            columns.row_of.tolist(),
+            columns.seqs[chosen].tolist(),
+            self.redelivered(columns)[chosen].tolist(),
+            columns.persistent[chosen].tolist(),
+            columns.source_of[chosen].tolist(),
+            columns.row_of[chosen].tolist(),
             strict=True,
         )
         for seq, redelivered, persistent, which, at in table:
@@ -401,7 +420,7 @@ class QueueView:
                 rows = columns.row_of[mine]
                 if not len(rows):
                     continue
-                heads = _heads(source.data, source.offsets[rows] + source.head_size)
+                heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
                 bare = heads["embedded"] == 0
                 ids: list[bytes] = heads["id"][bare].tolist()
                 flags = columns.persistent[mine][bare].tolist()
@@ -418,16 +437,9 @@ class QueueView:
             return StoredIds([], [])  # the queue was deleted
         return now.stored_ids()
 
-    def _find_entry(self, source: _Source, offset: int, what: str, consequence: str) -> None:
+    def _find_entry(self, source: Source, offset: int, what: str, consequence: str) -> None:
         length = source.head_size + PAYLOAD_SIZE
         self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)])
-
-
-def _heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
-    """Gather the fixed fields of entries whose message ids stand at ``payloads``."""
-    flat = np.frombuffer(data, np.uint8)
-    block = np.ascontiguousarray(flat[payloads[:, None] + np.arange(PAYLOAD_SIZE)])
-    return block.view(_HEAD).ravel()
 
 
 def _row(

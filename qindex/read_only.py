@@ -19,6 +19,7 @@ from qindex.delivery import Delivery
 from qindex.entries import Entry
 from qindex.message import Message
 from qindex.reader import QueueReader, QueueSummary, Row, StoreReader
+from qindex.settings import QueueSettings
 from qindex.stats import EngineStats, QueueStats
 
 __all__ = ["ReadOnlyEngine", "ReadOnlyQueue"]
@@ -68,6 +69,12 @@ class ReadOnlyQueue:
         """A queue is true, empty or not."""
         return True
 
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings; none in a RabbitMQ directory. Raises :class:`DamageError`."""
+        self._engine.check_open()
+        return self._reader.settings()
+
     def stats(self) -> QueueStats:
         """Give the queue's figures; those that count since open are zero.
 
@@ -80,8 +87,8 @@ class ReadOnlyQueue:
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
         self._engine.refuse()
 
-    publish = publish_many = get = get_many = consume = _refuse
-    ack = ack_many = ack_up_to = nack = requeue = purge = flush = sync = _refuse
+    publish = publish_many = publish_messages = reserve = get = get_many = consume = _refuse
+    ack = ack_many = ack_up_to = nack = requeue = extend = purge = flush = sync = _refuse
 
     def __repr__(self) -> str:
         return f"<ReadOnlyQueue {self.name!r}>"

@@ -23,11 +23,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from journal.errors import StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding
+from journal.findings import Kind as Found
 from journal.poison import Poison
 from qindex import layout
 from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
@@ -39,6 +40,7 @@ from qindex.rules import DirectoryRules
 from qindex.segment import DELIVERED
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
+from qindex.settings import QueueSettings, read_settings
 from qindex.snapshot import read_snapshot
 from qindex.stored_messages import (
     MessageStoreSummary,
@@ -57,6 +59,7 @@ __all__ = [
 ]
 
 Kind = Literal["qindex", "rabbitmq"]
+View = TypeVar("View", bound=QueueView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,15 @@ class QueueSummary:
 class QueueReader:
     """One queue of a store. Made by :meth:`StoreReader.queue`.
 
+    ``directories``: of the queue, or of its sub-queues in order of delivery.
     Each call of :meth:`entries` or :meth:`summary` looks anew. ``findings`` has what the last
     one met, so far as it went.
     """
 
     def __init__(self, store: StoreReader, name: str, directories: list[QueueDirectory]) -> None:
         self.name = name
+        self.directories = directories
         self._store = store
-        self._directories = directories
         self._views: list[QueueView] = []
 
     @property
@@ -125,7 +129,7 @@ class QueueReader:
         known = True
         next_seq_id = 0
         views = self._pin()
-        for view, one in zip(views, self._directories, strict=True):
+        for view, one in zip(views, self.directories, strict=True):
             rules = self._store.rules(one)
             below = rules.redelivered_below
             known &= rules.delivered_known
@@ -162,10 +166,15 @@ class QueueReader:
         except UsageError:
             return None
 
+    def settings(self) -> QueueSettings:
+        """Read the queue's settings; a RabbitMQ queue has none here. Raises
+        :class:`DamageError`, :class:`StorageError`."""
+        return self._store.settings_of(self.directories[0])
+
     def _pin(self) -> list[QueueView]:
         self._views = []
         try:
-            for one in self._directories:
+            for one in self.directories:
                 self._views.append(self._store.pin(one))
         except FileNotFoundError as error:
             raise UsageError(f"{self._store.directory}: queue {self.name!r} is gone") from error
@@ -176,18 +185,25 @@ class StoreReader:
     """A store directory, read-only.
 
     ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: what is wrong beside the queues'
-    own files. Raises :class:`NotAStoreError` for a file or a directory of something else (it names
+    own files. ``marker``: what the marker file says, if it can't be read any more.
+    Raises :class:`NotAStoreError` for a file or a directory of something else (it names
     the virtual hosts of a node's directory), :class:`StorageError` when the system refuses.
     """
 
-    def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
+    def __init__(
+        self,
+        directory: PathLike,
+        fs: FileSystem = REAL,
+        *,
+        marker: layout.StoreMarker | None = None,
+    ) -> None:
         self.directory = os.path.abspath(os.fspath(directory))
         self._fs = fs
         self._vhost: Vhost | None = None
         self._own_findings: list[Finding] = []
         try:
             refuse_node_directory(fs, self.directory)
-            self._marker = layout.store_kind(fs, self.directory).marker
+            self._marker = marker or layout.store_kind(fs, self.directory).marker
             if self._marker is None:
                 self._vhost = Vhost.read(fs, self.directory)
         except OSError as error:
@@ -205,7 +221,7 @@ class StoreReader:
 
     def queue_names(self) -> list[str]:
         """Give the queues' names, sorted; a directory's where the queue's is unknown."""
-        return list(group_queues(self._directories()))
+        return list(group_queues(self.directories()))
 
     def queues(self) -> list[QueueSummary]:
         """Summarise all queues, sorted by name; one that is deleted meanwhile is left out.
@@ -214,7 +230,7 @@ class StoreReader:
 
     def readers(self) -> list[QueueReader]:
         """Give a reader for each queue, sorted by name."""
-        groups = group_queues(self._directories())
+        groups = group_queues(self.directories())
         return [QueueReader(self, name, group) for name, group in groups.items()]
 
     def message_store(self) -> MessageStoreSummary | None:
@@ -231,14 +247,14 @@ class StoreReader:
         except OSError as error:
             raise self._unreadable(error) from error
         references: Counter[bytes] = Counter()
-        for one in self._directories():
+        for one in self.directories():
             with contextlib.suppress(FileNotFoundError):  # the queue was deleted just now
                 references.update(self.pin(one).stored_ids().persistent)
         return summarise_store(self._fs, directory, references)
 
     def queue(self, name: str) -> QueueReader:
         """Give the queue of that name. Raises :class:`UsageError` when there is none."""
-        directories = self._directories()
+        directories = self.directories()
         if self._vhost is not None:
             chosen = self._vhost.matching(name, directories)
         else:
@@ -259,16 +275,35 @@ class StoreReader:
         assert self._marker is not None
         return DirectoryRules(self._marker.entry_count)
 
+    def settings_of(self, one: QueueDirectory) -> QueueSettings:
+        """Read the settings in a queue directory; a RabbitMQ node puts none there."""
+        if self._vhost is not None:
+            return QueueSettings()
+        path = self._path(one)
+        try:
+            return read_settings(self._fs, path)
+        except OSError as error:
+            raise StorageError(path, "the settings can't be read", error) from error
+
     def pin(self, one: QueueDirectory) -> QueueView:
         """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""
+        return self.pin_as(QueueView, one)
+
+    def pin_as(self, view: type[View], one: QueueDirectory) -> View:
+        """Pin a queue directory as it is now, to be shown by a view of this kind. Raises
+        :class:`FileNotFoundError`, and as :func:`qindex.pinned.pin_queue`."""
+        return view(
+            self._fs, self._path(one), self.rules(one), priority=one.priority, stores=self.stores
+        )
+
+    @property
+    def stores(self) -> StoreDirectories:
+        """Where the message stores are."""
         # A node erases its transient store when it starts; of ours, its engine may be running.
         transient = os.path.join(self.directory, TRANSIENT_DIRECTORY)
-        stores = StoreDirectories(
+        return StoreDirectories(
             os.path.join(self.directory, PERSISTENT_DIRECTORY),
             transient if self._vhost is None else None,
-        )
-        return QueueView(
-            self._fs, self._path(one), self.rules(one), priority=one.priority, stores=stores
         )
 
     def next_seq(self, one: QueueDirectory, rules: DirectoryRules, seen: int) -> int:
@@ -285,7 +320,22 @@ class StoreReader:
     def _path(self, one: QueueDirectory) -> str:
         return os.path.join(self.directory, layout.QUEUES, one.directory)
 
-    def _directories(self) -> list[QueueDirectory]:
+    @property
+    def vhost(self) -> Vhost | None:
+        """What a RabbitMQ virtual host's own files say; ``None`` for a store of ours."""
+        return self._vhost
+
+    @property
+    def marker(self) -> layout.StoreMarker | None:
+        """What a store of ours says of itself; ``None`` for a virtual host."""
+        return self._marker
+
+    def path_of(self, one: QueueDirectory) -> str:
+        """The path of a queue's directory."""
+        return self._path(one)
+
+    def directories(self) -> list[QueueDirectory]:
+        """List the queues' directories. Raises :class:`StorageError`."""
         try:
             if self._vhost is not None:
                 return self._vhost.directories(self._fs)
@@ -318,7 +368,9 @@ class StoreReader:
             except QueueNameError as error:
                 size = len(raw or b"")
                 lost = "the name is unknown"
-                self._own_findings.append(Finding(path, 0, size, Cause.DAMAGE, str(error), lost))
+                self._own_findings.append(
+                    Finding(path, 0, size, Cause.DAMAGE, str(error), lost, Found.NAME)
+                )
             yield QueueDirectory(directory, name)
 
     def _has_content(self, directory: str) -> bool:

@@ -37,6 +37,7 @@ from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
 from journal.errors import StoreError, UsageError
 from journal.files import ReadBuffer
 from journal.format import PUBLISH_HEAD_SIZE
+from journal.packed import unpack
 from qindex.message import Message
 
 __all__ = [
@@ -269,9 +270,8 @@ def decode_record(record: bytes) -> Message:
     if record[:3] != MAGIC:
         raise RecordError(f"not a message record of version 1: starts with {record[:3].hex()}")
     try:
-        parts = msgpack.unpackb(record, strict_map_key=False)
-        _version, _check, timestamp, key, headers, properties, body = parts
-    except (msgpack.exceptions.UnpackException, TypeError, ValueError, RecursionError) as error:
+        _version, _check, timestamp, key, headers, properties, body = unpack(record)
+    except ValueError as error:
         raise RecordError(f"not a message record: {error}") from error
     shapes = (
         (timestamp, int),

@@ -19,7 +19,7 @@ from journal import format as journal_format
 from journal.block_sums import extent
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, read_file, replace_file
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from qindex.flush import FlushPlan, append_sums, plan_segment, remove_sums, write_plan
 from qindex.load import LoadedQueue, load_queue, scan_segment
 from qindex.quarantine import quarantine_findings
@@ -59,7 +59,8 @@ def load_for_recovery(
     """
     limit = seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID
     try:
-        loaded = load_queue(fs, directory, entry_count, seq_limit=limit)
+        lost = seq_file.power_lost
+        loaded = load_queue(fs, directory, entry_count, seq_limit=limit, power_lost=lost)
     except OSError as error:
         raise StorageError(directory, "the queue can't be read", error) from error
     _judge(loaded, repair)
@@ -80,8 +81,16 @@ def finish_recovery(
         quarantine_findings(fs, [one for one in loaded.findings if one.cause is Cause.DAMAGE])
         _rewrite(fs, loaded)
         _drop_missing(fs, loaded, missing)
-        resting = _flush(fs, loaded, seq_file)
+        next_seq = _next_seq(loaded, seq_file)
+        power_lost = not seq_file.same_run
+        if not power_lost:
+            _give_out(seq_file, next_seq)
+        resting = _flush(fs, loaded, next_seq)
         _empty_journal(fs, directory)
+        if power_lost:
+            # Not before: it says that what was written since the power was lost is all there,
+            # and the journal was written before. Until here the old reservation holds.
+            _give_out(seq_file, next_seq)
     except OSError as error:
         raise StorageError(directory, "the queue can't be recovered", error) from error
     return resting
@@ -97,7 +106,8 @@ def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]
         segment.states[seq - segment.base] = ACKED
         path = os.path.join(loaded.directory, file_name(segment.number))
         what = f"seq_id {seq}: its message {msg_id.hex()} is not in the message store"
-        finding = Finding(path, 0, 0, Cause.CRASH, what, "the entry is dropped")
+        kind = Kind.ENTRY_WITHOUT_MESSAGE
+        finding = Finding(path, 0, 0, Cause.CRASH, what, "the entry is dropped", kind)
         loaded.findings.append(finding)
         _log.warning("%s", finding)
 
@@ -129,19 +139,27 @@ def _rewrite(fs: FileSystem, loaded: LoadedQueue) -> None:
             append_sums(fs, path, [extent(sound, 0)])
 
 
-def _flush(fs: FileSystem, loaded: LoadedQueue, seq_file: SeqFile) -> RestingQueue:
+def _next_seq(loaded: LoadedQueue, seq_file: SeqFile) -> int:
+    next_seq = seq_file.next_after_crash(loaded.seen)
+    if any(finding.cause is Cause.DAMAGE for finding in loaded.findings):
+        # The damaged places may have held the latest seq_ids.
+        next_seq = max(next_seq, seq_file.reserved)
+    return next_seq
+
+
+def _give_out(seq_file: SeqFile, next_seq: int) -> None:
+    """Note that all seq_ids below ``next_seq`` are given out."""
+    if next_seq >= seq_file.reserved:
+        seq_file.reserve(next_seq)
+    seq_file.raise_floor(next_seq)
+
+
+def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> RestingQueue:
     for seq in loaded.transient:
         segment = loaded.segments[seq // loaded.entry_count]
         if not segment.loaded:
             _reload(fs, loaded, segment.number)
         segment.states[seq - segment.base] = ACKED
-    next_seq = seq_file.next_after_crash(loaded.seen)
-    if any(finding.cause is Cause.DAMAGE for finding in loaded.findings):
-        # The damaged places may have held the latest seq_ids.
-        next_seq = max(next_seq, seq_file.reserved)
-    if next_seq >= seq_file.reserved:
-        seq_file.reserve(next_seq)
-    seq_file.raise_floor(next_seq)
     plans = []
     entries = loaded.journal
     for segment in loaded.segments.values():
@@ -174,6 +192,7 @@ def _empty_journal(fs: FileSystem, directory: str) -> None:
     for name in fs.listdir(directory):
         if name.endswith((".new", ".tmp")):
             fs.unlink(os.path.join(directory, name))
+    remove_sums(fs, path)
     try:
         fd = fs.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -182,5 +201,8 @@ def _empty_journal(fs: FileSystem, directory: str) -> None:
         if fs.fstat(fd).st_size:
             fs.truncate(fd, 0)
             fs.fdatasync(fd)
+            # Its name, too: a flush may have put this file in place of another, which must not
+            # come back after what is in the segments now has gone from there.
+            fs.sync_dir(directory)
     finally:
         fs.close(fd)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ABSENT", "ACKED", "DELIVERED", "OUT", "PUBLISHED", "Segment", "as_filed"]
+__all__ = ["ABSENT", "ACKED", "DELIVERED", "MOVING", "OUT", "PUBLISHED", "Segment", "as_filed"]
 
 ABSENT = 0
 """Not published, or published and acknowledged without ever reaching a segment file."""
@@ -26,7 +26,11 @@ ACKED = 3
 OUT = 4
 """Delivered to a consumer of this run that has not yet acknowledged. Files know it as DELIVERED."""
 
-_AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED])
+MOVING = 5
+"""On its way to the dead-letter queue, or there, and not yet acknowledged here. Files know it as
+DELIVERED."""
+
+_AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED])
 _FILED_TABLE = _AS_FILED + bytes(range(len(_AS_FILED), 256))
 
 U8 = npt.NDArray[np.uint8]
@@ -103,8 +107,8 @@ class Segment:
 
     @property
     def outstanding(self) -> int:
-        """Entries delivered to a consumer and not yet acknowledged."""
-        return self.states.count(OUT)
+        """Entries delivered to a consumer, or being moved, and not yet acknowledged."""
+        return self.states.count(OUT) + self.states.count(MOVING)
 
     def load(self, filed: bytearray, offsets: I64, lengths: I64) -> None:
         """Take over what a scan of the file gave; the states are those of the file."""

@@ -70,11 +70,13 @@ def file_name(number: int) -> str:
 
 
 def file_number(name: str) -> int | None:
-    """Give the segment number of a file name, or ``None`` when it is none."""
+    """Give the segment number of a file name, or ``None`` when it is none (like ``00.idx``, which
+    no segment has: taken for 0.idx it would hide that one's entries)."""
     stem, dot, ending = name.partition(".")
     if dot + ending != SUFFIX or not stem.isascii() or not stem.isdigit():
         return None
-    return int(stem)
+    number = int(stem)
+    return number if str(number) == stem else None
 
 
 def pack_publish(

@@ -44,6 +44,18 @@ class SeqFile:
         self._reserve_slots = _oldest_first(data, RESERVE_SLOTS)
         self._floor_slots = _oldest_first(data, FLOOR_SLOTS)
 
+    @property
+    def same_run(self) -> bool:
+        """Whether the queue was written to in this run of the operating system: then no power
+        was lost since, and all that was written is there."""
+        return self._floor >= 0
+
+    @property
+    def power_lost(self) -> bool:
+        """Whether the queue was last written to, for all we know, in a run of the operating system
+        that has ended: then what was not synced may be lost."""
+        return bool(self.reserved) and not self.same_run
+
     def next_after_crash(self, seen: int) -> int:
         """Give the first seq_id that was certainly never given out; ``seen``: one above the
         highest that recovery found. In the same run of the operating system nothing that was

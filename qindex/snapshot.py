@@ -13,15 +13,19 @@ The msgpack value::
 
 from __future__ import annotations
 
+import logging
 import os
 
 import msgpack
 from xxhash import xxh3_64_digest
 
 from journal.files import FileSystem, read_optional, replace_file, unlink_if_there
+from journal.packed import unpack
 from qindex.recovery import RestingQueue
 
 __all__ = ["FILE_NAME", "read_snapshot", "remove_snapshot", "write_snapshot"]
+
+_log = logging.getLogger("qindex.snapshot")
 
 FILE_NAME = "qindex.clean"
 _VERSION = 1
@@ -50,21 +54,26 @@ def read_snapshot(
 ) -> tuple[dict[str, RestingQueue], bytes | None] | None:
     """Read the snapshot (queues by directory name, message store), or give ``None`` when there is
     none that can be trusted."""
-    data = read_optional(fs, os.path.join(directory, FILE_NAME))
+    path = os.path.join(directory, FILE_NAME)
+    data = read_optional(fs, path)
     if data is None or xxh3_64_digest(data[:-_CHECK_SIZE]) != data[-_CHECK_SIZE:]:
         return None
-    value = msgpack.unpackb(data[:-_CHECK_SIZE])
-    if value.get("version") != _VERSION:
+    try:
+        value = unpack(data[:-_CHECK_SIZE])
+        if value["version"] != _VERSION:
+            return None
+        queues = {
+            name: RestingQueue(
+                os.path.join(queues_directory, name),
+                next_seq,
+                {number: (unacked, size) for number, unacked, size in segments},
+            )
+            for name, next_seq, segments in value["queues"]
+        }
+        return queues, value["message store"]
+    except (ValueError, TypeError, KeyError) as error:
+        _log.warning("%s: not a snapshot of this version: %s", path, error)
         return None
-    queues = {
-        name: RestingQueue(
-            os.path.join(queues_directory, name),
-            next_seq,
-            {number: (unacked, size) for number, unacked, size in segments},
-        )
-        for name, next_seq, segments in value["queues"]
-    }
-    return queues, value["message store"]
 
 
 def remove_snapshot(fs: FileSystem, directory: str) -> None:

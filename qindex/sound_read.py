@@ -21,26 +21,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER, PAYLOAD, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
 from journal.replay import Ending, Walk, join_walks
 from qindex.checks import correct_bit, correct_head, publish_starts, sound_publishes
 from qindex.record_format import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedded_length
 from qindex.stored_id import sound_ids
 
-__all__ = ["Layout", "Patch", "Reading", "read_soundly"]
+__all__ = ["Elsewhere", "Layout", "Patch", "Reading", "read_soundly"]
 
 _FIRST_CHUNK = 2048
 _MAX_CHUNK = 1 << 16
 _MAX_CORRECTED = 8 << 10
 _PAGE = 4096
+_SECTOR = 512
 _MAX_APPEND = 64 << 10
 _NO_CHECK = bytes(CHECK_SIZE)
+_NO_START = bytes(16)
+"""What is stored last of an append; no record starts so."""
 _BARE = "damaged entry"
+_NOT_SYNCED = "dropped: it was not synced"
 _LAST_OF_SIZE = 27
 """Where the last byte of the size stands, from the message id on."""
 _ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
@@ -54,6 +59,19 @@ Patch = tuple[int, bytes]
 """Offset, and the bytes that belong there."""
 
 
+class Elsewhere(NamedTuple):
+    """What another file publishes, too: ``seqs``, and of these ``embedded``, with the message."""
+
+    seqs: I64
+    embedded: I64
+
+    @classmethod
+    def of(cls, walk: Walk, head_size: int) -> Elsewhere:
+        """Give what a file publishes, whose heads have ``head_size`` bytes."""
+        publishes = walk.kinds < DELIVER
+        return cls(walk.seqs[publishes], walk.seqs[publishes & (walk.lengths > head_size)])
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What tells journals and segments apart.
@@ -65,7 +83,8 @@ class Layout:
     ``first_seq``: the lowest seq_id that may stand in the file; ``end_seq`` is behind the highest.
     ``ids_vouch``: entries without an embedded record may be ours, so that their ids
     (:mod:`qindex.stored_id`) tell sound ones. ``elsewhere``: seq_ids whose entries are to be had
-    from another file, if they are not sound here.
+    from another file, if they are not sound here. ``power_lost``: the system that wrote the file
+    is gone, and with it what it had not synced: sectors of 512 bytes may never have been written.
     """
 
     head_size: int
@@ -76,7 +95,8 @@ class Layout:
     first_seq: int
     end_seq: int
     ids_vouch: bool = False
-    elsewhere: I64 | None = None
+    elsewhere: Elsewhere | None = None
+    power_lost: bool = False
 
     @property
     def payload_at(self) -> int:
@@ -188,15 +208,20 @@ class _Reader:
             before = np.maximum.accumulate(np.concatenate(([self._highest], seqs)))[bare]
             flat = np.frombuffer(self._data, np.uint8)
             no_end = (flat[payloads[:, None] + _ID_END_AND_SIZE] == 0).all(axis=1)
+            no_start = (flat[payloads[:, None] + np.arange(8)] == 0).all(axis=1)
+            # An append whose start is missing looks like seq_id 0, which nothing follows twice.
+            holds &= (chosen > before) | ((chosen == before) & (chosen > 0))
             # An id that does not hold may be a node's, which had the queue for a while.
-            vouched: Bools = np.where(holds, chosen >= before, (chosen > before) & ~no_end)
+            vouched: Bools = holds | ((chosen > before) & ~no_end & ~no_start)
             return vouched
         first = np.unique(seqs, return_index=True)
         again = first[1][np.searchsorted(first[0], chosen)] < bare
         for earlier in self._published:
             again |= np.isin(chosen, earlier)
         if self._layout.elsewhere is not None:
-            again |= np.isin(chosen, self._layout.elsewhere)
+            again |= np.isin(chosen, self._layout.elsewhere.seqs)
+            # What is left of an entry with its message, without the length of that.
+            holds &= ~np.isin(chosen, self._layout.elsewhere.embedded)
         believed: Bools = holds | ~again
         return believed
 
@@ -219,7 +244,8 @@ class _Reader:
             return False
         if offset == 0 or self._layout.step_size < 8:
             length = len(self._data) - offset
-            self._find(offset, length, Cause.CRASH, "zero-filled tail", "nothing is lost")
+            what, consequence = "zero-filled tail", "nothing is lost"
+            self._find(offset, length, Cause.CRASH, what, consequence, Kind.ZEROS)
         return True
 
     def _resume(self, anomaly: int, nominal_end: int | None, bare: bool) -> _Resume:
@@ -331,26 +357,34 @@ class _Reader:
             if not isinstance(self._data, bytearray):
                 self._data = bytearray(self._data)
             self._data[at : at + len(good)] = good
-            cause = Cause.CRASH if unfinished else Cause.DAMAGE
-            self._find(at, len(good), cause, resume.what, "corrected from the checksum: none lost")
+            crash = unfinished or self._never_written(resume.lost_from, at + len(good))
+            cause = Cause.CRASH if crash else Cause.DAMAGE
+            consequence = "corrected from the checksum: none lost"
+            self._find(at, len(good), cause, resume.what, consequence, Kind.CORRECTED)
             return resume.at
         lost = self._data[resume.lost_from : resume.at]
         at_end = self._nothing_from(resume.at)
         if at_end and (
             ending is Ending.TORN or lost[-1:] == b"\0" or self._is_unsealed(resume.lost_from)
         ):
-            self._find(resume.lost_from, len(lost), Cause.CRASH, "torn record at the end", "cut")
+            what = "torn record at the end"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, "cut", Kind.TORN)
         elif unfinished:
-            what = "an append that was cut short"
-            self._find(resume.lost_from, len(lost), Cause.CRASH, what, "it never returned")
+            what, consequence = "an append that was cut short", "it never returned"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, consequence, Kind.UNFINISHED)
         elif resume.what == _BARE and self._is_torn(lost):
-            what = "an entry that did not reach the disk in whole"
-            self._find(resume.lost_from, len(lost), Cause.CRASH, what, "dropped: it was not synced")
+            what, consequence = "an entry that did not reach the disk in whole", _NOT_SYNCED
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, consequence, Kind.TORN)
         elif self._is_unsealed(resume.lost_from):
             what = "a publish that was interrupted before its checksum was written"
-            self._find(resume.lost_from, len(lost), Cause.CRASH, what, "it never returned")
+            consequence = "it never returned"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, consequence, Kind.UNFINISHED)
         elif _has_zero_page(lost, resume.lost_from):
-            self._find(resume.lost_from, len(lost), Cause.CRASH, "pages that were never written")
+            what = "pages that were never written"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, kind=Kind.ZEROS)
+        elif self._never_written(resume.lost_from, resume.at):
+            what = "sectors that were never written"
+            self._find(resume.lost_from, len(lost), Cause.CRASH, what, _NOT_SYNCED, Kind.ZEROS)
         else:
             self._find(
                 resume.lost_from,
@@ -377,13 +411,29 @@ class _Reader:
 
     def _is_unfinished(self, offset: int) -> bool:
         """Tell whether the journal's last append starts here or before, and was cut short by the
-        death of its process: its first eight bytes are stored last
+        death of its process: its first sixteen bytes are stored last
         (:meth:`journal.journal.Journal.append`), and nothing is appended behind it."""
-        if not self._unfinished and self._layout.step_size == 8 and self._last_seq >= 0:
-            starts_with_zeros = self._data[offset : offset + 8] == bytes(8)
+        if not self._unfinished and self._layout.step_size == 8:
+            # Eight zeros may be the start of seq_id 0, where nothing stands before.
+            zeros = _NO_START[: 8 if self._last_seq >= 0 else 16]
+            starts_with_zeros = self._data.startswith(zeros, offset)
             last = self._data[offset : offset + _MAX_APPEND + 8]
             self._unfinished = starts_with_zeros and self._nothing_from(offset + len(last))
         return self._unfinished
+
+    def _never_written(self, start: int, stop: int) -> bool:
+        """Tell whether a loss of power explains that these bytes are not sound: of a sector in
+        them nothing is there from where it was appended to, or the append's start is missing."""
+        if not self._layout.power_lost:
+            return False
+        data = self._data
+        if data.startswith(_NO_START, start):
+            return True
+        for sector in range(start - start % _SECTOR, stop, _SECTOR):
+            rest = data[max(sector, start) : sector + _SECTOR]
+            if rest.count(0) == len(rest):
+                return True
+        return False
 
     def _is_unsealed(self, offset: int) -> bool:
         """Tell whether the record here has no checksum yet: a publish puts it in last, so that is
@@ -396,9 +446,15 @@ class _Reader:
         )
 
     def _find(
-        self, offset: int, length: int, cause: Cause, what: str, consequence: str = ""
+        self,
+        offset: int,
+        length: int,
+        cause: Cause,
+        what: str,
+        consequence: str = "",
+        kind: Kind = Kind.RECORD,
     ) -> None:
-        self._findings.append(Finding(self._path, offset, length, cause, what, consequence))
+        self._findings.append(Finding(self._path, offset, length, cause, what, consequence, kind))
 
 
 def _has_zero_page(lost: Data, offset: int) -> bool:

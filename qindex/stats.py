@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from journal.durations import NO_DURATIONS, Durations
 from msgstore import StoreStats
 
 __all__ = ["EngineStats", "QueueStats"]
@@ -16,7 +17,11 @@ class QueueStats:
     ``ready``: messages waiting; ``unacked``: with a consumer; ``segments``: segment files and
     maps known; ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since
     the last flush (dirty_count); ``next_seq_id``: the next publish gets it. Since open:
-    ``published``, ``acked``, ``flushes``, ``flushed_bytes``, ``journal_syncs``.
+    ``published``, ``acked``, ``flushes``, ``flushed_bytes``, ``journal_syncs``,
+    ``dead_lettered`` (moved to the dead-letter queue; among ``acked``), ``delivered`` (deliveries,
+    those of a message that came back included), ``requeued`` (deliveries given back), ``dropped``
+    (expired, purged or damaged, without a delivery; among ``acked``), and how long flushes and
+    syncs of the journal took. A read-only engine counts nothing.
     """
 
     name: str
@@ -32,6 +37,12 @@ class QueueStats:
     flushes: int
     flushed_bytes: int
     journal_syncs: int
+    dead_lettered: int = 0
+    delivered: int = 0
+    requeued: int = 0
+    dropped: int = 0
+    flush_durations: Durations = NO_DURATIONS
+    sync_durations: Durations = NO_DURATIONS
 
 
 @dataclass(frozen=True, slots=True)

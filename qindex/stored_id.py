@@ -23,9 +23,10 @@ from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE
 from qindex.record_format import gather_bytes, row_sums
 
-__all__ = ["COUNTS", "RUN_SIZE", "make_id", "sound_ids"]
+__all__ = ["COUNTS", "RUN_SIZE", "make_id", "sound_ids", "vouches"]
 
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 RUN_SIZE = 6
@@ -47,9 +48,15 @@ def sound_ids(data: ReadBuffer, payloads: I64) -> Bools:
     """Tell for entries whose message ids stand at ``payloads`` whether id and size belong
     together. Shape ``(n,)``."""
     rows = np.ascontiguousarray(gather_bytes(data, payloads, PAYLOAD_SIZE))
-    parts = (rows[:, :_CHECK_AT], rows[:, _SIZE_AT : _SIZE_AT + 4])
-    sums = row_sums(np.ascontiguousarray(np.concatenate(parts, axis=1)))
-    checks = np.zeros((len(rows), 8), np.uint8)
-    checks[:, 2:] = rows[:, _CHECK_AT:_ID_SIZE]
+    sizes = np.ascontiguousarray(rows[:, _SIZE_AT : _SIZE_AT + 4]).view(">u4").ravel()
+    return vouches(rows[:, :_ID_SIZE], sizes.astype(np.int64))
+
+
+def vouches(ids: U8, sizes: I64) -> Bools:
+    """Tell which ids (shape ``(n, 16)``) vouch for these sizes. Shape ``(n,)``."""
+    packed = sizes.astype(">u4").view(np.uint8).reshape(-1, 4)
+    sums = row_sums(np.ascontiguousarray(np.concatenate((ids[:, :_CHECK_AT], packed), axis=1)))
+    checks = np.zeros((len(ids), 8), np.uint8)
+    checks[:, 2:] = ids[:, _CHECK_AT:_ID_SIZE]
     holds: Bools = checks.view(">u8").ravel() == sums >> np.uint64(64 - _CHECK_BITS)
     return holds

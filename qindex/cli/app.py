@@ -28,10 +28,14 @@ from typer.main import get_command
 
 import qindex
 from journal.errors import DamageError, StoreError
+from qindex.cli.follow import follow_command
 from qindex.cli.inspect_file import inspect_command
-from qindex.cli.look import JsonOption, cat_command, list_command, stats_command
+from qindex.cli.look import Directory, JsonOption, cat_command, list_command, stats_command
+from qindex.cli.move import export_command, import_command, pull_command, push_command
 from qindex.cli.output import flush, print_line, print_note
+from qindex.cli.queue_settings import queue_command
 from qindex.cli.reclaim import compact_command
+from qindex.cli.tools import repair_command, salvage_command, verify_command
 from qindex.cli.traffic import consume_command, publish_command
 
 __all__ = ["main", "make_app"]
@@ -42,14 +46,25 @@ DEFECT = 70
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-_ROCKET = "rocketstore.cli"
+_LATER = {
+    "rocket": ("rocketstore.cli", "The same for a RocketMQ store (qindex rocket --help)."),
+    "pipeline": (
+        "pyspark_qindex.cli",
+        "Jobs over many stores (qindex pipeline --help).",
+    ),
+    "compare": (
+        "qindex.compare.cli",
+        "One workload on both designs (qindex compare --help).",
+    ),
+}
+"""Commands of packages above this one, which are not imported before they are asked for."""
 
 # Newer typers carry click inside, older ones depend on it: this is the base of its errors in both.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def make_app(*, with_rocket: bool = False) -> typer.Typer:
-    """Put the commands together; ``with_rocket`` loads those of the RocketMQ store, too."""
+def make_app(*, loaded: str = "") -> typer.Typer:
+    """Put the commands together; ``loaded``: the one of a package above that is loaded, too."""
     app = typer.Typer(
         name="qindex",
         help="An embedded, persistent message queue, and a reader of RabbitMQ's.",
@@ -63,27 +78,42 @@ def make_app(*, with_rocket: bool = False) -> typer.Typer:
     app.command("cat")(cat_command)
     app.command("publish")(publish_command)
     app.command("consume")(consume_command)
+    app.command("follow")(follow_command)
+    app.command("queue")(queue_command)
     app.command("inspect")(inspect_command)
     app.command("compact")(compact_command)
     app.command("stats")(stats_command)
-    if with_rocket:
-        app.add_typer(importlib.import_module(_ROCKET).rocket_app, name="rocket")
-    elif _rocket_is_there():
-        app.command("rocket", help=_ROCKET_HELP, add_help_option=False)(_rocket_placeholder)
+    app.command("top")(_top_live)
+    app.command("export")(export_command)
+    app.command("import")(import_command)
+    app.command("push")(push_command)
+    app.command("pull")(pull_command)
+    app.command("verify")(verify_command)
+    app.command("repair")(repair_command)
+    app.command("salvage")(salvage_command)
+    for name, (module, text) in _LATER.items():
+        if name == loaded:
+            _add_loaded(app, name, importlib.import_module(module))
+        elif _is_there(module):
+            app.command(name, help=text, add_help_option=False)(_placeholder)
     return app
 
 
-_ROCKET_HELP = "The same for a RocketMQ store (qindex rocket --help)."
+def _add_loaded(app: typer.Typer, name: str, module: Any) -> None:
+    if name == "rocket":
+        app.add_typer(module.rocket_app, name=name)
+    else:
+        app.command(name)(getattr(module, f"{name}_command"))
 
 
-def _rocket_placeholder() -> int:
+def _placeholder() -> int:
     """Stand in the list of commands; :func:`main` loads the real ones when they are asked for."""
-    raise AssertionError("the commands of the RocketMQ store were not loaded")
+    raise AssertionError("the command was not loaded")
 
 
-def _rocket_is_there() -> bool:
-    """Tell whether the package is there, without importing any of it."""
-    spec = importlib.util.find_spec(_ROCKET.partition(".")[0])
+def _is_there(module: str) -> bool:
+    """Tell whether a package is there, without importing any of it."""
+    spec = importlib.util.find_spec(module.partition(".")[0])
     places = (spec.submodule_search_locations if spec is not None else None) or []
     return any(
         Path(place, "cli.py").is_file() or Path(place, "cli", "__init__.py").is_file()
@@ -127,6 +157,35 @@ def _demo(
     return run_demo(kills=kills, seconds=seconds, keep=keep, as_json=as_json)
 
 
+def _top_live(
+    directory: Directory,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    journal_entries: Annotated[
+        int, typer.Option(min=1, help="The max_journal_entries of whoever writes the store.")
+    ] = 65_536,
+    as_json: JsonOption = False,
+) -> int:
+    """Show queues, rates, segments, journals and the message store's garbage, live.
+
+    Reads the files alone, takes no lock, changes nothing. Rates are of what changed between two
+    looks. A cell of the map is a segment: the darker, the more of it is not acknowledged; "·" is
+    in the journal only. Keys: n r u b a p sort, q quits. Where standard output is no terminal, or
+    with --once or --json, one look is printed.
+    """
+    from qindex.cli.top import run_top
+
+    return run_top(
+        directory,
+        interval=interval,
+        once=once,
+        journal_entries=journal_entries,
+        as_json=as_json,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code. Never raises, and never prints a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -144,8 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        rocket = arguments[:1] == ["rocket"] and _rocket_is_there()
-        command = get_command(make_app(with_rocket=rocket))
+        asked = arguments[0] if arguments and arguments[0] in _LATER else ""
+        loaded = asked if asked and _is_there(_LATER[asked][0]) else ""
+        command = get_command(make_app(loaded=loaded))
         # Not command.main(): that one catches what is to be told apart here.
         with command.make_context("qindex", list(arguments) or ["--help"]) as context:
             result: Any = command.invoke(context)

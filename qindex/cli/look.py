@@ -8,14 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from journal.errors import UsageError
 from qindex.cli.output import (
+    key_text,
     plain_value,
     preview,
     print_findings,
     print_json,
     print_line,
     row_json,
+    write_out,
 )
+from qindex.metrics import exposition, store_families
 from qindex.reader import MessageStoreSummary, QueueReader, QueueSummary, Row, StoreReader
 
 __all__ = [
@@ -73,7 +77,13 @@ def _summary_json(summary: QueueSummary) -> dict[str, Any]:
     return dataclasses.asdict(summary) | {"name": plain_value(summary.name)}
 
 
-def stats_command(directory: Directory, as_json: JsonOption = False) -> int:
+def stats_command(
+    directory: Directory,
+    as_json: JsonOption = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print Prometheus' text form.")
+    ] = False,
+) -> int:
     """Print figures of the queues, their sum, and those of the message store.
 
     DIR is a store's directory (in use or not) or that of a RabbitMQ virtual host; nothing is
@@ -90,7 +100,11 @@ def stats_command(directory: Directory, as_json: JsonOption = False) -> int:
             found.append(summary)
             code |= print_findings(reader.findings)
     messages = store.message_store()
-    if as_json:
+    if prometheus and as_json:
+        raise UsageError("either --json or --prometheus")
+    if prometheus:
+        write_out(exposition(store_families(found, messages)).encode())
+    elif as_json:
         shown = None if messages is None else dataclasses.asdict(messages)
         queues = [_summary_json(summary) for summary in found]
         print_json({"kind": store.kind, "queues": queues, "message_store": shown})
@@ -166,7 +180,5 @@ def _print_rows(reader: QueueReader, *, as_json: bool, count: int | None, key: s
 
 def _row_line(row: Row) -> str:
     flags = ("p" if row.persistent else "t") + ("r" if row.redelivered else "-")
-    key = "-" if row.key is None else row.key
-    shown = key if key.isprintable() else ascii(key)
-    text = row.error or preview(row.body)
-    return f"{row.seq_id:>10} {flags} {row.location:<7} {row.size:>9} {shown} {text}".rstrip()
+    text = f"{key_text(row.key)} {row.error or preview(row.body)}"
+    return f"{row.seq_id:>10} {flags} {row.location:<7} {row.size:>9} {text}".rstrip()

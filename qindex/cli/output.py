@@ -34,6 +34,7 @@ __all__ = [
     "delivery_json",
     "flush",
     "json_line",
+    "key_text",
     "plain_value",
     "preview",
     "print_findings",
@@ -185,6 +186,12 @@ def _body(body: bytes | None) -> dict[str, Any]:
     except UnicodeDecodeError:
         return fields
     return fields
+
+
+def key_text(key: str | None) -> str:
+    """Show a key in one line; ``-`` for none."""
+    shown = "-" if key is None else key
+    return shown if shown.isprintable() else ascii(shown)
 
 
 def preview(body: bytes | None) -> str:

@@ -99,7 +99,10 @@ _UNSUPPORTED: Final = {
 }
 
 _MAX_ATOM: Final = 255  # characters; Erlang's own limit
-_MAX_ZLIB_RATIO: Final = 1032  # deflate can't do better, so a claim above it is false
+_FREE_SIZE: Final = 256 * 1024
+_MAX_ZLIB_RATIO: Final = 16
+"""A compressed term may have ``_FREE_SIZE`` bytes, and so many for each compressed one: deflate
+makes a thousand of one, and each may stand for a list. (A node compresses none of its terms.)"""
 _FLOAT_TEXT_BYTES: Final = 31
 
 _U16 = Struct(">H")
@@ -343,14 +346,14 @@ _READERS: Final[dict[int, Callable[[bytes, int], tuple[Term, int]]]] = {
 def _decompressed(data: bytes, pos: int) -> tuple[Term, int]:
     """The term inside a compressed one; ``pos`` is behind the tag.
 
-    The claimed size is believed only as far as deflate could have made it from the bytes at
-    hand, and the output is cut there, so that a small input can't ask for much memory.
+    The claimed size is believed only in proportion to the bytes at hand, and the output is cut
+    there, so that a small input can't ask for much memory.
     """
     start = pos + 4
     if start > len(data):
         raise TermError("the term is cut off", len(data))
     size = _U32.unpack_from(data, pos)[0]
-    if size > min(MAX_DECOMPRESSED, _MAX_ZLIB_RATIO * (len(data) - start)):
+    if size > min(MAX_DECOMPRESSED, _FREE_SIZE + _MAX_ZLIB_RATIO * (len(data) - start)):
         raise TermError(f"claims {size} bytes when decompressed", pos)
     stream = zlib.decompressobj()
     try:

@@ -24,7 +24,7 @@ from typing import Final
 
 from journal.errors import NotAStoreError
 from journal.files import FileSystem, read_optional
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from qindex import layout
 from qindex.rabbitmq.clean_dot import message_store_clean
 from qindex.rabbitmq.names import (
@@ -94,7 +94,7 @@ class Vhost:
         for problem in recovered.problems:
             lost = "its queue counts as not stopped in order"
             size = len(data or b"")
-            findings.append(Finding(terms_path, 0, size, Cause.DAMAGE, problem, lost))
+            findings.append(Finding(terms_path, 0, size, Cause.DAMAGE, problem, lost, Kind.CONFIG))
         reason = _store_reason(fs, os.path.join(path, PERSISTENT_STORE), recovered.queues.values())
         return cls(path, name, count, recovered.queues, reason, findings)
 
@@ -129,9 +129,8 @@ class Vhost:
             try:
                 name = parse_queue_name(raw, directory)
             except QueueNameError as error:
-                finding = Finding(
-                    name_path, 0, len(raw), Cause.DAMAGE, str(error), "the name is unknown"
-                )
+                lost = "the name is unknown"
+                finding = Finding(name_path, 0, len(raw), Cause.DAMAGE, str(error), lost, Kind.NAME)
                 if finding not in self.findings:
                     self.findings.append(finding)
                 nameless.append(directory)
@@ -183,8 +182,11 @@ def group_queues(directories: list[QueueDirectory]) -> dict[str, list[QueueDirec
     return queues
 
 
-def find_vhosts(fs: FileSystem, directory: str) -> list[str]:
-    """Find virtual hosts' directories below a node's directory: relative paths, sorted."""
+def find_vhosts(
+    fs: FileSystem, directory: str, *, marks: frozenset[str] = frozenset((VHOST_FILE,))
+) -> list[str]:
+    """Find virtual hosts' directories below a node's directory: relative paths, sorted.
+    ``marks``: names of which one tells a virtual host's directory."""
     found = []
     for pattern in _PATTERNS:
         paths = [""]
@@ -194,7 +196,7 @@ def find_vhosts(fs: FileSystem, directory: str) -> list[str]:
                 for path in paths
                 for name in (_names(fs, os.path.join(directory, path)) if part == "*" else [part])
             ]
-        found += [one for one in paths if VHOST_FILE in _names(fs, os.path.join(directory, one))]
+        found += [one for one in paths if marks & set(_names(fs, os.path.join(directory, one)))]
     return sorted(found)
 
 
@@ -247,6 +249,7 @@ def _entry_count(fs: FileSystem, path: str, findings: list[Finding]) -> int:
                 Cause.DAMAGE,
                 problem,
                 f"{count} entries a segment assumed",
+                Kind.CONFIG,
             )
         )
     return count

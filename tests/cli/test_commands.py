@@ -17,7 +17,7 @@ import msgpack
 import pytest
 
 import qindex
-from qindex.cli import output
+from qindex.cli import app, output
 from qindex.cli.app import main, make_app
 from tests.cli.support import Result, run
 from tests.golden import golden, synthetic
@@ -441,7 +441,7 @@ def test_a_defect_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_rocket_commands_are_mounted_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {command.name for command in make_app().registered_commands}
-    monkeypatch.setattr("qindex.cli.app._ROCKET", "no_such_package.cli")
+    monkeypatch.setitem(app._LATER, "rocket", ("no_such_package.cli", ""))
     assert "rocket" not in {command.name for command in make_app().registered_commands}
     assert {"demo", "list", "cat", "publish", "consume", "inspect"} <= names
     result = run("rocket", "list", ".")

@@ -56,7 +56,7 @@ def index_counts(directory: PathLike) -> Counter[bytes]:
     """How many index entries name each message, as the files have it."""
     reader = StoreReader(directory)
     found: Counter[bytes] = Counter()
-    for one in reader._directories():
+    for one in reader.directories():
         found.update(reader.pin(one).stored_ids().persistent)
     return found
 

@@ -305,13 +305,13 @@ def test_the_real_file_system_is_the_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["behind", "before", "chunk"])
 def test_a_batch_whose_process_died_while_it_was_copied(tmp_path: Path, missing: str) -> None:
-    """The copy may have got anywhere, in any order, but for the first eight bytes: those come
+    """The copy may have got anywhere, in any order, but for the first bytes: those come
     last. That is a crash, not damage; what was there before stays."""
     before = publish_record(0, b"0") + journal_bytes(0, b"", "d") + publish_record(1, b"1")
     batch = b"".join(publish_record(seq, b"%d" % seq * 60) for seq in range(2, 8))
     for number, at in enumerate(range(8, len(batch), 37)):
         copied = bytearray(batch)
-        copied[:8] = bytes(8)
+        copied[:16] = bytes(16)
         if missing == "behind":
             copied[at:] = bytes(len(batch) - at)
         elif missing == "before":
@@ -328,7 +328,7 @@ def test_a_batch_whose_process_died_while_it_was_copied(tmp_path: Path, missing:
 
 
 def test_the_start_of_an_append_is_stored_last(tmp_path: Path) -> None:
-    """At the moment before, the file holds all of it but the first eight bytes."""
+    """At the moment before, the file holds all of it but the first sixteen bytes."""
     journal = Journal(REAL, tmp_path / "journal.jif", Poison())
     journal.append(publish_record(0, b"0"))
     batch = publish_record(1, b"1") + publish_record(2, b"2")
@@ -342,7 +342,7 @@ def test_the_start_of_an_append_is_stored_last(tmp_path: Path) -> None:
 
     journal.write = write
     assert journal.append(batch) == offset
-    assert seen == [bytes(8) + batch[8:]]
+    assert seen == [bytes(16) + batch[16:]]
     assert journal.tell() == offset + len(batch)
     journal.close()
     assert (tmp_path / "journal.jif").read_bytes()[offset:] == batch

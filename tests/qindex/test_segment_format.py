@@ -39,7 +39,7 @@ def test_names(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".idx", "x.idx", "-1.idx", "1.idx.sum", "٣.idx", "1", "1.IDX"]
+    "name", ["", ".idx", "x.idx", "-1.idx", "1.idx.sum", "٣.idx", "1", "1.IDX", "00.idx"]
 )
 def test_names_of_something_else(name: str) -> None:
     assert file_number(name) is None

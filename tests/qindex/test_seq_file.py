@@ -38,6 +38,9 @@ def test_a_slot_and_its_checksum() -> None:
     for bit in range(len(packed) * 8):
         flipped = bytearray(packed)
         flipped[bit >> 3] ^= 1 << (bit & 7)
+        # One flipped bit is put right, two are not.
+        assert list(sound_slots(bytes(flipped))) == [slot]
+        flipped[((bit >> 3) + 9) % len(packed)] ^= 2
         assert list(sound_slots(bytes(flipped))) == []
     assert len(short_boot_id(b"")) == 16
 

@@ -151,7 +151,7 @@ def test_a_term_may_start_and_end_anywhere() -> None:
         ("8372 0001", "reference"),
         ("8300", "unknown tag 0"),
         ("8383", "unknown tag 131"),
-        ("8350 00000001", "decompressed"),
+        ("8350 00000001", "does not decompress"),
         ("8350 0000", "cut off"),
     ],
 )
@@ -287,6 +287,14 @@ def test_a_decompression_bomb_costs_no_memory() -> None:
     claimed = b"\x83P" + struct.pack(">I", 1 << 30) + zlib.compress(bytes(50_000_000), 9)
     with pytest.raises(TermError, match="claims 1073741824 bytes when decompressed"):
         decode(claimed)
+
+
+def test_a_small_bomb_of_empty_lists_costs_no_memory() -> None:
+    """2 KB that decompress to 2 MB of terms, each of which is an object of its own."""
+    inner = b"l" + struct.pack(">I", 2_000_000) + b"j" * 2_000_001
+    bomb = b"\x83P" + struct.pack(">I", len(inner)) + zlib.compress(inner, 9)
+    with pytest.raises(TermError, match="claims 2000006 bytes when decompressed"):
+        decode(bomb)
 
 
 # --- values that are no terms ------------------------------------------------------------------

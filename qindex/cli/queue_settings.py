@@ -1,0 +1,73 @@
+"""``queue``: the settings of a queue, shown and changed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Annotated, Any
+
+import typer
+
+import qindex
+from journal.errors import UsageError
+from qindex.cli.look import Directory, JsonOption, QueueName
+from qindex.cli.output import print_json, print_line
+from qindex.settings import UNSET, QueueSettings
+
+__all__ = ["queue_command"]
+
+
+def queue_command(
+    directory: Directory,
+    queue: QueueName,
+    message_ttl: Annotated[
+        float | None, typer.Option(help="Seconds after which a message expires.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Messages that may be ready at a time.")
+    ] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Bytes of their bodies.")] = None,
+    overflow: Annotated[
+        str | None, typer.Option(help="What a publish beyond that does: reject, drop-head, block.")
+    ] = None,
+    delivery_limit: Annotated[
+        int | None, typer.Option(help="How often a message is delivered at the most.")
+    ] = None,
+    dead_letter: Annotated[
+        str | None, typer.Option(help="The queue that gets what is rejected, expired or dropped.")
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SETTING", help="Take a setting away; may be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show the settings of a queue; with options, change them first (and make the queue).
+
+    Without options nothing is changed, and the store may be in use.
+    """
+    given: dict[str, Any] = {
+        "message_ttl": message_ttl,
+        "max_length": max_length,
+        "max_bytes": max_bytes,
+        "overflow": overflow,
+        "delivery_limit": delivery_limit,
+        "dead_letter": dead_letter,
+    }
+    for name in unset or ():
+        name = name.replace("-", "_")
+        if name not in given:
+            raise UsageError(f"no such setting: {name} (there are {', '.join(given)})")
+        given[name] = UNSET
+    if all(value is None for value in given.values()):
+        with qindex.open(directory, read_only=True) as reading:
+            settings = reading.queue(queue).settings
+    else:
+        with qindex.open(directory) as engine:
+            settings = engine.queue(queue, **given).settings
+    if as_json:
+        print_json({"name": queue, **asdict(settings)})
+    else:
+        for one in fields(QueueSettings):
+            value = getattr(settings, one.name)
+            print_line(f"{one.name:<15} {'-' if value is None else value}")
+    return 0

@@ -1,0 +1,462 @@
+"""Dead letters: why and how messages get there, what they are told, and that none is in neither
+queue, or in both, whatever happens in between."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+import pytest
+
+import qindex
+from journal.files import RealFileSystem
+from qindex.dead_letter import Letter, goes_round, with_death
+from qindex.message import Message
+from qindex.move_format import Intent, pack_intent, unpack_moves
+from tests.qindex.support import (
+    WAIT,
+    OtherBootFileSystem,
+    copy_live,
+    drain,
+    open_quietly,
+)
+
+
+def take(queue: qindex.Queue, timeout: float = 0) -> qindex.Delivery:
+    delivery = queue.get(timeout)
+    assert delivery is not None
+    return delivery
+
+
+def bodies(queue: qindex.Queue) -> list[bytes]:
+    return [one.body for one in queue.peek(1000)]
+
+
+def deaths(delivery: qindex.Delivery) -> list[tuple[str, str, int]]:
+    return [(one["queue"], one["reason"], one["count"]) for one in delivery.headers["x-death"]]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = monotonic() + WAIT
+    while not condition():
+        assert monotonic() < end
+        threading.Event().wait(0.005)
+
+
+# -- why, and what it is told -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [3, 9000])
+@pytest.mark.parametrize("record_format", ["qindex", "rabbitmq"])
+def test_rejected(tmp_path: Path, size: int, record_format: str) -> None:
+    with open_quietly(tmp_path, record_format=record_format) as engine:
+        queue = engine.queue("orders", dead_letter="dead")
+        queue.publish(b"before")
+        queue.publish(b"x" * size, key="k", headers={"kind": "new"}, ttl=1e6)
+        drain(engine.queue("orders"))
+        queue.publish(b"x" * size, key="k", headers={"kind": "new"}, ttl=1e6)
+        given = take(queue)
+        start = int(time())
+        given.nack(requeue=False)
+        assert given.settled
+        with pytest.raises(qindex.UsageError, match="settled"):
+            given.nack(requeue=False)
+        assert (len(queue), queue.stats().unacked, queue.stats().dead_lettered) == (0, 0, 1)
+        letter = take(engine.queue("dead"))
+        assert letter.body == given.body
+        assert letter.key == "k"
+        assert letter.expires is None
+        if record_format == "qindex":
+            assert letter.timestamp == given.timestamp
+        [death] = letter.headers["x-death"]
+        assert start <= death.pop("time") <= time()
+        assert death == {"queue": "orders", "reason": "rejected", "seq_id": 2, "count": 1}
+        assert letter.headers["kind"] == "new"
+        assert letter.headers["x-first-death-queue"] == "orders"
+        assert letter.headers["x-first-death-reason"] == "rejected"
+        letter.ack()
+        engine.sync()
+        store = engine.stats().message_store
+        assert store is None or store.messages == 0
+
+
+def test_without_a_dead_letter_queue_it_is_dropped(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", delivery_limit=1)
+        queue.publish_many([b"0", b"1"])
+        take(queue).nack(requeue=False)
+        take(queue).nack()
+        assert engine.queue_names() == ["q"]
+        assert (queue.stats().acked, queue.stats().dead_lettered) == (2, 0)
+    with open_quietly(tmp_path) as engine:
+        assert bodies(engine.queue("q")) == []
+
+
+@pytest.mark.parametrize("take_all", [lambda q: q.get(0), lambda q: q.get_many(50) or None])
+def test_expired(tmp_path: Path, take_all: Callable[[qindex.Queue], object]) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead", message_ttl=0)
+        for number in range(5):
+            queue.publish(b"%d" % number * (1 if number % 2 else 9000))
+        assert len(queue) == 5
+        assert take_all(queue) is None
+        assert len(queue) == 0
+        letters = engine.queue("dead").peek(10)
+        assert [one.body[:1] for one in letters] == [b"0", b"1", b"2", b"3", b"4"]
+        assert {deaths(one)[0] for one in letters} == {("q", "expired", 1)}
+
+
+def test_expired_among_others(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        for number in range(8):
+            queue.publish(b"%d" % number, ttl=0 if number % 2 else None)
+        assert take(queue).body == b"0"
+        assert [one.body for one in queue.get_many(2)] == [b"2", b"4"]
+        assert take(queue).body == b"6"
+        assert queue.get(0) is None
+        assert bodies(engine.queue("dead")) == [b"1", b"3", b"5", b"7"]
+        assert queue.stats().unacked == 4
+
+
+def test_overflow(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", max_length=2, overflow="drop-head", dead_letter="dead")
+        queue.publish_many([b"0", b"1" * 9000, b"2", b"3"])
+        engine.publish_to(["q", "other"], b"4" * 9000)
+        assert bodies(queue) == [b"3", b"4" * 9000]
+        letters = engine.queue("dead").peek(10)
+        assert [one.body[:1] for one in letters] == [b"0", b"1", b"2"]
+        assert {deaths(one)[0] for one in letters} == {("q", "overflow", 1)}
+        assert [one["seq_id"] for letter in letters for one in letter.headers["x-death"]] == [
+            0,
+            1,
+            2,
+        ]
+
+
+def test_transient_stays_transient(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish(b"gone", persistent=False)
+        queue.publish(b"stays")
+        for _ in range(2):
+            take(queue).nack(requeue=False)
+        assert bodies(engine.queue("dead")) == [b"gone", b"stays"]
+    with open_quietly(tmp_path) as engine:
+        assert bodies(engine.queue("dead")) == [b"stays"]
+
+
+def test_it_gets_the_ttl_of_its_new_queue(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="wait")
+        engine.queue("wait", message_ttl=0, dead_letter="q")
+        queue.publish(b"again")
+        take(queue).nack(requeue=False)
+        assert engine.queue("wait").get(0) is None  # expired there: a retry after a while
+        again = take(queue)
+        assert deaths(again) == [("wait", "expired", 1), ("q", "rejected", 1)]
+        again.nack(requeue=False)
+        assert engine.queue("wait").get(0) is None
+        again = take(queue)
+        assert deaths(again) == [("wait", "expired", 2), ("q", "rejected", 2)]
+        assert again.headers["x-first-death-queue"] == "q"
+
+
+def test_a_loop_without_a_consumer_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_quietly(tmp_path) as engine:
+        engine.queue("a", message_ttl=0, dead_letter="b")
+        engine.queue("b", message_ttl=0, dead_letter="c")
+        engine.queue("c", message_ttl=0, dead_letter="a")
+        engine.queue("a").publish(b"round")
+        for name in "abc":
+            assert engine.queue(name).get(0) is None
+        assert [len(engine.queue(name)) for name in "abc"] == [0, 0, 0]
+        assert "goes round" in caplog.text
+        assert engine.queue("c").stats().unacked == 0
+
+
+def test_overflow_in_a_ring_of_full_queues_ends(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        for name, following in ("ab", "bc", "ca"):
+            engine.queue(name, max_length=2, overflow="drop-head", dead_letter=following)
+        for number in range(20):
+            engine.queue("a").publish(b"%d" % number)
+        assert [bodies(engine.queue(name)) for name in "abc"] == [
+            [b"18", b"19"],
+            [b"16", b"17"],
+            [b"14", b"15"],
+        ]
+
+
+def test_headers_that_somebody_made_up() -> None:
+    made_up: Any
+    for made_up in (5, "no list", [5, {"queue": 7}], [{"queue": "q", "reason": "expired"}], {}):
+        message = Message(b"", headers={"x-death": made_up})
+        dead = with_death(Letter(1, message, "expired", True), "q")
+        assert dead.headers["x-death"][0]["count"] == 1
+        goes_round(Letter(1, dead, "expired", True), "q")
+
+
+def test_headers_that_leave_no_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        large = {"h": "x" * ((1 << 20) - 20)}
+        queue.publish(b"full", headers=large)
+        take(queue).nack(requeue=False)
+        letter = take(engine.queue("dead"))
+        assert letter.headers == large
+        assert "without headers" in caplog.text
+
+
+# -- full, deleted, damaged ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overflow", ["reject", "block"])
+def test_a_full_dead_letter_queue(tmp_path: Path, overflow: Any) -> None:
+    store = tmp_path / "0"
+    with open_quietly(store) as engine:
+        dead = engine.queue("dead", max_length=1, overflow=overflow)
+        dead.publish(b"there")
+        queue = engine.queue("q", dead_letter="dead", delivery_limit=2)
+        queue.publish_many([b"0", b"1"])
+        queue.publish(b"2", ttl=0)
+        queue.publish(b"3")
+        given = take(queue)
+        with pytest.raises(qindex.QueueFullError, match="'dead' is full"):
+            given.nack(requeue=False)
+        assert not given.settled
+        given.nack()
+        take(queue).nack()  # the limit is reached: it waits, and is not delivered again
+        assert take(queue).body == b"1"
+        assert take(queue).body == b"3"  # and 2, expired, waits as well
+        assert queue.get(0) is None
+        assert queue.stats().unacked == 4
+        killed = copy_live(store, tmp_path / "1")
+        drain(dead)
+        until(lambda: len(dead) == 1)
+        drain(dead)
+        until(lambda: len(dead) == 1)
+        assert [one.body for one in dead.peek(2)] == [b"2"]
+        assert queue.stats().unacked == 2
+    with open_quietly(killed) as engine:
+        assert len(engine.queue("q")) == 4
+
+
+def test_overflow_into_a_full_queue(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        dead = engine.queue("dead", max_length=1)
+        dead.publish(b"there")
+        queue = engine.queue("q", max_length=2, overflow="drop-head", dead_letter="dead")
+        queue.publish_many([b"0", b"1", b"2"])
+        with pytest.raises(qindex.QueueFullError, match="and so is its dead-letter queue"):
+            queue.publish(b"no")
+        drain(dead)
+        queue.publish(b"3")
+        assert bodies(dead) == [b"0"]
+        assert queue.stats().unacked == 1  # 1, which waits
+        drain(dead)
+        until(lambda: bodies(dead) == [b"1"])
+        assert bodies(queue) == [b"2", b"3"]
+
+
+def test_a_deleted_dead_letter_queue_is_made_again(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish_many([b"0", b"1", b"2"])
+        take(queue).nack(requeue=False)
+        engine.delete_queue("dead")
+        take(queue).nack(requeue=False)
+        assert bodies(engine.queue("dead")) == [b"1"]
+        take(queue).nack(requeue=False)
+        engine.delete_queue("q")
+        assert bodies(engine.queue("dead")) == [b"1", b"2"]
+    with open_quietly(tmp_path) as engine:
+        assert bodies(engine.queue("dead")) == [b"1", b"2"]
+
+
+class _Refusing(RealFileSystem):
+    """The real file system; opening a file with one of these names fails, as on a full disk."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        real = RealFileSystem.open
+
+        def opened(path: Any, flags: int, mode: int = 0o666) -> int:
+            if os.path.basename(path) in self.names:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(path, flags, mode)
+
+        self.open = opened  # type: ignore[assignment]
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    fs = _Refusing()
+    with open_quietly(tmp_path, fs=fs) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish_many([b"0", b"1"])
+        fs.names = {"qindex.moves"}
+        given = take(queue)
+        with pytest.raises(qindex.StorageError, match="can't be noted"):
+            given.nack(requeue=False)
+        assert not given.settled
+        assert len(engine.queue("dead")) == 0
+        fs.names = set()
+        given.nack(requeue=False)
+        assert bodies(engine.queue("dead")) == [b"0"]
+
+
+# -- crashes ------------------------------------------------------------------------------------
+
+
+def _settled_by(store: Path, how: str) -> qindex.Engine:
+    fs = OtherBootFileSystem() if how == "power" else RealFileSystem()
+    return open_quietly(store, fs=fs)
+
+
+@pytest.mark.parametrize("how", ["kill", "power"])
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_after_a_kill_it_is_in_one_queue(tmp_path: Path, durability: str, how: str) -> None:
+    store = tmp_path / "0"
+    with open_quietly(store, durability=durability) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish_many([b"%d" % number for number in range(6)])
+        queue.publish(b"large" * 3000)
+        for _ in range(3):
+            take(queue).nack(requeue=False)
+        queue.get_many(3)
+        take(queue).nack(requeue=False)
+        assert engine._moves.pending == (4 if durability == "os" else 0)
+        killed = copy_live(store, tmp_path / "1")
+    with _settled_by(killed, how) as engine:
+        engine.queue("dead", max_length=50)  # it can be opened with settings of its own
+        assert bodies(engine.queue("q")) == [b"3", b"4", b"5"]
+        assert bodies(engine.queue("dead")) == [b"0", b"1", b"2", b"large" * 3000]
+        assert not (killed / "qindex.moves").exists()
+        engine.compact()
+    with open_quietly(killed) as engine:
+        assert len(engine.queue("dead")) == 4
+
+
+def test_after_a_kill_what_was_consumed_does_not_come_back(tmp_path: Path) -> None:
+    store = tmp_path / "0"
+    with open_quietly(store) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish_many([b"0", b"1"])
+        take(queue).nack(requeue=False)
+        take(engine.queue("dead")).ack()
+        engine.queue("dead").flush()
+        killed = copy_live(store, tmp_path / "1")
+    with open_quietly(killed) as engine:
+        assert bodies(engine.queue("q")) == [b"1"]
+        assert bodies(engine.queue("dead")) == []
+
+
+@pytest.mark.parametrize("boot", [RealFileSystem.boot_id(), b"another", b""])
+def test_an_intent_alone_moves_nothing(tmp_path: Path, boot: bytes) -> None:
+    """The crash came between the intent and the append; or power was lost, and the append."""
+    with open_quietly(tmp_path) as engine:
+        engine.queue("q", dead_letter="dead").publish_many([b"0", b"1"])
+        engine.queue("dead").publish(b"other")
+    for first in (0, 1):
+        frame = pack_intent(Intent(boot, "q", "dead", first, [0], [b"m" * 16]))
+        done = b"\1" if boot == b"another" else b"\0"
+        (tmp_path / "qindex.moves").write_bytes(frame[:-1] + done)
+        with open_quietly(tmp_path) as engine:
+            assert bodies(engine.queue("q")) == [b"0", b"1"]
+            assert bodies(engine.queue("dead")) == [b"other"]
+
+
+def test_queues_that_are_gone(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        engine.queue("q").publish(b"0")
+    boot = RealFileSystem.boot_id()
+    intents = [
+        Intent(boot, "q", "nowhere", 0, [0], [b"m" * 16]),
+        Intent(boot, "nowhere", "q", 0, [0], [b"m" * 16]),
+        Intent(boot, "q", "q", 0, [7, -1, 1 << 60], [b"m" * 16] * 3),
+    ]
+    frames = b"".join(pack_intent(one)[:-1] + b"\1" for one in intents)
+    (tmp_path / "qindex.moves").write_bytes(frames)
+    with open_quietly(tmp_path) as engine:
+        assert engine.queue_names() == ["q"]
+        assert bodies(engine.queue("q")) == [b"0"]
+
+
+def test_the_file_of_moves() -> None:
+    intents = [Intent(b"boot", "a", "b", at, [at], [b"m"]) for at in range(3)]
+    whole = b"".join(map(pack_intent, intents))
+    frame = len(pack_intent(intents[0]))
+    assert list(unpack_moves(whole)) == [(one, False) for one in intents]
+    marked = whole[: frame - 1] + b"\1" + whole[frame:]
+    assert [done for _, done in unpack_moves(marked)] == [True, False, False]
+    for cut in range(len(whole)):
+        until_here = intents[: cut // frame]
+        assert [one for one, _ in unpack_moves(whole[:cut])] == until_here
+        flipped = bytearray(whole)
+        flipped[cut] ^= 1
+        if (cut + 1) % frame:
+            assert [one for one, _ in unpack_moves(bytes(flipped))] == until_here
+
+
+def test_the_file_is_emptied_when_all_is_durable(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish_many([b"x"] * 3000)
+        path = tmp_path / "qindex.moves"
+        sizes = set()
+        for _ in range(3000):
+            take(queue).nack(requeue=False)
+            sizes.add(path.stat().st_size)
+        assert 0 in sizes
+        assert max(sizes) < 500_000
+        for sync in (engine.sync, queue.sync, engine.queue("dead").sync):
+            queue.publish(b"y")
+            take(queue).nack(requeue=False)
+            assert path.stat().st_size
+            sync()
+            assert not path.stat().st_size
+            assert not engine._moves.pending
+    assert not path.exists()
+
+
+def test_in_the_background_they_become_durable_by_themselves(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, flush_idle=0.01) as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        queue.publish(b"x")
+        take(queue).nack(requeue=False)
+        until(lambda: not engine._moves.pending)
+
+
+def test_moves_by_many_threads(tmp_path: Path) -> None:
+    """Each queue is the other's dead-letter queue; all the time somebody takes and rejects."""
+    with qindex.open(tmp_path) as engine:
+        engine.queue("a", dead_letter="b").publish_many([b"%d" % number for number in range(100)])
+        engine.queue("b", dead_letter="a")
+        errors: list[BaseException] = []
+
+        def reject(name: str) -> None:
+            try:
+                for _ in range(200):
+                    delivery = engine.queue(name).get(0.05)
+                    if delivery is not None:
+                        delivery.nack(requeue=False)
+            except qindex.StoreError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=reject, args=(name,)) for name in "abab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        assert not errors
+        there = bodies(engine.queue("a")) + bodies(engine.queue("b"))
+        assert sorted(map(int, there)) == list(range(100))
+    with qindex.open(tmp_path) as engine:
+        there = bodies(engine.queue("a")) + bodies(engine.queue("b"))
+        assert sorted(map(int, there)) == list(range(100))

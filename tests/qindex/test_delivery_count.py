@@ -1,0 +1,166 @@
+"""How often a message was delivered, and what happens when that was too often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import qindex
+from journal.files import REAL
+from qindex.delivery_counts import RECORD_SIZE, DeliveryCounts, pack_count, unpack_counts
+from qindex.last import take_last
+from tests.qindex.support import copy_live, open_quietly, queue_directory
+
+
+def take(queue: qindex.Queue) -> qindex.Delivery:
+    delivery = queue.get(0)
+    assert delivery is not None
+    return delivery
+
+
+@pytest.mark.parametrize("settings", [{}, {"delivery_limit": 9}])
+def test_it_is_counted(tmp_path: Path, settings: dict[str, int]) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", **settings)  # type: ignore[arg-type]
+        queue.publish_many([b"0", b"1"])
+        for count in (1, 2, 3):
+            delivery = take(queue)
+            assert (delivery.body, delivery.delivery_count) == (b"0", count)
+            delivery.nack()
+        batch = queue.get_many(5)
+        assert [one.delivery_count for one in batch] == [4, 1]
+        assert batch[0].delivery_count == 4
+        batch[0].nack()
+        last = take_last(queue)
+        assert last is not None
+        assert last.delivery_count == 5
+        last.ack()
+        assert last.delivery_count == 5
+
+
+def test_over_restarts_without_a_limit(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"0", b"1"])
+        take(queue).nack()
+        take(queue)
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        assert [one.delivery_count for one in queue.get_many(2)] == [2, 1]
+        assert not (queue_directory(tmp_path, "q") / "qindex.deliveries").exists()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_poison_message_ends_in_the_dead_letter_queue(tmp_path: Path, many: bool) -> None:
+    """Each time it is delivered the process dies."""
+    store = tmp_path / "0"
+    with open_quietly(store) as engine:
+        queue = engine.queue("q", delivery_limit=3, dead_letter="dead")
+        queue.publish_many([b"poison", b"good"])
+    seen = []
+    for run in range(1, 6):
+        with open_quietly(store) as engine:
+            queue = engine.queue("q")
+            delivery = next(iter(queue.get_many(1)), None) if many else queue.get(0)
+            seen.append(None if delivery is None else (delivery.body, delivery.delivery_count))
+            killed = copy_live(store, tmp_path / str(run))
+        store = killed
+    assert seen == [(b"poison", one) for one in (1, 2, 3)] + [(b"good", 1), (b"good", 2)]
+    with open_quietly(store) as engine:
+        [dead] = engine.queue("dead").peek(5)
+        assert dead.body == b"poison"
+        assert dead.headers["x-death"][0]["reason"] == "limit"
+
+
+def test_a_limit_of_one(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", delivery_limit=1, dead_letter="dead")
+        queue.publish_many([b"0", b"1", b"2"])
+        take(queue).nack()
+        take(queue)
+        assert len(queue) == 1
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        assert take(queue).body == b"2"
+        assert [one.body for one in engine.queue("dead").peek(5)] == [b"0", b"1"]
+        assert queue.stats().unacked == 1
+
+
+def test_a_limit_without_a_dead_letter_queue(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", delivery_limit=2)
+        queue.publish_many([b"0", b"x" * 9000])
+        for _ in range(2):
+            for one in queue.get_many(2):
+                one.nack()
+        assert len(queue) == 0
+        assert queue.stats().unacked == 0
+    with open_quietly(tmp_path) as engine:
+        assert engine.queue("q").peek(2) == []
+
+
+def test_what_is_gone_leaves_the_file(tmp_path: Path) -> None:
+    path = queue_directory(tmp_path, "q") / "qindex.deliveries"
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", delivery_limit=5)
+        queue.publish_many([b"0", b"1"])
+        for _ in range(2):
+            for one in queue.get_many(2):
+                one.nack()
+        take(queue).ack()
+    assert unpack_counts(path.read_bytes()) == {1: 2}
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        delivery = take(queue)
+        assert (delivery.body, delivery.delivery_count) == (b"1", 3)
+        delivery.ack()
+    assert unpack_counts(path.read_bytes()) == {}
+
+
+def test_torn_and_damaged_records(tmp_path: Path) -> None:
+    whole = pack_count(1, 2) + pack_count(2, 3) + pack_count(1, 4)
+    assert unpack_counts(whole) == {1: 4, 2: 3}
+    for cut in range(len(whole)):
+        expected = [{}, {1: 2}, {1: 2, 2: 3}][cut // RECORD_SIZE]
+        assert unpack_counts(whole[:cut]) == expected
+        flipped = bytearray(whole)
+        flipped[cut] ^= 0x10
+        assert (
+            unpack_counts(bytes(flipped))
+            == [
+                {1: 4, 2: 3},
+                {1: 4},
+                {1: 2, 2: 3},
+            ][cut // RECORD_SIZE]
+        )
+    (tmp_path / "qindex.deliveries").write_bytes(whole[:-3])
+    counts = DeliveryCounts(REAL, str(tmp_path))
+    assert counts.loaded == {1: 2, 2: 3}
+    counts.note(7, 2, counts.loaded)
+    assert DeliveryCounts(REAL, str(tmp_path)).loaded == {1: 2, 2: 3, 7: 2}
+
+
+def test_the_file_is_written_anew_when_it_has_grown(tmp_path: Path) -> None:
+    counts = DeliveryCounts(REAL, str(tmp_path))
+    for number in range(9000):
+        counts.note(number, 2, {number: 2})
+        counts.note(number, 0, {8999: 2})
+    size = (tmp_path / "qindex.deliveries").stat().st_size
+    assert size <= RECORD_SIZE * 4100
+    assert DeliveryCounts(REAL, str(tmp_path)).loaded in ({}, {8999: 2})
+
+
+def test_a_disk_that_is_full_costs_a_delivery_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", delivery_limit=5)
+        queue.publish(b"0")
+        take(queue).nack()
+        (queue_directory(tmp_path, "q") / "qindex.deliveries").mkdir()
+        delivery = take(queue)
+        assert delivery.delivery_count == 2
+        delivery.ack()
+        assert "can't be written" in caplog.text
+        (queue_directory(tmp_path, "q") / "qindex.deliveries").rmdir()

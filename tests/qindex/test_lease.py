@@ -1,0 +1,178 @@
+"""Leases: what is not settled in time comes back to its place."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+import qindex
+from qindex.entries import Entry
+from qindex.lease import Lease, Leases
+from tests.qindex.support import WAIT, open_quietly
+
+SHORT = 0.05
+
+
+def take(queue: qindex.Queue, timeout: float = WAIT, lease: float | None = None) -> qindex.Delivery:
+    delivery = queue.get(timeout, lease=lease)
+    assert delivery is not None
+    return delivery
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_it_comes_back_to_its_place(tmp_path: Path, background: bool) -> None:
+    with open_quietly(tmp_path, background=background) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"0", b"1"])
+        start = monotonic()
+        first = take(queue, lease=SHORT)
+        second = take(queue)
+        assert (first.delivery_count, second.delivery_count) == (1, 1)
+        again = take(queue)  # a get that waits is woken
+        assert SHORT <= monotonic() - start < WAIT
+        assert (again.body, again.redelivered, again.delivery_count) == (b"0", True, 2)
+        assert first.settled
+        for settle in (first.ack, first.nack, lambda: first.extend(1), lambda: queue.ack(first)):
+            with pytest.raises(qindex.UsageError, match="its lease has run out"):
+                settle()
+        assert not again.settled
+        again.ack()
+        second.ack()
+        assert queue.stats().unacked == 0
+        assert not queue._leases
+
+
+def test_it_is_woken_in_order(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"%d" % number for number in range(6)])
+        for lease in (0.15, 0.05, 0.1):
+            take(queue, lease=lease)
+        threading.Event().wait(0.3)
+        assert [one.body for one in queue.get_many(9)] == [b"%d" % one for one in range(6)]
+
+
+def test_settled_in_time(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"0", b"1", b"2", b"3"])
+        take(queue, lease=SHORT).ack()
+        batch = queue.get_many(2, lease=SHORT)
+        queue.ack_many(batch)
+        take(queue, lease=SHORT).nack()
+        assert not queue._leases
+        kept = take(queue)  # without a lease now
+        threading.Event().wait(3 * SHORT)
+        assert not kept.settled
+        with pytest.raises(qindex.UsageError, match="has no lease"):
+            kept.extend(1)
+        kept.ack()
+        assert queue.stats().acked == 4
+
+
+def test_extend(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"0")
+        delivery = take(queue, lease=0.1)
+        for _ in range(5):
+            delivery.extend(0.3)
+            assert queue.get(0.05) is None
+        delivery.extend(0.05)
+        assert take(queue).delivery_count == 2
+
+
+def test_of_a_batch(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"0", b"1", b"2" * 9000])
+        batch = queue.get_many(9, lease=SHORT)
+        batch[1].extend(WAIT)
+        again = [take(queue), take(queue)]
+        assert [one.body for one in again] == [b"0", b"2" * 9000]
+        with pytest.raises(qindex.UsageError):
+            queue.ack_many(batch)
+        with pytest.raises(qindex.UsageError):
+            batch[0].ack()
+        assert [one.settled for one in batch] == [True, False, True]
+        batch[1].ack()
+        queue.ack_many(again)
+        assert queue.stats().unacked == 0
+
+
+def test_consume_with_a_lease(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"0", b"1"])
+        seen = []
+        for delivery in queue.consume(prefetch=1, timeout=5 * SHORT, lease=SHORT):
+            seen.append((delivery.body, delivery.delivery_count))
+            if delivery.delivery_count == 2 or delivery.body == b"1":
+                delivery.ack()
+        assert seen == [(b"0", 1), (b"0", 2), (b"1", 1)]
+
+
+def test_at_the_delivery_limit(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", delivery_limit=2, dead_letter="dead")
+        queue.publish(b"0")
+        take(queue, lease=SHORT)
+        take(queue, lease=SHORT)
+        dead = take(engine.queue("dead"))
+        assert dead.headers["x-death"][0]["reason"] == "limit"
+        assert queue.get(0) is None
+        assert queue.stats().unacked == 0
+
+
+@pytest.mark.parametrize("lease", [0, -1, float("nan"), float("inf"), 2e9, True, "1"])
+def test_a_lease_that_cannot_be_right(tmp_path: Path, lease: float) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"0")
+        for use in (lambda: queue.get(0, lease=lease), lambda: queue.get_many(1, lease=lease)):
+            with pytest.raises(qindex.UsageError, match="lease"):
+                use()
+        delivery = take(queue, lease=WAIT)
+        with pytest.raises(qindex.UsageError, match="lease"):
+            delivery.extend(lease)
+        assert not delivery.settled
+
+
+def test_without_leases_there_is_no_thread(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q", max_length=9, delivery_limit=3)
+        queue.publish(b"0")
+        take(queue).nack()
+        assert engine._alarm._thread is None
+        take(queue, lease=WAIT)
+        thread = engine._alarm._thread
+        assert thread is not None
+    assert not thread.is_alive()
+
+
+def test_leases_end_with_the_engine(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        engine.queue("q").publish(b"0")
+        take(engine.queue("q"), lease=SHORT)
+    threading.Event().wait(2 * SHORT)
+    with qindex.open(tmp_path) as engine:
+        assert take(engine.queue("q")).redelivered
+        engine.delete_queue("q")
+
+
+def test_times_that_no_longer_hold_are_forgotten() -> None:
+    leases = Leases()
+    nobody = Entry(b"", 0, 0, None)
+    for number in range(10_000):
+        leases.add(Lease(1e6 + number, number, b"", nobody, 1, None))
+        leases.drop(number)
+    assert not leases
+    assert len(leases._times) < 2000
+    leases.add(Lease(5.0, 1, b"", nobody, 1, None))
+    assert leases.extend(1, 7.0)
+    assert leases.due(6.0) == []
+    assert [one.seq_id for one in leases.due(7.0)] == [1]
+    assert leases.next_end() is None
