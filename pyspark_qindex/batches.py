@@ -1,0 +1,155 @@
+"""Arrow record batches out of numpy columns, without a Python object for each value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from journal.errors import StoreError
+from journal.files import ReadBuffer
+from journal.findings import Cause, Finding
+from pyspark_qindex.errors import one_line
+from pyspark_qindex.schemas import Table, arrow_schema
+from pyspark_qindex.stores import Store
+from qindex.cli.output import plain_value
+
+__all__ = [
+    "Maker",
+    "ReadFailedError",
+    "batch_of",
+    "choices",
+    "constant",
+    "damage_batch",
+    "fixed_binaries",
+    "numbers",
+    "plain_json",
+    "plain_text",
+    "slices",
+    "tell",
+]
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+Maker = Callable[[], pa.Array]
+
+
+class ReadFailedError(StoreError):
+    """Damage met by a read with ``mode=failfast``; the message names file and offset."""
+
+
+def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.RecordBatch:
+    """Give a batch of ``count`` rows with the columns of ``table``; those without a maker are
+    null. Only the columns that are wanted are made."""
+    schema = arrow_schema(table)
+    arrays = [
+        makers[field.name]() if field.name in makers else pa.nulls(count, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def constant(value: str | int | None, count: int, kind: pa.DataType | None = None) -> pa.Array:
+    """Give ``value`` repeated."""
+    return pa.repeat(pa.scalar(value, kind or pa.string()), count)
+
+
+def numbers(values: npt.NDArray[np.generic], absent: int | None = None) -> pa.Array:
+    """Give numbers; those equal to ``absent`` are null."""
+    plain = np.ascontiguousarray(values)
+    return pa.array(plain, mask=None if absent is None else plain == absent)
+
+
+def choices(which: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
+    """Give text: ``names[which[i]]``."""
+    indexes = pa.array(which.astype(np.int8))
+    return pa.DictionaryArray.from_arrays(indexes, pa.array(names, pa.string())).cast(pa.string())
+
+
+def fixed_binaries(rows: U8) -> pa.Array:
+    """Give the rows of a matrix (shape ``(n, width)``) as binaries."""
+    count, width = rows.shape
+    data = np.ascontiguousarray(rows)
+    offsets = np.arange(0, (count + 1) * width, width or 1, dtype=np.int32)[: count + 1]
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def slices(data: ReadBuffer, starts: I64, ends: I64) -> pa.Array:
+    """Give ``data[starts[i]:ends[i]]`` as binaries; the slices ascend and do not overlap.
+
+    Below 2 GiB of ``data``. O(bytes given), no Python object for each.
+    """
+    count = len(starts)
+    bounds = np.zeros(2 * count + 1, np.int32)
+    bounds[0 : 2 * count : 2] = starts
+    bounds[1::2] = ends
+    if count:
+        bounds[2 * count] = ends[-1]
+    # Every second value is what lies between two slices.
+    both = pa.Array.from_buffers(
+        pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    )
+    return both.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+def plain_text(text: str | None) -> str | None:
+    """Give text that Arrow can hold: bytes that are no UTF-8 (in names that RabbitMQ took) as
+    ``\\xff``."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def plain_json(value: Mapping[str, Any]) -> str:
+    """Give headers or properties as JSON, as ``qindex cat --json`` prints them."""
+    if not value:
+        return "{}"
+    return json.dumps(plain_value(value), ensure_ascii=False, allow_nan=False)
+
+
+def damage_batch(
+    table: Table, store: Store, queue: str | None, texts: Sequence[str]
+) -> pa.RecordBatch:
+    """Give a row for each text: store, queue (or topic) and error, and nothing else."""
+    count = len(texts)
+    return batch_of(
+        table,
+        count,
+        {
+            "store": lambda: constant(store.url, count),
+            "queue": lambda: constant(plain_text(queue), count),
+            "topic": lambda: constant(queue, count),
+            "error": lambda: pa.array(texts, pa.string()),
+        },
+    )
+
+
+def tell(
+    table: Table,
+    store: Store,
+    queue: str | None,
+    found: Iterable[Finding | StoreError | str],
+    *,
+    permissive: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Give rows for damage; what a crash leaves, which an open repairs, is none.
+
+    Raises :class:`ReadFailedError` with the first where the read is not permissive.
+    """
+    texts = [
+        one_line(str(one).replace(store.path, store.url))
+        for one in found
+        if not (isinstance(one, Finding) and one.cause is Cause.CRASH)
+    ]
+    if not texts:
+        return
+    if not permissive:
+        raise ReadFailedError(texts[0])
+    yield damage_batch(table, store, queue, texts)

@@ -1,0 +1,245 @@
+"""``qindex pipeline JOB PATH... --out DIR``: run a job over many stores with Spark.
+
+Exit status: 0 done, 1 damage or differences were found (they are in the results), 2 wrong use, or
+the system refused (no such path, a store in use, no Java, a master that does not answer). An error
+is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from journal.errors import DamageError, StoreError, UsageError
+from pyspark_qindex.errors import SparkMissingError, explain
+from qindex.cli.output import print_json, print_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pyspark_qindex.jobs.outcome import Outcome
+
+__all__ = ["pipeline_command"]
+
+JOB_NAMES: Final = ("audit", "stats", "build-index", "export", "import", "migrate")
+_NEEDED: Final = ("pyspark", "pyarrow", "pandas")
+_STANDALONE: Final = re.compile(r"spark://(.+)")
+_CONNECT_SECONDS: Final = 5.0
+_ROWS_SHOWN: Final = 40
+_WIDE: Final = 240
+"""Columns of a table that is not for a terminal."""
+_DAMAGE: Final = re.compile(r"\b(?:journal\.errors\.DamageError|ReadFailedError):")
+
+
+class _JobFailedError(StoreError):
+    """Spark gave up; the message says why, in one line."""
+
+
+class _JobDamageError(DamageError):
+    """Damage that ended a job."""
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)
+
+
+def pipeline_command(
+    job: Annotated[str, typer.Argument(help=", ".join(JOB_NAMES), show_default=False)],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            help="Stores, directory trees with stores, or globs; of import: exports.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", help="A new directory for the results.", show_default=False),
+    ],
+    master: Annotated[
+        str, typer.Option("--master", help="Spark master: local[N], spark://HOST:PORT, ...")
+    ] = "local[*]",
+    install: Annotated[
+        bool,
+        typer.Option(
+            "--install/--no-install",
+            help="build-index: put what was built into the stores, or leave it in --out.",
+        ),
+    ] = True,
+    failfast: Annotated[
+        bool,
+        typer.Option(
+            "--failfast", help="stats, export, migrate: end at the first damage that is met."
+        ),
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, help="stats: keys that are shown.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> int:
+    """Run a job over many stores at once with Spark.
+
+    audit: check everything. stats: figures by queue, file, key and time. build-index: RocketMQ's
+    ConsumeQueues and IndexFiles anew from the CommitLog. export, import: Parquet, without loss.
+    migrate: queues into RocketMQ stores, or RocketMQ stores into queues.
+
+    Results are Parquet, JSON and a page (index.html) in --out.
+    """
+    if job not in JOB_NAMES:
+        raise UsageError(f"no job {job!r}; there are {', '.join(JOB_NAMES)}")
+    _need_spark()
+    from pyspark_qindex import session
+    from pyspark_qindex.jobs.commands import JOBS, JobOptions
+    from pyspark_qindex.jobs.fleet import find_fleet
+    from pyspark_qindex.jobs.progress import show_progress
+    from pyspark_qindex.jobs.results import claim, write_outcome
+    from pyspark_qindex.jobs.transfer import find_exports
+
+    # What can be wrong without Spark is said before it starts, which takes seconds.
+    paths = [path if "://" in path else os.path.abspath(os.path.expanduser(path)) for path in paths]
+    if job == "import":
+        find_exports(paths)
+    else:
+        find_fleet(paths)
+    _check_master(master)
+    claim(out)
+    with _in_one_line(), _without_chatter():
+        from pyspark.sql import SparkSession
+
+        running = SparkSession.getActiveSession() is not None
+        spark = session(app_name=f"qindex {job}", master=master)
+        try:
+            with show_progress(spark, job):
+                options = JobOptions(paths, os.path.abspath(out), install, failfast, top)
+                outcome = JOBS[job](spark, options)
+                shown = write_outcome(job, outcome, out)
+                outcome.finish()
+        finally:
+            if not running:
+                _stop(spark)
+    _print(job, outcome, shown, out, as_json)
+    return 1 if outcome.found else 0
+
+
+def _need_spark() -> None:
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise SparkMissingError(f"{name} is not installed: pip install qindex[spark]")
+
+
+def _check_master(master: str) -> None:
+    """See whether a standalone master answers: Spark itself would try for a minute and more."""
+    found = _STANDALONE.fullmatch(master)
+    if found is None:
+        if not re.match(r"(local(\[|$|-cluster)|yarn$|k8s://)", master):
+            raise UsageError(f"--master {master!r}: local[N], spark://HOST:PORT, yarn or k8s://...")
+        return
+    failure: object = "no host is given"
+    for one in found.group(1).split(","):
+        host, _, port = one.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except (OSError, ValueError, OverflowError) as error:
+            failure = error
+        else:
+            return
+    raise UsageError(f"--master {master}: does not answer: {failure}")
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Keep what Java and Spark's processes write to standard error away from the terminal: what is
+    wrong is raised here as well. Progress and errors of ours go where they went before.
+
+    ``QINDEX_DEBUG=1`` lets all of it through.
+    """
+    if os.environ.get("QINDEX_DEBUG"):
+        yield
+        return
+    before = sys.stderr
+    before.flush()
+    saved = os.dup(2)
+    try:
+        with (
+            tempfile.TemporaryFile() as chatter,
+            open(os.dup(saved), "w", encoding=before.encoding, errors="backslashreplace") as ours,
+        ):
+            os.dup2(chatter.fileno(), 2)
+            sys.stderr = ours
+            try:
+                yield
+            finally:
+                ours.flush()
+                sys.stderr = before
+                os.dup2(saved, 2)
+    finally:
+        os.close(saved)
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Turn whatever Spark raises into one of our errors."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        if os.environ.get("QINDEX_DEBUG"):
+            raise
+        if _DAMAGE.search(str(error)):
+            raise _JobDamageError(explain(error)) from error
+        raise _JobFailedError(explain(error)) from error
+
+
+def _stop(spark: SparkSession) -> None:
+    # A session that broke down can't always be stopped in order; what broke it was said.
+    with contextlib.suppress(Exception):
+        spark.stop()
+
+
+def _print(
+    job: str,
+    outcome: Outcome,
+    shown: dict[str, list[dict[str, Any]]],
+    out: str,
+    as_json: bool,
+) -> None:
+    if as_json:
+        print_json({"job": job, **outcome.summary, "out": out})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    rows = shown.get(outcome.shown, [])
+    if rows:
+        table = Table(box=None, pad_edge=False)
+        for name in rows[0]:
+            number = any(isinstance(row[name], int | float) for row in rows)
+            table.add_column(name, justify="right" if number else "left", overflow="fold")
+        for row in rows[:_ROWS_SHOWN]:
+            table.add_row(*(_text(value) for value in row.values()))
+        console.print(table)
+        if len(rows) > _ROWS_SHOWN:
+            print_line(f"... the others are in {os.path.join(out, outcome.shown)}.json")
+    figures = ", ".join(f"{name} {_text(value)}" for name, value in outcome.summary.items())
+    print_line(f"{job}: {figures}")
+    for note in outcome.notes:
+        print_line(note)
+    print_line(f"results: {os.path.join(out, 'index.html')}")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return str(value)

@@ -1,0 +1,68 @@
+"""One line out of what Spark makes of an error.
+
+An error of ours that is raised in one of Spark's Python processes comes out as a page: the Java
+exception, a Python traceback in it, a Java stack trace behind. :func:`explain` finds the line in
+it that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from journal.errors import StoreError
+
+__all__ = ["SparkMissingError", "explain", "one_line"]
+
+_OURS: Final = re.compile(
+    r"^\s*(?:journal|msgstore|qindex|rocketstore|pyspark_qindex)(?:\.\w+)*\.(\w+): (.+)$", re.M
+)
+_PYTHON: Final = re.compile(
+    r"^\s*(?!java|scala|org\.)(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$", re.M
+)
+_JAVA: Final = re.compile(r"(?:java|scala|org\.apache)\.[\w.$]+(?:Exception|Error): (.+)")
+_ERROR_CLASS: Final = re.compile(r"^\[([A-Z_0-9.]+)\] ")
+_LONGEST: Final = 2000
+
+
+class SparkMissingError(StoreError):
+    """pyspark, one of its parts or Java is not there; the message says how to get it."""
+
+
+def explain(error: BaseException) -> str:
+    """Say in one line what went wrong.
+
+    An error of this project: its own words, wherever Spark has wrapped it. Else the last Python
+    error in it, else what Java says.
+    """
+    if isinstance(error, StoreError):
+        return one_line(str(error))
+    text = str(error)
+    for cause in _chain(error):
+        if isinstance(cause, StoreError):
+            return one_line(str(cause))
+    ours = _OURS.findall(text)
+    if ours:
+        return one_line(str(ours[-1][1]))
+    if _JAVA.search(text) is None and "\n" not in text.strip():
+        return one_line(_ERROR_CLASS.sub("", text) or type(error).__name__)
+    python = [found for found in _PYTHON.findall(text) if not found[0].startswith("Py4J")]
+    if python:
+        return one_line(f"{python[-1][0]}: {python[-1][1]}")
+    java = _JAVA.search(text)
+    return one_line(java.group(1) if java else _ERROR_CLASS.sub("", text.strip().split("\n")[0]))
+
+
+def one_line(text: str) -> str:
+    """Give a text without line breaks, cut where it is endless."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= _LONGEST else joined[:_LONGEST] + "..."
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    at: BaseException | None = error.__cause__ or error.__context__
+    while at is not None and at not in found:
+        found.append(at)
+        at = at.__cause__ or at.__context__
+    return found

@@ -1,0 +1,8 @@
+"""Jobs over fleets of stores: functions over DataFrames, for notebooks and for ``qindex pipeline``.
+
+Importing this needs pyarrow, not a running Spark.
+"""
+
+from pyspark_qindex.jobs.audit import AuditResult, audit
+
+__all__ = ["AuditResult", "audit"]

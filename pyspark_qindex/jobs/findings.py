@@ -1,0 +1,95 @@
+"""The rows that an audit gives: what is wrong, and where.
+
+``kind`` is a word of :class:`journal.findings.Kind` (docs/damage.md explains each), or one of
+:class:`RocketKind`. ``cause`` is ``damage``, or ``crash`` for what the death of a process or a loss
+of power leaves and the next open repairs without asking.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from journal.findings import Cause, Finding, Kind
+from pyspark_qindex.jobs.tasks import Row
+from pyspark_qindex.schemas import Table
+from pyspark_qindex.stores import Store
+
+__all__ = ["FINDINGS", "RocketKind", "damage", "finding_row", "trace"]
+
+FINDINGS: Final[Table] = {
+    "store": "string",
+    "store_kind": "string",
+    "queue": "string",
+    "file": "string",
+    "offset": "bigint",
+    "length": "bigint",
+    "kind": "string",
+    "cause": "string",
+    "what": "string",
+    "consequence": "string",
+}
+"""``store``: as it was given; ``file``: relative to it; ``offset``, ``length``: bytes in the
+file."""
+
+
+class RocketKind(enum.StrEnum):
+    """What is wrong in a RocketMQ store, where :class:`journal.findings.Kind` has no word."""
+
+    UNIT = "unit"
+    """A ConsumeQueue unit that does not point to the message with that queue offset."""
+    UNIT_MISSING = "unit-missing"
+    """A message of the CommitLog that its ConsumeQueue does not have."""
+    INDEX_ENTRY = "index-entry"
+    """An IndexFile entry that points to no message with that key."""
+    INDEX_MISSING = "index-missing"
+    """A message that no IndexFile has under one of its keys."""
+    INDEX_CHAIN = "index-chain"
+    """Slots or links of an IndexFile that do not lead to all its entries."""
+    OFFSET = "physical-offset"
+    """A record that says that it stands elsewhere."""
+    TIME = "store-time"
+    """Store times that run backwards."""
+
+
+def finding_row(store: Store, store_kind: str, finding: Finding, queue: str | None = None) -> Row:
+    """Give a finding as a row of :data:`FINDINGS`."""
+    return (
+        store.url,
+        store_kind,
+        queue,
+        store.relative(finding.path),
+        finding.offset,
+        finding.length,
+        str(finding.kind),
+        finding.cause.value,
+        finding.what,
+        finding.consequence,
+    )
+
+
+def damage(
+    path: str, offset: int, length: int, kind: Kind | RocketKind, what: str, lost: str = ""
+) -> Finding:
+    """Give a finding that no crash explains."""
+    return _made(path, offset, length, Cause.DAMAGE, kind, what, lost)
+
+
+def trace(
+    path: str, offset: int, length: int, kind: Kind | RocketKind, what: str, lost: str = ""
+) -> Finding:
+    """Give a finding of something that a crash leaves and the next open repairs."""
+    return _made(path, offset, length, Cause.CRASH, kind, what, lost)
+
+
+def _made(
+    path: str,
+    offset: int,
+    length: int,
+    cause: Cause,
+    kind: Kind | RocketKind,
+    what: str,
+    lost: str,
+) -> Finding:
+    # A Finding carries a word; those of RocketMQ are words of the same sort.
+    return Finding(path, offset, length, cause, what, lost, kind)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""What a message of a queue is in a RocketMQ store, and back.
+
+======================  ===========================================================================
+queue                   topic: letters, digits, ``-`` and ``_`` stay, every other byte is ``%XX``;
+                        so is the first letter of a name that RocketMQ keeps for itself
+priority                queue id (0 for a queue without priorities)
+key                     ``KEYS``, where it is one that RocketMQ would find: not empty, no space or
+                        control character in it
+headers                 a property each, ``h.`` and the name (written like a topic); a text as it
+                        is, anything else as JSON; left out where there is no room for all
+everything, exactly     ``QINDEX``: base64 of the message's :mod:`qindex.envelope` (key,
+                        headers, properties, timestamp, types and all), with its queue, seq_id,
+                        message id, expiry, and whether it is persistent and redelivered
+======================  ===========================================================================
+
+A message that has ``QINDEX`` comes back as it was. A message of RocketMQ's own becomes one of queue
+``TOPIC.QUEUEID``: its key is ``KEYS``, its headers are its properties, and the property
+``rocketmq`` holds the rest of its record, so that it, too, comes back as it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from journal.errors import StoreError, UsageError
+from journal.packed import unpack
+from qindex.envelope import make_envelope, open_envelope
+from qindex.message import Message
+from rocketstore.delay import SCHEDULE_TOPIC
+from rocketstore.properties import KEYS, PROPERTIES_MAX, decode_properties, encode_properties
+
+__all__ = [
+    "EXACT",
+    "TOPIC_MAX",
+    "Origin",
+    "RocketRecord",
+    "decode_name",
+    "encode_name",
+    "from_rocket",
+    "to_rocket",
+]
+
+EXACT: Final = "QINDEX"
+"""The property that has all of a message."""
+ROCKETMQ: Final = "rocketmq"
+"""The property of ours that has the rest of a RocketMQ record."""
+TOPIC_MAX: Final = 127
+"""Bytes of a topic at most."""
+_HEADER: Final = "h."
+_PLAIN: Final = re.compile(rb"[A-Za-z0-9_-]")
+_KEPT: Final = re.compile(
+    r"SCHEDULE_TOPIC_XXXX|TBW102|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT|BenchmarkTest|RMQ_SYS_.*|"
+    r"TRANS_CHECK_MAX_TIME_TOPIC|SET_ASIDE"
+)
+_UNSEEN: Final = re.compile(r"[\x00-\x20\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message stands in a queue store. ``expiry``: microseconds since 1970, 0 = never."""
+
+    queue: str
+    seq_id: int
+    msg_id: bytes
+    persistent: bool
+    redelivered: bool
+    expiry: int
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RocketRecord:
+    """What a put needs. ``properties``: as they are stored. The rest is ``None`` or 0 where the
+    message was never in a RocketMQ store."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int | None = None
+    born_host: str | None = None
+    reconsume_times: int = 0
+
+
+def encode_name(name: str) -> str:
+    """Give a name in characters that topics have.
+
+    >>> encode_name("orders/ü 1"), encode_name("TBW102")
+    ('orders%2F%C3%BC%201', '%54BW102')
+    """
+    raw = name.encode("utf-8", "surrogateescape")
+    text = "".join(chr(b) if _PLAIN.match(bytes((b,))) else f"%{b:02X}" for b in raw)
+    return f"%{raw[0]:02X}{text[1:]}" if _KEPT.fullmatch(text) else text
+
+
+def decode_name(text: str) -> str:
+    """The reverse of :func:`encode_name`."""
+    raw = re.sub(rb"%([0-9A-F]{2})", lambda found: bytes.fromhex(found[1].decode()), text.encode())
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def to_rocket(origin: Origin, message: Message) -> RocketRecord:
+    """Give the RocketMQ record of a message.
+
+    Raises :class:`UsageError`, with the limit, for one that RocketMQ can't hold.
+    """
+    mine = message.properties.get(ROCKETMQ)
+    if isinstance(mine, Mapping) and origin.priority is None:
+        return _as_it_was(mine, message.body)
+    topic = encode_name(origin.queue)
+    if len(topic) > TOPIC_MAX:
+        raise UsageError(f"topic of {len(topic)} bytes: the limit is {TOPIC_MAX}")
+    place = [origin.queue.encode("utf-8", "surrogateescape"), origin.seq_id, origin.msg_id,
+             origin.persistent, origin.redelivered, origin.expiry, origin.priority]  # fmt: skip
+    packed = msgpack.packb([*place, make_envelope(message)])
+    properties = {EXACT: base64.b64encode(packed).decode()}
+    if message.key and not _UNSEEN.search(message.key) and _is_text(message.key):
+        properties[KEYS] = message.key
+    shown = {_HEADER + encode_name(name): _shown(value) for name, value in message.headers.items()}
+    data = _fitting(properties, {name: text for name, text in shown.items() if text})
+    return RocketRecord(topic, origin.priority or 0, message.body, data)
+
+
+def _fitting(properties: dict[str, str], shown: dict[str, str]) -> bytes:
+    for names in (properties | shown, properties):
+        size = sum(len(name.encode()) + len(text.encode()) + 2 for name, text in names.items()) - 1
+        if size <= PROPERTIES_MAX:
+            return encode_properties(names)
+    raise UsageError(f"properties of {size} bytes: the limit is {PROPERTIES_MAX}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str) and _is_text(value) and not set(value) & {"\0", "\2"}:
+        return value
+    from qindex.cli.output import plain_value
+
+    return json.dumps(plain_value(value))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def from_rocket(
+    topic: str, queue_id: int, body: bytes, properties: bytes, rest: Mapping[str, Any]
+) -> tuple[Origin | str, Message]:
+    """Give the message of a RocketMQ record, and where it stood, or the name of the queue it goes
+    to. ``rest``: the other fields of the record, by name, of which ``store_timestamp`` is in ms.
+
+    Raises :class:`StoreError` for a property :data:`EXACT` that is damaged.
+    """
+    found = decode_properties(properties)
+    if EXACT in found:
+        return _exact(found[EXACT], body)
+    message = Message(
+        body,
+        found.get(KEYS),
+        {name: text for name, text in found.items() if name != KEYS},
+        {ROCKETMQ: {"topic": topic, "queue_id": queue_id, "properties": properties, **rest}},
+        int(rest.get("store_timestamp", 0)) * 1_000_000,
+    )
+    return f"{decode_name(topic)}.{queue_id}", message
+
+
+def _exact(text: str, body: bytes) -> tuple[Origin, Message]:
+    try:
+        queue, *place, envelope = unpack(base64.b64decode(text, validate=True))
+        origin = Origin(queue.decode("utf-8", "surrogateescape"), *place)
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"property {EXACT} is damaged: {error}") from error
+    return origin, open_envelope(envelope, body)
+
+
+def _as_it_was(mine: Mapping[str, Any], body: bytes) -> RocketRecord:
+    topic = str(mine["topic"])
+    if topic == SCHEDULE_TOPIC:
+        raise UsageError("it waited in RocketMQ's queue of delayed messages")
+    return RocketRecord(
+        topic,
+        int(mine["queue_id"]),
+        body,
+        bytes(mine["properties"]),
+        int(mine.get("flag", 0)),
+        int(mine.get("sys_flag", 0)),
+        mine.get("born_timestamp"),
+        mine.get("born_host"),
+        int(mine.get("reconsume_times", 0)),
+    )

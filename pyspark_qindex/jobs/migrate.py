@@ -1,0 +1,289 @@
+"""``migrate``: queues of ours or RabbitMQ's into RocketMQ stores, and RocketMQ stores into queues.
+
+Every message is accounted for, in a row of :data:`MOVES`: moved, and where to; or skipped, and why:
+
+==================  ===============================================================================
+``reason``          the message
+==================  ===============================================================================
+expired             its time to live is over
+transient           does not outlive the restart of the RabbitMQ node whose directory this is
+damaged             can't be read (``what`` says why)
+too-large           is over one of RocketMQ's limits: topic 127 bytes, properties 32,767, record
+                    4 MiB
+undone              belongs to a transaction that was rolled back, or is still open
+delivered           waited in RocketMQ's queue of delayed messages, and was delivered since
+not-a-message       fills a place in the log where damage was set aside
+==================  ===============================================================================
+
+How a message of one side looks on the other: :mod:`pyspark_qindex.jobs.mapping`. One task fills one
+store, for a store has one writer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import pyarrow as pa
+
+from journal.errors import StoreError, UsageError
+from journal.files import REAL
+from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
+from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
+from pyspark_qindex.jobs.naming import STORES, store_names
+from pyspark_qindex.jobs.refill import QueueFill, RocketFill, new_store
+from pyspark_qindex.jobs.tasks import Row, batches
+from pyspark_qindex.jobs.transfer import by_store, in_order, origin_of
+from pyspark_qindex.schemas import Table, spark_schema
+from qindex.envelope import open_envelope
+from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK
+from rocketstore.delay import SCHEDULE_TOPIC
+from rocketstore.filler_format import is_filler
+from rocketstore.layout import Paths
+from rocketstore.offsets import load_json
+from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["MOVES", "Direction", "MigrateResult", "migrate"]
+
+Direction = Literal["rocketmq", "qindex"]
+"""What messages are moved into."""
+
+MOVES: Final[Table] = {
+    "store": "string",
+    "queue": "string",
+    "seq_id": "bigint",
+    "status": "string",
+    "reason": "string",
+    "what": "string",
+    "target": "string",
+    "target_queue": "string",
+    "target_seq_id": "bigint",
+    "size": "bigint",
+}
+"""``queue``: of RocketMQ ``TOPIC/QUEUEID``. ``seq_id``: of RocketMQ the physical offset.
+``target``: the new store; ``target_queue``, ``target_seq_id``: where in it (of RocketMQ the queue
+offset). ``size``: of the body, in bytes."""
+
+
+@dataclass(slots=True)
+class MigrateResult:
+    """``moves``: a row for each message. ``targets``: the new stores, by the one they came from."""
+
+    moves: DataFrame
+    targets: dict[str, str]
+
+    def unpersist(self) -> None:
+        """Let Spark forget the rows."""
+        self.moves.unpersist()
+
+
+def migrate(
+    spark: SparkSession,
+    paths: Sequence[str],
+    out: str,
+    *,
+    to: Direction | None = None,
+    sizes: dict[str, int] | None = None,
+    mode: str = "permissive",
+) -> MigrateResult:
+    """Fill a new store below ``out``/stores for each store at or below ``paths``.
+
+    ``to``: ``rocketmq`` or ``qindex``; by default, whatever the stores are not. ``sizes``: of the
+    files of a RocketMQ store, as :func:`rocketstore.open` takes them. ``mode``: ``permissive``, or
+    ``failfast``: damage ends it, and nothing is moved. When this returns all is
+    moved. Raises :class:`UsageError` for paths with stores of both kinds, and as
+    :func:`pyspark_qindex.jobs.fleet.find_fleet`.
+    """
+    from pyspark import StorageLevel
+
+    fleet = find_fleet(paths)
+    kinds = {one.is_rocket for one in fleet}
+    if len(kinds) > 1:
+        raise UsageError("stores of both kinds: give the paths of one kind at a time")
+    from_rocketmq = kinds.pop()
+    wanted: Direction = "qindex" if from_rocketmq else "rocketmq"
+    if to is not None and to not in get_args(Direction):
+        raise UsageError(f"to must be rocketmq or qindex, not {to!r}")
+    if to is not None and to != wanted:
+        raise UsageError(f"to {to}: the stores are of that kind already")
+    urls = [one.store.url for one in fleet]
+    root = os.path.abspath(os.path.join(out, STORES))
+    targets = {url: os.path.join(root, name) for url, name in store_names(urls).items()}
+    moved = (
+        _into_queues(spark, fleet, targets, mode)
+        if from_rocketmq
+        else _into_rocketmq(spark, fleet, targets, sizes or {}, mode)
+    )
+    moves = moved.persist(StorageLevel.MEMORY_AND_DISK)
+    moves.count()  # all tasks have run: the stores are there
+    return MigrateResult(moves, targets)
+
+
+# -- queues into RocketMQ -------------------------------------------------------------------------
+
+
+def _into_rocketmq(
+    spark: SparkSession,
+    fleet: list[FleetStore],
+    targets: dict[str, str],
+    sizes: dict[str, int],
+    mode: str,
+) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    urls = [one.store.url for one in fleet]
+    read = spark.read.format("qindex").option("mode", mode)
+    messages = read.load(urls).where("seq_id is not null or error is not null")
+    place = ("store", "queue", "seq_id", "priority")
+    columns = (*place, "msg_id", "persistent", "redelivered", "expiry", "envelope", "body",
+               "error", "size", "timestamp")  # fmt: skip
+    entries = read.option("include", "entries").load(urls)
+    alive = entries.where("state in ('ready', 'delivered')").withColumn(
+        "priority", f.coalesce("priority", f.lit(-1))
+    )
+    keys = messages.where("seq_id is not null").select(
+        "store", "queue", "seq_id", f.coalesce("priority", f.lit(-1)).alias("priority")
+    )
+    left_out = alive.join(keys, list(place), "left_anti").select(
+        "store", "queue", "seq_id", "expiry", "size"
+    )
+    stores = spark.createDataFrame([(url,) for url in urls], "store string")
+    rows = messages.select(*columns).unionByName(stores, allowMissingColumns=True)
+
+    def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches(MOVES, _fill_rocketmq(_by_row(found), targets, sizes))
+
+    moved = in_order(rows).mapInArrow(fill, spark_schema(MOVES))
+    now = time_ns() // 1000
+    is_expired = f.coalesce(f.col("expiry") <= now, f.lit(False))
+    skipped = left_out.select(
+        "store",
+        "queue",
+        "seq_id",
+        f.lit("skipped").alias("status"),
+        f.when(is_expired, "expired").otherwise("transient").alias("reason"),
+        "size",
+    )
+    table = spark.createDataFrame([], spark_schema(MOVES))
+    return moved.unionByName(table.unionByName(skipped, allowMissingColumns=True))
+
+
+def _by_row(found: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    for batch in found:
+        yield from batch.to_pylist()
+
+
+def _fill_rocketmq(
+    rows: Iterator[dict[str, Any]], targets: dict[str, str], sizes: dict[str, int]
+) -> Iterator[Row]:
+    for store, mine in by_store(rows):
+        with new_store(targets[store], os.devnull) as path:
+            fill = RocketFill(path, sizes)
+            for row in mine:
+                if row["queue"] is not None or row["error"] is not None:
+                    yield _put_in_rocketmq(fill, row, targets[store])
+            fill.finish()
+
+
+def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], target: str) -> Row:
+    if row["envelope"] is None or row["body"] is None:
+        return _skipped(row, "damaged", row["error"] or "the message can't be read")
+    try:
+        message = open_envelope(row["envelope"], row["body"])
+    except StoreError as error:
+        return _skipped(row, "damaged", str(error))
+    try:
+        record = to_rocket(origin_of(row), message)
+        stamp = (row["timestamp"] or 0) // 1_000_000
+        queue_offset, _ = fill.put(record, stamp)
+    except UsageError as error:
+        return _skipped(row, "too-large", str(error))
+    return _moved(row, target, f"{record.topic}/{record.queue_id}", queue_offset)
+
+
+def _moved(row: dict[str, Any], target: str, queue: str, seq_id: int) -> Row:
+    place = (row["store"], row["queue"], row["seq_id"])
+    return (*place, "moved", None, None, target, queue, seq_id, len(row["body"]))
+
+
+def _skipped(row: dict[str, Any], reason: str, what: str) -> Row:
+    place = (row["store"], row["queue"], row["seq_id"])
+    return (*place, "skipped", reason, what, None, None, None, row.get("size"))
+
+
+# -- RocketMQ into queues -------------------------------------------------------------------------
+
+
+def _into_queues(
+    spark: SparkSession, fleet: list[FleetStore], targets: dict[str, str], mode: str
+) -> DataFrame:
+    urls = [one.store.url for one in fleet]
+    delays = {one.store.url: _delay_offsets(one) for one in fleet}
+    read = spark.read.format("rocketstore").option("mode", mode)
+    records = read.load(urls).drop("properties")
+    stores = spark.createDataFrame([(url,) for url in urls], "store string")
+    rows = records.unionByName(stores, allowMissingColumns=True)
+    together = rows.repartition(len(urls), "store").sortWithinPartitions("store", "offset")
+
+    def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches(MOVES, _fill_queues(_by_row(found), targets, delays))
+
+    return together.mapInArrow(fill, spark_schema(MOVES))
+
+
+def _delay_offsets(one: FleetStore) -> dict[int, int]:
+    """How far each queue of delayed messages was delivered, by its queue id."""
+    table = load_json(REAL, Paths(one.store.path).delay_offset).get("offsetTable")
+    found = table if isinstance(table, dict) else {}
+    return {int(level) - 1: at for level, at in found.items() if str(level).isdigit()}
+
+
+def _fill_queues(
+    rows: Iterator[dict[str, Any]], targets: dict[str, str], delays: dict[str, dict[int, int]]
+) -> Iterator[Row]:
+    for store, mine in by_store(rows):
+        with new_store(targets[store], os.devnull) as path:
+            fill = QueueFill(path)
+            for row in mine:
+                if row["topic"] is None and row["error"] is None:
+                    continue
+                row |= {"queue": f"{row['topic']}/{row['queue_id']}", "seq_id": row["offset"]}
+                row["size"] = len(row["body"] or b"")
+                yield _put_in_queue(fill, row, targets[store], delays[store])
+            fill.finish()
+
+
+def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dict[int, int]) -> Row:
+    if row["body"] is None or row["error"] is not None:
+        return _skipped(row, "damaged", row["error"] or "the record can't be read")
+    topic, queue_id = row["topic"], row["queue_id"]
+    transaction = row["sys_flag"] & TRANSACTION_MASK
+    if is_filler(topic.encode(), row["sys_flag"], row["record_size"]):
+        return _skipped(row, "not-a-message", "it fills a place where damage was set aside")
+    if transaction not in (0, COMMIT):
+        return _skipped(row, "undone", "its transaction was not committed")
+    if topic == SCHEDULE_TOPIC:
+        if row["queue_offset"] < delays.get(queue_id, 0):
+            return _skipped(row, "delivered", "it was put again where it belongs")
+        properties = decode_properties(row["properties_raw"])
+        topic = properties.get(REAL_TOPIC, topic)
+        queue_id = int(properties.get(REAL_QUEUE_ID, queue_id))
+    names = ("flag", "sys_flag", "born_timestamp", "born_host", "store_timestamp", "store_host",
+             "reconsume_times")  # fmt: skip
+    rest = {name: row[name] for name in names}
+    try:
+        place, message = from_rocket(topic, queue_id, row["body"], row["properties_raw"], rest)
+    except StoreError as error:
+        return _skipped(row, "damaged", str(error))
+    if not isinstance(place, Origin):
+        seq = fill.next_seq(place)
+        msg_id = row["offset"].to_bytes(8, "big") + seq.to_bytes(8, "big")
+        place = Origin(place, seq, msg_id, True, row["reconsume_times"] > 0, 0)
+    seq_id = fill.put(place, message)
+    return _moved(row, target, place.queue, seq_id)

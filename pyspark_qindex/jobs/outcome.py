@@ -1,0 +1,51 @@
+"""What a job hands to whoever runs it: a summary, tables, and plots of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Outcome", "Plot", "Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot of one table: ``x`` and ``y`` name its columns (``x`` several: they are joined).
+    ``most``: rows that are drawn."""
+
+    title: str
+    table: str
+    kind: Literal["bars", "line"]
+    x: tuple[str, ...]
+    y: str
+    most: int = 30
+
+
+@dataclass(slots=True)
+class Table:
+    """A result. ``large``: as many rows as there are messages: it is written as Parquet alone, by
+    the executors; others also as JSON, and shown. ``written``: its Parquet stands already."""
+
+    rows: DataFrame
+    large: bool = False
+    title: str = ""
+    written: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``summary``: figures by name. ``shown``: the table that a terminal shows. ``found``: whether
+    damage or differences were found (exit status 1). ``notes``: lines for people. ``finish``:
+    called when all is written."""
+
+    summary: dict[str, Any]
+    tables: dict[str, Table]
+    shown: str = ""
+    plots: Sequence[Plot] = ()
+    found: bool = False
+    notes: list[str] = field(default_factory=list)
+    finish: Callable[[], None] = lambda: None

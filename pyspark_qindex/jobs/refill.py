@@ -1,0 +1,273 @@
+"""Fill new stores with messages that come in order: queue stores of ours, RocketMQ stores.
+
+A new store is made under another name and renamed when it is whole, so that a task may be run
+again: it begins anew, and where an earlier run has finished, the store stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import rocketstore
+from journal.errors import StorageError, UsageError
+from journal.files import REAL, make_dirs, replace_file
+from journal.format import PAYLOAD_SIZE, pack_publish
+from journal.poison import Poison
+from msgstore import MessageStore
+from pyspark_qindex.jobs.mapping import Origin, RocketRecord
+from qindex import layout
+from qindex.message import Message
+from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY, check_record
+from qindex.options import Options
+from qindex.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
+from qindex.rabbitmq.names import directory_name, format_queue_name
+from qindex.record_format import encode_front, seal_embedded, seal_stored
+from qindex.segment_format import DEFAULT_ENTRY_COUNT
+from qindex.tools.queue_writer import QueueWriter
+from qindex.tools.repair import begin_store, reserve_seq_ids, settle
+from qindex.tools.staging import Staging
+from qindex.tools.thorough_view import Batch
+from rocketstore.compose import Delivered
+from rocketstore.delay import SCHEDULE_TOPIC
+from rocketstore.message import PutResult
+from rocketstore.options import MAX_MESSAGE_SIZE
+
+__all__ = ["QueueFill", "QueueKept", "RocketFill", "new_store"]
+
+I64 = npt.NDArray[np.int64]
+
+_RECORD_SIZE = 91 + 12
+"""Bytes of a record besides body, topic and properties, if one of its hosts is IPv6."""
+_ROWS_AT_ONCE = 4096
+_BYTES_AT_ONCE = 8 << 20
+_PUBLISH_WORD = 8
+_VHOST = "/"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKept:
+    """What a queue has beside its messages. ``settings``: what its settings file holds, ``None``
+    without one. ``next_seq_id``: of its next publish."""
+
+    name: str
+    settings: dict[str, Any] | None = None
+    next_seq_id: int = 0
+
+
+@contextmanager
+def new_store(target: str, source: str) -> Iterator[str | None]:
+    """Give the place where to build ``target``, which appears when all is done; ``None`` when it
+    is there already. ``source``: what it is made from.
+
+    Raises as :class:`qindex.tools.staging.Staging`.
+    """
+    if os.path.isdir(target) and os.listdir(target):
+        yield None
+        return
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+    except OSError as error:
+        raise StorageError(os.path.dirname(target), "can't be made", error) from error
+    with Staging(REAL, target, source) as staging:
+        yield staging.path
+        staging.commit()
+
+
+class QueueFill:
+    """Fills one store of ours. Messages keep seq_id, message id, record and all; those of a
+    priority queue's sub-queues get seq_ids in the order in which they come. With transient ones
+    in it the store is left as a running engine has it: the next open drops them.
+
+    ``path``: an empty directory, or ``None``: nothing is written, all is only counted.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._options = Options(background=False)
+        self._writers: dict[str, QueueWriter] = {}
+        self._next: dict[str, int] = {}
+        self._settings: dict[str, dict[str, Any]] = {}
+        self._waiting: dict[str, list[tuple[Origin, bytes, int, int]]] = {}
+        self._count = 0
+        self._held = 0
+        self._stores: dict[bool, MessageStore] = {}
+        self._transient = False
+        if path is not None:
+            begin_store(REAL, path, layout.StoreMarker(DEFAULT_ENTRY_COUNT, _VHOST))
+
+    def declare(self, kept: QueueKept) -> None:
+        """Make a queue."""
+        name = kept.name
+        self._next[name] = max(self._next.get(name, 0), kept.next_seq_id)
+        if kept.settings is not None:
+            self._settings[name] = kept.settings
+        if self._path is not None and name not in self._writers:
+            directory = os.path.join(self._path, layout.QUEUES, directory_name(_VHOST, name))
+            stored = format_queue_name(_VHOST, name)
+            self._writers[name] = QueueWriter(
+                REAL, directory, DEFAULT_ENTRY_COUNT, stored, sums=True
+            )
+
+    def put(self, origin: Origin, message: Message) -> int:
+        """Add a message, in order within its queue; gives its seq_id there."""
+        name = origin.queue
+        if name not in self._next:
+            self.declare(QueueKept(name))
+        seq = self._next[name] if origin.priority is not None else origin.seq_id
+        self._next[name] = max(self._next[name], seq + 1)
+        self._transient |= not origin.persistent
+        if self._path is None:
+            return seq
+        record = self._record(origin, message, seq)
+        self._waiting.setdefault(name, []).append((origin, record, seq, len(message.body)))
+        self._held += len(record)
+        self._count += 1
+        if self._count >= _ROWS_AT_ONCE or self._held >= _BYTES_AT_ONCE:
+            self._flush()
+        return seq
+
+    def next_seq(self, queue: str) -> int:
+        """Give the seq_id of the queue's next publish."""
+        return self._next.get(queue, 0)
+
+    def _record(self, origin: Origin, message: Message, seq: int) -> bytes:
+        """The record as the index embeds it, empty when it went to the message store."""
+        msg_id = origin.msg_id
+        theirs = isinstance(message.properties, RabbitProperties)
+        if isinstance(message.properties, RabbitProperties):
+            vhost = message.properties.source.vhost
+            front = encode_rabbitmq(message, vhost, msg_id, origin.persistent)
+        else:
+            front = encode_front(message)
+        size = len(front) if theirs else len(front) + len(message.body)
+        if size >= self._options.embed_below:
+            record = front if theirs else seal_stored(msg_id, front, message.body)
+            self._messages(origin.persistent).write(msg_id, record)
+            return b""
+        if theirs:
+            return front
+        packed = pack_publish(
+            seq, origin.persistent, msg_id, origin.expiry, len(message.body), front + message.body
+        )
+        return seal_embedded(packed)[_PUBLISH_WORD + PAYLOAD_SIZE :]
+
+    def _messages(self, persistent: bool) -> MessageStore:
+        if persistent not in self._stores:
+            assert self._path is not None
+            name = PERSISTENT_DIRECTORY if persistent else TRANSIENT_DIRECTORY
+            self._stores[persistent] = MessageStore.open(
+                os.path.join(self._path, name),
+                references={},
+                snapshot=None,
+                check=check_record,
+                poison=Poison(),
+                background=False,
+            )
+        return self._stores[persistent]
+
+    def _flush(self) -> None:
+        for name, waiting in self._waiting.items():
+            self._writers[name].add(*_batch_of(waiting))
+        self._waiting.clear()
+        self._held = self._count = 0
+
+    def finish(self) -> None:
+        """Write what is left, and have the engine look at all of it. Raises :class:`DamageError`,
+        :class:`StorageError`."""
+        if self._path is None:
+            return
+        self._flush()
+        for store in self._stores.values():
+            store.sync()
+            store.close()
+        for name, writer in self._writers.items():
+            reserve_seq_ids(REAL, writer.directory, self._next[name])
+            if name in self._settings:
+                content = layout.pack_checked(self._settings[name])
+                replace_file(REAL, os.path.join(writer.directory, layout.SETTINGS), content)
+        if not self._transient:
+            settle(REAL, self._path)
+
+
+def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Batch, I64, I64]:
+    """Put rows (origin, embedded record, seq_id, size of the body) into columns."""
+    origins = [origin for origin, _, _, _ in rows]
+    seqs = np.array([seq for _, _, seq, _ in rows], np.int64)
+    sizes = np.array([size for _, _, _, size in rows], np.int64)
+    lengths = np.array([len(record) for _, record, _, _ in rows], np.int64)
+    ids = np.frombuffer(b"".join(origin.msg_id for origin in origins), np.uint8)
+    batch = Batch(
+        path="",
+        in_journal=False,
+        data=b"".join(record for _, record, _, _ in rows),
+        head_size=0,
+        seqs=seqs,
+        payloads=np.cumsum(lengths) - lengths - PAYLOAD_SIZE,
+        delivered=np.array([origin.redelivered for origin in origins], np.bool_),
+        persistent=np.array([origin.persistent for origin in origins], np.bool_),
+        dropped=np.zeros(len(origins), np.bool_),
+        ids=ids.reshape(-1, 16),
+        expiry=np.array([origin.expiry for origin in origins], np.uint64),
+        sizes=sizes,
+        embedded=lengths,
+    )
+    return batch, seqs, sizes
+
+
+class RocketFill:
+    """Fills one RocketMQ store. ``path``: an empty directory, or ``None``: all is only counted.
+    ``sizes``: of its files, as :func:`rocketstore.open` takes them."""
+
+    def __init__(self, path: str | None, sizes: dict[str, int] | None = None) -> None:
+        self._now = 0
+        self._counts: dict[tuple[str, int], int] = {}
+        self._store = None
+        if path is not None:
+            make_dirs(REAL, path)
+            self._store = rocketstore.open(
+                path, background=False, clock=self._clock, **(sizes or {})
+            )
+
+    def _clock(self) -> int:
+        return self._now
+
+    def put(self, record: RocketRecord, store_timestamp: int) -> tuple[int, int]:
+        """Add a record, stored at that time (ms) or when the one before it was, if that is later;
+        gives queue offset and physical offset.
+
+        Raises :class:`UsageError`, with the limit, for one that RocketMQ can't hold.
+        """
+        size = _RECORD_SIZE + len(record.topic.encode()) + len(record.body) + len(record.properties)
+        if size > MAX_MESSAGE_SIZE:
+            raise UsageError(f"record of {size} bytes: the limit is {MAX_MESSAGE_SIZE}")
+        self._now = store_timestamp
+        key = (record.topic, record.queue_id)
+        if self._store is None:
+            self._counts[key] = self._counts.get(key, -1) + 1
+            return self._counts[key], -1
+        waits = record.topic == SCHEDULE_TOPIC
+        put: PutResult = self._store.put(
+            record.topic,
+            record.body,
+            queue_id=record.queue_id,
+            properties=record.properties if waits else Delivered(record.properties),
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+            wait=False,
+        )
+        return put.queue_offset, put.offset
+
+    def finish(self) -> None:
+        """Close the store: all is durable then."""
+        if self._store is not None:
+            self._store.close()

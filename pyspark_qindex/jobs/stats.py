@@ -1,0 +1,228 @@
+"""``stats``: what a fleet holds, as tables.
+
+Each function takes DataFrames and gives one, so that a notebook can put its own filter before it:
+
+>>> messages = common(spark.read.format("qindex").load("/srv/fleet"))   # doctest: +SKIP
+>>> hot_keys(messages.where("queue = 'orders'")).show()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import time
+from typing import TYPE_CHECKING, Final
+
+from journal.files import REAL
+from pyspark_qindex.jobs.fleet import find_fleet
+from pyspark_qindex.jobs.tasks import Row
+from pyspark_qindex.schemas import Table, spark_schema
+from pyspark_qindex.stores import Store
+from rocketstore.layout import Paths
+from rocketstore.offsets import ConsumerOffsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "StatsResult",
+    "common",
+    "common_records",
+    "consumer_lag",
+    "file_garbage",
+    "growth",
+    "hot_keys",
+    "queue_stats",
+    "stats",
+]
+
+_MESSAGE_COLUMNS: Final = "store,queue,seq_id,size,timestamp,redelivered,key"
+_RECORD_COLUMNS: Final = (
+    "store,topic,queue_id,queue_offset,record_size,store_timestamp,reconsume_times,keys,sys_flag"
+)
+_OFFSETS: Final[Table] = {
+    "store": "string",
+    "queue": "string",
+    "consumer_group": "string",
+    "committed": "bigint",
+}
+_BUCKETS: Final = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400)
+"""Seconds."""
+_MOST_BUCKETS: Final = 200
+
+
+@dataclass(slots=True)
+class StatsResult:
+    """``queues``, ``files``, ``keys``, ``growth``, ``lag``: see the functions of (about) those
+    names. ``messages``: all of them, in common columns, kept by Spark."""
+
+    queues: DataFrame
+    files: DataFrame | None
+    keys: DataFrame
+    growth: DataFrame
+    lag: DataFrame | None
+    messages: DataFrame
+    stores: int
+
+    def unpersist(self) -> None:
+        """Let Spark forget the messages."""
+        self.messages.unpersist()
+
+
+def stats(
+    spark: SparkSession, paths: Sequence[str], *, top: int = 20, mode: str = "permissive"
+) -> StatsResult:
+    """Read all stores at or below ``paths`` once, and make all tables. ``mode``: ``permissive``, or
+    ``failfast``: damage ends it.
+
+    Raises as :func:`pyspark_qindex.jobs.fleet.find_fleet`.
+    """
+    from pyspark import StorageLevel
+
+    fleet = find_fleet(paths)
+    queues = [one.store.url for one in fleet if not one.is_rocket]
+    rockets = [one.store for one in fleet if one.is_rocket]
+    parts: list[DataFrame] = []
+    files = lag = None
+    if queues:
+        read = spark.read.format("qindex").option("mode", mode)
+        parts.append(common(read.option("columns", _MESSAGE_COLUMNS).load(queues)))
+        read = spark.read.format("qindex").option("mode", mode).option("include", "files")
+        files = file_garbage(read.load(queues))
+    if rockets:
+        read = spark.read.format("rocketstore").option("mode", mode)
+        read = read.option("columns", _RECORD_COLUMNS)
+        parts.append(common_records(read.load([store.url for store in rockets])))
+    messages = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+    messages = messages.persist(StorageLevel.MEMORY_AND_DISK)
+    if rockets:
+        offsets = [row for store in rockets for row in _committed(store)]
+        lag = consumer_lag(messages, spark.createDataFrame(offsets, spark_schema(_OFFSETS)))
+    return StatsResult(
+        queues=queue_stats(messages),
+        files=files,
+        keys=hot_keys(messages, top),
+        growth=growth(messages),
+        lag=lag,
+        messages=messages,
+        stores=len(fleet),
+    )
+
+
+def common(messages: DataFrame) -> DataFrame:
+    """Messages of the source ``qindex`` in the columns that the functions here take: ``store``,
+    ``queue``, ``number`` (seq_id), ``size`` (of the body, bytes), ``moment`` (of publishing,
+    seconds since 1970, null where the record keeps none), ``redelivered``, ``keys``."""
+    from pyspark.sql import functions as f
+
+    return messages.where("seq_id is not null").select(
+        "store",
+        "queue",
+        f.col("seq_id").alias("number"),
+        "size",
+        (f.col("timestamp") / 1e9).alias("moment"),
+        "redelivered",
+        f.when(f.col("key").isNotNull(), f.array("key")).alias("keys"),
+    )
+
+
+def common_records(records: DataFrame) -> DataFrame:
+    """The same of records of the source ``rocketstore``: ``queue`` is ``TOPIC/QUEUEID``, ``number``
+    the queue offset, ``size`` that of the record, ``moment`` that of storing; redelivered is what
+    was sent back. Open and undone transactions are left out."""
+    from pyspark.sql import functions as f
+
+    visible = records.where("topic is not null and (sys_flag & 12) in (0, 8)")
+    return visible.select(
+        "store",
+        f.concat_ws("/", "topic", "queue_id").alias("queue"),
+        f.col("queue_offset").alias("number"),
+        f.col("record_size").alias("size"),
+        (f.col("store_timestamp") / 1e3).alias("moment"),
+        (f.col("reconsume_times") > 0).alias("redelivered"),
+        f.when(f.length("keys") > 0, f.split("keys", " ")).alias("keys"),
+    )
+
+
+def queue_stats(messages: DataFrame, now: float | None = None) -> DataFrame:
+    """For each queue: messages, bytes, redelivered ones, sizes (bytes), ages (seconds before
+    ``now``, by default this moment)."""
+    from pyspark.sql import functions as f
+
+    age = f.lit(time() if now is None else now) - f.col("moment")
+    return messages.groupBy("store", "queue").agg(
+        f.count("*").alias("messages"),
+        f.sum("size").alias("bytes"),
+        f.count_if("redelivered").alias("redelivered"),
+        f.expr("percentile_approx(size, 0.5)").alias("size_median"),
+        f.expr("percentile_approx(size, 0.99)").alias("size_99"),
+        f.max("size").alias("size_max"),
+        f.max(age).alias("age_oldest"),
+        f.percentile_approx(age, 0.5).alias("age_median"),
+        f.min(age).alias("age_newest"),
+    )
+
+
+def hot_keys(messages: DataFrame, top: int = 20) -> DataFrame:
+    """The ``top`` keys with the most messages: how many, their bytes, and in how many queues."""
+    from pyspark.sql import functions as f
+
+    keys = messages.where("keys is not null").select(
+        "store", "queue", "size", f.explode("keys").alias("key")
+    )
+    counted = keys.where("key != ''").groupBy("key").agg(
+        f.count("*").alias("messages"),
+        f.sum("size").alias("bytes"),
+        f.count_distinct("store", "queue").alias("queues"),
+    )  # fmt: skip
+    return counted.orderBy(f.desc("messages"), "key").limit(top)
+
+
+def growth(messages: DataFrame, bucket: int | None = None) -> DataFrame:
+    """Messages and bytes by time: ``moment`` is the start of a bucket of that many seconds; by
+    default one is chosen that gives some two hundred at most. What was acknowledged is not there
+    any more, so this is what is left of each moment."""
+    from pyspark.sql import functions as f
+
+    dated = messages.where("moment is not null and moment > 0")
+    if bucket is None:
+        ends = dated.agg(f.min("moment"), f.max("moment")).collect()[0]
+        span = (ends[1] or 0) - (ends[0] or 0)
+        fitting = [one for one in _BUCKETS if span / one <= _MOST_BUCKETS]
+        bucket = fitting[0] if fitting else _BUCKETS[-1]
+    start = (f.floor(f.col("moment") / bucket) * bucket).alias("moment")
+    counted = dated.groupBy(start).agg(f.count("*").alias("messages"), f.sum("size").alias("bytes"))
+    return counted.withColumn("bucket", f.lit(bucket)).orderBy("moment")
+
+
+def file_garbage(files: DataFrame) -> DataFrame:
+    """Files of the source ``qindex`` with garbage in them, most first."""
+    from pyspark.sql import functions as f
+
+    share = f.when(f.col("size") > 0, f.col("garbage") / f.col("size")).otherwise(0.0)
+    columns = ("store", "queue", "file", "kind", "size", "live", "garbage")
+    told = files.where("file is not null").select(*columns, share.alias("share"))
+    return told.orderBy(f.desc("garbage"), "store", "file")
+
+
+def consumer_lag(messages: DataFrame, committed: DataFrame) -> DataFrame:
+    """How far each consumer group is behind each queue's end. ``committed``: store, queue,
+    consumer_group, committed (the next queue offset it asks for)."""
+    from pyspark.sql import functions as f
+
+    ends = messages.groupBy("store", "queue").agg((f.max("number") + 1).alias("end"))
+    behind = f.greatest(f.col("end") - f.col("committed"), f.lit(0)).alias("behind")
+    return committed.join(ends, ["store", "queue"], "left").select(
+        *committed.columns, "end", behind
+    )
+
+
+def _committed(store: Store) -> list[Row]:
+    if store.place[0]:
+        return []  # offsets of a remote store are not copied
+    offsets = ConsumerOffsets(REAL, Paths(store.path).consumer_offset, writable=False)
+    rows: list[Row] = []
+    for name, table in offsets.table.items():
+        topic, _, consumer_group = name.partition("@")
+        rows += [(store.url, f"{topic}/{queue}", consumer_group, at) for queue, at in table.items()]
+    return rows

@@ -1,0 +1,78 @@
+"""Work that is cut into tasks: each takes some files, and gives Arrow batches of one schema.
+
+The items go to the executors inside the closure, a few hundred bytes for each; what they make
+comes back as a DataFrame, so that nothing but results reaches the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+
+from pyspark_qindex.schemas import Table, arrow_schema, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Row", "Rows", "batches", "run_tasks", "tasks_wanted"]
+
+Item = TypeVar("Item")
+Row = tuple[Any, ...]
+Rows = Iterable[Row]
+
+_TASKS_PER_CORE: Final = 3
+_BATCH_ROWS: Final = 8192
+_BATCH_BYTES: Final = 8 << 20
+
+
+def tasks_wanted(spark: SparkSession) -> int:
+    """Give the number of tasks that :func:`pyspark_qindex.planning.group` is asked for: some for
+    each core of the cluster, so that a slow one does not hold up all (one costs 10 to 50 ms)."""
+    return _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+
+
+def batches(table: Table, rows: Rows) -> Iterator[pa.RecordBatch]:
+    """Put rows (tuples in the order of the table's columns) into record batches of bounded
+    size."""
+    schema = arrow_schema(table)
+    kept: list[Row] = []
+    held = 0
+    for row in rows:
+        kept.append(row)
+        held += sum(len(value) for value in row if isinstance(value, bytes))
+        if len(kept) >= _BATCH_ROWS or held >= _BATCH_BYTES:
+            yield _batch(schema, kept)
+            kept, held = [], 0
+    if kept:
+        yield _batch(schema, kept)
+
+
+def _batch(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def run_tasks(
+    spark: SparkSession,
+    groups: Sequence[Sequence[Item]],
+    work: Callable[[Item], Rows],
+    table: Table,
+) -> DataFrame:
+    """Call ``work`` for each item, one task a group, and give the rows of all.
+
+    ``work`` must be importable where the executors run (a function of this package), and may be
+    called again for the same item: a task that is lost with its executor is run anew.
+    """
+    dealt = [list(group) for group in groups] or [[]]
+
+    def run(ranges: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in ranges:
+            for number in batch.column(0).to_pylist():
+                rows = (row for item in dealt[number] for row in work(item))
+                yield from batches(table, rows)
+
+    count = len(dealt)
+    return spark.range(0, count, 1, count).mapInArrow(run, spark_schema(table))

@@ -1,0 +1,65 @@
+"""Where a stream stands: for each source (a queue, a CommitLog) the place it has read up to.
+
+A batch goes from one set of places to another. :func:`next_places` chooses the end of the next
+one: all there is, or so many messages at most, shared out so that a small queue is not kept
+waiting by a large one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from journal.errors import UsageError
+
+__all__ = ["Places", "flatten", "next_places", "share", "unflatten"]
+
+Places = dict[tuple[str, str], int]
+"""By store and queue; the queue of a CommitLog is empty."""
+
+
+def flatten(offsets: Mapping[str, object]) -> Places:
+    """Give places from offsets as Spark keeps them: ``{store: {queue: seq_id}}``, or
+    ``{store: physical offset}``. Raises :class:`UsageError`."""
+    places: Places = {}
+    for store, value in offsets.items():
+        queues = value if isinstance(value, dict) else {"": value}
+        for queue, place in queues.items():
+            if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+                text = json.dumps(dict(offsets))[:200]
+                raise UsageError(f"offsets must be numbers by store and queue, not {text}")
+            places[(store, queue)] = place
+    return places
+
+
+def unflatten(places: Places) -> dict[str, object]:
+    """Give offsets as Spark keeps them; equal places give equal JSON."""
+    offsets: dict[str, object] = {}
+    for (store, queue), place in sorted(places.items()):
+        if not queue:
+            offsets[store] = place
+            continue
+        queues = offsets.setdefault(store, {})
+        assert isinstance(queues, dict)
+        queues[queue] = place
+    return offsets
+
+
+def next_places(start: Places, heads: Places, most: int | None) -> Places:
+    """Give where a batch from ``start`` ends. ``heads``: where each source ends now. Places that
+    have no source any more are kept: it may come back."""
+    waiting = {at: max(head - start.get(at, 0), 0) for at, head in heads.items()}
+    given = waiting if most is None else share(waiting, most)
+    return start | {at: start.get(at, 0) + count for at, count in given.items()}
+
+
+def share(waiting: Mapping[tuple[str, str], int], most: int) -> Places:
+    """Share ``most`` messages out among sources that have ``waiting`` ones: equal shares, and
+    what one does not need goes to the others."""
+    given: Places = {}
+    left = most
+    order = sorted(waiting, key=lambda at: (waiting[at], at))
+    for number, at in enumerate(order):
+        given[at] = min(waiting[at], -(-left // (len(order) - number)))
+        left -= given[at]
+    return given

@@ -1,0 +1,160 @@
+"""The options of a read, checked.
+
+``.option("columns", "queue,seq_id,body")``; every value is text, as Spark passes it on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from journal.errors import UsageError
+from pyspark_qindex import schemas
+from pyspark_qindex.schemas import Table
+
+__all__ = ["ROCKET_TABLES", "TABLES", "ReadOptions", "list_of", "number_of", "read_options"]
+
+TABLES: Final[dict[str, Table]] = {
+    "messages": schemas.MESSAGES,
+    "entries": schemas.ENTRIES,
+    "files": schemas.FILES,
+    "stored": schemas.STORED,
+}
+"""What ``include`` names, of the source ``qindex``; the first is the default."""
+
+ROCKET_TABLES: Final[dict[str, Table]] = {
+    "records": schemas.RECORDS,
+    "units": schemas.UNITS,
+    "index": schemas.INDEX,
+}
+"""The same of the source ``rocketstore``."""
+
+_MODES: Final = ("permissive", "failfast")
+_STARTS: Final = ("earliest", "latest")
+_COMMON: Final = frozenset({"path", "paths", "include", "columns", "mode", "partitions"})
+_STREAM: Final = frozenset({"startingposition", "maxmessagesperbatch"})
+_OURS: Final = frozenset({"queue", "seq_from", "seq_to", "key"}) | _STREAM
+_ROCKET: Final = frozenset({"topic", "queue_id", "key"}) | _STREAM
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read was asked for.
+
+    ``paths``: directories or globs. ``columns``: the part of the table that is wanted.
+    ``names``: queues (of RocketMQ: topics), none for all. ``seq_from <= seq_id < seq_to``.
+    ``starting``: ``earliest``, ``latest``, or offsets as JSON. ``partitions``: tasks, 0: by the
+    machine. ``storage``: what is handed to fsspec.
+    """
+
+    paths: tuple[str, ...]
+    include: str
+    columns: Table
+    permissive: bool = True
+    names: tuple[str, ...] = ()
+    queue_id: int | None = None
+    seq_from: int = 0
+    seq_to: int | None = None
+    key: str | None = None
+    partitions: int = 0
+    starting: str = "earliest"
+    most_in_batch: int | None = None
+    storage: dict[str, str] = field(default_factory=dict)
+
+
+def read_options(options: Mapping[str, str], tables: Mapping[str, Table]) -> ReadOptions:
+    """Check the options of a read of one of ``tables``. Raises :class:`UsageError`."""
+    given = {name.lower(): value for name, value in options.items()}
+    known = _COMMON | (_OURS if "messages" in tables else _ROCKET)
+    for name in given:
+        if name not in known and not name.startswith("storage."):
+            raise UsageError(f"no option {name!r}; there are {', '.join(sorted(known))}, storage.*")
+    include = _one_of(given, "include", tuple(tables))
+    paths = _paths(given)
+    if not paths:
+        raise UsageError("no path: load(path) or option path is needed")
+    names = list_of(given.get("queue", given.get("topic", "")))
+    return ReadOptions(
+        paths=paths,
+        include=include,
+        columns=schemas.choose_columns(tables[include], _names(given.get("columns", ""))),
+        permissive=_one_of(given, "mode", _MODES) == "permissive",
+        names=names,
+        queue_id=_optional(given, "queue_id"),
+        seq_from=_optional(given, "seq_from") or 0,
+        seq_to=_optional(given, "seq_to"),
+        key=given.get("key"),
+        partitions=_optional(given, "partitions", at_least=1) or 0,
+        starting=_starting(given.get("startingposition", "earliest")),
+        most_in_batch=_optional(given, "maxmessagesperbatch", at_least=1),
+        storage={
+            name.partition(".")[2]: value
+            for name, value in options.items()
+            if name.lower().startswith("storage.")
+        },
+    )
+
+
+def list_of(text: str) -> tuple[str, ...]:
+    """Give names from an option: one name, or a JSON array of names."""
+    if not text:
+        return ()
+    if text.startswith("["):
+        return tuple(_json_names(text))
+    return (text,)
+
+
+def number_of(given: Mapping[str, str], name: str, at_least: int = 0) -> int:
+    """Give a number from an option. Raises :class:`UsageError`."""
+    try:
+        value = int(given[name])
+    except ValueError as error:
+        raise UsageError(f"{name} must be a whole number, not {given[name]!r}") from error
+    if value < at_least:
+        raise UsageError(f"{name} must be at least {at_least}, not {value}")
+    return value
+
+
+def _optional(given: Mapping[str, str], name: str, at_least: int = 0) -> int | None:
+    return number_of(given, name, at_least) if name in given else None
+
+
+def _one_of(given: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    value = given.get(name, allowed[0]).lower()
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def _starting(text: str) -> str:
+    if text.lower() in _STARTS:
+        return text.lower()
+    try:
+        offsets = json.loads(text)
+    except ValueError:
+        offsets = None
+    if not isinstance(offsets, dict):
+        raise UsageError(f"startingPosition must be earliest, latest or offsets, not {text!r}")
+    return text
+
+
+def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
+    """``load(path)`` gives one, ``load([...])`` a JSON array of them."""
+    found = tuple(_json_names(given["paths"])) if given.get("paths") else ()
+    return found or ((given["path"],) if given.get("path") else ())
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _json_names(text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise UsageError(f"a name, or a JSON array of names, is right, not {text!r}")
+    return names

@@ -1,0 +1,110 @@
+"""Find the fields of our embedded message records with numpy, many at once.
+
+Most messages have a body, perhaps a key, and neither headers nor properties. Where their fields
+begin and end follows from a few bytes of each record (:mod:`qindex.record_format`), which are
+looked at in columns here; all other records are for :func:`qindex.entries.read_entry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qindex.record_format import CHECK_OFFSET, CHECK_SIZE, MAGIC
+from qindex.sound_read import Data
+
+__all__ = ["PlainRows", "find_plain"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_STAMP_TAG_AT = CHECK_OFFSET + CHECK_SIZE
+_STAMP_AT = _STAMP_TAG_AT + 1
+_KEY_AT = _STAMP_AT + 8
+_SHORTEST = _KEY_AT + 5
+"""Key, headers and properties nil, and the head of an empty body."""
+_UINT64 = 0xCF
+_NIL = 0xC0
+_FIXSTR, _FIXSTR_BITS = 0xA0, 0xE0
+_STR8, _STR16 = 0xD9, 0xDA
+_BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6
+_MAGIC = np.frombuffer(MAGIC, np.uint8)
+
+
+@dataclass(slots=True)
+class PlainRows:
+    """Where the fields of some records are: offsets in the data.
+
+    ``rows``: which of the records asked for. ``key_starts``, ``key_ends``: equal where there is
+    none; ``has_key`` tells it from an empty one.
+    """
+
+    rows: I64
+    stamps: I64
+    has_key: Bools
+    key_starts: I64
+    key_ends: I64
+    body_starts: I64
+    body_ends: I64
+
+
+def find_plain(data: Data, starts: I64, lengths: I64) -> PlainRows:
+    """Find the records of ours, among those at ``starts`` with ``lengths`` bytes, that have
+    neither headers nor properties. Records are known to be sound, or foreign. O(records)."""
+    flat = np.frombuffer(data, np.uint8)
+    rows = np.flatnonzero(lengths >= _SHORTEST)
+    at = starts[rows]
+    ours = flat[at + _STAMP_TAG_AT] == _UINT64
+    for index, byte in enumerate(_MAGIC.tolist()):
+        ours &= flat[at + index] == byte
+    rows, at = rows[ours], at[ours]
+    ends = at + lengths[rows]
+    key_starts, key_ends = _keys(flat, at + _KEY_AT)
+    # Nothing below may look behind the data: the two nils and the body's shortest head.
+    fits = key_ends + 4 <= len(flat)
+    nils = np.where(fits, key_ends, at)
+    plain = fits & (flat[nils] == _NIL) & (flat[nils + 1] == _NIL)
+    body_starts, body_ends = _bodies(flat, np.where(plain, key_ends + 2, at))
+    plain &= body_ends == ends
+    rows, at = rows[plain], at[plain]
+    stamps = np.ascontiguousarray(flat[(at + _STAMP_AT)[:, None] + np.arange(8)])
+    return PlainRows(
+        rows=rows,
+        stamps=stamps.view(">u8").ravel().astype(np.int64),
+        has_key=flat[at + _KEY_AT] != _NIL,
+        key_starts=key_starts[plain],
+        key_ends=key_ends[plain],
+        body_starts=body_starts[plain],
+        body_ends=body_ends[plain],
+    )
+
+
+def _keys(flat: U8, at: I64) -> tuple[I64, I64]:
+    """Give where the strings at ``at`` begin and end; behind the data where they are none."""
+    tags = flat[at]
+    fixed = tags & _FIXSTR_BITS == _FIXSTR
+    next_byte = flat[at + 1].astype(np.int64)
+    third_byte = flat[at + 2].astype(np.int64)
+    heads = np.select([fixed | (tags == _NIL), tags == _STR8, tags == _STR16], [1, 2, 3], 1)
+    sizes = np.select(
+        [tags == _NIL, fixed, tags == _STR8, tags == _STR16],
+        [0, tags & 0x1F, next_byte, next_byte << 8 | third_byte],
+        len(flat),
+    )
+    starts = at + heads
+    return starts, starts + sizes
+
+
+def _bodies(flat: U8, at: I64) -> tuple[I64, I64]:
+    """Give where the binaries at ``at`` begin and end; no end is right where they are none."""
+    tags = flat[at]
+    byte = [flat[np.minimum(at + index, len(flat) - 1)].astype(np.int64) for index in range(5)]
+    two = byte[1] << 8 | byte[2]
+    kinds = [tags == _BIN8, tags == _BIN16, tags == _BIN32]
+    heads = np.select(kinds, [2, 3, 5], 0)
+    sizes = np.select(kinds, [byte[1], two, two << 16 | byte[3] << 8 | byte[4]], -1)
+    starts = at + heads
+    return starts, starts + sizes

@@ -1,0 +1,289 @@
+"""Plan a read of queues: which task reads what, and of which moment.
+
+The moment of each queue is the plan's. Every queue is pinned here (:mod:`qindex.pinned`); a
+segment file that the journal does not touch is as it was pinned for as long as it is there, so
+only the parts of a queue with segments that the journal touches need the journal. It goes along
+with the part, or where journals are too many for that (:data:`SHIPPED_BYTES`) the task pins anew,
+and leaves out what was published since. A message that is acknowledged between plan and read, and
+whose segment was deleted, is not given.
+
+Small queues are packed together and large ones split by segments, so that there are two to four
+tasks for each core, of about equal size.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+
+from journal.errors import NotAStoreError, StoreError
+from journal.files import FileSystem
+from pyspark_qindex.filesystem import file_system
+from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.stores import Store, find_stores, is_queue_store
+from qindex import layout
+from qindex.messages import PERSISTENT_DIRECTORY
+from qindex.pinned import Pinned
+from qindex.queue_view import QueueView
+from qindex.rabbitmq.vhost import QueueDirectory
+from qindex.reader import StoreReader
+from qindex.rules import DirectoryRules
+from qindex.sound_read import Reading
+from qindex.stored_messages import StoreDirectories
+
+__all__ = [
+    "FailedStore",
+    "QueuePart",
+    "StorePart",
+    "group",
+    "message_files",
+    "narrowed",
+    "plan_queues",
+    "plan_stores",
+]
+
+SHIPPED_BYTES: Final = 64 << 20
+"""Bytes of journals that a plan carries."""
+_TASKS_PER_CORE: Final = 3
+_TASK_BYTES: Final = 4 << 20
+"""A task that reads less is not worth its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStore:
+    """A store that can't be read; ``why`` in one line."""
+
+    store: Store
+    why: str
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StorePart:
+    """A store as a whole, or its ``files`` (paths). ``weight``: bytes."""
+
+    store: Store
+    weight: int
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePart:
+    """Segments ``numbers`` of one queue directory, ``low <= seq_id < high``.
+
+    ``pinned``: the moment to show; ``None``: pin anew. ``head``: above what the plan saw of the
+    queue. ``leads``: this part tells what is wrong with the journal. ``weight``: bytes.
+    """
+
+    store: Store
+    queue: str
+    directory: str
+    rules: DirectoryRules
+    priority: int | None
+    stores: StoreDirectories
+    numbers: tuple[int, ...]
+    pinned: Pinned | None
+    head: int
+    leads: bool
+    weight: int
+    low: int = 0
+    high: int | None = None
+
+    def view(self) -> QueueView:
+        """Look at the queue. Raises as :func:`qindex.pinned.pin_queue`."""
+        return QueueView(
+            file_system(self.store.place),
+            self.directory,
+            self.rules,
+            priority=self.priority,
+            stores=self.stores,
+            pinned=self.pinned,
+        )
+
+
+Part = QueuePart | StorePart | FailedStore
+
+
+class _Weighted(Protocol):
+    @property
+    def weight(self) -> int: ...
+
+
+_W = TypeVar("_W", bound=_Weighted)
+
+
+def plan_queues(options: ReadOptions) -> list[list[Part]]:
+    """Plan a read of index entries or messages: the parts of each task.
+
+    Raises as :func:`pyspark_qindex.stores.find_stores`; of stores found in a tree those that are
+    none, or of a newer format, are parts themselves where the read is permissive.
+    """
+    shipped = [SHIPPED_BYTES]
+
+    def parts(store: Store, fs: FileSystem) -> list[Part]:
+        return queue_parts(store, fs, options, shipped)
+
+    found = _each_store(options, parts)
+    total = sum(part.weight for part in found)
+    most = max(total // tasks_for(total, options.partitions), 1)
+    pieces = [piece for part in found for piece in split(part, most)]
+    return group(pieces, options.partitions)
+
+
+def plan_stores(options: ReadOptions, *, by_file: bool) -> list[list[Part]]:
+    """Plan a read of files, or (``by_file``) of the message store's records."""
+
+    def parts(store: Store, fs: FileSystem) -> list[Part]:
+        layout.store_kind(fs, store.path)  # raises where it is none, or newer
+        sizes = message_files(fs, store)
+        if by_file:
+            return [StorePart(store, size, (path,)) for path, size in sizes.items()]
+        return [StorePart(store, sum(sizes.values()) + 1)]
+
+    return group(_each_store(options, parts), options.partitions)
+
+
+def _each_store(
+    options: ReadOptions, parts: Callable[[Store, FileSystem], list[Part]]
+) -> list[Part]:
+    found: list[Part] = []
+    for store in find_stores(options.paths, options.storage, is_queue_store):
+        try:
+            found += parts(store, file_system(store.place))
+        except StoreError as error:
+            if store.named or not options.permissive:
+                raise
+            found.append(FailedStore(store, str(error)))
+    if options.names and not any(isinstance(one, QueuePart | FailedStore) for one in found):
+        if any(isinstance(one, StorePart) for one in found):
+            return found
+        names = ", ".join(map(repr, options.names))
+        raise NotAStoreError(f"{', '.join(options.paths)}: there is no queue {names}")
+    return found
+
+
+def queue_parts(
+    store: Store, fs: FileSystem, options: ReadOptions, shipped: list[int]
+) -> list[Part]:
+    """Pin the queues of a store that are wanted; each is one part. ``shipped``: bytes of journals
+    that the plan may still carry, in a list that is updated. Raises :class:`StoreError`."""
+    reader = StoreReader(store.path, fs)
+    parts: list[Part] = []
+    queues = reader.readers()
+    bodies = 0
+    if options.include == "messages":
+        bodies = sum(message_files(fs, store).values()) // max(len(queues), 1)
+    for queue in queues:
+        if options.names and queue.name not in options.names:
+            continue
+        for one in queue.directories:
+            try:
+                view = reader.pin(one)
+            except FileNotFoundError:
+                continue  # it was deleted just now
+            parts.append(_whole_part(store, reader, one, view, shipped, bodies))
+    return [*parts, *(FailedStore(store, str(finding)) for finding in reader.findings)]
+
+
+def _whole_part(
+    store: Store,
+    reader: StoreReader,
+    one: QueueDirectory,
+    view: QueueView,
+    shipped: list[int],
+    bodies: int,
+) -> QueuePart:
+    rules = reader.rules(one)
+    pinned: Pinned | None = view.pinned
+    size = len(view.pinned.reading.data)
+    if size > shipped[0]:
+        pinned = None
+    else:
+        shipped[0] -= size
+    last = view.numbers[-1] + 1 if view.numbers else 0
+    head = view.seen or last * rules.entry_count
+    return QueuePart(
+        store=store,
+        queue=one.name,
+        directory=view.pinned.directory,
+        rules=rules,
+        priority=one.priority,
+        stores=reader.stores,
+        numbers=tuple(view.numbers),
+        pinned=pinned,
+        head=head,
+        leads=True,
+        weight=view.file_bytes + bodies,
+        high=None if pinned is not None else head,
+    )
+
+
+def split(part: Part, most: int) -> list[Part]:
+    """Cut a queue into pieces of about ``most`` bytes."""
+    if not isinstance(part, QueuePart) or part.weight <= most or len(part.numbers) < 2:
+        return [part]
+    count = min(-(-part.weight // most), len(part.numbers))
+    chosen = [tuple(one.tolist()) for one in np.array_split(np.array(part.numbers), count)]
+    return [
+        replace(piece, leads=part.leads and piece.numbers == chosen[0])
+        for piece in (narrowed(part, numbers) for numbers in chosen)
+    ]
+
+
+def narrowed(part: QueuePart, numbers: tuple[int, ...]) -> QueuePart:
+    """Give a part of a part: the segments ``numbers``, and what they need of its moment."""
+    weight = part.weight * len(numbers) // max(len(part.numbers), 1)
+    return replace(part, numbers=numbers, pinned=_narrowed(part, numbers), weight=weight)
+
+
+def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
+    """Give what a piece needs of the moment: its segments, and the journal if it touches them."""
+    pinned = part.pinned
+    if pinned is None:
+        return None
+    segments = {number: pinned.segments[number] for number in numbers if number in pinned.segments}
+    reading = pinned.reading
+    inside = np.isin(reading.walk.seqs // part.rules.entry_count, numbers)
+    if not inside.any():
+        reading = Reading(reading.walk.take(slice(0, 0)), b"")
+    return replace(pinned, segments=segments, reading=reading)
+
+
+def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
+    """Give the files of the persistent message store with their sizes."""
+    directory = os.path.join(store.path, PERSISTENT_DIRECTORY)
+    sizes: dict[str, int] = {}
+    try:
+        for name in sorted(fs.listdir(directory)):
+            if name.endswith((".rdq", ".rdt")):
+                path = os.path.join(directory, name)
+                sizes[path] = fs.stat(path).st_size
+    except FileNotFoundError:
+        return sizes
+    return sizes
+
+
+def tasks_for(total: int, wanted: int) -> int:
+    """Give the number of tasks for ``total`` bytes; ``wanted``: what was asked for, 0: nothing."""
+    if wanted:
+        return wanted
+    cores = os.cpu_count() or 1
+    return max(1, min(_TASKS_PER_CORE * cores, -(-total // _TASK_BYTES)))
+
+
+def group(parts: Sequence[_W], wanted: int) -> list[list[_W]]:
+    """Share ``parts`` out among tasks of about equal weight: the heaviest first, each to the
+    lightest task. The parts of a task keep their order."""
+    count = min(tasks_for(sum(part.weight for part in parts), wanted), len(parts))
+    tasks: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0, number) for number in range(count)]
+    for at in sorted(range(len(parts)), key=lambda at: -parts[at].weight):
+        load, number = heapq.heappop(loads)
+        tasks[number].append(at)
+        heapq.heappush(loads, (load + parts[at].weight, number))
+    return [[parts[at] for at in sorted(task)] for task in tasks if task]

@@ -1,0 +1,111 @@
+"""The data source ``qindex``: queues of our stores and of RabbitMQ's virtual hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from journal.errors import UsageError
+from pyspark_qindex.batches import tell
+from pyspark_qindex.options import TABLES, ReadOptions, read_options
+from pyspark_qindex.planning import FailedStore, Part, QueuePart, plan_queues, plan_stores
+from pyspark_qindex.read_entries import read_entries
+from pyspark_qindex.read_files import read_files, read_stored
+from pyspark_qindex.read_messages import read_messages
+from pyspark_qindex.schemas import spark_schema
+
+__all__ = ["Parts", "QindexReader", "QindexSource", "read_part"]
+
+
+class QindexSource(DataSource):
+    """``spark.read.format("qindex").load(paths)``; docs/spark.md has the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """``qindex``."""
+        return "qindex"
+
+    def schema(self) -> StructType:
+        """The columns that are wanted of the table that is included."""
+        return spark_schema(self._options().columns)
+
+    def reader(self, schema: StructType) -> QindexReader:
+        """Plan and read at one moment."""
+        return QindexReader(self._options())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Follow queues; only messages can be followed."""
+        from pyspark_qindex.streaming import QueueStream
+
+        options = self._options()
+        if options.include != "messages":
+            raise UsageError("a stream has messages: no option include")
+        return QueueStream(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Publish each batch into a queue, once."""
+        from pyspark_qindex.sink import QueueSink, sink_options
+
+        return QueueSink(sink_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Publish a DataFrame into a queue."""
+        from pyspark_qindex.sink import QueueWriter, sink_options
+
+        if overwrite:
+            raise UsageError("a queue can't be overwritten: mode append is right")
+        return QueueWriter(sink_options(self.options), schema)
+
+    def _options(self) -> ReadOptions:
+        return read_options(self.options, TABLES)
+
+
+@dataclass
+class Parts(InputPartition):
+    """What one task reads."""
+
+    parts: list[Any]
+
+
+class QindexReader(DataSourceReader):
+    """A read of one moment: that of :meth:`partitions`."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> list[Parts]:
+        """Plan; raises one-line errors of :mod:`journal.errors` for what can't be read."""
+        options = self.options
+        if options.include in ("messages", "entries"):
+            tasks = plan_queues(options)
+        else:
+            tasks = plan_stores(options, by_file=options.include == "stored")
+        return [Parts(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task's parts."""
+        # Spark asks for one partition with nothing in it where there is none.
+        for part in getattr(partition, "parts", ()):
+            yield from read_part(part, self.options)
+
+
+def read_part(part: Part, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Read one part of a plan."""
+    if isinstance(part, FailedStore):
+        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
+    if isinstance(part, QueuePart):
+        read = read_messages if options.include == "messages" else read_entries
+        return read(part, options)
+    return (read_stored if options.include == "stored" else read_files)(part, options)

@@ -1,0 +1,97 @@
+"""Index entries as Arrow batches: one for each file, straight from its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from journal.errors import StoreError
+from journal.findings import Finding
+from pyspark_qindex.batches import (
+    batch_of,
+    choices,
+    constant,
+    fixed_binaries,
+    numbers,
+    plain_text,
+    tell,
+)
+from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.planning import QueuePart
+from qindex.queue_view import QueueView
+from qindex.segment import ACKED, DELIVERED, PUBLISHED
+from qindex.view_columns import IndexEntries
+
+__all__ = ["read_entries", "seq_bounds", "view_findings"]
+
+_STATES = ("", "ready", "delivered", "acked")
+assert (PUBLISHED, DELIVERED, ACKED) == (1, 2, 3)
+
+
+def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Give the entries of a part of a queue, those that are acknowledged too.
+
+    Raises :class:`pyspark_qindex.batches.ReadFailedError` for damage in a read that is not
+    permissive. Memory: one segment at a time.
+    """
+    found: list[Finding | StoreError] = []
+    try:
+        view = part.view()
+    except FileNotFoundError:
+        return  # the queue was deleted
+    except StoreError as error:
+        found.append(error)
+    else:
+        for number in part.numbers:
+            for entries in view.entries(number):
+                batch = _batch(part, options, entries)
+                if batch.num_rows:
+                    yield batch
+        found += view_findings(view, part)
+    yield from tell(options.columns, part.store, part.queue, found, permissive=options.permissive)
+
+
+def view_findings(view: QueueView, part: QueuePart) -> list[Finding]:
+    """Give what was met, each once among the parts of a queue."""
+    if part.leads:
+        return view.findings
+    journal = set(view.pinned.reading.findings)
+    return [one for one in view.findings if one not in journal]
+
+
+def seq_bounds(part: QueuePart, options: ReadOptions) -> tuple[int, int]:
+    """Give the seq_ids that are wanted: from the first up to, and without, the second."""
+    ends = [end for end in (options.seq_to, part.high) if end is not None]
+    return max(options.seq_from, part.low), min(ends, default=1 << 62)
+
+
+def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.RecordBatch:
+    low, high = seq_bounds(part, options)
+    chosen: slice | np.ndarray[tuple[int], np.dtype[np.bool_]] = slice(None)
+    if len(entries.seqs) and (low > entries.seqs[0] or high <= entries.seqs[-1]):
+        chosen = (entries.seqs >= low) & (entries.seqs < high)
+    seqs = entries.seqs[chosen]
+    count = len(seqs)
+    embedded = entries.embedded[chosen]
+    file = part.store.relative(entries.path)
+    return batch_of(
+        options.columns,
+        count,
+        {
+            "store": lambda: constant(part.store.url, count),
+            "queue": lambda: constant(plain_text(part.queue), count),
+            "seq_id": lambda: numbers(seqs),
+            "msg_id": lambda: fixed_binaries(entries.ids[chosen]),
+            "state": lambda: choices(entries.states[chosen], _STATES),
+            "persistent": lambda: pa.array(entries.persistent[chosen]),
+            "expiry": lambda: numbers(entries.expiry[chosen], absent=0),
+            "size": lambda: numbers(entries.sizes[chosen]),
+            "stored": lambda: pa.array(embedded == 0),
+            "record_size": lambda: numbers(embedded),
+            "file": lambda: constant(file, count),
+            "offset": lambda: numbers(entries.offsets[chosen]),
+            "priority": lambda: constant(part.priority, count, pa.int32()),
+        },
+    )

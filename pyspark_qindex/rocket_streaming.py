@@ -1,0 +1,162 @@
+"""The streaming source ``rocketstore``: a CommitLog's records as they are appended.
+
+An offset is the physical offset behind the last record of a batch: ``{store: offset}``. Records
+that the store has deleted before they were read (its retention) are not given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pyspark_qindex.filesystem import file_system
+from pyspark_qindex.offsets import Places, flatten, share, unflatten
+from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.planning import group
+from pyspark_qindex.qindex_source import Parts
+from pyspark_qindex.read_rocket import open_log
+from pyspark_qindex.rocket_planning import LogPart, look_at
+from pyspark_qindex.rocket_source import read_rocket_part
+from pyspark_qindex.stores import Store, find_stores, is_rocket_store
+from rocketstore.layout import Layout
+from rocketstore.walk import LogWalk, SkipDamage
+
+__all__ = ["LogStream"]
+
+
+@dataclass(slots=True)
+class _Log:
+    """The files of a CommitLog as they are now."""
+
+    store: Store
+    layout: Layout
+
+    @property
+    def first(self) -> int:
+        """The lowest offset there is."""
+        return self.layout.commitlog[0] if self.layout.commitlog else 0
+
+    def part(self, low: int, high: int | None = None) -> LogPart:
+        """Give the file that ``low`` is in, from there on."""
+        size = self.layout.commitlog_file_size
+        start = low - low % size
+        return LogPart(self.store, size, start, low, high, False, max((high or low) - low, 1))
+
+    def after(self, low: int, most: int | None, stop: int | None) -> int:
+        """Give the offset behind the last record from ``low`` on: of ``most`` records, and none
+        from ``stop`` on."""
+        log = open_log(self.part(low), self.layout.commitlog)
+        try:
+            walk = LogWalk(
+                log,
+                low,
+                check_crc=False,
+                strict=True,
+                keep_bad_bodies=True,
+                on_damage=SkipDamage(log),
+                limit=stop,
+            )
+            end = low
+            count = 0
+            for base, records in walk:
+                ends = records.positions + records.sizes + base
+                if most is not None and count + len(ends) >= most:
+                    return int(ends[most - count - 1])
+                count += len(ends)
+                end = int(np.max(ends))
+            return end
+        finally:
+            log.files.close()
+
+
+class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One query's look at its logs; lives in a Python process beside the driver."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self._target: Places | None = None
+
+    def initialOffset(self) -> dict[str, object]:
+        """Where a new query begins: see the option ``startingPosition``."""
+        logs = self._look()
+        starting = self.options.starting
+        first = {at: log.first for at, log in logs.items()}
+        if starting == "earliest":
+            return unflatten(first)
+        if starting == "latest":
+            return unflatten({at: _end(log) for at, log in logs.items()})
+        return unflatten(first | flatten(json.loads(starting)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """``maxMessagesPerBatch``."""
+        most = self.options.most_in_batch
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note where the logs end: this run goes no further."""
+        self._target = {at: _end(log) for at, log in self._look().items()}
+
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
+        """Where the next batch ends."""
+        places = flatten(start)
+        logs = self._look()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        equal = share(dict.fromkeys(logs, most), most) if most is not None else {}
+        for at, log in logs.items():
+            low = max(places.get(at, 0), log.first)
+            stop = None if self._target is None else self._target.get(at, 0)
+            places[at] = low
+            if stop is None or stop > low:
+                count = equal.get(at)
+                if log.layout.commitlog and count != 0:
+                    places[at] = log.after(low, count, stop)
+        return unflatten(places)
+
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
+        """Plan a batch: a part for each file that it touches."""
+        before, after = flatten(start), flatten(end)
+        found = []
+        for at, log in self._look().items():
+            high = after.get(at, 0)
+            low = max(before.get(at, 0), log.first)
+            size = log.layout.commitlog_file_size
+            while low < high:
+                stop = min(high, low - low % size + size)
+                if low - low % size in log.layout.commitlog:
+                    found.append(log.part(low, stop))
+                low = stop
+        return [Parts(list(task)) for task in group(found, self.options.partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task's parts."""
+        for part in getattr(partition, "parts", ()):
+            yield from read_rocket_part(part, self.options)
+
+    def commit(self, end: dict[str, object]) -> None:
+        """Nothing is kept for a batch, so nothing can be given back."""
+
+    def stop(self) -> None:
+        """Nothing is held open."""
+
+    def _look(self) -> dict[tuple[str, str], _Log]:
+        stores = find_stores(self.options.paths, self.options.storage, is_rocket_store)
+        return {
+            (store.url, ""): _Log(store, look_at(file_system(store.place), store))
+            for store in stores
+        }
+
+
+def _end(log: _Log) -> int:
+    """Give the offset behind the log's last record."""
+    return log.after(log.layout.commitlog[-1], None, None) if log.layout.commitlog else 0

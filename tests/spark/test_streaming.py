@@ -1,0 +1,337 @@
+"""Streams: from queues and logs, by offset and limit, into a queue, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+import qindex
+import rocketstore
+from pyspark_qindex import explain
+from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
+from pyspark_qindex.rocket_streaming import LogStream
+from pyspark_qindex.streaming import QueueStream
+from qindex.layout import STAGING
+from qindex.reader import StoreReader
+from tests.spark.cluster import Driver
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WAIT = 120.0
+KILLS = 10 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 2
+"""How often the driver is killed: each takes a JVM's start."""
+SMALL_LOG: dict[str, Any] = {
+    "commitlog_file_size": 4096,
+    "consumequeue_file_size": 200,
+    "background": False,
+}
+
+
+def follow(spark: SparkSession, path: object, source: str = "qindex", **options: object) -> Any:
+    reader = spark.readStream.format(source)
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader.load(str(path))
+
+
+class Collected:
+    """What a stream gives, batch by batch, run until nothing is left."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.batches: list[list[dict[str, Any]]] = []
+        self._checkpoint = checkpoint
+
+    def run(self, frame: DataFrame) -> list[dict[str, Any]]:
+        """Go on from the checkpoint; gives the rows of this run."""
+
+        def take(batch: DataFrame, _number: int) -> None:
+            self.batches.append(batch.toArrow().to_pylist())
+
+        before = len(self.batches)
+        query = (
+            frame.writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(self._checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(int(WAIT))
+        finally:
+            query.stop()
+        return [row for batch in self.batches[before:] for row in batch]
+
+
+def numbers(rows: list[dict[str, Any]], queue: str = "q") -> list[int]:
+    return [int(row["body"]) for row in rows if row.get("queue", queue) == queue]
+
+
+def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    collected = Collected(tmp_path / "checkpoint")
+    with qindex.open(store, background=False, segment_entry_count=64) as engine:
+        queue, other = engine.queue("q"), engine.queue("other")
+        queue.publish_many([b"%d" % at for at in range(150)])
+        other.publish_many([b"%d" % at for at in range(7)])
+        engine.flush()
+        queue.publish(b"150", headers={"a": 1})
+        rows = collected.run(follow(spark, store, maxMessagesPerBatch=100))
+        assert sorted(numbers(rows)) == list(range(151))
+        assert sorted(numbers(rows, "other")) == list(range(7))
+        assert [len(batch) for batch in collected.batches if batch] == [100, 58]
+        # Both queues have their share of the first batch.
+        assert {row["queue"] for row in collected.batches[0]} == {"q", "other"}
+        assert [json.loads(row["headers"]) for row in rows if row["seq_id"] == 150] == [{"a": 1}]
+        # What is acknowledged before the stream comes to it is not given.
+        queue.publish_many([b"%d" % at for at in range(151, 400)])
+        queue.ack_many(queue.get_many(200))
+        engine.flush()
+        engine.queue("later").publish(b"0")
+        rows = collected.run(follow(spark, store))
+        assert sorted(numbers(rows)) == list(range(200, 400))
+        assert numbers(rows, "later") == [0]
+
+
+def test_a_log_is_followed(spark: SparkSession, tmp_path: Path) -> None:
+    collected = Collected(tmp_path / "checkpoint")
+    with rocketstore.open(tmp_path / "rocket", **SMALL_LOG) as log:
+        for at in range(100):
+            log.put("t", b"%d" % at)
+        frame = follow(spark, tmp_path / "rocket", "rocketstore", maxMessagesPerBatch=60)
+        rows = collected.run(frame)
+    assert sorted(numbers(rows)) == list(range(100))
+    assert [len(batch) for batch in collected.batches if batch] == [60, 40]
+
+
+def given(stream: Any, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+    """What Spark reads of a batch, through a pickled reader for each task."""
+    found = []
+    for part in stream.partitions(start, end):
+        reader, task = pickle.loads(pickle.dumps((stream, part)))
+        for batch in reader.read(task):
+            found += batch.to_pylist()
+    return found
+
+
+def stream_of(path: Path, **options: str) -> QueueStream:
+    return QueueStream(read_options({"path": str(path), **options}, TABLES))
+
+
+def test_where_a_stream_starts(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    with qindex.open(tmp_path, background=False, segment_entry_count=64) as engine:
+        engine.queue("empty")
+        engine.queue("q").publish_many([b"%d" % at for at in range(200)])
+        engine.queue("q").ack_many(engine.queue("q").get_many(70))
+        engine.flush()
+        assert stream_of(tmp_path).initialOffset() == {store: {"empty": 0, "q": 64}}
+        latest = stream_of(tmp_path, startingPosition="latest")
+        start = latest.initialOffset()
+        assert start == {store: {"empty": 0, "q": 200}}
+        engine.queue("q").publish(b"200")
+        assert latest.latestOffset(start, ReadAllAvailable()) == {store: {"empty": 0, "q": 201}}
+        told = stream_of(tmp_path, startingPosition=json.dumps({store: {"q": 197}}))
+        start = told.initialOffset()
+        end = told.latestOffset(start, ReadMaxRows(3))
+        assert end == {store: {"empty": 0, "q": 200}}
+        assert [int(row["body"]) for row in given(told, start, end)] == [197, 198, 199]
+        # Planned again after a restart: the same rows.
+        again = stream_of(tmp_path)
+        assert [int(row["body"]) for row in given(again, start, end)] == [197, 198, 199]
+
+
+def test_a_drained_queue_keeps_its_place_and_a_gap_is_jumped(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    with qindex.open(tmp_path, background=False, segment_entry_count=64) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"%d" % at for at in range(500)])
+        engine.flush()
+        stream = stream_of(tmp_path)
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, ReadMaxRows(100))
+        assert end == {store: {"q": 100}}
+        queue.ack_many(queue.get_many(450))
+        engine.flush()
+        end = stream.latestOffset(end, ReadMaxRows(100))
+        assert end == {store: {"q": 500}}
+        assert [row["seq_id"] for row in given(stream, {store: {"q": 100}}, end)] == list(
+            range(450, 500)
+        )
+        queue.ack_many(queue.get_many(50))
+        engine.flush()
+        assert stream.latestOffset(end, ReadMaxRows(100)) == end
+        assert stream_of(tmp_path).latestOffset(end, ReadAllAvailable()) == end
+        queue.publish(b"500")
+        end = stream.latestOffset(end, ReadMaxRows(100))
+        assert end == {store: {"q": 501}}
+
+
+def test_available_now_goes_no_further(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, background=False) as engine:
+        engine.queue("q").publish_many([b"x"] * 10)
+        stream = stream_of(tmp_path)
+        start = stream.initialOffset()
+        stream.prepareForTriggerAvailableNow()
+        engine.queue("q").publish_many([b"x"] * 10)
+        engine.queue("later").publish(b"x")
+        end = stream.latestOffset(start, ReadAllAvailable())
+        assert end == {str(tmp_path): {"q": 10}}
+        assert stream.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_where_a_stream_of_a_log_starts_and_ends(tmp_path: Path) -> None:
+    path = str(tmp_path)
+
+    def log_stream(**options: str) -> LogStream:
+        return LogStream(read_options({"path": path, **options}, ROCKET_TABLES))
+
+    with rocketstore.open(tmp_path, **SMALL_LOG) as log:
+        places = [log.put("t", b"%d" % at).offset for at in range(100)]
+        stream = log_stream()
+        start = stream.initialOffset()
+        assert start == {path: 0}
+        end = stream.latestOffset(start, ReadMaxRows(30))
+        assert end == {path: places[30]}
+        after = stream.latestOffset(end, ReadMaxRows(1000))
+        assert after == {path: log.max_offset}
+        assert stream.latestOffset(after, ReadAllAvailable()) == after
+        assert [int(row["body"]) for row in given(stream, end, after)] == list(range(30, 100))
+        latest = log_stream(startingPosition="latest")
+        assert latest.initialOffset() == after
+        told = log_stream(startingPosition=json.dumps({path: places[97]}))
+        assert told.initialOffset() == {path: places[97]}
+        stream.prepareForTriggerAvailableNow()
+        place = log.put("t", b"100").offset
+        assert stream.latestOffset(end, ReadAllAvailable()) == after
+        assert log_stream().latestOffset(end, ReadAllAvailable()) == {path: log.max_offset}
+        assert [row["offset"] for row in given(latest, after, {path: log.max_offset})] == [place]
+
+
+def sink_rows(store: Path, queue: str = "sink") -> list[Any]:
+    return list(StoreReader(store).queue(queue).entries())
+
+
+def test_a_dataframe_is_published(spark: SparkSession, tmp_path: Path) -> None:
+    store = tmp_path / "source"
+    with qindex.open(store, background=False) as engine:
+        for at in range(100):
+            engine.queue("q").publish(
+                b"%d" % at,
+                key=f"k{at}" if at % 2 else None,
+                headers={"raw": b"\xff\x00", "n": at} if at % 3 == 0 else None,
+                properties={"content_type": "text/plain"} if at % 4 == 0 else None,
+                ttl=1000.0 if at % 5 == 0 else None,
+                persistent=at % 6 != 0,
+            )
+        source = spark.read.format("qindex").load(str(store)).repartition(3)
+        (tmp_path / "sink").mkdir()
+        for _ in range(2):
+            source.write.format("qindex").option("queue", "sink").option("jobId", "once").mode(
+                "append"
+            ).save(str(tmp_path / "sink"))
+        expected = sink_rows(store, "q")
+    got = {int(row.body): row for row in sink_rows(tmp_path / "sink")}
+    assert len(got) == len(sink_rows(tmp_path / "sink")) == len(expected) == 100
+    for row in expected:
+        twin = got[int(row.body)]
+        assert (twin.key, twin.headers, twin.properties) == (row.key, row.headers, row.properties)
+        assert twin.timestamp == row.timestamp
+        assert abs(twin.expiry - row.expiry) < 1000
+    text = spark.createDataFrame(
+        [("a", '{"x": 1}', None), ("b", None, "k")], "body string, headers string, key string"
+    )
+    for _ in range(2):
+        text.write.format("qindex").option("queue", "text").mode("append").save(
+            str(tmp_path / "sink")
+        )
+    rows = sorted(
+        (row.body, dict(row.headers), row.key) for row in sink_rows(tmp_path / "sink", "text")
+    )
+    assert rows == sorted([(b"a", {"x": 1}, None), (b"b", {}, "k")] * 2, key=str)
+
+
+def test_wrong_sinks_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    body = spark.createDataFrame([("a",)], "body string")
+    (tmp_path / "file").write_text("")
+    cases: list[tuple[Any, str, dict[str, str], str]] = [
+        (body, "s", {}, "option queue is needed"),
+        (body, "file", {"queue": "q"}, "is a file, not a store directory"),
+        (body.withColumnRenamed("body", "text"), "s", {"queue": "q"}, "column 'text' can't be"),
+        (body.selectExpr("1 as body"), "s", {"queue": "q"}, "column 'body' must be binary or str"),
+    ]
+    for frame, path, options, wanted in cases:
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            frame.write.format("qindex").options(**options).mode("append").save(
+                str(tmp_path / path)
+            )
+        assert wanted in explain(caught.value)
+
+
+@pytest.fixture
+def drivers(tmp_path: Path, java_home: str) -> Iterator[Any]:
+    started: list[Driver] = []
+
+    def start() -> Driver:
+        paths = (tmp_path / name for name in ("source", "sink", "checkpoint"))
+        started.append(Driver(*paths))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.kill()
+
+
+def batches_of(checkpoint: Path) -> int:
+    return sum(path.name.isdigit() for path in (checkpoint / "commits").glob("*"))
+
+
+def test_kill_9_of_the_driver_at_any_moment(tmp_path: Path, drivers: Any) -> None:
+    """Each message is in the sink once, in order, when the query has come to its end; messages
+    are published, and others consumed from the sink, in between."""
+    chance = random.Random(20_6)
+    source, sink = tmp_path / "source", tmp_path / "sink"
+    taken: list[int] = []
+    published = half = 0
+    with qindex.open(source, background=False, segment_entry_count=256) as engine:
+        queue = engine.queue("q")
+        driver = drivers()
+        for number in range(KILLS):
+            queue.publish_many([b"%d" % at for at in range(published, published + 400)])
+            published += 400
+            driver.say("follow")
+            following = drivers()  # its JVM starts while this one works
+            done = batches_of(tmp_path / "checkpoint")
+            # A driver's first batch takes seconds: wait for its end, most of the times.
+            until = time.monotonic() + WAIT
+            while number % 4 and batches_of(tmp_path / "checkpoint") == done:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0.0, 1.0))
+            driver.kill()
+            progress = list((sink / STAGING).glob("*.json"))
+            half += any(not json.loads(path.read_bytes())["finished"] for path in progress)
+            if number == KILLS // 2:
+                with qindex.open(sink) as other:
+                    some = other.queue("sink").get_many(100)
+                    taken += [int(one.body) for one in some]
+                    other.queue("sink").ack_many(some)
+            driver = following
+        driver.say("finish")
+        driver.wait_done()
+        driver.kill()
+    assert taken + [int(row.body) for row in sink_rows(sink)] == list(range(published))
+    (query,) = (path for path in (sink / STAGING).iterdir() if path.is_dir())
+    left = [path for path in query.rglob("*") if path.is_file()]
+    assert left == []
