@@ -1,0 +1,117 @@
+"""Erlang terms, AMQP properties, and the small files of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qindex.rabbitmq.clean_dot import message_store_clean, parse_clean_dot
+from qindex.rabbitmq.dets_format import read_table
+from qindex.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
+from qindex.rabbitmq.properties_format import (
+    Properties,
+    decode_properties,
+    encode_properties,
+    properties_of_record,
+    table,
+)
+from qindex.rabbitmq.recovery_terms import read_recovery_terms
+from qindex.rabbitmq.table_format import decode_table, encode_table, plain_table, typed_table
+from qindex.rabbitmq.term_format import Atom, decode, encode
+from qindex.rabbitmq.text_terms import parse_terms
+from qindex.rabbitmq.vhost_config import parse_vhost_config
+from tests.fuzz.frame import Decoder
+from tests.fuzz.seeds import files_named
+
+__all__ = ["DECODERS"]
+
+_DIRECTORY = directory_name("/", "orders")
+
+
+def _term(data: bytes) -> None:
+    value, end = decode(data)
+    assert 0 < end <= len(data)
+    assert decode(encode(value))[0] == value
+
+
+def _term_seeds() -> Iterator[bytes]:
+    yield encode({Atom("a"): [1, -(1 << 70), 2.5, b"x", (), [], (Atom("b"), [1, 2, 300])]})
+    yield b"\x83P\0\0\0\x03x\x9c\xcbe\x00\x00\x01\x0a\x00\xd9"
+    yield b"\x83c" + b"1.50000000000000000000e+00".ljust(31, b"\0")
+    yield encode((Atom("P_basic"), *([Atom("undefined")] * 14)))
+    for content in files_named("*.jif", "*.idx"):
+        at = content.find(b"\x83h")
+        if at >= 0:
+            yield content[at : at + 600]
+
+
+def _text(data: bytes) -> None:
+    parse_terms(data)
+
+
+def _clean_dot(data: bytes) -> None:
+    message_store_clean(data, [], has_file_summary=True, has_index=True, has_rdt=False)
+    parse_clean_dot(data)
+
+
+def _recovery_terms(data: bytes) -> None:
+    read_recovery_terms(data)
+    read_table(data)
+
+
+def _dets_seeds() -> Iterator[bytes]:
+    for content in files_named("recovery.dets"):
+        # What lies between the tables and the objects is zeros in the main.
+        yield content
+        yield content[:1340]
+
+
+def _properties(data: bytes) -> None:
+    properties = decode_properties(data)
+    properties.plain()
+    properties.typed()
+    assert decode_properties(encode_properties(properties)) == properties
+
+
+def _properties_seeds() -> Iterator[bytes]:
+    headers = table({"a": True, "n": 1 << 40, "t": {"l": [1.5, None, b"x"]}, "s": "text"})
+    yield encode_properties(Properties(headers=headers, delivery_mode=2, priority=3))
+    yield encode_properties(
+        Properties(content_type="text/plain", timestamp=1 << 33, expiration="60000", app_id="é")
+    )
+
+
+def _table(data: bytes) -> None:
+    fields, end = decode_table(data, 0, len(data))
+    assert end <= len(data)
+    plain_table(fields)
+    typed_table(fields)
+    encode_table(fields)
+
+
+def _table_seeds() -> Iterator[bytes]:
+    yield encode_table(table({"a": True, "n": -1, "t": {"l": [1.5, [], {}]}, "s": "text"}))
+
+
+def _properties_term(data: bytes) -> None:
+    properties_of_record(decode(data)[0])
+
+
+def _queue_name(data: bytes) -> None:
+    parse_queue_name(data, _DIRECTORY)
+
+
+DECODERS = (
+    Decoder("term", _term, _term_seeds, memory=24 << 20, per_byte=1100),
+    Decoder("text-terms", _text, lambda: files_named("clean.dot", ".config")),
+    Decoder("clean-dot", _clean_dot, lambda: files_named("clean.dot")),
+    Decoder("vhost-config", parse_vhost_config, lambda: files_named(".config")),
+    Decoder("recovery-dets", _recovery_terms, _dets_seeds),
+    Decoder("properties", _properties, _properties_seeds),
+    Decoder("properties-term", _properties_term, _term_seeds, memory=24 << 20, per_byte=1100),
+    Decoder("table", _table, _table_seeds),
+    Decoder(
+        "queue-name",
+        _queue_name,
+        lambda: [*files_named(".queue_name"), format_queue_name("/", "orders")],
+    ),
+)
