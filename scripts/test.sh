@@ -4,4 +4,4 @@
 set -eu
 extras="[test]"
 . "$(dirname "$0")/venv.sh"
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadgroup "$@"
