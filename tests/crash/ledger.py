@@ -1,0 +1,271 @@
+"""What a workload has been promised, message by message: the model that states are held against.
+
+A message's publish, delivery and ack each have begun, returned, and become durable at some time. A
+:class:`Promise` says at one moment what follows for a crash at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+__all__ = ["Book", "Message", "Outcome", "Promise", "Queued", "violations"]
+
+NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A message found in a queue: its number, its place, and whether it was delivered before."""
+
+    number: int
+    seq_id: int
+    redelivered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What opening a state gave: the messages of each queue in order, and the seq_id that a new
+    message got there. ``error``: what must not happen at all (an exception, damage, a wrong
+    body); the rest may be missing then."""
+
+    queues: tuple[tuple[str, tuple[Queued, ...], int], ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Of one queue, as numbers of messages.
+
+    After a kill ``kept`` are there and ``gone`` are not; after a loss of power ``safe`` are there
+    and ``safely_gone`` are not. ``seqs``: all that may be there, with their seq_ids where those
+    are known. ``delivered``, ``safely_delivered``: those there are marked as delivered before;
+    ``offered``: others of these may be. ``next_seq``: no new message gets a lower seq_id.
+    ``letters``: came as dead letters, or were about to.
+    ``moved``: numbers, and names of dead-letter queues, of which it is certain that a message is
+    in the one or the other, until it is ``leaving`` that one; after a loss of power it may be in
+    both, unless it ``moves_once``.
+    """
+
+    must_exist: bool
+    may_exist: bool
+    kept: frozenset[int]
+    gone: frozenset[int]
+    safe: frozenset[int]
+    safely_gone: frozenset[int]
+    seqs: dict[int, int | None]
+    delivered: frozenset[int]
+    safely_delivered: frozenset[int]
+    offered: frozenset[int]
+    next_seq: int
+    moved: frozenset[tuple[int, str]]
+    safely_moved: frozenset[tuple[int, str]]
+    leaving: frozenset[int]
+    letters: frozenset[int]
+    moves_once: bool
+
+
+@dataclass(slots=True)
+class Message:
+    """One message in one queue. ``lasting``: it outlives the engine's run and its own ttl."""
+
+    number: int
+    lasting: bool
+    seq_id: int | None = None
+    ready: bool = False
+    published: bool = False
+    safe: bool = False
+    offered: bool = False
+    delivered: bool = False
+    safely_delivered: bool = False
+    going: bool = False
+    gone: bool = False
+    safely_gone: bool = False
+    moved_to: str = ""
+    is_letter: bool = False
+
+
+@dataclass(slots=True)
+class Book:
+    """All that is known of one queue."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    created: bool = False
+    deleted: bool = False
+    moves_once: bool = False
+    _frozen: Promise | None = None
+
+    def changed(self) -> None:
+        """Have the next promise made anew."""
+        self._frozen = None
+
+    def ready(self) -> list[Message]:
+        """Give those that a get would give, in order."""
+        return [one for one in self.messages.values() if one.ready]
+
+    def out(self) -> list[Message]:
+        """Give those that are with a consumer, in order."""
+        return [
+            one
+            for one in self.messages.values()
+            if one.published and not one.ready and not one.going and one.offered
+        ]
+
+    def syncing(self) -> Callable[[], None]:
+        """A sync begins; what is to be called when it has returned: all that returned before it
+        began is durable then."""
+        every = self.messages.values()
+        published = [one for one in every if one.published]
+        delivered = [one for one in every if one.delivered]
+        gone = [one for one in every if one.gone]
+
+        def synced() -> None:
+            for one in published:
+                one.safe = True
+            for one in delivered:
+                one.safely_delivered = True
+            for one in gone:
+                one.safely_gone = True
+            self.changed()
+
+        return synced
+
+    def restarted(self) -> None:
+        """The engine was opened anew: nothing is with a consumer any more."""
+        for one in list(self.messages.values()):
+            if not one.lasting or one.going:
+                one.going = one.gone = True
+                one.ready = False
+            elif one.published:
+                one.ready = True
+        self.changed()
+
+    def promise(self) -> Promise:
+        """Say what holds now."""
+        if self._frozen is None:
+            every = self.messages.values()
+            staying = [one for one in every if one.lasting and not one.going]
+            moved = [one for one in every if one.moved_to and one.published]
+            self._frozen = Promise(
+                must_exist=self.created and not self.deleted,
+                may_exist=not self.deleted,
+                kept=_numbers(one for one in staying if one.published),
+                gone=_numbers(one for one in every if one.gone or not one.lasting),
+                safe=_numbers(one for one in staying if one.safe),
+                safely_gone=_numbers(one for one in every if one.safely_gone or not one.lasting),
+                seqs={one.number: one.seq_id for one in every},
+                delivered=_numbers(one for one in every if one.delivered),
+                safely_delivered=_numbers(one for one in every if one.safely_delivered),
+                offered=_numbers(one for one in every if one.offered),
+                next_seq=max(
+                    (one.seq_id + 1 for one in every if one.seq_id is not None), default=0
+                ),
+                moved=frozenset((one.number, one.moved_to) for one in moved),
+                safely_moved=frozenset((one.number, one.moved_to) for one in moved if one.safe),
+                leaving=_numbers(one for one in every if one.going),
+                letters=_numbers(one for one in every if one.is_letter),
+                moves_once=self.moves_once,
+            )
+        return self._frozen
+
+
+def _numbers(messages: Iterable[Message]) -> frozenset[int]:
+    return frozenset(one.number for one in messages)
+
+
+def violations(
+    promises: dict[str, Promise], outcome: Outcome, kill: bool, later_power: bool = False
+) -> list[str]:
+    """Tell which promises an outcome breaks; empty when it keeps all.
+
+    ``later_power``: after the kill, in recovery, power was lost, too. No file tells then whether a
+    move that was not synced had reached the disk."""
+    if later_power:
+        promises = {name: _with_power_lost(promise) for name, promise in promises.items()}
+    if outcome.error:
+        return [outcome.error]
+    found: list[str] = []
+    there = {name for name, _, _ in outcome.queues}
+    for name, promise in promises.items():
+        if promise.must_exist and name not in there:
+            found.append(f"queue {name!r} is gone")
+    for name, messages, next_seq in outcome.queues:
+        there_promise = promises.get(name)
+        if there_promise is None:
+            found.append(f"queue {name!r} was never made")
+            continue
+        found += [f"{name}: {what}" for what in _of_queue(there_promise, messages, next_seq, kill)]
+    for name in promises.keys() - there:
+        kept = promises[name].kept if kill else promises[name].safe
+        if kept:
+            found.append(f"{name}: lost {sorted(kept)}, with the queue")
+    return found + _moved(promises, outcome, kill)
+
+
+def _with_power_lost(promise: Promise) -> Promise:
+    if promise.moves_once:
+        return promise
+    unsynced = frozenset(number for number, _ in promise.moved) - promise.safely_gone
+    return replace(promise, gone=promise.gone - unsynced, moved=frozenset())
+
+
+def _moved(promises: dict[str, Promise], outcome: Outcome, kill: bool) -> list[str]:
+    """Tell which messages are in neither, or in both, of the queues they may be in."""
+    found = []
+    present = {name: {one.number for one in messages} for name, messages, _ in outcome.queues}
+    for source, promise in promises.items():
+        certain = promise.moved if kill else promise.safely_moved
+        for number, target in promise.moved:
+            places = [name for name in (source, target) if number in present.get(name, ())]
+            left = number in promises[target].leaving
+            if not places and not left and (number, target) in certain:
+                found.append(f"message {number} is neither in {source!r} nor in {target!r}")
+            if len(places) == 2 and (kill or promise.moves_once):
+                found.append(f"message {number} is both in {source!r} and in {target!r}")
+    return found
+
+
+def _of_queue(
+    promise: Promise, messages: tuple[Queued, ...], next_seq: int, kill: bool
+) -> list[str]:
+    found = []
+    numbers = [one.number for one in messages]
+    present = set(numbers)
+    kept, gone, delivered = promise.kept, promise.gone, promise.delivered
+    if not kill:
+        kept, gone, delivered = promise.safe, promise.safely_gone, promise.safely_delivered
+    if not promise.may_exist:
+        found.append("the deleted queue is back")
+    if kept - present:
+        found.append(f"lost {sorted(kept - present)}")
+    if gone & present:
+        found.append(f"acknowledged, and back: {sorted(gone & present)}")
+    if present - promise.seqs.keys():
+        found.append(f"never published: {sorted(present - promise.seqs.keys())}")
+    if not kill and not promise.moves_once:
+        # An unsynced move may be lost after it was made: then it is made once more.
+        messages = tuple(
+            one
+            for at, one in enumerate(messages)
+            if one.number not in promise.letters or one.number not in numbers[:at]
+        )
+        numbers = [one.number for one in messages]
+    if numbers != sorted(present):
+        found.append(f"not in order, or twice: {numbers}")
+    seqs = [one.seq_id for one in messages]
+    if seqs != sorted(set(seqs)):
+        found.append(f"seq_ids out of order: {seqs}")
+    for one in messages:
+        given = promise.seqs.get(one.number)
+        made_again = one.number in promise.letters and not (kill or promise.moves_once)
+        if given is not None and given != one.seq_id and not made_again:
+            found.append(f"message {one.number} had seq_id {given}, now {one.seq_id}")
+        if given is None and one.number in promise.seqs and one.seq_id < promise.next_seq:
+            found.append(f"message {one.number} got seq_id {one.seq_id}, which was given out")
+        if one.redelivered and one.number not in promise.offered:
+            found.append(f"message {one.number} passes for delivered, and never was")
+        if not one.redelivered and one.number in delivered:
+            found.append(f"message {one.number} was delivered, and passes for new")
+    if next_seq < promise.next_seq or (seqs and next_seq <= seqs[-1]):
+        found.append(f"seq_id {next_seq} is given out again")
+    return found

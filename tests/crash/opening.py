@@ -1,0 +1,124 @@
+"""Open a state and tell what is in it; and see that life goes on there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import qindex
+from journal.files import FileSystem
+from qindex.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
+from qindex.delivery import Delivery
+from tests.crash.driver import KINDS, OPTIONS, ROOT, body_of
+from tests.crash.ledger import Outcome, Queued
+from tests.recording_fs import RecordingFileSystem
+
+__all__ = ["Opened", "open_store"]
+
+_ALL = 100_000
+_PROBE = b"probe"
+
+
+class _BrokenError(Exception):
+    """A promise of a kind that needs no model to see it."""
+
+
+def open_store(fs: FileSystem, options: dict[str, Any]) -> qindex.Engine:
+    """Open as a user would: nothing is to be repaired by his leave."""
+    engine: qindex.Engine = qindex.open(ROOT, fs=fs, **{**OPTIONS, **options})
+    return engine
+
+
+class Opened:
+    """An engine opened on a state."""
+
+    def __init__(self, engine: qindex.Engine, options: dict[str, Any]) -> None:
+        self.engine = engine
+        self._options = options
+        self._taken: dict[str, list[Delivery]] = {}
+
+    def look(self) -> Outcome:
+        """Take all messages of all queues, and publish one to each."""
+        try:
+            names = self.engine.queue_names()
+            return Outcome(tuple((name, *self._queue(name)) for name in names))
+        except Exception as error:
+            return Outcome(error=f"{type(error).__name__}: {error}")
+
+    def _queue(self, name: str) -> tuple[tuple[Queued, ...], int]:
+        queue = self.engine.queue(name)
+        ready = len(queue)
+        taken = self._taken[name] = list(queue.get_many(_ALL))
+        found = [_found(each) for each in taken if each.body != _PROBE]
+        if len(taken) > ready or len(queue):
+            what = f"{ready} messages were counted, {len(taken)} came, {len(queue)} stay"
+            raise _BrokenError(what)
+        for finding in self.engine.findings:
+            if finding.cause is qindex.Cause.DAMAGE:
+                raise _BrokenError(f"damage where there is none: {finding}")
+        return tuple(found), queue.publish(_PROBE)
+
+    def goes_on(self, fs: RecordingFileSystem) -> str:
+        """Acknowledge half of what was taken, publish, compact, close, open, die and open again;
+        tell what went wrong, or nothing. To be called after :meth:`look`."""
+        try:
+            left = {name: self._use(name) for name in self._taken}
+            left = self._after_limits(left)
+            self.engine.compact()
+            self.engine.close()
+            with open_store(fs, self._options) as again:
+                _compare(again, left, "closed and opened")
+            killed = open_store(fs, self._options)
+            _compare(killed, left, "closed and opened twice")
+            fs.forget_descriptors()
+            _compare(open_store(fs, self._options), left, "killed and opened")
+        except Exception as error:
+            return f"later on: {type(error).__name__}: {error}"
+        return ""
+
+    def _after_limits(self, left: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+        """Give what stays in the queues, where some of it was dropped or moved by their limits:
+        that it is what stays later on, too, is what is asked for."""
+        queues = [self.engine.queue(name) for name in self.engine.queue_names()]
+        if not any(queue.settings.dead_letter for queue in queues):
+            return left
+        held = {name: [each.body for each in taken[1::2]] for name, taken in self._taken.items()}
+        return {
+            queue.name: held.get(queue.name, []) + [each.body for each in queue.peek(_ALL)]
+            for queue in queues
+        }
+
+    def _use(self, name: str) -> list[bytes]:
+        """Acknowledge every other message and publish; gives the bodies that stay, in order."""
+        queue = self.engine.queue(name)
+        taken = self._taken[name]
+        queue.ack_many(taken[::2])
+        more = [b"more %d" % number for number in range(3)] + [b"most" * 400]
+        queue.publish_many(more)
+        return [each.body for each in taken[1::2]] + [_PROBE] + more
+
+
+def _found(delivery: Delivery) -> Queued:
+    """Hold a message against what was published."""
+    number, kind, _ = delivery.body.split(b" ", 2)
+    if delivery.body != body_of(int(number), kind.decode()):
+        raise _BrokenError(f"message {number!r} has another body: {delivery.body!r}")
+    options = KINDS[kind.decode()][1]
+    headers = dict(delivery.headers)
+    deaths = headers.pop(DEATHS, None)
+    for name in (FIRST_QUEUE, FIRST_REASON):
+        headers.pop(name, None)
+    told = (delivery.key, headers, dict(delivery.properties))
+    if told != (options.get("key"), options.get("headers", {}), options.get("properties", {})):
+        raise _BrokenError(f"message {number!r} has another key or headers: {told}")
+    if (delivery.expires is not None) != ("ttl" in options and not deaths):
+        raise _BrokenError(f"message {number!r} expires at {delivery.expires}")
+    return Queued(int(number), delivery.seq_id, delivery.redelivered)
+
+
+def _compare(engine: qindex.Engine, left: dict[str, list[bytes]], when: str) -> None:
+    if engine.queue_names() != sorted(left):
+        raise _BrokenError(f"{when}: the queues are {engine.queue_names()}")
+    for name, bodies in left.items():
+        there = [each.body for each in engine.queue(name).peek(_ALL)]
+        if there != bodies:
+            raise _BrokenError(f"{when}: {name} holds {there}, not {bodies}")

@@ -1,0 +1,314 @@
+"""The test of the test: defects planted in the engine, each of which the explorer must find.
+
+Each mutation comes with a workload on which the sound engine passes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import qindex.flush
+import qindex.opening
+import qindex.queue_core
+from journal.files import FileSystem
+from journal.journal import Journal, Retired
+from msgstore import compaction
+from msgstore.writer import Writer
+from qindex.consumer import Consumer
+from qindex.flush import FlushPlan
+from qindex.queue_core import QueueCore
+from qindex.queue_index import QueueIndex
+from qindex.seq_file import SeqFile
+from tests.crash.driver import Workload
+from tests.crash.explorer import Explorer, Limits, Report
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+_LIMITS = Limits(second=0)
+
+
+class _Without:
+    """A file system that leaves one kind of operation out."""
+
+    def __init__(self, fs: FileSystem, operation: str) -> None:
+        self._fs = fs
+        self._operation = operation
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._operation:
+            return lambda *_: None
+        return getattr(self._fs, name)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    plant: Patch
+    workload: Workload
+
+
+def _flush_without(operation: str) -> Patch:
+    """The flush writes its segments without an operation."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = qindex.flush.write_plan
+
+        def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
+            return real(_Without(fs, operation), plan)
+
+        monkeypatch.setattr(qindex.queue_core, "write_plan", write_plan)
+
+    return plant
+
+
+def _journal_emptied_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = qindex.flush.write_plan
+
+    def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
+        plan.journal = bytes(memoryview(plan.journal))
+        path = os.path.join(plan.directory, "journal.jif")
+        fd = fs.open(path, os.O_RDWR)
+        fs.pwrite(fd, bytes(plan.front), 0)
+        fs.close(fd)
+        return real(fs, plan)
+
+    monkeypatch.setattr(qindex.queue_core, "write_plan", write_plan)
+
+
+def _name_of_the_new_journal_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Journal.rebase
+
+    def rebase(self: Journal, front: int, prepared: Retired | None) -> Retired | None:
+        self.synced = 0
+        old = real(self, front, prepared)
+        self._name_synced = True
+        return old
+
+    monkeypatch.setattr(Journal, "rebase", rebase)
+
+
+def _source_deleted_before_the_copy_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = compaction._Copier.finish
+
+    def finish(self: compaction._Copier) -> None:
+        self._fs = _Without(self._fs, "fdatasync")
+        real(self)
+
+    monkeypatch.setattr(compaction._Copier, "finish", finish)
+
+
+def _snapshot_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is removed when all is open, not before anything changes; and not durably."""
+    monkeypatch.setattr(qindex.opening, "remove_snapshot", lambda *_: None)
+
+
+def _stale_snapshot_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qindex.opening, "_files_agree", lambda *_: True)
+    monkeypatch.setattr(qindex.opening, "remove_snapshot", lambda *_: None)
+
+
+def _messages_not_synced_with_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync_all(self: QueueCore) -> None:
+        self._index.journal.sync()
+
+    monkeypatch.setattr(QueueCore, "_sync_all", sync_all)
+
+
+def _a_rolled_file_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Writer._roll
+
+    def roll(self: Writer) -> None:
+        self._state.unsynced.discard(self._state.current or 0)
+        real(self)
+
+    monkeypatch.setattr(Writer, "_roll", roll)
+
+
+def _acks_forgotten_by_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of a segment that are acknowledged in the journal get no step record."""
+    real = QueueIndex.plan
+
+    def plan(self: QueueIndex) -> FlushPlan | None:
+        made = real(self)
+        for segment in made.segments if made is not None else ():
+            for rel, (now, before) in enumerate(zip(segment.states, segment.filed, strict=True)):
+                if before and now > before:
+                    segment.states[rel] = before
+        return made
+
+    monkeypatch.setattr(QueueIndex, "plan", plan)
+
+
+def _ack_after_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ack that is a promise before it is in the journal: it is written with the next sync."""
+
+    def ack_all(self: Consumer, seqs: Any) -> None:
+        self._index.set_states(seqs, 4)
+        self._index.acks += len(seqs)
+        self._forget(seqs.tolist())
+
+    monkeypatch.setattr(Consumer, "_ack_all", ack_all)
+
+
+def _seq_ids_not_reserved_durably(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SeqFile._put
+
+    def put(self: SeqFile, slot: Any, numbers: list[int], *, durable: bool) -> None:
+        real(self, slot, numbers, durable=False)
+
+    monkeypatch.setattr(SeqFile, "_put", put)
+
+
+def _floor_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeqFile, "raise_floor", lambda *_: None)
+
+
+def _deletion_not_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = qindex.Engine.delete_queue
+
+    def delete(self: qindex.Engine, name: str) -> None:
+        fs = self._fs
+        self._fs = _Without(fs, "sync_dir")
+        try:
+            real(self, name)
+        finally:
+            self._fs = fs
+
+    monkeypatch.setattr(qindex.Engine, "delete_queue", delete)
+
+
+def _journal_not_synced_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Journal.close
+
+    def close(self: Journal, *, cut: bool = True) -> None:
+        self._rebased = False
+        real(self, cut=cut)
+
+    monkeypatch.setattr(Journal, "close", close)
+
+
+_FLUSHED = Workload(
+    "flushed",
+    (("publish_many", "a", 3), ("sync",), ("flush", "a"), ("sync",), ("publish", "a")),
+)
+_ACKED = Workload(
+    "acked in the segment",
+    (
+        ("publish_many", "a", 2),
+        ("flush", "a"),
+        ("get", "a", 2),
+        ("ack_many", "a", 0, 1),
+        ("sync",),
+        ("flush", "a"),
+        ("sync",),
+    ),
+)
+_COMBINED = Workload(
+    "combined",
+    (
+        ("publish_many", "a", 5, "stored"),
+        ("sync",),
+        ("get", "a", 5),
+        ("ack", "a", 0, 3),
+        ("sync",),
+        ("compact",),
+        ("publish", "a"),
+    ),
+)
+_REOPENED = Workload(
+    "reopened",
+    (("publish", "a"), ("reopen",), ("publish", "a"), ("consume", "a", 1), ("sync",)),
+)
+_PURGED_AFTER_REOPENING = Workload(
+    "consumed after reopening",
+    (("publish", "a"), ("reopen",), ("consume", "a", 1), ("sync",), ("flush", "a"), ("sync",)),
+)
+
+MUTATIONS = [
+    Mutation(
+        "segment not synced before the journal is emptied", _flush_without("fdatasync"), _FLUSHED
+    ),
+    Mutation("directory not synced after a segment is made", _flush_without("sync_dir"), _FLUSHED),
+    Mutation("journal emptied before the segment is written", _journal_emptied_first, _FLUSHED),
+    Mutation(
+        "source deleted before the copy is synced",
+        _source_deleted_before_the_copy_is_synced,
+        _COMBINED,
+    ),
+    Mutation("snapshot removed too late", _snapshot_stays, _REOPENED),
+    Mutation("stale snapshot trusted", _stale_snapshot_is_trusted, _PURGED_AFTER_REOPENING),
+    Mutation(
+        "entry durable before its message",
+        _messages_not_synced_with_their_entries,
+        Workload("confirmed", (("publish", "a", "stored", True), ("publish", "a"))),
+    ),
+    Mutation(
+        "file not synced after the roll",
+        _a_rolled_file_is_not_synced,
+        Workload("rolled", (("publish_many", "a", 4, "stored"), ("sync",))),
+    ),
+    Mutation("acks forgotten by a flush", _acks_forgotten_by_a_flush, _ACKED),
+    Mutation(
+        "acks not in the journal",
+        _ack_after_the_state,
+        Workload("acked", (("publish_many", "a", 2), ("get", "a", 2), ("ack_many", "a", 0, 1))),
+    ),
+    Mutation(
+        "seq_ids not reserved durably",
+        _seq_ids_not_reserved_durably,
+        Workload("reserved", (("publish", "a", "small", True), ("consume", "a"), ("flush", "a"))),
+    ),
+    Mutation(
+        "floor of the seq_ids not written",
+        _floor_not_written,
+        Workload("emptied", (("publish", "a"), ("consume", "a"), ("flush", "a"))),
+    ),
+    Mutation(
+        "deletion of a queue not durable",
+        _deletion_not_made_durable,
+        Workload("deleted", (("publish", "a", "small", True), ("delete", "a"), ("queue", "b"))),
+    ),
+    Mutation(
+        "name of the new journal not durable",
+        _name_of_the_new_journal_not_synced,
+        Workload(
+            "confirmed after a flush",
+            (
+                ("publish", "a"),
+                ("meanwhile", ("flush", "a"), ("publish", "a")),
+                ("publish", "a", "small", True),
+            ),
+        ),
+    ),
+    Mutation(
+        "journal not synced at the end",
+        _journal_not_synced_at_the_end,
+        Workload("closed", (("publish_many", "a", 2), ("sync",), ("consume", "a", 1), ("close",))),
+    ),
+]
+
+
+def _explore(workload: Workload) -> Report:
+    return Explorer(_LIMITS).explore(workload)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_planted_defect_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.plant(monkeypatch)
+    report = _explore(mutation.workload)
+    assert report.failures, f"{report.opened} states, and nothing was found"
+
+
+_SOUND = {mutation.workload.name: mutation.workload for mutation in MUTATIONS}
+
+
+@pytest.mark.parametrize("name", _SOUND)
+def test_without_it_the_same_workload_passes(name: str) -> None:
+    report = _explore(_SOUND[name])
+    assert report.complete
+    assert not report.failures, report.failures[0]
