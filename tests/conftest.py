@@ -16,6 +16,7 @@ settings.register_profile("nightly", deadline=None, max_examples=3000, suppress_
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in this hook, too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes: the tests of a file run in one, and all of Spark's, for a session
     costs more than most of them."""

@@ -128,6 +128,7 @@ def check_queue(
     directory = reader.path_of(checked.queue)
     ours = reader.marker is not None
     try:
+        identity = _identity(fs, directory)
         seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
         checked.same_run = seq_file.same_run
         sums = list(_check_sum_files(fs, directory, checked.same_run)) if ours else []
@@ -137,7 +138,7 @@ def check_queue(
         yield from sums
         if ours:
             yield from _check_gaps(view, directory)
-            yield from _check_seq_file(fs, directory, checked)
+            yield from _check_seq_file(fs, directory, checked, identity)
             yield from _check_small_files(fs, directory)
     except FileNotFoundError:
         return  # deleted meanwhile
@@ -248,12 +249,16 @@ def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
         yield Finding(path, int(offsets[at + 1]), 0, Cause.DAMAGE, what, lost, Kind.GAP)
 
 
-def _check_seq_file(fs: FileSystem, directory: str, checked: CheckedQueue) -> Iterator[Finding]:
+def _check_seq_file(
+    fs: FileSystem, directory: str, checked: CheckedQueue, identity: object
+) -> Iterator[Finding]:
+    """``identity``: of the queue, before anything of it was read."""
     path = os.path.join(directory, SEQ_FILE_NAME)
     data = read_optional(fs, path)
     lost = "seq_ids might be given out twice"
     if data is None:
-        if checked.next_seen:
+        # Of a queue that was deleted meanwhile, and perhaps made anew, nothing is missing.
+        if checked.next_seen and _identity(fs, directory) == identity:
             what = "the queue has messages, and no file that keeps its seq_ids"
             yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
         return
@@ -271,6 +276,16 @@ def _check_seq_file(fs: FileSystem, directory: str, checked: CheckedQueue) -> It
     if checked.next_seen > reserved:
         what = f"seq_ids are reserved below {reserved}; {checked.next_seen - 1} was given out"
         yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.SEQ_RANGE)
+
+
+def _identity(fs: FileSystem, directory: str) -> object:
+    """What tells a queue from a namesake that was made after its deletion: the name file, which is
+    written once. ``None``: it has none."""
+    try:
+        status = fs.stat(os.path.join(directory, layout.QUEUE_NAME))
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def check_slots(path: str, data: bytes, same_run: bool) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CALL = re.compile(r"^(?:\$ .*?)?qindex (?!-)(.*?)(?: +#.*)?$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-_GROUPS = ("rocket", "pipeline")
+_LOADED_LATER = ("rocket", "pipeline", "compare")
 
 
 def _calls(page: Path) -> list[str]:
@@ -27,7 +27,7 @@ def _calls(page: Path) -> list[str]:
 def _unknown(call: str) -> list[str]:
     """Give the words of a call that name no command, or none of its options."""
     words = shlex.split(re.split(r"[|;<]", call)[0])
-    command: Any = get_command(make_app(loaded=words[0] if words[0] in _GROUPS else ""))
+    command: Any = get_command(make_app(loaded=words[0] if words[0] in _LOADED_LATER else ""))
     while hasattr(command, "commands"):
         if words[0] not in command.commands:
             return words[:1]
