@@ -57,6 +57,16 @@ class DispatchBatch:
             if len(chosen):
                 yield key, chosen
 
+    def units(self, chosen: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """What a ConsumeQueue keeps of these messages: ordinals, physical offsets, sizes, tag
+        hash codes."""
+        return (
+            self.queue_offsets[chosen],
+            self.offsets[chosen],
+            self.sizes[chosen],
+            self.tags_codes[chosen],
+        )
+
     def tail(self, first: int) -> DispatchBatch:
         """The messages from number ``first`` on."""
         keys_from = int(np.searchsorted(self.key_messages, first))

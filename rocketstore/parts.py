@@ -11,7 +11,6 @@ from journal.files import FileSystem
 from journal.findings import Finding
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog import CommitLog
-from rocketstore.commitlog_format import COMMIT
 from rocketstore.consumequeue import ConsumeQueue, Descriptors
 from rocketstore.dispatch import DispatchBatch, QueueKey
 from rocketstore.index_service import IndexService
@@ -54,16 +53,8 @@ class Parts:
 
     def put_queues(self, batch: DispatchBatch) -> None:
         """Give the messages to their ConsumeQueues (not those of open or undone transactions)."""
-        visible = (batch.transactions == 0) | (batch.transactions == COMMIT)
-        for number, (topic, queue_id) in enumerate(batch.queues):
-            chosen = visible & (batch.queue_numbers == number)
-            if chosen.any():
-                self.queue(topic, queue_id).put(
-                    batch.queue_offsets[chosen],
-                    batch.offsets[chosen],
-                    batch.sizes[chosen],
-                    batch.tags_codes[chosen],
-                )
+        for key, chosen in batch.by_queue():
+            self.queue(*key).put(*batch.units(chosen))
 
     def dispatch(self, batch: DispatchBatch) -> None:
         """ConsumeQueues first, then the index. Raises :class:`journal.errors.StorageError`."""

@@ -9,21 +9,19 @@ to the first entry that differs and built anew from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.findings import Cause, Finding
-from rocketstore.commitlog_format import COMMIT
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import MAX_UNIT, UNIT_SIZE, build_units, count_valid
 from rocketstore.derived import Derived
-from rocketstore.dispatch import DispatchBatch, QueueKey, from_records
+from rocketstore.dispatch import QueueKey, from_records
 from rocketstore.filler_format import Fillers
 from rocketstore.index_format import IndexHeader
 from rocketstore.index_rebuild import IndexCheck
@@ -85,11 +83,11 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
     for base, records in walk:
         fillers.see(records, base)
         batch = from_records(records, base)
-        for key, columns in _by_queue(batch):
+        for key, chosen in batch.by_queue():
             repair = repairs.get(key)
             if repair is None:
                 repair = repairs[key] = repair_of(parts.queue(*key), None)
-            repair.put(*columns)
+            repair.put(*batch.units(chosen))
         index.put(batch)
         if len(batch):
             parts.checkpoint.logical = int(batch.store_times[-1])
@@ -166,24 +164,6 @@ def _index_holds(parts: Parts, derived: Derived) -> bool:
         if header != IndexHeader(*row[1:]) and (number < len(present) - 1 or header.count < row[6]):
             return False
     return True
-
-
-def _by_queue(
-    batch: DispatchBatch,
-) -> Iterator[tuple[QueueKey, tuple[Any, Any, Any, Any]]]:
-    visible = (batch.transactions == 0) | (batch.transactions == COMMIT)
-    for number, key in enumerate(batch.queues):
-        chosen = visible & (batch.queue_numbers == number)
-        if chosen.any():
-            yield (
-                key,
-                (
-                    batch.queue_offsets[chosen],
-                    batch.offsets[chosen],
-                    batch.sizes[chosen],
-                    batch.tags_codes[chosen],
-                ),
-            )
 
 
 class QueueRepair:

@@ -10,10 +10,9 @@ import numpy as np
 
 from journal.files import REAL, PathLike
 from journal.findings import Cause, Finding
-from rocketstore.commitlog_format import COMMIT
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT_SIZE, build_units
-from rocketstore.dispatch import DispatchBatch, QueueKey, from_records
+from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey, from_records
 from rocketstore.filler_format import Fillers
 from rocketstore.index_rebuild import IndexCheck
 from rocketstore.layout import Paths
@@ -123,7 +122,7 @@ class _QueueCheck:
         self.next_unit = -1
         self.bad_unit = -1
 
-    def put(self, batch: DispatchBatch, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    def put(self, batch: DispatchBatch, chosen: Int64Array) -> None:
         queue_offsets = batch.queue_offsets[chosen]
         offsets, sizes = batch.offsets[chosen], batch.sizes[chosen]
         codes = batch.tags_codes[chosen]
@@ -149,11 +148,7 @@ class _QueueCheck:
 def _check_queues(
     parts: Parts, batch: DispatchBatch, checks: dict[QueueKey, _QueueCheck], fillers: Fillers
 ) -> None:
-    visible = (batch.transactions == 0) | (batch.transactions == COMMIT)
-    for number, key in enumerate(batch.queues):
-        chosen = visible & (batch.queue_numbers == number)
-        if not chosen.any():
-            continue
+    for key, chosen in batch.by_queue():
         check = checks.get(key)
         if check is None:
             check = checks[key] = _QueueCheck(
