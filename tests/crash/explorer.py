@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,8 @@ Promises = dict[str, Promise]
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How far to go. ``bounds``: of one point. ``second``: of each so many steps of a recovery one
-    is crashed (0: none). ``goes_on``: one of so many states is used further. ``seconds``: of a
-    workload, at the most. ``failures``: after so many a workload is given up."""
+    is crashed (0: none). ``goes_on``: one of so many states is used further. ``seconds``: of
+    CPU for a workload, at the most. ``failures``: after so many a workload is given up."""
 
     bounds: Bounds = field(default_factory=Bounds)
     second: int = 1
@@ -89,6 +89,11 @@ class Explorer:
     def distinct(self) -> int:
         return len(self._seen)
 
+    @property
+    def keys(self) -> Set[int]:
+        """Of the distinct states."""
+        return self._seen
+
     def explore(self, workload: Workload) -> Report:
         """Explore one workload until it is done, or its time is up, or it has failed enough.
 
@@ -103,7 +108,7 @@ class Explorer:
 
     def _explore(self, workload: Workload) -> Report:
         report = Report(workload)
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         self.explored.append(workload)
         before = len(self._seen)
         self._outcomes.clear()
@@ -136,7 +141,7 @@ class Explorer:
                     report.failures.append(Failure(workload, point, name, label, found))
                     if len(report.failures) >= self.limits.failures:
                         break
-            out_of_time = time.perf_counter() - started > self.limits.seconds
+            out_of_time = time.process_time() - cpu > self.limits.seconds
             if out_of_time or len(report.failures) >= self.limits.failures:
                 report.complete = False
                 break
