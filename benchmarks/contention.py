@@ -1,0 +1,270 @@
+"""Many threads on one engine, and what a flush does to the slowest calls.
+
+    python -m benchmarks.contention [--messages 200000] [--rounds 3] [--dir DIR] [--json FILE]
+
+prints one JSON line for each figure and each bar on standard output (or into FILE), and tables on
+standard error.
+
+* ``threads``: messages a second that are published, delivered and acknowledged, one call each: by
+  one thread that publishes all and then takes all, and by four that publish beside four that
+  consume, on one queue and on eight. The bar is the share of the one thread's rate.
+* ``tails``: how long a publish takes, in microseconds, while a queue is published to as fast as
+  one thread can, and the flush of each 65,536 entries goes on beside it; and the same of an
+  ``os.write`` of as many bytes (the floor: what the machine alone does to a call).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+import qindex
+from benchmarks.bodies import Bodies
+from benchmarks.contender import RECORD_BYTES
+from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
+from benchmarks.session import Round
+from benchmarks.stopwatch import Stopwatch
+
+__all__ = ["main"]
+
+SIDES = 4
+"""Threads that publish, and as many that consume."""
+SHARE = 0.7
+TAIL_US = 20_000
+ONE = "one thread"
+_TAILS = 20
+"""A tail is measured over so many times the messages of a rate."""
+_FLUSHED = 65_536
+Nanoseconds = npt.NDArray[np.int64]
+_PERCENTILES = (50.0, 99.0, 99.9, 99.99, 100.0)
+
+
+def threads(report: Report, root: Path, messages: int, rounds: int) -> None:
+    """The rates of one thread and of eight, in turn."""
+    for queues in (1, 8):
+        found: list[Round] = []
+        for number in range(rounds):
+            path = root / f"threads-{queues}-{number}"
+            found.append(
+                {
+                    ONE: _run(path / "one", queues, messages, _one_thread),
+                    OURS: _run(path / "many", queues, messages, _many_threads),
+                }
+            )
+            shutil.rmtree(path)
+        name = f"{SIDES} + {SIDES} threads, {queues} queue{'s' if queues > 1 else ''}"
+        report.add(name, found)
+        report.judge(
+            [
+                Bar.at_least(
+                    f"{name} / {ONE}",
+                    report.ratio(name, ONE),
+                    SHARE,
+                    by_cpu=report.cpu_ratio(name, ONE),
+                )
+            ]
+        )
+
+
+Work = Callable[[list[Any], list[bytes], Stopwatch], int]
+
+
+def _run(path: Path, queues: int, messages: int, work: Work) -> Sample:
+    bodies = Bodies().take(messages)
+    watch = Stopwatch()
+    gc.collect()
+    with qindex.open(path) as engine:
+        count = work([engine.queue(f"q{number}") for number in range(queues)], bodies, watch)
+        left = sum(map(len, (engine.queue(name) for name in engine.queue_names())))
+    if count != messages or left:
+        raise RuntimeError(f"{count} of {messages} messages came, {left} are left")
+    return Sample.from_json(watch.rate(count))
+
+
+def _one_thread(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> int:
+    taken = 0
+    share = len(bodies) // len(queues)
+    with watch.running():
+        for number, queue in enumerate(queues):
+            for body in bodies[number * share : (number + 1) * share]:
+                queue.publish(body)
+        for queue in queues:
+            while (delivery := queue.get(timeout=0)) is not None:
+                queue.ack(delivery)
+                taken += 1
+    return taken
+
+
+def _many_threads(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> int:
+    """Each publisher has its share of the messages for its queues; each consumer takes from its
+    queues until all is published and they are empty."""
+    taken = [0] * SIDES
+    share = len(bodies) // SIDES
+    errors: list[BaseException] = []
+    all_published = threading.Event()
+
+    def publish(number: int) -> None:
+        mine = queues[number::SIDES] or queues
+        for at, body in enumerate(bodies[number * share : (number + 1) * share]):
+            mine[at % len(mine)].publish(body)
+
+    def consume(number: int) -> None:
+        mine = queues[number::SIDES] or queues
+        while True:
+            ending = all_published.is_set()
+            got = sum(map(_take_some, mine))
+            taken[number] += got
+            if not got and ending:
+                return
+            if not got and (delivery := mine[0].get(timeout=0.005)) is not None:
+                mine[0].ack(delivery)
+                taken[number] += 1
+
+    def guarded(work: Callable[[int], None], number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    def started(work: Callable[[int], None]) -> list[threading.Thread]:
+        callers = [threading.Thread(target=guarded, args=(work, each)) for each in range(SIDES)]
+        for caller in callers:
+            caller.start()
+        return callers
+
+    with watch.running():
+        consumers = started(consume)
+        for publisher in started(publish):
+            publisher.join()
+        all_published.set()
+        for consumer in consumers:
+            consumer.join()
+    if errors:
+        raise errors[0]
+    return sum(taken)
+
+
+def _take_some(queue: Any) -> int:
+    """Take and ack up to a hundred messages; gives their number."""
+    for number in range(100):
+        delivery = queue.get(timeout=0)
+        if delivery is None:
+            return number
+        queue.ack(delivery)
+    return 100
+
+
+def tails(report: Report, root: Path, messages: int, rounds: int) -> None:
+    """The latencies of single publishes."""
+    found: dict[str, list[Round]] = {}
+    for number in range(rounds):
+        ours = _latencies_of_publish(root / f"tail-{number}", messages)
+        floor = _latencies_of_write(root / f"floor-{number}", messages)
+        for which in _PERCENTILES:
+            name = "slowest publish" if which == 100 else f"publish, p{which:g}"
+            found.setdefault(name, []).append(
+                {
+                    who: Sample(float(np.percentile(took, which)) / 1e3, count=messages)
+                    for who, took in ((OURS, ours), (FLOOR, floor))
+                }
+            )
+        found.setdefault("slowest of each 65,536 publishes, median", []).append(
+            {
+                who: Sample(_median_of_slowest(took) / 1e3, count=messages)
+                for who, took in ((OURS, ours), (FLOOR, floor))
+            }
+        )
+    for name, samples in found.items():
+        report.add(name, samples, unit="us", better="lower")
+    tail = report.value("publish, p99.9")
+    report.judge([Bar.at_most("publish, p99.9, while flushing", tail, TAIL_US, "us")])
+
+
+def _median_of_slowest(took: Nanoseconds) -> float:
+    whole = len(took) // _FLUSHED * _FLUSHED
+    return float(np.median(took[:whole].reshape(-1, _FLUSHED).max(axis=1)))
+
+
+def _latencies_of_publish(path: Path, messages: int) -> Nanoseconds:
+    took = np.empty(messages, np.int64)
+    bodies = Bodies()
+    done = 0
+    with qindex.open(path) as engine:
+        queue = engine.queue("bench")
+        publish = queue.publish
+        while done < messages:
+            some = bodies.take(min(10_000, messages - done))
+            times = [perf_counter_ns()]
+            for body in some:
+                publish(body)
+                times.append(perf_counter_ns())
+            took[done : done + len(some)] = np.diff(times)
+            done += len(some)
+        flushes = queue.stats().flushes
+    shutil.rmtree(path)
+    if flushes < messages // _FLUSHED // 4:
+        raise RuntimeError(f"{flushes} flushes in {messages} messages: nothing was measured")
+    return took
+
+
+def _latencies_of_write(path: Path, messages: int) -> Nanoseconds:
+    took = np.empty(messages, np.int64)
+    record = bytes(RECORD_BYTES)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        for done in range(0, messages, 10_000):
+            times = [perf_counter_ns()]
+            for _ in range(min(10_000, messages - done)):
+                os.write(fd, record)
+                times.append(perf_counter_ns())
+            took[done : done + len(times) - 1] = np.diff(times)
+    finally:
+        os.close(fd)
+    os.unlink(path)
+    return took
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.contention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--messages", type=int, default=200_000, help="of a rate; tails take 20x")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
+    options = parser.parse_args(arguments)
+    if options.messages % (8 * SIDES):
+        parser.error(f"--messages must be a multiple of {8 * SIDES}")
+    with ExitStack() as stack:
+        lines: TextIO = sys.stdout
+        if options.json is not None:
+            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
+        root = Path(tempfile.mkdtemp(prefix="contention-", dir=options.dir))
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+        report = Report(lines, console)
+        threads(report, root, options.messages, options.rounds)
+        tails(report, root, options.messages * _TAILS, min(options.rounds, 2))
+        report.print_tables()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""docs/benchmarks.md: the part between its marks, made from the lines that the programs printed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.erlang_vm import node_paths
+from benchmarks.measure import human
+
+__all__ = ["write_page"]
+
+_BEGIN = "<!-- figures: begin -->"
+_END = "<!-- figures: end -->"
+_PACKAGES = [
+    "numpy",
+    "msgpack",
+    "xxhash",
+    "isal",
+    "pyspark",
+    "pyarrow",
+    "rocksdict",
+    "persist-queue",
+    "litequeue",
+    "diskcache",
+    "queuelib",
+]
+
+Section = tuple[str, str, Sequence[dict[str, Any]], float]
+"""Name, title, lines and seconds of one program."""
+
+
+def write_page(page: Path, sections: Iterable[Section]) -> None:
+    """Put the tables between the marks of ``page``. Raises :class:`ValueError` without marks."""
+    text = page.read_text("utf-8")
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no marks {_BEGIN} and {_END}")
+    parts = [_machine(), *(_section(*each) for each in sections)]
+    body = "\n\n".join(part for part in parts if part)
+    page.write_text(f"{before}{_BEGIN}\n\n{body}\n\n{_END}{after}", "utf-8")
+
+
+def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: float) -> str:
+    bars = [line for line in lines if "bar" in line]
+    figures = [line for line in lines if "figure" in line]
+    parts = [f"### {title}", f"`python -m benchmarks.{name}`, {seconds:.0f} s."]
+    if not lines:
+        parts[1] = f"`python -m benchmarks.{name}` found nothing to compare with."
+    if bars:
+        parts.append(
+            _table(("bar", "value", "limit", "holds", "by CPU"), [_bar_row(bar) for bar in bars])
+        )
+    if figures:
+        rows = [_figure_row(figure) for figure in figures]
+        heads = ("figure", "who", "value", "of the floor", "of the best peer", "spread")
+        parts.append(_table(heads, rows))
+    return "\n\n".join(parts)
+
+
+def _bar_row(bar: dict[str, Any]) -> list[str]:
+    limit = bar.get("limit", "")
+    if not limit and "at_least" in bar:
+        limit = f">= {bar['at_least']:g}"
+    holds = bar.get("holds", bar.get("met"))
+    verdict = {True: "yes", False: "**no**", None: "not measured"}[holds]
+    value = f"{human(bar.get('value'))} {bar.get('unit', '')}".strip()
+    return [bar["bar"], value, limit, verdict, human(bar.get("by_cpu"))]
+
+
+def _figure_row(figure: dict[str, Any]) -> list[str]:
+    spread = figure.get("spread")
+    best = human(figure.get("ratio_to_best_peer"))
+    if best and figure.get("best_peer"):
+        best += f" ({figure['best_peer']})"
+    return [
+        figure["figure"],
+        figure.get("who", "qindex"),
+        f"{human(figure['value'])} {figure.get('unit', '')}".strip(),
+        human(figure.get("ratio_to_floor")),
+        best,
+        f"{spread:.0%}" if spread else "",
+    ]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _machine() -> str:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
+    rows = [
+        ["processor", f"{_processor()}, {os.cpu_count()} of them"],
+        ["memory", f"{memory:.0f} GiB"],
+        ["system", f"{platform.system()} {platform.release()}, {platform.machine()}"],
+        ["Python", f"{platform.python_implementation()} {platform.python_version()}"],
+        ["packages", ", ".join(_versions())],
+        ["RabbitMQ's modules", node_paths()[0] or "not installed"],
+        ["Java", _java()],
+    ]
+    return _table(("what", "which"), rows)
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return platform.processor() or "unknown"
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else "unknown"
+
+
+def _versions() -> list[str]:
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue  # not installed: its figures are not in the tables either
+    return found
+
+
+def _java() -> str:
+    if shutil.which("java") is None:
+        return "not installed"
+    done = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
+    return (done.stderr or done.stdout).splitlines()[0].strip()

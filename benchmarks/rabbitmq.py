@@ -1,0 +1,311 @@
+"""Beside RabbitMQ's own index and message store modules in the Erlang VM, on the same work.
+
+    python -m benchmarks.rabbitmq [--messages 100000] [--entries 1000000] [--rounds 3]
+                                  [--dir DIR] [--json FILE]
+
+prints one JSON line for each figure and each bar on standard output (or into FILE), and tables on
+standard error. It needs Debian's ``rabbitmq-server`` 3.10, and ends with status 2 and the reason
+where that is not installed.
+
+Messages are of 100 bytes and persistent, and both sides have them before the clock starts. A
+single call is one publish, one deliver (``get``, and the body is there) or one ack; a batch is a
+thousand. The module of RabbitMQ has no batches of publishes, so ours are held against its single
+calls; what it does with a thousand delivers and acks in one list stands beside it. ``recovery`` is
+the opening of a queue that a kill left, in a new process: RabbitMQ's walk for the reference
+counts and the recovery of its index. ``store`` figures are 64 KiB messages in the shared message
+store, without the index. Both sides do it in the page cache, as they do by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from xxhash import xxh3_64_digest
+
+import qindex
+from benchmarks.bodies import Bodies
+from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
+from benchmarks.measure import OURS, Bar, Report, Sample
+from benchmarks.msgstore import open_store
+from benchmarks.session import Round, Worker, WorkerDied
+from benchmarks.stopwatch import Stopwatch
+
+__all__ = ["main"]
+
+RABBITMQ = "rabbitmq"
+BATCH = 1000
+BODY_BYTES = 100
+STORED_BYTES = 64 * 1024
+STORED = 1000
+SINGLE = 3.0
+BATCHES = 10.0
+RECOVERY = 0.2
+_NAMES = ("publish_deliver", "publish_deliver_ack", "ack")
+
+
+class Ours:
+    """Our engine, through its public interface, in a new directory for each figure."""
+
+    def __init__(self, root: Path, messages: int) -> None:
+        self._root = root
+        self._bodies = Bodies().take(messages)
+
+    def _in_new_queue(self, work: Callable[[Any, Stopwatch], None]) -> Sample:
+        path = Path(tempfile.mkdtemp(dir=self._root))
+        watch = Stopwatch()
+        with qindex.open(path) as engine:
+            work(engine.queue("bench"), watch)
+        shutil.rmtree(path)
+        return Sample.from_json(watch.rate(len(self._bodies)))
+
+    def publish_deliver(self) -> Sample:
+        """Publish one, get one."""
+
+        def work(queue: Any, watch: Stopwatch) -> None:
+            publish, get = queue.publish, queue.get
+            taken: list[Any] = []
+            keep = taken.append
+            with watch.running():
+                for body in self._bodies:
+                    publish(body)
+                    keep(get(timeout=0))
+            assert [each.body for each in taken] == self._bodies
+
+        return self._in_new_queue(work)
+
+    def publish_deliver_ack(self) -> Sample:
+        """Publish one, get one, ack it."""
+
+        def work(queue: Any, watch: Stopwatch) -> None:
+            publish, get, ack = queue.publish, queue.get, queue.ack
+            with watch.running():
+                for body in self._bodies:
+                    publish(body)
+                    ack(get(timeout=0))
+            assert not len(queue)
+
+        return self._in_new_queue(work)
+
+    def ack(self) -> Sample:
+        """Ack what was delivered before, one by one."""
+
+        def work(queue: Any, watch: Stopwatch) -> None:
+            queue.publish_many(self._bodies)
+            taken = queue.get_many(len(self._bodies))
+            ack = queue.ack
+            with watch.running():
+                for delivery in taken:
+                    ack(delivery)
+
+        return self._in_new_queue(work)
+
+    def batch_publish_deliver(self) -> Sample:
+        """Publish a thousand, get a thousand."""
+
+        def work(queue: Any, watch: Stopwatch) -> None:
+            taken = []
+            with watch.running():
+                for at in range(0, len(self._bodies), BATCH):
+                    queue.publish_many(self._bodies[at : at + BATCH])
+                    taken.append(queue.get_many(BATCH))
+            assert [each.body for batch in taken for each in batch] == self._bodies
+
+        return self._in_new_queue(work)
+
+    def batch_publish_deliver_ack(self) -> Sample:
+        """Publish a thousand, get a thousand, ack them."""
+
+        def work(queue: Any, watch: Stopwatch) -> None:
+            with watch.running():
+                for at in range(0, len(self._bodies), BATCH):
+                    queue.publish_many(self._bodies[at : at + BATCH])
+                    queue.ack_many(queue.get_many(BATCH))
+            assert not len(queue)
+
+        return self._in_new_queue(work)
+
+    def batch_ack(self) -> Sample:
+        """Ack what was delivered before, a thousand at a time."""
+
+        def work(queue: Any, watch: Stopwatch) -> None:
+            queue.publish_many(self._bodies)
+            taken = queue.get_many(len(self._bodies))
+            batches = [taken[at : at + BATCH] for at in range(0, len(taken), BATCH)]
+            with watch.running():
+                for batch in batches:
+                    queue.ack_many(batch)
+
+        return self._in_new_queue(work)
+
+
+def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) -> None:
+    """Publish, deliver and ack: single calls and batches of either side, in turn."""
+    ours = Ours(root, messages)
+    gc.collect()
+    gc.freeze()
+    found: dict[str, list[Round]] = {}
+    vm.ask("rates", "warm", messages, BODY_BYTES)
+    for number in range(rounds):
+        os.sync()
+        theirs = vm.ask("rates", f"single-{number}", messages, BODY_BYTES)
+        lists = vm.ask("batches", f"lists-{number}", messages, BODY_BYTES, BATCH)
+        os.sync()
+        for name in _NAMES:
+            single: Callable[[], Sample] = getattr(ours, name)
+            batch: Callable[[], Sample] = getattr(ours, f"batch_{name}")
+            rate = theirs[name].sample(messages)
+            found.setdefault(name, []).append({RABBITMQ: rate, OURS: single()})
+            taken = {RABBITMQ: rate, OURS: batch()}
+            if name in lists:
+                taken[f"{RABBITMQ}, in lists"] = lists[name].sample(messages)
+            found.setdefault(f"{name}, batches", []).append(taken)
+    for name, samples in found.items():
+        report.add(name, samples, comparable=[RABBITMQ])
+        limit = BATCHES if name.endswith("batches") else SINGLE
+        report.judge(
+            [
+                Bar.at_least(
+                    f"{name} / {RABBITMQ}",
+                    report.ratio(name, RABBITMQ),
+                    limit,
+                    by_cpu=report.cpu_ratio(name, RABBITMQ),
+                )
+            ]
+        )
+
+
+def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds: int) -> None:
+    """Open what a kill left, in a new process each time."""
+    walls: list[Round] = []
+    for number in range(rounds):
+        path = root / f"killed-{number}"
+        walls.append({OURS: _ours_recovers(path, entries), RABBITMQ: _theirs(path, code, entries)})
+        shutil.rmtree(path)
+    report.add("recovery", walls, unit="s", better="lower", comparable=[RABBITMQ])
+    value = report.ratio("recovery", RABBITMQ)
+    report.judge([Bar.at_most(f"recovery / {RABBITMQ}", value, RECOVERY)])
+
+
+def _ours_recovers(path: Path, entries: int) -> Sample:
+    store = path / "ours"
+    with Worker(OURS, path / "fill") as worker:
+        worker.make("Million", {"count": entries, "store": str(store), "kill": True})
+        try:
+            worker.measure()
+        except WorkerDied:
+            os.sync()  # the opening is not to pay for the pages of the filling
+    with Worker(OURS, path / "open") as worker:
+        worker.make("Open", {"store": str(store), "count": entries})
+        figures = worker.measure()
+    seconds = figures["open_ms"]["value"] / 1e3
+    return Sample(seconds, figures["open_cpu_s"]["value"] * 1e6 / entries, entries)
+
+
+def _theirs(path: Path, code: list[Path], entries: int) -> Sample:
+    vm = ErlangVM(path / RABBITMQ, code)
+    try:
+        vm.ask("fill", "bench", entries, BODY_BYTES)
+    finally:
+        vm.kill()
+    os.sync()
+    vm = ErlangVM(path / RABBITMQ, code)
+    try:
+        figures = vm.ask("recover", "bench")
+    finally:
+        vm.kill()
+    if figures["entries"].wall != entries:
+        raise ErlangError(f"{figures['entries'].wall} of {entries} entries were recovered")
+    walk, recover = figures["walk"], figures["recover"]
+    return Sample((walk.wall + recover.wall) / 1e6, (walk.cpu + recover.cpu) / entries, entries)
+
+
+def store(report: Report, root: Path, vm: ErlangVM, rounds: int) -> None:
+    """Write, read and remove large messages in the shared store alone."""
+    found: dict[str, list[Round]] = {}
+    for number in range(rounds):
+        os.sync()
+        path = root / f"store-{number}"
+        theirs = vm.ask("store", path / "theirs", STORED, STORED_BYTES)
+        os.sync()
+        ours = _our_store(path / "ours")
+        shutil.rmtree(path)
+        for name, sample in ours.items():
+            found.setdefault(name, []).append({RABBITMQ: theirs[name].sample(STORED), OURS: sample})
+    for name, samples in found.items():
+        report.add(name, samples, comparable=[RABBITMQ])
+
+
+def _our_store(path: Path) -> dict[str, Sample]:
+    path.mkdir(parents=True)
+    messages = [
+        (number.to_bytes(16, "big"), _sealed(number.to_bytes(8, "big") + bytes(STORED_BYTES - 16)))
+        for number in range(1, STORED + 1)
+    ]
+    write, read, remove = Stopwatch(), Stopwatch(), Stopwatch()
+    with open_store(path) as messages_store:
+        with write.running():
+            for msg_id, body in messages:
+                messages_store.write(msg_id, body)
+        with read.running():
+            found = [messages_store.read(msg_id) for msg_id, _ in messages]
+        assert found == [body for _, body in messages]
+        with remove.running():
+            for msg_id, _ in messages:
+                messages_store.remove((msg_id,))
+    watches = {"store_write": write, "store_read": read, "store_remove": remove}
+    return {name: Sample.from_json(watch.rate(STORED)) for name, watch in watches.items()}
+
+
+def _sealed(body: bytes) -> bytes:
+    """With the checksum that a read verifies."""
+    return xxh3_64_digest(body) + body
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rabbitmq",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--messages", type=int, default=100_000, help="of a rate")
+    parser.add_argument("--entries", type=int, default=1_000_000, help="of the killed queue")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
+    options = parser.parse_args(arguments)
+    version, code, reason = node_paths()
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+    if reason:
+        console.print(f"nothing to compare with: {reason}", markup=False)
+        return 2
+    with ExitStack() as stack:
+        lines: TextIO = sys.stdout
+        if options.json is not None:
+            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
+        root = Path(tempfile.mkdtemp(prefix="rabbitbench-", dir=options.dir))
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        report = Report(lines, console)
+        report.say(f"beside the modules of RabbitMQ {version} in the Erlang VM")
+        vm = ErlangVM(root / "vm", code)
+        stack.callback(vm.kill)
+        rates(report, root, vm, options.messages, options.rounds)
+        store(report, root, vm, options.rounds)
+        vm.kill()
+        recovery(report, root, code, options.entries, min(2, options.rounds))
+        report.print_tables()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Run all benchmarks, and write what they found into docs/benchmarks.md.
+
+    python -m benchmarks.run [--only NAME ...] [--quick] [--page FILE] [--json FILE] [--dir DIR]
+
+Each program runs by itself, one after the other, with sizes that let all of them end within ten
+minutes; ``--quick`` shows in two that all works. Their JSON lines go to standard output (or into
+FILE), each with ``"benchmark": NAME``. Between the two marks of ``--page`` (docs/benchmarks.md
+when it is named so; nothing is written without it) the machine, the versions, the bars and the
+figures are put anew.
+
+The exit status is 0 when all programs ran, 1 when one failed, and its name is said. A program that
+finds nothing to compare with (no RabbitMQ, no Maven) is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.page import write_page
+
+__all__ = ["PROGRAMS", "Program", "main"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_LEFT_OUT = 2
+"""Exit status of a program that has nothing to compare with."""
+_MOST_SECONDS = 420
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``python -m benchmarks.NAME`` with these arguments. ``directory``: its option for the disk
+    to measure on; ``title``: what stands above its tables."""
+
+    name: str
+    title: str
+    sized: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    directory: str = "--dir"
+    lines: str = "--json"
+
+
+PROGRAMS = (
+    Program(
+        "engine",
+        "The engine beside the libraries that users would pick instead",
+        ("--rounds", "2"),
+        ("--quick", "--rounds", "1"),
+    ),
+    Program(
+        "rabbitmq",
+        "Beside RabbitMQ's own modules in the Erlang VM",
+        (),
+        ("--messages", "20000", "--entries", "50000", "--rounds", "1"),
+    ),
+    Program(
+        "rocketstore",
+        "The RocketMQ store beside the real one in a warm JVM",
+        ("--only", "rates", "--rounds", "3", "--index-keys", "5000000"),
+        ("--quick", "--only", "rates"),
+    ),
+    Program(
+        "msgstore",
+        "The message store beside plain file operations",
+        ("--steady-seconds", "5", "--space-megabytes", "512"),
+        ("--megabytes", "16", "--seconds", "0.3", "--steady-seconds", "1", "--rounds", "1")
+        + ("--space-megabytes", "64"),
+        directory="--directory",
+    ),
+    Program(
+        "contention",
+        "Threads, and the slowest calls",
+        (),
+        ("--messages", "16000", "--rounds", "1"),
+    ),
+    Program("aio", "asyncio", (), ("--count", "10000", "--confirmed", "1000", "--rounds", "1")),
+    Program("follow", "A follower in another process", (), ("--count", "100000")),
+    Program(
+        "spark",
+        "Spark",
+        ("--messages", "2000000", "--rounds", "2"),
+        ("--messages", "40000", "--rounds", "1"),
+        directory="--directory",
+    ),
+)
+
+
+def run_program(program: Program, *, quick: bool, directory: Path | None) -> Result:
+    """Run one; what it says goes to standard error."""
+    with tempfile.TemporaryDirectory(dir=directory) as place:
+        lines = Path(place) / "lines.json"
+        command = [sys.executable, "-m", f"benchmarks.{program.name}"]
+        command += program.quick if quick else program.sized
+        command += [program.directory, place, program.lines, str(lines)]
+        started = time.monotonic()
+        try:
+            status = subprocess.run(
+                command, cwd=_ROOT, stdout=sys.stderr, timeout=_MOST_SECONDS, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = -1
+        seconds = time.monotonic() - started
+        found = lines.read_text("utf-8").splitlines() if lines.exists() else []
+    return Result(program, [json.loads(line) for line in found], seconds, status)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a program: its lines, the seconds it took, and its exit status."""
+
+    program: Program
+    lines: list[dict[str, Any]]
+    seconds: float
+    status: int
+
+    @property
+    def failed(self) -> bool:
+        """It ended early; a bar that does not hold is no failure."""
+        return not self.lines and self.status != _LEFT_OUT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; gives the exit status."""
+    names = [program.name for program in PROGRAMS]
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
+    parser.add_argument("--page", type=Path, help="the page that gets the tables")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
+    options = parser.parse_args(arguments)
+    results: list[Result] = []
+    for program in PROGRAMS:
+        if options.only and program.name not in options.only:
+            continue
+        print(f"-- {program.name}: {program.title}", file=sys.stderr, flush=True)
+        result = run_program(program, quick=options.quick, directory=options.dir)
+        results.append(result)
+        end = f"failed, status {result.status}" if result.failed else "done"
+        print(f"-- {program.name}: {end}, {result.seconds:.0f} s", file=sys.stderr, flush=True)
+    lines = "".join(
+        json.dumps({"benchmark": result.program.name, **line}) + "\n"
+        for result in results
+        for line in result.lines
+    )
+    if options.json is None:
+        sys.stdout.write(lines)
+    else:
+        options.json.write_text(lines, "utf-8")
+    if options.page is not None:
+        write_page(
+            options.page,
+            [(each.program.name, each.program.title, each.lines, each.seconds) for each in results],
+        )
+    failed = [result.program.name for result in results if result.failed]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
