@@ -55,7 +55,7 @@ class GetResult:
         self._places: Sequence[int] = ()
         self._sizes: Sequence[int] = ()
 
-    def hold(self, data: bytes, places: Sequence[int], sizes: Sequence[int]) -> None:
+    def _hold(self, data: bytes, places: Sequence[int], sizes: Sequence[int]) -> None:
         """Answer with these records: ``data`` is theirs, without gaps; their physical offsets and
         their sizes, none smaller than a record can be."""
         self.status = GetStatus.FOUND

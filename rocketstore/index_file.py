@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class IndexFile:
-    """A mapped index file. ``header`` is authoritative in memory and stored after each put."""
+    """A mapped index file. ``header`` is authoritative in memory and stored after each put.
+    ``on_map``: called before it is mapped, so that its owner can unmap another one."""
 
     __slots__ = (
         "_fs",
@@ -51,6 +53,7 @@ class IndexFile:
         "fd",
         "header",
         "name",
+        "on_map",
         "path",
         "slots",
         "writable",
@@ -70,6 +73,7 @@ class IndexFile:
         self.header = IndexHeader()
         self.fd = -1
         self.dirty = False
+        self.on_map: Callable[[IndexFile], None] | None = None
 
     @classmethod
     def create(
@@ -117,12 +121,14 @@ class IndexFile:
     def map(self) -> mmap.mmap:
         """The whole file, mapped at first use. Raises :class:`StorageError`."""
         if self._map is None:
+            if self.on_map is not None:
+                self.on_map(self)
             size = file_size(self.slots, self.entries)
             self.fd, self._map = open_mapped(self._fs, self.path, size, writable=self.writable)
         return self._map
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap; the file's bytes stay as they are, and its next use maps it again."""
         if self._map is not None:
             self._map.close()
             self._map = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from rocketstore.commitlog_format import ROLLBACK
 from rocketstore.derived import Derived
 from rocketstore.dispatch import DispatchBatch, from_records
@@ -138,6 +138,7 @@ class IndexCheck:
             Cause.CRASH,
             f"the index does not agree with the log from offset {self._begin[0]} on",
             "queries may miss messages; open for writing, or rebuild-index, repairs it",
+            Kind.MISMATCH,
         )
 
     def finish(self, end: int) -> str:
@@ -160,6 +161,7 @@ class IndexCheck:
                 Cause.CRASH,
                 "the index did not agree with the commit log from this file on",
                 "rebuilt",
+                Kind.MISMATCH,
             )
         )
         return name

@@ -7,6 +7,7 @@ the next message begins a new one, with or without a key (a quirk of the real on
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -22,6 +23,9 @@ __all__ = ["BATCH_MAX", "IndexService"]
 
 BATCH_MAX = 64
 """Most messages that one query of the real store gives (``maxMsgsNumBatch``)."""
+
+_MAPPED_MAX = 32
+"""Files that are mapped at a time, each with two descriptors: a store may have thousands."""
 
 
 class IndexService:
@@ -45,6 +49,7 @@ class IndexService:
         self._clock = clock
         self.files: list[IndexFile] = []
         self.names_changed = False
+        self._mapped: deque[IndexFile] = deque()
 
     def load(self, names: list[str]) -> None:
         """Take over existing files, by name. Raises :class:`StorageError`."""
@@ -55,7 +60,16 @@ class IndexService:
 
     def _file(self, name: str) -> IndexFile:
         path = os.path.join(self.directory, name)
-        return IndexFile(self._fs, path, self.slots, self.entries, writable=self._writable)
+        file = IndexFile(self._fs, path, self.slots, self.entries, writable=self._writable)
+        file.on_map = self._make_room
+        return file
+
+    def _make_room(self, file: IndexFile) -> None:
+        """Unmap those that were mapped first. What was stored into a map is the file's, and is
+        synced by name: nothing is lost by it."""
+        self._mapped.append(file)
+        while len(self._mapped) > _MAPPED_MAX:
+            self._mapped.popleft().close()
 
     @property
     def file_length(self) -> int:
@@ -125,6 +139,8 @@ class IndexService:
         except OSError as error:
             raise StorageError(self.directory, "can't be created", error) from error
         file = IndexFile.create(self._fs, path, self.slots, self.entries, previous)
+        file.on_map = self._make_room
+        self._make_room(file)
         self.files.append(file)
         self.names_changed = True
         return file

@@ -207,12 +207,13 @@ class Keeper:
         """Put each delayed message that is due where it belongs; gives their number."""
         store = self._store
         delivered = 0
+        with store._lock:
+            store._pending.dispatch()  # the first message of a level makes its queue
         for level in range(1, MAX_LEVEL + 1):
             queue = store._parts.queues.get((SCHEDULE_TOPIC, level - 1))
             if queue is None:
                 continue
             with store._lock:
-                store._pending.dispatch()
                 at = max(self._delay_offsets.get(level, 0), queue.min_offset)
             while self._deliver(queue, level, at, now):
                 delivered += 1

@@ -14,7 +14,16 @@ from typing import Any
 from journal.errors import StorageError, UsageError
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 
-__all__ = ["ConsumerOffsets", "int_table", "load_json", "parse_fastjson", "save_json"]
+__all__ = [
+    "ConsumerOffsets",
+    "int_table",
+    "load_json",
+    "parse_fastjson",
+    "parse_object",
+    "save_json",
+    "save_sane",
+    "table_problem",
+]
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
@@ -44,17 +53,47 @@ def int_table(table: object) -> dict[int, int]:
     }
 
 
+def table_problem(content: dict[str, Any], depth: int) -> str | None:
+    """Tell what is wrong with the ``offsetTable`` of a parsed file: whole numbers under whole
+    numbers (``depth`` 1), or tables of those by name (2)."""
+    if "offsetTable" not in content:
+        return "there is no offsetTable"
+    table = content["offsetTable"]
+    if not isinstance(table, dict):
+        return "the offsetTable is none"
+    for name, inner in table.items() if depth == 2 else [("", table)]:
+        if not isinstance(inner, dict) or len(int_table(inner)) != len(inner):
+            return f"not all are whole numbers in the table {name}".rstrip()
+    return None
+
+
+def save_sane(fs: FileSystem, path: str, content: dict[str, Any], depth: int) -> None:
+    """Replace a file by what of its ``content`` makes sense. Raises
+    :class:`journal.errors.StorageError`."""
+    table = content.get("offsetTable")
+    whole = table if isinstance(table, dict) else {}
+    sane: object = int_table(whole)
+    if depth == 2:
+        sane = {name: int_table(inner) for name, inner in whole.items()}
+    data = json.dumps({**content, "offsetTable": sane}, indent="\t", ensure_ascii=False)
+    replace_file(fs, path, data.encode())
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Read a file's content; ``None`` for what is no JSON object."""
+    try:
+        content = parse_fastjson(data.decode())
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def load_json(fs: FileSystem, path: str) -> dict[str, Any]:
     """Read a config file; its ``.bak`` if it is missing, empty or unreadable; else nothing."""
     for candidate in (path, path + ".bak"):
         data = read_optional(fs, candidate)
-        if not data:
-            continue
-        try:
-            content = parse_fastjson(data.decode())
-        except ValueError:
-            continue
-        if isinstance(content, dict):
+        content = parse_object(data) if data else None
+        if content is not None:
             return content
     return {}
 
@@ -65,10 +104,14 @@ def save_json(fs: FileSystem, path: str, content: dict[str, Any]) -> None:
     Raises :class:`journal.errors.StorageError`.
     """
     data = json.dumps(content, indent="\t", ensure_ascii=False).encode()
-    old = read_optional(fs, path)
+    try:
+        old = read_optional(fs, path)
+    except OSError as error:
+        raise StorageError(path, "can't be read", error) from error
     if old == data:
         return
-    if old:
+    # Not a damaged one: the .bak may be all that there is until the new content stands.
+    if old and parse_object(old) is not None:
         replace_file(fs, path + ".bak", old)
     replace_file(fs, path, data)
 

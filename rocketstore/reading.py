@@ -133,7 +133,7 @@ def _take_all(parts: Parts, data: bytes, result: GetResult, most: int, max_bytes
         min(sizes) >= FIXED_SIZE
         and (*places[1:], end) == tuple(accumulate(sizes, initial=first))[1:]
     ):
-        result.hold(view[first - base : end - base], places, sizes)
+        result._hold(view[first - base : end - base], places, sizes)
         return count
     result.status = GetStatus.FOUND
     result.messages.extend(

@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import MAX_UNIT, UNIT_SIZE, build_units, count_valid
 from rocketstore.derived import Derived
@@ -288,6 +288,7 @@ def _finish_queues(
                     Cause.CRASH,
                     "the consume queue did not agree with the commit log",
                     "rebuilt",
+                    Kind.MISMATCH,
                 )
             )
 
@@ -303,6 +304,7 @@ def _ends_early(parts: Parts, end: int, durable: int) -> None:
             Cause.DAMAGE,
             f"the log ends at offset {end}, and was on disk up to {durable}",
             "the messages from there on are gone",
+            Kind.TORN,
         )
     )
 
@@ -321,6 +323,7 @@ def _end_of_log(parts: Parts, walk: LogWalk, survivor: int | None, *, explained:
                 Cause.DAMAGE,
                 "a record's body does not match its checksum",
                 "reading this body raises an error; the messages after it are not affected",
+                Kind.CHECKSUM,
             )
         )
     file = commitlog.files.find(end)

@@ -6,7 +6,7 @@ import os
 
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from rocketstore.commitlog_format import file_name
 from rocketstore.derived import Derived
 from rocketstore.layout import Layout, Paths, extend, look
@@ -44,7 +44,8 @@ def settle_files(
                 consequence = _repair(fs, paths, stranger)
             else:
                 raise DamageError(stranger.path, 0, f"{stranger.what} (repair=True sets it aside)")
-        findings.append(Finding(stranger.path, 0, 0, cause, stranger.what, consequence))
+        kind = Kind.TORN if stranger.is_short else Kind.FOREIGN_FILE
+        findings.append(Finding(stranger.path, 0, 0, cause, stranger.what, consequence, kind))
     if layout.strangers and not options.read_only:
         layout = look(fs, paths, options, sizes)
     if not layout.missing:
@@ -86,4 +87,5 @@ def _missing(options: Options, paths: Paths, gap: range, size: int) -> Finding:
             raise StorageError(created, "can't be written", error) from error
         finally:
             fs.close(fd)
-    return Finding(path, 0, 0, Cause.DAMAGE, what, "made anew, without messages")
+    consequence = "made anew, without messages"
+    return Finding(path, 0, 0, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE)

@@ -34,6 +34,7 @@ from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.columns import keys_of_properties, make_properties
 from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC, TRANSACTION_MASK, host_bytes
 from rocketstore.compose import join_properties, raw_properties
+from rocketstore.config_check import check_config, mend_config
 from rocketstore.crc import crc32
 from rocketstore.derived import Derived, load_derived
 from rocketstore.dispatch import QueueKey
@@ -125,7 +126,8 @@ class Store(Reader):
         layout, findings = settle_files(options, paths, derived, crashed=crashed)
         checkpoint = Checkpoint.parse(read_optional(fs, paths.checkpoint))
         self._parts = parts = build_parts(options, paths, layout, checkpoint)
-        for finding in findings:
+        repairs = options.repair and not options.read_only
+        for finding in (*findings, *(mend_config if repairs else check_config)(fs, paths)):
             parts.finding(finding)
         self._keeper = Keeper(self)
         self._offsets = ConsumerOffsets(fs, paths.consumer_offset, writable=not options.read_only)

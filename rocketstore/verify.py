@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from journal.files import REAL, PathLike
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT_SIZE, build_units
 from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey, from_records
@@ -66,7 +66,7 @@ def verify_parts(store: Store) -> Iterator[Finding]:
             yield _damage(parts, at, "a record says that it stands elsewhere")
         if previous > int(records.store_times[0]):
             at = base + int(records.positions[0])
-            yield _damage(parts, at, "store timestamps run backwards")
+            yield _damage(parts, at, "store timestamps run backwards", Kind.GAP)
         previous = int(records.store_times[-1])
         fillers.see(records, base)
         batch = from_records(records, base)
@@ -74,7 +74,8 @@ def verify_parts(store: Store) -> Iterator[Finding]:
         if parts.options.index:
             index.put(batch)
     for offset in walk.bad_bodies:
-        yield _damage(parts, offset, "the body does not match its checksum")
+        what = "the body does not match its checksum"
+        yield _damage(parts, offset, what, Kind.CHECKSUM)
     if walk.stop is Stop.BAD:
         # The last one is where the log ends.
         yield from _torn_end(parts, holes.skipped.pop())
@@ -88,11 +89,11 @@ def verify_parts(store: Store) -> Iterator[Finding]:
         yield problem
 
 
-def _damage(parts: Parts, offset: int, what: str) -> Finding:
+def _damage(parts: Parts, offset: int, what: str, kind: Kind = Kind.RECORD) -> Finding:
     file = parts.commitlog.files.find(offset)
     path = file.path if file is not None else parts.paths.commitlog
     start = file.start if file is not None else 0
-    return Finding(path, offset - start, 0, Cause.DAMAGE, what)
+    return Finding(path, offset - start, 0, Cause.DAMAGE, what, kind=kind)
 
 
 def _torn_end(parts: Parts, end: int) -> Iterator[Finding]:
@@ -108,6 +109,7 @@ def _torn_end(parts: Parts, end: int) -> Iterator[Finding]:
             Cause.CRASH,
             "a torn record at the log's end",
             "open for writing removes it; it was never acknowledged as durable",
+            Kind.TORN,
         )
 
 
@@ -173,4 +175,5 @@ def _finish_queues(parts: Parts, checks: dict[QueueKey, _QueueCheck]) -> Iterato
                 Cause.CRASH,
                 f"unit {unit} does not agree with the log",
                 "open for writing rebuilds it",
+                Kind.MISMATCH,
             )

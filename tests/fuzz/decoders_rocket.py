@@ -9,8 +9,10 @@ from contextlib import suppress
 from zlib import crc32
 
 from journal.errors import DamageError, UsageError
+from journal.findings import Cause
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog_format import message_id, parse_message_id
+from rocketstore.config_check import check_config, mend_config
 from rocketstore.consumequeue_format import build_units, count_valid, parse_units
 from rocketstore.delay import delay_level
 from rocketstore.derived import load_derived
@@ -20,6 +22,7 @@ from rocketstore.index_file import IndexFile
 from rocketstore.index_format import find_geometry
 from rocketstore.inspection import inspect_file
 from rocketstore.javahash import hash_code, index_hash_many, tags_code
+from rocketstore.layout import Paths
 from rocketstore.message import StoredMessage
 from rocketstore.offsets import ConsumerOffsets, int_table, load_json, parse_fastjson
 from rocketstore.properties import decode_properties, encode_properties, index_keys
@@ -141,6 +144,20 @@ def _json(data: bytes) -> None:
     assert ConsumerOffsets(fs, path, writable=False).table == offsets.table
 
 
+def _config(data: bytes) -> None:
+    """What is mended makes sense, and is what was used before."""
+    paths = Paths("/s")
+    offsets = (paths.consumer_offset, paths.local_offset, paths.delay_offset)
+    names = [*offsets, paths.derived, paths.checkpoint]
+    fs = MemoryFileSystem({name.removeprefix("/"): data for name in names})
+    found = list(check_config(fs, paths))
+    used = [int_table(load_json(fs, path).get("offsetTable")) for path in offsets]
+    mended = list(mend_config(fs, paths))
+    assert [one.path for one in mended] == [one.path for one in found]
+    assert not [one for one in check_config(fs, paths) if one.cause is Cause.DAMAGE]
+    assert used == [int_table(load_json(fs, path).get("offsetTable")) for path in offsets]
+
+
 def _properties(data: bytes) -> None:
     found = decode_properties(data)
     keys = index_keys(found)
@@ -203,6 +220,7 @@ DECODERS = (
     Decoder("rocket-index", _index, lambda: _golden("index/*")),
     Decoder("rocket-checkpoint", _checkpoint, lambda: _golden("checkpoint")),
     Decoder("rocket-json", _json, lambda: _golden("*.json", "config/*.json"), per_byte=1024),
+    Decoder("rocket-config", _config, lambda: _golden("*.json", "config/*.json"), per_byte=1024),
     Decoder("rocket-properties", _properties, _property_seeds, per_byte=1024),
     Decoder(
         "rocket-message-id",

@@ -296,6 +296,14 @@ def test_delayed_messages(tmp_path: Path) -> None:
         assert [message.body for message in store.messages("T", 3)] == [b"one", b"five", b"most"]
 
 
+def test_the_first_delayed_message_of_a_level_is_delivered_at_once(tmp_path: Path) -> None:
+    """Nobody has read since the put, so the queue of its level is not made yet."""
+    with open_tiny(tmp_path / "s", clock=Clock(1_000_000)) as store:
+        store.put("T", b"one", delay=1)
+        assert store.deliver_due(1_001_500) == 1
+        assert [message.body for message in store.messages("T", 0)] == [b"one"]
+
+
 def test_delayed_messages_of_the_real_store(tmp_path: Path) -> None:
     """Two levels had been delivered up to offset 1; what follows is delivered from there."""
     root = rocket_copy("delay", tmp_path) / "store"
