@@ -33,6 +33,8 @@ __all__ = ["pipeline_command"]
 JOB_NAMES: Final = ("audit", "stats", "build-index", "export", "import", "migrate")
 _NEEDED: Final = ("pyspark", "pyarrow", "pandas")
 _STANDALONE: Final = re.compile(r"spark://(.+)")
+_HADOOP: Final = frozenset({"HADOOP_CONF_DIR", "YARN_CONF_DIR"})
+"""Say where YARN is; without, its client asks this machine for a quarter of an hour."""
 _CONNECT_SECONDS: Final = 5.0
 _ROWS_SHOWN: Final = 40
 _WIDE: Final = 240
@@ -95,13 +97,17 @@ def pipeline_command(
         raise UsageError(f"no job {job!r}; there are {', '.join(JOB_NAMES)}")
     _need_spark()
     from pyspark_qindex import session
+    from pyspark_qindex.filesystem import local_path
     from pyspark_qindex.jobs.commands import JOBS, JobOptions
     from pyspark_qindex.jobs.fleet import find_fleet
     from pyspark_qindex.jobs.progress import show_progress
     from pyspark_qindex.jobs.results import claim, write_outcome
     from pyspark_qindex.jobs.transfer import find_exports
 
+    if not all([*paths, out]):
+        raise UsageError("a path is empty")
     # What can be wrong without Spark is said before it starts, which takes seconds.
+    out = local_path(out, "--out")
     paths = [path if "://" in path else os.path.abspath(os.path.expanduser(path)) for path in paths]
     if job == "import":
         find_exports(paths)
@@ -116,7 +122,7 @@ def pipeline_command(
         spark = session(app_name=f"qindex {job}", master=master)
         try:
             with show_progress(spark, job):
-                options = JobOptions(paths, os.path.abspath(out), install, failfast, top)
+                options = JobOptions(paths, out, install, failfast, top)
                 outcome = JOBS[job](spark, options)
                 shown = write_outcome(job, outcome, out)
                 outcome.finish()
@@ -139,6 +145,8 @@ def _check_master(master: str) -> None:
     if found is None:
         if not re.match(r"(local(\[|$|-cluster)|yarn$|k8s://)", master):
             raise UsageError(f"--master {master!r}: local[N], spark://HOST:PORT, yarn or k8s://...")
+        if master == "yarn" and not (_HADOOP & os.environ.keys()):
+            raise UsageError(f"--master yarn: none of {', '.join(sorted(_HADOOP))} is set")
         return
     failure: object = "no host is given"
     for one in found.group(1).split(","):

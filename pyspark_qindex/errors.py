@@ -18,7 +18,7 @@ _OURS: Final = re.compile(
     r"^\s*(?:journal|msgstore|qindex|rocketstore|pyspark_qindex)(?:\.\w+)*\.(\w+): (.+)$", re.M
 )
 _PYTHON: Final = re.compile(
-    r"^\s*(?!java|scala|org\.)(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$", re.M
+    r"^\s*(?!java|scala|org\.)(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)|\w+\.error): (.+)$", re.M
 )
 _JAVA: Final = re.compile(r"(?:java|scala|org\.apache)\.[\w.$]+(?:Exception|Error): (.+)")
 _ERROR_CLASS: Final = re.compile(r"^\[([A-Z_0-9.]+)\] ")

@@ -8,62 +8,70 @@ store's URL is put in front of them again in what a user sees.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import shutil
 import stat
 import tempfile
-from typing import Any, Final
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
 
 from journal.errors import StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, RealFileSystem
-from pyspark_qindex.errors import SparkMissingError
+from pyspark_qindex.errors import SparkMissingError, one_line
 
-__all__ = ["Place", "RemoteFileSystem", "expand", "file_system", "is_glob"]
+__all__ = ["Place", "RemoteFileSystem", "expand", "file_system", "is_glob", "local_path"]
 
 _GLOB: Final = frozenset("*?[")
 _REMOTE: Final = "://"
 _READ_ONLY: Final = os.O_RDONLY | os.O_CLOEXEC
 
-Place = tuple[str, dict[str, str]]
+Place = tuple[str, dict[str, Any]]
 """Protocol (empty for local files), and what fsspec is told besides: what a task needs to open
 the same file system."""
 
 
 class RemoteFileSystem(RealFileSystem):
     """The reading half of the file seam over an fsspec file system; local copies of what is opened
-    last as long as this object."""
+    last as long as this object. Whatever fsspec raises comes out as :class:`OSError`."""
 
-    def __init__(self, protocol: str, storage: dict[str, str]) -> None:
+    def __init__(self, protocol: str, storage: dict[str, Any]) -> None:
         self._remote = _fsspec_file_system(protocol, storage)
-        self._copies = tempfile.TemporaryDirectory(prefix="qindex-")
+        self._copies = tempfile.mkdtemp(prefix="qindex-")
         self._names: dict[str, str] = {}
-        self.open = self._open  # type: ignore[assignment]
-        self.listdir = self._listdir  # type: ignore[assignment]
-        self.stat = self._stat  # type: ignore[assignment]
-        for name in ("rename", "unlink", "mkdir", "rmdir"):
-            setattr(self, name, self._refuse)
+        weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
 
-    def _open(self, path: PathLike, flags: int, _mode: int = 0o666, /) -> int:
-        if flags & ~(_READ_ONLY):
+    def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int:  # type: ignore[override]
+        """Copy the file at its first use, and open the copy."""
+        if flags & ~_READ_ONLY:
             self._refuse()
         name = os.fspath(path)
         copy = self._names.get(name)
         if copy is None:
-            copy = os.path.join(self._copies.name, str(len(self._names)))
-            self._remote.get_file(self._key(name), copy)
+            copy = os.path.join(self._copies, str(len(self._names)))
+            with _as_system_error(name):
+                self._remote.get_file(self._key(name), copy)
             self._names[name] = copy
         return os.open(copy, flags)
 
-    def _listdir(self, path: PathLike, /) -> list[str]:
+    def listdir(self, path: PathLike, /) -> list[str]:  # type: ignore[override]
+        """Give the names in a directory, where it is."""
         name = os.fspath(path)
-        found = self._remote.ls(self._key(name), detail=True)
+        with _as_system_error(name):
+            found = self._remote.ls(self._key(name), detail=True)
         key = self._key(name).rstrip("/")
         if [one["name"].rstrip("/") for one in found if one["type"] == "file"] == [key]:
             raise NotADirectoryError(20, "is a file", name)
         return [os.path.basename(one["name"].rstrip("/")) for one in found]
 
-    def _stat(self, path: PathLike, /) -> os.stat_result:
-        info = self._remote.info(self._key(os.fspath(path)))
+    def stat(self, path: PathLike, /) -> os.stat_result:  # type: ignore[override]
+        """Tell directory from file, and its size; the rest is zero."""
+        name = os.fspath(path)
+        with _as_system_error(name):
+            info = self._remote.info(self._key(name))
         kind = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
         return os.stat_result((kind | 0o444, 0, 0, 1, 0, 0, info.get("size") or 0, 0, 0, 0))
 
@@ -72,8 +80,25 @@ class RemoteFileSystem(RealFileSystem):
         return key
 
     @staticmethod
-    def _refuse(*_arguments: object) -> None:
-        raise OSError(30, "a remote store is only read")
+    def _refuse(*_arguments: object) -> NoReturn:
+        raise OSError(errno.EROFS, "a remote store is only read")
+
+    rename = _refuse  # type: ignore[assignment]
+    unlink = _refuse  # type: ignore[assignment]
+    mkdir = _refuse  # type: ignore[assignment]
+    rmdir = _refuse  # type: ignore[assignment]
+
+
+@contextmanager
+def _as_system_error(path: str) -> Iterator[None]:
+    """Clients of services raise errors of their own: no access, no such host, ..."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        what = one_line(f"{type(error).__name__}: {error}")
+        raise OSError(errno.EIO, what, path) from error
 
 
 def file_system(place: Place) -> FileSystem:
@@ -101,26 +126,64 @@ def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
         places: Place = ("", {})
         prefix = ""
     else:
+        storage = _with_what_the_url_says(protocol, path, storage)
         places = (protocol, storage)
         remote = _fsspec_file_system(protocol, storage)
         key = remote._strip_protocol(path)
+        if _REMOTE in key:
+            raise UsageError(f"{protocol}://: has no directories that could be looked through")
         try:
-            found = sorted(remote.glob(key)) if is_glob(path) else [key]
+            with _as_system_error(path):
+                found = sorted(remote.glob(key)) if is_glob(path) else [key]
         except OSError as error:
             raise StorageError(path, "can't be listed", error) from error
         found = ["/" + one.strip("/") for one in found]
-        prefix = protocol + ("://" if remote.root_marker else ":/")
+        prefix = _before(path, key) or protocol + ("://" if remote.root_marker else ":/")
     if not found:
         raise UsageError(f"{path}: nothing matches")
     return places, found, prefix
 
 
-def _fsspec_file_system(protocol: str, storage: dict[str, str]) -> Any:
+def local_path(path: str, what: str) -> str:
+    """Give the absolute path of a place that must be local. ``what``: in words, for the error.
+
+    Raises :class:`UsageError` for another protocol than ``file``.
+    """
+    protocol, separator, rest = path.partition(_REMOTE)
+    if not separator:
+        return os.path.abspath(os.path.expanduser(path))
+    if protocol != "file":
+        raise UsageError(f"{path}: {what} must be a local path")
+    return os.path.abspath("/" + rest.lstrip("/"))
+
+
+def _with_what_the_url_says(protocol: str, path: str, storage: dict[str, Any]) -> dict[str, Any]:
+    """Host, user, port: what is given besides wins."""
+    try:
+        found = _fsspec(protocol).get_filesystem_class(protocol)._get_kwargs_from_urls(path)
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"{protocol}://: {error}") from error
+    return {**found, **storage}
+
+
+def _before(path: str, key: str) -> str | None:
+    """Give what stands in a URL before the path that fsspec makes of it: ``sftp://host``."""
+    bare, key = path.rstrip("/"), key.strip("/")
+    return bare[: -len(key) - 1] if key and bare.endswith("/" + key) else None
+
+
+def _fsspec(protocol: str) -> Any:
     try:
         import fsspec
     except ImportError as error:
         raise SparkMissingError(f"{protocol}://: needs fsspec: pip install fsspec") from error
+    return fsspec
+
+
+def _fsspec_file_system(protocol: str, storage: dict[str, Any]) -> Any:
+    fsspec = _fsspec(protocol)
     try:
-        return fsspec.filesystem(protocol, **storage)
-    except (ValueError, ImportError, TypeError) as error:
-        raise UsageError(f"{protocol}://: {error}") from error
+        with _as_system_error(protocol):
+            return fsspec.filesystem(protocol, **storage)
+    except OSError as error:
+        raise UsageError(f"{protocol}://: {error.strerror or error}") from error

@@ -26,7 +26,8 @@ from pyspark_qindex.batches import (
 )
 from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.rocket_planning import IndexPart, LogPart, UnitsPart
+from pyspark_qindex.planning import FailedStore
+from pyspark_qindex.rocket_planning import IndexPart, LogPart, RocketPart, UnitsPart
 from rocketstore.commitlog import CommitLog
 from rocketstore.commitlog_format import format_host
 from rocketstore.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
@@ -36,13 +37,24 @@ from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 from rocketstore.scan import Records
 from rocketstore.walk import LogWalk, SkipDamage
 
-__all__ = ["open_log", "read_index", "read_records", "read_units"]
+__all__ = ["open_log", "read_index", "read_records", "read_rocket_part", "read_units"]
 
 I64 = npt.NDArray[np.int64]
 
 _BAD_BODY = "the body does not match its checksum"
 _NO_RECORD = "no sound record stands here"
 _BYTES_AT_ONCE = 8 << 20
+
+
+def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Read one part of a plan."""
+    if isinstance(part, FailedStore):
+        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
+    if isinstance(part, LogPart):
+        return read_records(part, options)
+    if isinstance(part, IndexPart):
+        return read_index(part, options)
+    return read_units(part, options)
 
 
 def open_log(part: LogPart, starts: list[int]) -> CommitLog:
@@ -100,14 +112,25 @@ def _at(part: LogPart, offset: int, what: str) -> str:
 
 
 def _damaged(log: CommitLog, part: LogPart, skip: SkipDamage, walk: LogWalk) -> list[int]:
-    """Give the places without a record; the one where the log ends is none of them."""
+    """Give the places without a record; the one where the log ends is none of them. Behind that
+    there are zeros, or what a writer that is at work, or was killed, has not finished."""
     places = skip.skipped
     if not places or walk.end != places[-1]:
         return places
     file = log.files.files[part.start]
     at = places[-1] - part.start
-    ends = part.last or not log.files.mapped(file)[at : at + 8].strip(b"\0")
-    return places[:-1] if ends else places
+    if not log.files.mapped(file)[at : at + 8].strip(b"\0"):
+        return places[:-1]
+    return places[:-1] if part.last and _is_unfinished(part) else places
+
+
+def _is_unfinished(part: LogPart) -> bool:
+    """Whether the store is open for writing, or was left so."""
+    try:
+        file_system(part.store.place).stat(Paths(part.store.path).abort)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _in_pieces(records: Records) -> Iterator[Records]:

@@ -83,8 +83,14 @@ def plan_rocket(options: ReadOptions) -> list[list[RocketPart]]:
         found += [
             FailedStore(store, f"{one.path}: {one.what}")
             for one in layout.strangers
-            if one.start >= 0
+            if os.path.basename(one.path).isdigit()  # another name is another program's
         ]
+        if options.include == "records":
+            found += [
+                FailedStore(store, f"{_log_path(store, start)}: this file of the log is missing")
+                for gap in layout.missing
+                for start in gap
+            ]
     return group(found, options.partitions)
 
 
@@ -99,7 +105,7 @@ def _parts(
     paths = Paths(store.path)
     if options.include == "records":
         for start in layout.commitlog:
-            weight = _bytes(fs, os.path.join(paths.commitlog, file_name(start)))
+            weight = _bytes(fs, _log_path(store, start))
             last = start == layout.commitlog[-1]
             yield LogPart(store, layout.commitlog_file_size, start, start, None, last, weight)
     elif options.include == "units":
@@ -116,6 +122,10 @@ def _parts(
         for name in layout.index:
             path = os.path.join(paths.index, name)
             yield IndexPart(store, path, layout.index_slots, layout.index_entries, _bytes(fs, path))
+
+
+def _log_path(store: Store, start: int) -> str:
+    return os.path.join(Paths(store.path).commitlog, file_name(start))
 
 
 def _bytes(fs: FileSystem, path: str) -> int:

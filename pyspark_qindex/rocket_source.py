@@ -15,15 +15,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
-from pyspark_qindex.batches import tell
 from pyspark_qindex.options import ROCKET_TABLES, ReadOptions, read_options
-from pyspark_qindex.planning import FailedStore
 from pyspark_qindex.qindex_source import Parts
-from pyspark_qindex.read_rocket import read_index, read_records, read_units
-from pyspark_qindex.rocket_planning import IndexPart, LogPart, RocketPart, plan_rocket
+from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.rocket_planning import RocketPart, plan_rocket
 from pyspark_qindex.schemas import spark_schema
 
-__all__ = ["RocketReader", "RocketSource", "read_rocket_part"]
+__all__ = ["RocketReader", "RocketSource"]
 
 
 class RocketSource(DataSource):
@@ -69,14 +67,3 @@ class RocketReader(DataSourceReader):
         """Read one task's parts."""
         for part in getattr(partition, "parts", ()):
             yield from read_rocket_part(cast(RocketPart, part), self.options)
-
-
-def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Read one part of a plan."""
-    if isinstance(part, FailedStore):
-        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
-    if isinstance(part, LogPart):
-        return read_records(part, options)
-    if isinstance(part, IndexPart):
-        return read_index(part, options)
-    return read_units(part, options)

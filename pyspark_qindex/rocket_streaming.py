@@ -25,9 +25,8 @@ from pyspark_qindex.offsets import Places, flatten, share, unflatten
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import group
 from pyspark_qindex.qindex_source import Parts
-from pyspark_qindex.read_rocket import open_log
+from pyspark_qindex.read_rocket import open_log, read_rocket_part
 from pyspark_qindex.rocket_planning import LogPart, look_at
-from pyspark_qindex.rocket_source import read_rocket_part
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store
 from rocketstore.layout import Layout
 from rocketstore.walk import LogWalk, SkipDamage

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from journal.errors import NotAStoreError, StorageError
+from journal.errors import NotAStoreError, StorageError, UsageError
 from journal.files import FileSystem
 from pyspark_qindex.filesystem import Place, expand, file_system
 from qindex import layout
@@ -62,8 +62,9 @@ def is_rocket_store(names: set[str]) -> bool:
 def find_stores(paths: tuple[str, ...], storage: dict[str, str], wanted: Recognise) -> list[Store]:
     """Give the stores at or below ``paths``, each once, sorted by path within each of them.
 
-    Raises :class:`UsageError` for a glob without matches, :class:`NotAStoreError` for a path that
-    is not there, is a file, or has no store at or below it, :class:`StorageError`.
+    Raises :class:`UsageError` for a glob without matches and a name that is not UTF-8,
+    :class:`NotAStoreError` for a path that is not there, is a file, or has no store at or below
+    it, :class:`StorageError`.
     """
     found: dict[tuple[str, str], Store] = {}
     for path in paths:
@@ -73,6 +74,7 @@ def find_stores(paths: tuple[str, ...], storage: dict[str, str], wanted: Recogni
         for root in roots:
             root = os.path.abspath(root)
             for one in _look(fs, root, wanted):
+                _need_text(prefix + one)
                 below += 1
                 found.setdefault(
                     (place[0], one),
@@ -83,8 +85,17 @@ def find_stores(paths: tuple[str, ...], storage: dict[str, str], wanted: Recogni
     return list(found.values())
 
 
+def _need_text(url: str) -> None:
+    try:
+        url.encode()
+    except UnicodeEncodeError as error:
+        shown = url.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise UsageError(f"{shown}: its name is not UTF-8, and Spark takes no other") from error
+
+
 def _look(fs: FileSystem, root: str, wanted: Recognise) -> Iterator[str]:
     waiting = [(root, 0)]
+    seen: set[tuple[int, int]] = set()  # links can lead round in a circle
     while waiting:
         path, depth = waiting.pop()
         try:
@@ -95,9 +106,22 @@ def _look(fs: FileSystem, root: str, wanted: Recognise) -> Iterator[str]:
             raise StorageError(path, "can't be listed", error) from error
         if wanted(set(names)):
             yield path
-        elif depth < _DEEPEST:
+        elif depth < _DEEPEST and _is_new(fs, path, seen):
             inner = [os.path.join(path, name) for name in names]
             waiting += [(one, depth + 1) for one in reversed(inner) if _is_directory(fs, one)]
+
+
+def _is_new(fs: FileSystem, path: str, seen: set[tuple[int, int]]) -> bool:
+    """Whether this directory was not seen under another name (a remote one has no number)."""
+    try:
+        info = fs.stat(path)
+    except OSError:
+        return False
+    place = (info.st_dev, info.st_ino)
+    if info.st_ino and place in seen:
+        return False
+    seen.add(place)
+    return True
 
 
 def _is_directory(fs: FileSystem, path: str) -> bool:

@@ -192,6 +192,8 @@ def gather_bytes(data: ReadBuffer, offsets: I64, width: int) -> U8:
 
     Where the offsets are one apart from the other by the same step, a view of ``data``.
     """
+    if not len(offsets):
+        return np.empty((0, width), np.uint8)
     steps = np.diff(offsets)
     stride = int(steps[0]) if len(steps) else width
     if stride >= 0 and (not len(steps) or (steps == stride).all()):

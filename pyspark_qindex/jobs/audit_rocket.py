@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import sleep
 from typing import Any, Final
 
@@ -125,7 +125,7 @@ def plan_rocket_store(store: Store) -> tuple[list[RocketItem], list[Finding]]:
 
 def audit_rocket_item(item: RocketItem) -> Iterator[Found]:
     """Audit one item; gives findings, and of a log file the queue offsets it has."""
-    parts = _parts(item.store)
+    parts = _parts(item)
     try:
         if item.part == "log":
             yield from _LogAudit(item, parts).run()
@@ -158,9 +158,13 @@ def _layout(store: Store) -> Layout:
     return look(options.fs, Paths(store.path), options)
 
 
-def _parts(store: Store) -> Parts:
-    options = Options(fs=file_system(store.place), read_only=True)
-    return build_parts(options, Paths(store.path), _layout(store), Checkpoint())
+def _parts(item: RocketItem) -> Parts:
+    """Of the index files those that the item is about: a store may have thousands."""
+    layout = _layout(item.store)
+    if item.part != "log":
+        layout = replace(layout, index=[name for name in layout.index if name == item.name])
+    options = Options(fs=file_system(item.store.place), read_only=True)
+    return build_parts(options, Paths(item.store.path), layout, Checkpoint())
 
 
 # -- a file of the CommitLog ----------------------------------------------------------------------

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from journal.errors import DamageError, NotAStoreError, UsageError
 from journal.files import REAL
+from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.build_install import install_store, keep_expired_queues, last_message
 from pyspark_qindex.jobs.build_scan import PIECES, LogFile, ScanItem, scan_log_file, unpack
 from pyspark_qindex.jobs.build_write import (
@@ -109,6 +110,8 @@ def build_index(
     """
     if not install and out is None:
         raise UsageError("where to leave what is built? Without install, out is needed")
+    if out is not None:
+        out = local_path(out, "out")
     with contextlib.ExitStack() as stack:
         targets = [_take(root, stack) for root in _roots(paths)]
         pieces = _scan(spark, targets)

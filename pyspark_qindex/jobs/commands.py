@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.build_index import build_index
+from pyspark_qindex.jobs.left_behind import DAMAGED
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
 from pyspark_qindex.jobs.stats import stats
@@ -81,12 +82,15 @@ def run_stats(spark: SparkSession, options: JobOptions) -> Outcome:
         "queues": result.queues.count(),
         "messages": total[0],
         "bytes": total[1],
+        "damaged": result.damage.count(),
     }
     tables = {
         "queues": Table(result.queues.orderBy("store", "queue"), title="Queues"),
         "keys": Table(result.keys, title="Keys with the most messages"),
         "growth": Table(result.growth, title="Messages by time of publishing"),
     }
+    if summary["damaged"]:
+        tables["damage"] = Table(result.damage.orderBy("store", "queue"), title="Not readable")
     name = ("store", "queue")
     plots = [
         Plot("Messages by queue", "queues", "bars", name, "messages"),
@@ -100,7 +104,14 @@ def run_stats(spark: SparkSession, options: JobOptions) -> Outcome:
         plots.append(Plot("Garbage by file, bytes", "files", "bars", ("store", "file"), "garbage"))
     if result.lag is not None:
         tables["lag"] = Table(result.lag, title="Consumer groups")
-    return Outcome(summary, tables, shown="queues", plots=plots, finish=result.unpersist)
+    return Outcome(
+        summary,
+        tables,
+        shown="queues",
+        plots=plots,
+        found=summary["damaged"] > 0,
+        finish=result.unpersist,
+    )
 
 
 def run_build_index(spark: SparkSession, options: JobOptions) -> Outcome:
@@ -130,7 +141,9 @@ def run_export(spark: SparkSession, options: JobOptions) -> Outcome:
         rows.write.parquet(path)
         written = spark.read.parquet(path)
         tables[name] = Table(written, large=name != "queues", title="Queues", written=True)
-        if name != "queues":
+        if name == "queues":
+            summary["damaged"] += written.where("error is not null").count()
+        else:
             figures = written.selectExpr(
                 "count_if(body is not null)", "coalesce(sum(length(body)), 0)",
                 "count_if(error is not null)",
@@ -170,11 +183,18 @@ def run_migrate(spark: SparkSession, options: JobOptions) -> Outcome:
         "stores": len(result.targets),
         "moved": sum(row["messages"] for row in rows if row["status"] == "moved"),
         "skipped": sum(row["messages"] for row in rows if row["status"] == "skipped"),
+        "left_behind": result.left_behind.count(),
     }
     damaged = any(row["reason"] == "damaged" for row in rows)
+    damaged |= result.left_behind.where(f.col("what") == DAMAGED).count() > 0
+    left = result.left_behind.orderBy("store", "queue", "what", "seq_id")
     return Outcome(
         summary,
-        {"report": Table(report, title="Messages"), "moves": Table(result.moves, large=True)},
+        {
+            "report": Table(report, title="Messages"),
+            "left_behind": Table(left, title="Not carried over"),
+            "moves": Table(result.moves, large=True),
+        },
         shown="report",
         plots=[Plot("Messages", "report", "bars", by, "messages")],
         found=damaged,

@@ -7,6 +7,7 @@ Every message is accounted for, in a row of :data:`MOVES`: moved, and where to; 
 ==================  ===============================================================================
 expired             its time to live is over
 transient           does not outlive the restart of the RabbitMQ node whose directory this is
+later               was published after the moment that was read (the store is in use)
 damaged             can't be read (``what`` says why)
 too-large           is over one of RocketMQ's limits: topic 127 bytes, properties 32,767, record
                     4 MiB
@@ -15,7 +16,8 @@ delivered           waited in RocketMQ's queue of delayed messages, and was deli
 not-a-message       fills a place in the log where damage was set aside
 ==================  ===============================================================================
 
-How a message of one side looks on the other: :mod:`pyspark_qindex.jobs.mapping`. One task fills one
+How a message of one side looks on the other: :mod:`pyspark_qindex.jobs.mapping`. What is not a
+message, and is not carried over: :mod:`pyspark_qindex.jobs.left_behind`. One task fills one
 store, for a store has one writer.
 """
 
@@ -30,20 +32,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import pyarrow as pa
 
 from journal.errors import StoreError, UsageError
-from journal.files import REAL
+from pyspark_qindex.filesystem import file_system, local_path
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
+from pyspark_qindex.jobs.left_behind import left_behind
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
 from pyspark_qindex.jobs.naming import STORES, store_names
 from pyspark_qindex.jobs.refill import QueueFill, RocketFill, new_store
 from pyspark_qindex.jobs.tasks import Row, batches
 from pyspark_qindex.jobs.transfer import by_store, in_order, origin_of
 from pyspark_qindex.schemas import Table, spark_schema
+from qindex import layout
 from qindex.envelope import open_envelope
 from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK
 from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.filler_format import is_filler
 from rocketstore.layout import Paths
-from rocketstore.offsets import load_json
+from rocketstore.offsets import int_table, load_json
 from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
 
 if TYPE_CHECKING:
@@ -67,20 +71,28 @@ MOVES: Final[Table] = {
     "size": "bigint",
 }
 """``queue``: of RocketMQ ``TOPIC/QUEUEID``. ``seq_id``: of RocketMQ the physical offset.
-``target``: the new store; ``target_queue``, ``target_seq_id``: where in it (of RocketMQ the queue
-offset). ``size``: of the body, in bytes."""
+``what``: of a skipped one more about why, of a moved one what it lost. ``target``: the new store;
+``target_queue``, ``target_seq_id``: where in it (of RocketMQ the queue offset). ``size``: of the
+body, in bytes."""
+
+
+_PLACE: Final = ("store", "queue", "seq_id", "priority")
 
 
 @dataclass(slots=True)
 class MigrateResult:
-    """``moves``: a row for each message. ``targets``: the new stores, by the one they came from."""
+    """``moves``: a row for each message (:data:`MOVES`). ``left_behind``: a row for each thing
+    that is not carried over (:data:`pyspark_qindex.jobs.left_behind.LEFT_BEHIND`). ``targets``: the
+    new stores, by the one they came from."""
 
     moves: DataFrame
+    left_behind: DataFrame
     targets: dict[str, str]
 
     def unpersist(self) -> None:
         """Let Spark forget the rows."""
         self.moves.unpersist()
+        self.left_behind.unpersist()
 
 
 def migrate(
@@ -100,8 +112,6 @@ def migrate(
     moved. Raises :class:`UsageError` for paths with stores of both kinds, and as
     :func:`pyspark_qindex.jobs.fleet.find_fleet`.
     """
-    from pyspark import StorageLevel
-
     fleet = find_fleet(paths)
     kinds = {one.is_rocket for one in fleet}
     if len(kinds) > 1:
@@ -113,65 +123,83 @@ def migrate(
     if to is not None and to != wanted:
         raise UsageError(f"to {to}: the stores are of that kind already")
     urls = [one.store.url for one in fleet]
-    root = os.path.abspath(os.path.join(out, STORES))
+    root = os.path.join(local_path(out, "out"), STORES)
     targets = {url: os.path.join(root, name) for url, name in store_names(urls).items()}
-    moved = (
-        _into_queues(spark, fleet, targets, mode)
-        if from_rocketmq
-        else _into_rocketmq(spark, fleet, targets, sizes or {}, mode)
-    )
-    moves = moved.persist(StorageLevel.MEMORY_AND_DISK)
-    moves.count()  # all tasks have run: the stores are there
-    return MigrateResult(moves, targets)
+    if from_rocketmq:
+        moves = _kept(_into_queues(spark, fleet, targets, mode))
+    else:
+        messages = spark.read.format("qindex").option("mode", mode).load(urls)
+        moved = _kept(_into_rocketmq(spark, messages, targets, sizes or {}))
+        moves = _kept(moved.unionByName(_left_out(spark, messages, fleet, mode)))
+        moved.unpersist()
+    return MigrateResult(moves, _kept(left_behind(spark, fleet)), targets)
+
+
+def _kept(rows: DataFrame) -> DataFrame:
+    """Run the tasks now, and keep what they give: the stores are there then."""
+    from pyspark import StorageLevel
+
+    rows.persist(StorageLevel.MEMORY_AND_DISK).count()
+    return rows
 
 
 # -- queues into RocketMQ -------------------------------------------------------------------------
 
 
 def _into_rocketmq(
-    spark: SparkSession,
-    fleet: list[FleetStore],
-    targets: dict[str, str],
-    sizes: dict[str, int],
-    mode: str,
+    spark: SparkSession, messages: DataFrame, targets: dict[str, str], sizes: dict[str, int]
 ) -> DataFrame:
-    from pyspark.sql import functions as f
-
-    urls = [one.store.url for one in fleet]
-    read = spark.read.format("qindex").option("mode", mode)
-    messages = read.load(urls).where("seq_id is not null or error is not null")
-    place = ("store", "queue", "seq_id", "priority")
-    columns = (*place, "msg_id", "persistent", "redelivered", "expiry", "envelope", "body",
+    columns = (*_PLACE, "msg_id", "persistent", "redelivered", "expiry", "envelope", "body",
                "error", "size", "timestamp")  # fmt: skip
-    entries = read.option("include", "entries").load(urls)
-    alive = entries.where("state in ('ready', 'delivered')").withColumn(
-        "priority", f.coalesce("priority", f.lit(-1))
-    )
-    keys = messages.where("seq_id is not null").select(
-        "store", "queue", "seq_id", f.coalesce("priority", f.lit(-1)).alias("priority")
-    )
-    left_out = alive.join(keys, list(place), "left_anti").select(
-        "store", "queue", "seq_id", "expiry", "size"
-    )
-    stores = spark.createDataFrame([(url,) for url in urls], "store string")
-    rows = messages.select(*columns).unionByName(stores, allowMissingColumns=True)
+    told = messages.where("seq_id is not null or error is not null").select(*columns)
+    # A row for each store, so that those without messages are made, too.
+    stores = spark.createDataFrame([(url,) for url in targets], "store string")
+    rows = told.unionByName(stores, allowMissingColumns=True)
 
     def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches(MOVES, _fill_rocketmq(_by_row(found), targets, sizes))
 
-    moved = in_order(rows).mapInArrow(fill, spark_schema(MOVES))
+    return in_order(rows).mapInArrow(fill, spark_schema(MOVES))
+
+
+def _left_out(
+    spark: SparkSession, messages: DataFrame, fleet: list[FleetStore], mode: str
+) -> DataFrame:
+    """Account for index entries without a message in ``messages``, which was read before."""
+    from pyspark.sql import functions as f
+
+    # After the messages were read: what was too old for them is so now.
     now = time_ns() // 1000
-    is_expired = f.coalesce(f.col("expiry") <= now, f.lit(False))
+    entries = spark.read.format("qindex").option("mode", mode).option("include", "entries")
+    alive = entries.load([one.store.url for one in fleet]).where("state in ('ready', 'delivered')")
+    priority = f.coalesce("priority", f.lit(-1)).alias("priority")
+    keys = messages.where("seq_id is not null").select("store", "queue", "seq_id", priority)
+    left_out = alive.withColumn("priority", priority).join(keys, list(_PLACE), "left_anti")
+    reason = (
+        f.when(f.coalesce(f.col("expiry") <= now, f.lit(False)), "expired")
+        .when(~f.col("persistent") & f.col("store").isin(_of_nodes(fleet)), "transient")
+        .otherwise("later")
+    )
     skipped = left_out.select(
         "store",
         "queue",
         "seq_id",
         f.lit("skipped").alias("status"),
-        f.when(is_expired, "expired").otherwise("transient").alias("reason"),
+        reason.alias("reason"),
         "size",
     )
     table = spark.createDataFrame([], spark_schema(MOVES))
-    return moved.unionByName(table.unionByName(skipped, allowMissingColumns=True))
+    return table.unionByName(skipped, allowMissingColumns=True)
+
+
+def _of_nodes(fleet: list[FleetStore]) -> list[str]:
+    """The stores that are RabbitMQ's, whose transient messages are not given as messages."""
+    stores = [one.store for one in fleet]
+    return [
+        store.url
+        for store in stores
+        if not layout.store_kind(file_system(store.place), store.path).ours
+    ]
 
 
 def _by_row(found: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
@@ -207,9 +235,11 @@ def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], target: str) -> Row:
     return _moved(row, target, f"{record.topic}/{record.queue_id}", queue_offset)
 
 
-def _moved(row: dict[str, Any], target: str, queue: str, seq_id: int) -> Row:
+def _moved(
+    row: dict[str, Any], target: str, queue: str, seq_id: int, what: str | None = None
+) -> Row:
     place = (row["store"], row["queue"], row["seq_id"])
-    return (*place, "moved", None, None, target, queue, seq_id, len(row["body"]))
+    return (*place, "moved", None, what, target, queue, seq_id, len(row["body"]))
 
 
 def _skipped(row: dict[str, Any], reason: str, what: str) -> Row:
@@ -239,9 +269,9 @@ def _into_queues(
 
 def _delay_offsets(one: FleetStore) -> dict[int, int]:
     """How far each queue of delayed messages was delivered, by its queue id."""
-    table = load_json(REAL, Paths(one.store.path).delay_offset).get("offsetTable")
-    found = table if isinstance(table, dict) else {}
-    return {int(level) - 1: at for level, at in found.items() if str(level).isdigit()}
+    fs = file_system(one.store.place)
+    table = load_json(fs, Paths(one.store.path).delay_offset).get("offsetTable")
+    return {level - 1: at for level, at in int_table(table).items()}
 
 
 def _fill_queues(
@@ -262,7 +292,7 @@ def _fill_queues(
 def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dict[int, int]) -> Row:
     if row["body"] is None or row["error"] is not None:
         return _skipped(row, "damaged", row["error"] or "the record can't be read")
-    topic, queue_id = row["topic"], row["queue_id"]
+    topic, queue_id, what = row["topic"], row["queue_id"], None
     transaction = row["sys_flag"] & TRANSACTION_MASK
     if is_filler(topic.encode(), row["sys_flag"], row["record_size"]):
         return _skipped(row, "not-a-message", "it fills a place where damage was set aside")
@@ -271,9 +301,14 @@ def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dic
     if topic == SCHEDULE_TOPIC:
         if row["queue_offset"] < delays.get(queue_id, 0):
             return _skipped(row, "delivered", "it was put again where it belongs")
+        what = f"its delay (level {queue_id + 1}) is not carried over"
         properties = decode_properties(row["properties_raw"])
         topic = properties.get(REAL_TOPIC, topic)
-        queue_id = int(properties.get(REAL_QUEUE_ID, queue_id))
+        try:
+            queue_id = int(properties.get(REAL_QUEUE_ID, queue_id))
+        except ValueError:
+            wrong = properties[REAL_QUEUE_ID]
+            return _skipped(row, "damaged", f"property {REAL_QUEUE_ID} is {wrong!r}")
     names = ("flag", "sys_flag", "born_timestamp", "born_host", "store_timestamp", "store_host",
              "reconsume_times")  # fmt: skip
     rest = {name: row[name] for name in names}
@@ -286,4 +321,4 @@ def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dic
         msg_id = row["offset"].to_bytes(8, "big") + seq.to_bytes(8, "big")
         place = Origin(place, seq, msg_id, True, row["reconsume_times"] > 0, 0)
     seq_id = fill.put(place, message)
-    return _moved(row, target, place.queue, seq_id)
+    return _moved(row, target, place.queue, seq_id, what)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from journal.poison import Poison
 from msgstore import MessageStore
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
 from qindex import layout
+from qindex.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.delivery_counts import pack_count
 from qindex.message import Message
 from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY, check_record
 from qindex.options import Options
@@ -54,11 +57,16 @@ _VHOST = "/"
 @dataclass(frozen=True, slots=True)
 class QueueKept:
     """What a queue has beside its messages. ``settings``: what its settings file holds, ``None``
-    without one. ``next_seq_id``: of its next publish."""
+    without one. ``next_seq_id``: of its next publish. ``deliveries``: how often messages were
+    delivered, by seq_id, as far as that is counted. ``messages``: how many it holds.
+    ``error``: why its settings can't be read."""
 
     name: str
     settings: dict[str, Any] | None = None
     next_seq_id: int = 0
+    deliveries: dict[int, int] = field(default_factory=dict)
+    messages: int = 0
+    error: str | None = None
 
 
 @contextmanager
@@ -94,6 +102,7 @@ class QueueFill:
         self._writers: dict[str, QueueWriter] = {}
         self._next: dict[str, int] = {}
         self._settings: dict[str, dict[str, Any]] = {}
+        self._deliveries: dict[str, dict[int, int]] = {}
         self._waiting: dict[str, list[tuple[Origin, bytes, int, int]]] = {}
         self._count = 0
         self._held = 0
@@ -108,6 +117,8 @@ class QueueFill:
         self._next[name] = max(self._next.get(name, 0), kept.next_seq_id)
         if kept.settings is not None:
             self._settings[name] = kept.settings
+        if kept.deliveries:
+            self._deliveries[name] = kept.deliveries
         if self._path is not None and name not in self._writers:
             directory = os.path.join(self._path, layout.QUEUES, directory_name(_VHOST, name))
             stored = format_queue_name(_VHOST, name)
@@ -192,6 +203,9 @@ class QueueFill:
             if name in self._settings:
                 content = layout.pack_checked(self._settings[name])
                 replace_file(REAL, os.path.join(writer.directory, layout.SETTINGS), content)
+            if name in self._deliveries:
+                content = b"".join(starmap(pack_count, self._deliveries[name].items()))
+                replace_file(REAL, os.path.join(writer.directory, DELIVERIES), content)
         if not self._transient:
             settle(REAL, self._path)
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING, Final
 
-from journal.files import REAL
 from pyspark_qindex.jobs.fleet import find_fleet
+from pyspark_qindex.jobs.left_behind import committed_offsets
 from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table, spark_schema
 from pyspark_qindex.stores import Store
-from rocketstore.layout import Paths
-from rocketstore.offsets import ConsumerOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,9 +34,10 @@ __all__ = [
     "stats",
 ]
 
-_MESSAGE_COLUMNS: Final = "store,queue,seq_id,size,timestamp,redelivered,key"
+_MESSAGE_COLUMNS: Final = "store,queue,seq_id,size,timestamp,redelivered,key,error"
 _RECORD_COLUMNS: Final = (
-    "store,topic,queue_id,queue_offset,record_size,store_timestamp,reconsume_times,keys,sys_flag"
+    "store,topic,queue_id,queue_offset,record_size,store_timestamp,reconsume_times,keys,sys_flag,"
+    "error"
 )
 _OFFSETS: Final[Table] = {
     "store": "string",
@@ -54,7 +53,8 @@ _MOST_BUCKETS: Final = 200
 @dataclass(slots=True)
 class StatsResult:
     """``queues``, ``files``, ``keys``, ``growth``, ``lag``: see the functions of (about) those
-    names. ``messages``: all of them, in common columns, kept by Spark."""
+    names. ``messages``: all of them, in common columns. ``damage``: ``store``, ``queue`` and
+    ``error`` of what could not be read."""
 
     queues: DataFrame
     files: DataFrame | None
@@ -62,11 +62,14 @@ class StatsResult:
     growth: DataFrame
     lag: DataFrame | None
     messages: DataFrame
+    damage: DataFrame
     stores: int
+    _read: list[DataFrame]
 
     def unpersist(self) -> None:
         """Let Spark forget the messages."""
-        self.messages.unpersist()
+        for one in self._read:
+            one.unpersist()
 
 
 def stats(
@@ -83,18 +86,26 @@ def stats(
     queues = [one.store.url for one in fleet if not one.is_rocket]
     rockets = [one.store for one in fleet if one.is_rocket]
     parts: list[DataFrame] = []
+    damage: list[DataFrame] = []
+    kept: list[DataFrame] = []
     files = lag = None
     if queues:
         read = spark.read.format("qindex").option("mode", mode)
-        parts.append(common(read.option("columns", _MESSAGE_COLUMNS).load(queues)))
+        found = read.option("columns", _MESSAGE_COLUMNS).load(queues)
+        kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
+        parts.append(common(found))
+        damage.append(found.where("error is not null").select("store", "queue", "error"))
         read = spark.read.format("qindex").option("mode", mode).option("include", "files")
         files = file_garbage(read.load(queues))
     if rockets:
         read = spark.read.format("rocketstore").option("mode", mode)
         read = read.option("columns", _RECORD_COLUMNS)
-        parts.append(common_records(read.load([store.url for store in rockets])))
-    messages = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-    messages = messages.persist(StorageLevel.MEMORY_AND_DISK)
+        found = read.load([store.url for store in rockets])
+        kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
+        parts.append(common_records(found))
+        place = "concat_ws('/', topic, queue_id) as queue"
+        damage.append(found.where("error is not null").selectExpr("store", place, "error"))
+    messages = _together(parts)
     if rockets:
         offsets = [row for store in rockets for row in _committed(store)]
         lag = consumer_lag(messages, spark.createDataFrame(offsets, spark_schema(_OFFSETS)))
@@ -105,8 +116,14 @@ def stats(
         growth=growth(messages),
         lag=lag,
         messages=messages,
+        damage=_together(damage),
         stores=len(fleet),
+        _read=kept,
     )
+
+
+def _together(parts: list[DataFrame]) -> DataFrame:
+    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
 def common(messages: DataFrame) -> DataFrame:
@@ -218,11 +235,4 @@ def consumer_lag(messages: DataFrame, committed: DataFrame) -> DataFrame:
 
 
 def _committed(store: Store) -> list[Row]:
-    if store.place[0]:
-        return []  # offsets of a remote store are not copied
-    offsets = ConsumerOffsets(REAL, Paths(store.path).consumer_offset, writable=False)
-    rows: list[Row] = []
-    for name, table in offsets.table.items():
-        topic, _, consumer_group = name.partition("@")
-        rows += [(store.url, f"{topic}/{queue}", consumer_group, at) for queue, at in table.items()]
-    return rows
+    return [(store.url, *found) for found in committed_offsets(store)]

@@ -25,7 +25,9 @@ import pyarrow as pa
 
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.files import read_optional
-from pyspark_qindex.filesystem import file_system
+from pyspark_qindex.batches import plain_text
+from pyspark_qindex.errors import explain, one_line
+from pyspark_qindex.filesystem import file_system, local_path
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
 from pyspark_qindex.jobs.naming import STORES, store_names
@@ -33,7 +35,10 @@ from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, new_sto
 from pyspark_qindex.jobs.tasks import Row, batches
 from pyspark_qindex.schemas import Table, spark_schema
 from qindex import layout
+from qindex.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.delivery_counts import unpack_counts
 from qindex.envelope import open_envelope
+from qindex.message import Message
 from qindex.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -51,14 +56,27 @@ __all__ = [
 ]
 
 _TABLES: Final = ("messages", "queues", "records")
+_ID_BYTES: Final = 16
+_NEEDED: Final = {
+    "messages": ("store", "queue", "seq_id", "msg_id", "persistent", "redelivered", "expiry",
+                 "priority", "envelope", "body", "error"),
+    "queues": ("store", "queue", "settings", "next_seq_id"),
+    "records": ("store", "offset", "topic", "queue_id", "body", "properties_raw", "flag",
+                "sys_flag", "born_timestamp", "born_host", "store_timestamp", "reconsume_times",
+                "error"),
+}  # fmt: skip
+"""Columns that an import reads."""
 QUEUES: Final[Table] = {
     "store": "string",
     "queue": "string",
     "settings": "string",
     "next_seq_id": "bigint",
+    "deliveries": "string",
+    "error": "string",
 }
 """``settings``: what the queue's settings file holds, as JSON. ``next_seq_id``: of the next
-publish."""
+publish. ``deliveries``: how often messages were delivered, by seq_id, as JSON, of queues that
+count it. ``error``: why the settings can't be read."""
 IMPORTED: Final[Table] = {
     "store": "string",
     "target": "string",
@@ -99,7 +117,8 @@ def export_stores(
     if queues:
         read = spark.read.format("qindex").option("mode", mode)
         tables["messages"] = read.load([one.store.url for one in queues])
-        rows = [row for one in queues for row in _queue_rows(one)]
+        permissive = mode == "permissive"
+        rows = [row for one in queues for row in _queue_rows(one, permissive=permissive)]
         tables["queues"] = _small(spark, rows)
     if rockets:
         tables["records"] = spark.read.format("rocketstore").option("mode", mode).load(rockets)
@@ -110,49 +129,64 @@ def _small(spark: SparkSession, rows: list[Row]) -> DataFrame:
     return spark.createDataFrame(rows, spark_schema(QUEUES))
 
 
-def _queue_rows(one: FleetStore) -> Iterator[Row]:
-    for kept in queues_kept(one):
+def _queue_rows(one: FleetStore, *, permissive: bool) -> Iterator[Row]:
+    for kept in queues_kept(one, permissive=permissive):
         settings = None if kept.settings is None else json.dumps(kept.settings)
-        yield (one.store.url, kept.name, settings, kept.next_seq_id)
+        deliveries = json.dumps(kept.deliveries) if kept.deliveries else None
+        yield (one.store.url, kept.name, settings, kept.next_seq_id, deliveries, kept.error)
 
 
-def queues_kept(one: FleetStore) -> Iterator[QueueKept]:
+def queues_kept(one: FleetStore, *, permissive: bool) -> Iterator[QueueKept]:
     """Give what the queues of a store have beside their messages.
 
-    Raises :class:`DamageError` for settings that can't be read."""
+    Settings that are damaged are ``error``, or raise :class:`DamageError` where the read is not
+    ``permissive``."""
     fs = file_system(one.store.place)
     reader = StoreReader(one.store.path, fs)
     for queue in reader.readers():
         summary = queue.summary_if_there()
         if summary is None:
             continue
-        path = os.path.join(reader.path_of(queue.directories[0]), layout.SETTINGS)
-        data = read_optional(fs, path) if reader.kind == "qindex" else None
+        directory = reader.path_of(queue.directories[0])
+        path = os.path.join(directory, layout.SETTINGS)
+        ours = reader.kind == "qindex"
+        data = read_optional(fs, path) if ours else None
+        counts = read_optional(fs, os.path.join(directory, DELIVERIES)) if ours else None
+        settings = wrong = None
         try:
             settings = layout.unpack_checked(data) if data is not None else None
         except ValueError as error:
-            raise DamageError(path, 0, f"the settings of the queue: {error}") from error
-        yield QueueKept(queue.name, settings, summary.next_seq_id)
+            damage = DamageError(path, 0, f"the settings of the queue: {error}")
+            if not permissive:
+                raise damage from error
+            wrong = one_line(str(damage))
+        yield QueueKept(
+            plain_text(queue.name) or "",  # as the table of messages has it
+            settings,
+            summary.next_seq_id,
+            unpack_counts(counts or b""),
+            summary.messages,
+            wrong,
+        )
 
 
 def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> ImportResult:
     """Make stores below ``out``/stores from the tables of exports in ``paths``.
 
-    Raises :class:`NotAStoreError` for a path without tables, :class:`StoreError`.
+    Both must be local (:class:`UsageError`). Raises :class:`NotAStoreError` for a path without
+    tables, or with tables that no export has written, :class:`StoreError`.
     """
     tables = _read_tables(spark, paths)
     stores = {
         row[0] for table in tables.values() for row in table.select("store").distinct().collect()
     }
-    root = os.path.abspath(os.path.join(out, STORES))
+    root = os.path.join(local_path(out, "out"), STORES)
     targets = {store: os.path.join(root, name) for store, name in store_names(list(stores)).items()}
     kept: dict[str, list[QueueKept]] = {}
     if "queues" in tables:
         for row in tables["queues"].collect():
-            text = row["settings"]
-            one = QueueKept(row["queue"], text and json.loads(text), row["next_seq_id"])
-            kept.setdefault(row["store"], []).append(one)
-    source = os.path.abspath(paths[0])
+            kept.setdefault(row["store"], []).append(_kept(row.asDict()))
+    source = local_path(paths[0], "an export")
     parts: list[DataFrame] = []
     if "messages" in tables or "queues" in tables:
         parts.append(_import_queues(spark, tables, targets, kept, source))
@@ -163,15 +197,27 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Import
     return ImportResult(spark.createDataFrame(sorted(rows), spark_schema(IMPORTED)), targets)
 
 
+def _kept(row: dict[str, Any]) -> QueueKept:
+    settings, deliveries = row["settings"], json.loads(row.get("deliveries") or "{}")
+    return QueueKept(
+        name=row["queue"],
+        settings=settings and json.loads(settings),
+        next_seq_id=row["next_seq_id"],
+        deliveries={int(seq): count for seq, count in deliveries.items()},
+    )
+
+
 def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
     """Give the places of the tables of exports, by name.
 
-    Raises :class:`UsageError` for no path, :class:`NotAStoreError` for one without tables.
+    Raises :class:`UsageError` for no path and for one that is not local, :class:`NotAStoreError`
+    for one without tables.
     """
     if not paths:
         raise UsageError("no path is given")
     tables: dict[str, list[str]] = {}
     for path in paths:
+        path = local_path(path, "an export")
         places = {name: os.path.join(path, f"{name}.parquet") for name in _TABLES}
         found = {name: place for name, place in places.items() if os.path.exists(place)}
         if not found:
@@ -182,7 +228,22 @@ def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _read_tables(spark: SparkSession, paths: Sequence[str]) -> dict[str, DataFrame]:
-    return {name: spark.read.parquet(*found) for name, found in find_exports(paths).items()}
+    """Give the tables; one without messages has at least the queues of these.
+
+    Raises :class:`NotAStoreError` for a table that no export has written."""
+    tables = {}
+    for name, found in find_exports(paths).items():
+        try:
+            tables[name] = spark.read.parquet(*found)
+        except Exception as error:
+            raise NotAStoreError(f"{found[0]}: no table of an export: {explain(error)}") from error
+        missing = [column for column in _NEEDED[name] if column not in tables[name].columns]
+        if missing:
+            raise NotAStoreError(f"{found[0]}: no table of an export: no column {missing[0]!r}")
+    if "messages" in tables and "queues" not in tables:
+        names = tables["messages"].select("store", "queue").where("queue is not null").distinct()
+        tables["queues"] = names.selectExpr("*", "null as settings", "0L as next_seq_id")
+    return tables
 
 
 def in_order(messages: DataFrame) -> DataFrame:
@@ -205,8 +266,7 @@ def _import_queues(
 ) -> DataFrame:
     from pyspark.sql import functions as f
 
-    wanted = ("store", "queue", "seq_id", "msg_id", "persistent", "redelivered", "expiry",
-              "priority", "envelope", "body", "error")  # fmt: skip
+    wanted = _NEEDED["messages"]
     # A row for each queue first, so that stores without messages are made, too.
     empty = tables["queues"].select("store", "queue")
     for name in wanted[2:]:
@@ -242,11 +302,26 @@ def _fill_queues(
                 if row["envelope"] is None or row["body"] is None:
                     count[2] += row["error"] is not None
                     continue
-                fill.put(origin_of(row), open_envelope(row["envelope"], row["body"]))
+                fill.put(*_message_of(row))
                 count[0] += 1
                 count[1] += len(row["body"])
             fill.finish()
         yield from ((store, targets[store], name, *count) for name, count in counts.items())
+
+
+def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
+    """Give what an import puts. Raises :class:`StoreError` for what no export has written: tables
+    pass through many hands."""
+    queue, seq_id, msg_id = row["queue"], row["seq_id"], row["msg_id"]
+    place = f"{row['store']}: message {seq_id} of queue {queue!r} is none of an export"
+    if not queue:
+        raise StoreError(f"{place}: it has no queue")
+    if seq_id is None or seq_id < 0 or msg_id is None or len(msg_id) != _ID_BYTES:
+        raise StoreError(f"{place}: seq_id {seq_id}, msg_id {msg_id!r}")
+    try:
+        return origin_of(row), open_envelope(row["envelope"], row["body"])
+    except (StoreError, ValueError, TypeError) as error:
+        raise StoreError(f"{place}: {error}") from error
 
 
 def by_store(
@@ -303,17 +378,14 @@ def _fill_records(
 
 def record_of(row: dict[str, Any]) -> RocketRecord:
     """Give what a put needs of a row of ``records``."""
-    try:
-        return RocketRecord(
-            topic=row["topic"],
-            queue_id=row["queue_id"],
-            body=row["body"],
-            properties=row["properties_raw"],
-            flag=row["flag"],
-            sys_flag=row["sys_flag"],
-            born_timestamp=row["born_timestamp"],
-            born_host=row["born_host"],
-            reconsume_times=row["reconsume_times"],
-        )
-    except KeyError as error:
-        raise StoreError(f"the records have no column {error}") from error
+    return RocketRecord(
+        topic=row["topic"],
+        queue_id=row["queue_id"],
+        body=row["body"],
+        properties=row["properties_raw"],
+        flag=row["flag"],
+        sys_flag=row["sys_flag"],
+        born_timestamp=row["born_timestamp"],
+        born_host=row["born_host"],
+        reconsume_times=row["reconsume_times"],
+    )

@@ -31,6 +31,7 @@ class Driver:
 
     def __init__(self, *arguments: object) -> None:
         """``arguments``: of :mod:`tests.spark.driver`."""
+        self._ready = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - kill() closes it
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.driver", *map(str, arguments)],
@@ -42,21 +43,30 @@ class Driver:
             start_new_session=True,
         )
 
-    def say(self, line: str) -> None:
+    def say(self, *command: object) -> None:
         """Wait until it is ready, and tell it what to do."""
         assert self._process.stdin is not None
-        self._expect("ready")
-        self._process.stdin.write(line + "\n")
+        if not self._ready:
+            self.expect("ready")
+            self._ready = True
+        self._process.stdin.write(json.dumps([str(part) for part in command]) + "\n")
         self._process.stdin.flush()
 
-    def wait_done(self) -> None:
-        self._expect("done")
+    def expect(self, line: str) -> None:
+        """Wait for a line."""
+        found = self.answer()
+        assert found == line, (found, self._complaints())
 
-    def _expect(self, line: str) -> None:
+    def answer(self) -> str:
+        """Wait for a line, and give it."""
         assert self._process.stdout is not None
         found = self._process.stdout.readline().strip()
+        assert found, self._complaints()
+        return found
+
+    def _complaints(self) -> str:
         self._errors.seek(0)
-        assert found == line, self._errors.read()[-4000:].decode(errors="replace")
+        return self._errors.read()[-4000:].decode(errors="replace")
 
     def kill(self) -> None:
         """Kill Python and JVM; Python processes that Spark started apart may outlive them."""

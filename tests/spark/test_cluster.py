@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ import qindex
 from pyspark_qindex.jobs import audit
 from qindex.layout import STAGING
 from qindex.reader import StoreReader
-from tests.spark.cluster import ROOT, WAIT, Cluster, Driver
+from tests.spark.cluster import WAIT, Cluster, Driver
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import make_plain, make_rocket
 from tests.spark.test_jobs_build import derived_files
@@ -31,10 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture
-def driver(cluster: Cluster, tmp_path: Path) -> Iterator[Driver]:
-    paths = (tmp_path / name for name in ("source", "sink", "checkpoint"))
-    found = Driver(*paths, cluster.master)
+@pytest.fixture(scope="module")
+def driver(cluster: Cluster) -> Iterator[Driver]:
+    """One for all tests of this file: its start, and its executors', cost more than they do."""
+    found = Driver(cluster.master)
     yield found
     found.kill()
 
@@ -44,7 +42,7 @@ def test_an_executor_dies_and_each_message_is_published_once(
 ) -> None:
     with qindex.open(tmp_path / "source", background=False, segment_entry_count=16) as engine:
         engine.queue("q").publish_many([b"%d" % at for at in range(300)])
-    driver.say("finish")
+    driver.say("finish", *(tmp_path / name for name in ("source", "sink", "checkpoint")))
     state = tmp_path / "sink" / STAGING
     until = time.monotonic() + WAIT
     while not list(state.glob("*.json")):
@@ -53,7 +51,7 @@ def test_an_executor_dies_and_each_message_is_published_once(
     executors = cluster.executors()
     assert len(executors) == 2
     os.kill(executors[0], signal.SIGKILL)
-    driver.wait_done()
+    driver.expect("done")
     found = [
         int(row.body or b"-1") for row in StoreReader(tmp_path / "sink").queue("sink").entries()
     ]
@@ -63,7 +61,7 @@ def test_an_executor_dies_and_each_message_is_published_once(
 
 
 def test_audit_and_build_index_survive_an_executor(
-    spark: SparkSession, cluster: Cluster, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, driver: Driver, tmp_path: Path
 ) -> None:
     fleet = tmp_path / "fleet"
     for number in range(4):
@@ -79,31 +77,12 @@ def test_audit_and_build_index_survive_an_executor(
     here = sorted(list(map(str, row)) for row in result.findings.select(*columns).collect())
     result.unpersist()
     assert len({row[0] for row in here}) == 5
-    command = [sys.executable, "-m", "tests.spark.jobs_driver", cluster.master, fleet, rocket]
-    before = set(cluster.executors())
-    errors = tmp_path / "errors"
-    with (
-        errors.open("wb") as chatter,
-        subprocess.Popen(
-            list(map(str, command)),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=chatter,
-            text=True,
-            start_new_session=True,
-        ) as driver,
-    ):
-        try:
-            assert driver.stdout is not None
-            assert driver.stdout.readline() == "middle\n"
-            executors = sorted(set(cluster.executors()) - before)
-            assert executors
-            os.kill(executors[0], signal.SIGKILL)
-            answer = driver.stdout.readline()
-            assert answer, errors.read_text()[-3000:]
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)
-    there = json.loads(answer)
+    driver.say("jobs", fleet, rocket)
+    driver.expect("middle")
+    executors = cluster.executors()
+    assert executors
+    os.kill(executors[0], signal.SIGKILL)
+    there = json.loads(driver.answer())
     assert there["found"] == here
     assert {was for _, was in there["files"]} == {"missing", "identical"}
     assert derived_files(rocket) == wanted

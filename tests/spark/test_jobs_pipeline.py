@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyarrow.parquet import read_table
+import pyarrow as pa
+from pyarrow.parquet import read_table, write_table
 
 import qindex
 from pyspark_qindex.cli import JOB_NAMES
@@ -81,6 +82,15 @@ def test_stats_export_import_migrate(tmp_path: Path) -> None:
     assert summary["stores"] == 2
     assert len((tmp_path / "stats" / "keys.json").read_text().splitlines()) == 3
     assert pipeline("export", store, "-o", tmp_path / "export").code == 0
+    table = read_table(tmp_path / "export" / "messages.parquet")
+    number = table.column_names.index("msg_id")
+    short = pa.array([b"short"] * len(table), pa.binary())
+    (tmp_path / "short").mkdir()
+    write_table(table.set_column(number, "msg_id", short), tmp_path / "short" / "messages.parquet")
+    text = complaint(pipeline("import", tmp_path / "short", "-o", tmp_path / "none"))
+    assert "of queue 'big' is none of an export: seq_id " in text
+    assert os.listdir(tmp_path / "none" / "stores") == []
+    shutil.rmtree(tmp_path / "export" / "queues.parquet")  # their settings: what is lost without
     result = pipeline("import", tmp_path / "export", "-o", tmp_path / "import", "--json")
     assert (result.code, result.rows[0]["messages"]) == (0, 60)
     assert qindex.verify(tmp_path / "import" / "stores" / "stored").sound
@@ -105,6 +115,8 @@ def test_paths_that_are_no_stores(tmp_path: Path) -> None:
     text = complaint(pipeline("export", tmp_path / "file", "--out", out))
     assert text.endswith("is a file, not a store directory")
     (tmp_path / "dir").mkdir()
+    for name in ("one", "two"):  # links that lead round in circles: 65,000 ways to the depth limit
+        (tmp_path / "dir" / name).symlink_to(tmp_path / "dir")
     text = complaint(pipeline("audit", tmp_path / "dir", "--out", out))
     assert "no store is there, nor below it" in text
     assert "no export" in complaint(pipeline("import", tmp_path / "dir", "--out", out))
@@ -118,6 +130,23 @@ def test_paths_that_are_no_stores(tmp_path: Path) -> None:
         assert not out.exists() or not os.listdir(out)
 
 
+def test_tables_that_no_export_has_written(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    write_table(pa.table({"id": [1, 2]}), foreign / "messages.parquet")
+    text = complaint(pipeline("import", foreign, "--out", tmp_path / "out"))
+    assert text.endswith("messages.parquet: no table of an export: no column 'store'")
+    (foreign / "messages.parquet").write_bytes(b"PAR1 garbage PAR1")
+    text = complaint(pipeline("import", foreign, "--out", tmp_path / "out"))
+    assert "messages.parquet: no table of an export: " in text
+
+
+def test_a_name_that_spark_can_not_take(tmp_path: Path) -> None:
+    make_plain(tmp_path / "in" / "x\udcff", count=3)
+    text = complaint(pipeline("audit", tmp_path / "in", "--out", tmp_path / "out"))
+    assert text.endswith("x\\xff: its name is not UTF-8, and Spark takes no other")
+
+
 def test_an_output_that_can_not_be(tmp_path: Path) -> None:
     store = make_plain(tmp_path / "s", count=3)
     (tmp_path / "full").mkdir()
@@ -128,7 +157,7 @@ def test_an_output_that_can_not_be(tmp_path: Path) -> None:
     assert "can't be written to" in complaint(pipeline("audit", store, "--out", "/proc/here"))
 
 
-def test_wrong_words(tmp_path: Path) -> None:
+def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_plain(tmp_path / "s", count=3)
     text = complaint(pipeline("audti", store, "--out", tmp_path / "o"))
     assert "no job 'audti'; there are audit, stats" in text
@@ -138,11 +167,17 @@ def test_wrong_words(tmp_path: Path) -> None:
     assert "does not answer: " in complaint(pipeline("audit", store, *unreachable))
     wrong = ("--master", "sprak://x", "--out", tmp_path / "o")
     assert "local[N]" in complaint(pipeline("audit", store, *wrong))
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    text = complaint(pipeline("audit", store, "--master", "yarn", "--out", tmp_path / "o"))
+    assert text.endswith("none of HADOOP_CONF_DIR, YARN_CONF_DIR is set")
+    assert complaint(pipeline("audit", "", "--out", tmp_path / "o")) == "qindex: a path is empty"
+    assert complaint(pipeline("audit", store, "--out", "")) == "qindex: a path is empty"
     assert run("pipeline", "--help").code == 0
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:
-    """The jobs that move messages go on, and say so; or stop at the first damage."""
+    """Jobs go on, and say what is damaged; or stop at the first damage."""
     store = FAULTS["stored_record"].make(tmp_path / "s")
     FAULTS["stored_record"].plant(store)
     text = complaint(pipeline("export", store, "--out", tmp_path / "o", "--failfast"), 1)
@@ -152,6 +187,11 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     assert result.code == 1
     assert result.rows[0]["damaged"] >= 1
     assert result.rows[0]["messages"] == 59
+    result = pipeline("stats", store, "--out", tmp_path / "stats", "--json")
+    assert result.code == 1
+    rows = [json.loads(line) for line in (tmp_path / "stats" / "damage.json").open()]
+    assert len(rows) == result.rows[0]["damaged"] > 0
+    assert all(row["store"] == str(store) and "at offset" in row["error"] for row in rows)
 
 
 def test_a_store_in_use_is_not_rebuilt(tmp_path: Path) -> None:

@@ -13,16 +13,24 @@ pytest.importorskip("pyspark")
 
 import qindex
 import rocketstore
-from journal.errors import NotAStoreError, UsageError
+from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
+from pyspark_qindex.jobs import transfer
 from pyspark_qindex.jobs.commands import JobOptions, run_export
+from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.jobs.mapping import decode_name, encode_name
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.naming import store_names
 from pyspark_qindex.jobs.stats import stats
-from pyspark_qindex.jobs.transfer import import_stores
+from pyspark_qindex.jobs.transfer import import_stores, queues_kept
 from qindex.cli.output import row_json
+from qindex.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.delivery_counts import unpack_counts
+from qindex.envelope import make_envelope
+from qindex.message import Message
 from qindex.reader import StoreReader
+from tests.cli.support import run
 from tests.golden import golden
+from tests.qindex.support import queue_directory
 from tests.rocketstore.support import store_files
 from tests.spark.fleet import LARGE, make_plain, make_rocket, make_stored
 
@@ -58,15 +66,22 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         shutil.copytree(golden(name).vhost_dir, found[name])
     live = root.parent / "live"
     with qindex.open(live, background=False) as engine:
-        queue = engine.queue("mixed/1 $", message_ttl=99.5)
+        queue = engine.queue("mixed/1 $", message_ttl=9999.5, delivery_limit=9)
         for number in range(20):
             size = LARGE if number % 6 == 0 else 5
             queue.publish(b"t" * size, key="", persistent=number % 2 == 0, ttl=5000.0 + number)
-        queue.get_many(7)
+        for delivery in queue.get_many(7)[:3]:
+            delivery.nack(requeue=True)
+        queue.get_many(2)
         engine.queue("nothing in it", message_ttl=1.0)
         shutil.copytree(live, root / "live")
     found["live"] = root / "live"
     return found
+
+
+def counts_in(store: Path) -> dict[int, int]:
+    """How often messages of the queue that counts it were delivered."""
+    return unpack_counts((queue_directory(store, "mixed/1 $") / DELIVERIES).read_bytes())
 
 
 def test_export_and_import_lose_nothing(
@@ -96,7 +111,12 @@ def test_export_and_import_lose_nothing(
     with qindex.open(result.targets[str(stores["live"])]) as engine:
         assert engine.queue_names() == ["mixed/1 $", "nothing in it"]
         assert engine.queue("nothing in it").message_ttl == 1.0
-        assert len(engine.queue("mixed/1 $")) == 10
+        mixed = engine.queue("mixed/1 $")
+        assert len(mixed) == 10
+        # How often each was delivered came along: it goes on from there.
+        assert counts_in(stores["live"]) == {0: 2, 1: 2}
+        assert [one.seq_id for one in mixed.get_many(2)] == [0, 2]
+    assert counts_in(Path(result.targets[str(stores["live"])]))[0] == 3
 
 
 def test_a_rocketmq_store_comes_back_with_the_same_records(
@@ -126,7 +146,18 @@ def test_into_rocketmq_and_back(
     root = str(stores["plain"].parent)
     there = migrate(spark, [root], str(tmp_path / "there"))
     rows = [row.asDict() for row in there.moves.collect()]
+    mine = there.left_behind.where(f"store in ('{stores['live']}', '{stores['plain']}')")
+    left = [(row.queue, row.seq_id, row.what, row.value) for row in mine.collect()]
     there.unpersist()
+    assert sorted(left, key=str) == [
+        ("audit/ü", None, "message_ttl", "86400.0"),
+        ("mixed/1 $", 0, "deliveries", "2"),
+        ("mixed/1 $", 1, "deliveries", "2"),
+        ("mixed/1 $", None, "delivery_limit", "9"),
+        ("mixed/1 $", None, "message_ttl", "9999.5"),
+        ("nothing in it", None, "empty queue", "0"),
+        ("nothing in it", None, "message_ttl", "1.0"),
+    ]
     wanted = {name: cat(path, renumbered=True) for name, path in stores.items()}
     total = sum(len(found) for store in wanted.values() for found in store.values())
     reasons = Counter((row["status"], row["reason"]) for row in rows)
@@ -193,13 +224,26 @@ def test_what_rocketmq_cannot_hold_is_skipped_and_accounted_for(
         engine.queue("q").publish(b"D" * 9000)
         # Room for the exact form, none for the header as a property besides.
         engine.queue("q").publish(b"tight", headers={"h": "z" * 20_000})
+        engine.queue("limited", max_length=5)
+    settings = queue_directory(store, "limited") / "qindex.settings"
+    settings.write_bytes(settings.read_bytes()[:-1] + b"?")
     file = store / "msg_store_persistent" / "0.rdq"
     data = bytearray(file.read_bytes())
     data[data.index(b"D" * 9000) + 5] ^= 1
     file.write_bytes(data)
     result = migrate(spark, [str(store)], str(tmp_path))
     rows = [row.asDict() for row in result.moves.orderBy("queue", "seq_id").collect()]
+    (lost,) = result.left_behind.where("what = 'damaged settings'").collect()
     result.unpersist()
+    assert lost.queue == "limited"
+    assert lost.value.startswith(f"{settings}: at offset 0: ")
+    (fleet,) = find_fleet([str(store)])
+    assert [one.error for one in queues_kept(fleet, permissive=True) if one.error] == [lost.value]
+    with pytest.raises(DamageError, match="the settings of the queue"):
+        list(queues_kept(fleet, permissive=False))
+    outcome = run_export(spark, JobOptions([str(store)], str(tmp_path / "export")))
+    # An entry without its message, a record that no entry is sure to name, a queue's settings.
+    assert outcome.summary["damaged"] == 3
     in_q = {row["seq_id"]: row for row in rows if row["queue"] == "q" and row["seq_id"] is not None}
     assert {seq: row["reason"] for seq, row in in_q.items()} == {
         0: None, 1: "too-large", 2: "too-large", 3: "expired", 4: "damaged", 5: None,
@@ -213,6 +257,21 @@ def test_what_rocketmq_cannot_hold_is_skipped_and_accounted_for(
     assert names["n" * 128]["what"] == "topic of 128 bytes: the limit is 127"
     with pytest.raises(UsageError, match="of that kind already"):
         migrate(spark, [str(store)], str(tmp_path / "x"), to="qindex")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"queue": None}, {"queue": ""}, {"seq_id": -1}, {"seq_id": None}, {"msg_id": b"x" * 15},
+     {"msg_id": None}, {"envelope": b""}, {"envelope": b"\x95"}],
+)  # fmt: skip
+def test_rows_that_no_export_has_written(wrong: dict[str, Any]) -> None:
+    row = {"store": "/s", "queue": "q", "seq_id": 7, "msg_id": bytes(16), "persistent": True,
+           "redelivered": False, "expiry": None, "priority": None, "body": b"x",
+           "envelope": make_envelope(Message(b"x", "k"))}  # fmt: skip
+    origin, message = transfer._message_of(dict(row))
+    assert (origin.queue, origin.seq_id, message.key) == ("q", 7, "k")
+    with pytest.raises(StoreError, match=r"^/s: message .* of queue .* is none of an export: "):
+        transfer._message_of(row | wrong)
 
 
 def test_paths_that_make_no_sense(spark: SparkSession, tmp_path: Path) -> None:
@@ -277,3 +336,46 @@ def test_stats(spark: SparkSession, tmp_path: Path) -> None:
     assert (lag["queue"], lag["committed"]) == ("orders/1", 10)
     assert lag["behind"] == lag["end"] - 10 > 0
     result.unpersist()
+
+
+def test_what_is_published_while_it_runs_is_told_from_what_is_lost(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that is newer than the messages that were read is neither moved nor transient."""
+    import pyspark_qindex.jobs.migrate as module
+
+    store = tmp_path / "busy"
+    with qindex.open(store, background=False) as engine:
+        engine.queue("q").publish_many([b"first", b"second"])
+        before = module._left_out
+
+        def later(*arguments: Any) -> Any:
+            engine.queue("q").publish(b"third")
+            engine.queue("q").publish(b"fleeting", persistent=False)
+            return before(*arguments)
+
+        monkeypatch.setattr(module, "_left_out", later)
+        result = migrate(spark, [str(store)], str(tmp_path))
+        rows = result.moves.orderBy("seq_id").collect()
+        result.unpersist()
+    assert [(row.seq_id, row.status, row.reason) for row in rows] == [
+        (0, "moved", None), (1, "moved", None),
+        (2, "skipped", "later"), (3, "skipped", "later"),
+    ]  # fmt: skip
+
+
+def test_spark_reads_the_parquet_that_the_command_writes(
+    spark: SparkSession, stores: dict[str, Path], tmp_path: Path
+) -> None:
+    """``qindex export``, which needs no Spark: the same rows as its own source, types and all."""
+    out = tmp_path / "all.parquet"
+    assert run("export", stores["stored"], "--out", out).code == 0
+    written = spark.read.parquet(str(out))
+    source = spark.read.format("qindex").load(str(stores["stored"]))
+    assert written.dtypes == source.dtypes
+    order = ("queue", "seq_id")
+    found, wanted = (
+        [row.asDict() for row in frame.orderBy(*order).collect()] for frame in (written, source)
+    )
+    assert len(found) == 60
+    assert found == wanted

@@ -15,16 +15,23 @@ pytest.importorskip("pyarrow")
 import numpy as np
 
 import qindex
+import rocketstore
 from journal.errors import NotAStoreError, UsageError
 from pyspark_qindex import java
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.offsets import flatten, next_places, share, unflatten
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
 from pyspark_qindex.plain_rows import find_plain
-from pyspark_qindex.planning import QueuePart, group, plan_queues
+from pyspark_qindex.planning import QueuePart, StorePart, group, plan_queues, plan_stores
+from pyspark_qindex.read_entries import read_entries
+from pyspark_qindex.read_files import read_files
 from pyspark_qindex.read_messages import read_messages
+from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.rocket_planning import plan_rocket
 from qindex.message import Message
 from qindex.record_format import encode_record
+from tests.qindex.support import queue_directory
+from tests.spark.fleet import make_rocket
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,6 +120,69 @@ def test_a_plan_shows_its_moment_whatever_happens_next(tmp_path: Path) -> None:
             for part in parts
         ]  # fmt: skip
         assert seqs(anew, options) == list(range(50, 400))
+
+
+@pytest.mark.parametrize("include", ["messages", "entries", "files"])
+def test_a_segment_without_a_sound_record_is_told(tmp_path: Path, include: str) -> None:
+    with qindex.open(tmp_path, background=False, segment_entry_count=64) as engine:
+        engine.queue("q").publish_many([b"x"] * 100)
+    junk = queue_directory(tmp_path, "q") / "0.idx"
+    junk.write_bytes(b"\x55" * junk.stat().st_size)
+    options = read_options({"path": str(tmp_path), "include": include}, TABLES)
+    rows: list[dict[str, Any]] = []
+    if include == "files":
+        for store in (part for task in plan_stores(options, by_file=False) for part in task):
+            assert isinstance(store, StorePart)
+            rows += [row for batch in read_files(store, options) for row in batch.to_pylist()]
+    else:
+        read = read_messages if include == "messages" else read_entries
+        for part in (part for task in plan_queues(options) for part in task):
+            assert isinstance(part, QueuePart)
+            rows += [row for batch in read(part, options) for row in batch.to_pylist()]
+        assert sorted(row["seq_id"] for row in rows if not row["error"]) == list(range(64, 100))
+    errors = [row["error"] for row in rows if row["error"]]
+    assert [str(junk) in error for error in errors] == [True]
+
+
+def test_junk_at_the_end_of_a_log(tmp_path: Path) -> None:
+    """Told of a store that was closed; of one that was killed it is what a writer left."""
+    store = make_rocket(tmp_path / "s", count=60)
+    with rocketstore.open(store, read_only=True) as log:
+        end = log.max_offset
+    last = sorted((store / "commitlog").iterdir())[-1]
+    with last.open("r+b") as file:
+        file.seek(end % last.stat().st_size)
+        file.write(b"junk" * 5)
+    assert [row["error"] for row in records(store) if row["error"]] == [
+        f"{last}: at offset {end % last.stat().st_size}: no sound record stands here"
+    ]
+    (store / "abort").touch()
+    rows = records(store)
+    assert len(rows) == 60
+    assert all(row["error"] is None for row in rows)
+
+
+def test_files_of_a_log_that_are_missing_or_empty(tmp_path: Path) -> None:
+    store = make_rocket(tmp_path / "s", count=700)
+    first, second, *_ = sorted((store / "commitlog").iterdir())
+    whole = len(records(store))
+    second.unlink()
+    rows = records(store)
+    assert 0 < len(rows) - 1 < whole
+    (error,) = [row["error"] for row in rows if row["error"]]
+    assert error == f"{second}: this file of the log is missing"
+    for path in (store / "commitlog").iterdir():
+        path.unlink()
+    first.touch()
+    (row,) = records(store)
+    assert row["error"].startswith(f"{first}: is ")
+
+
+def records(store: Path) -> list[dict[str, Any]]:
+    options = read_options({"path": str(store)}, ROCKET_TABLES)
+    parts = (part for task in plan_rocket(options) for part in task)
+    batches = (batch for part in parts for batch in read_rocket_part(part, options))
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def seqs(parts: list[QueuePart], options: Any) -> list[int]:
@@ -228,6 +298,8 @@ def test_explain() -> None:
     assert explain(RuntimeError(PAGE)) == "/data: no such directory"
     other = PAGE.replace("journal.errors.NotAStoreError: /data: no such directory", "ValueError: 3")
     assert explain(RuntimeError(other)) == "ValueError: 3"
+    other = PAGE.replace("journal.errors.NotAStoreError: /data:", "struct.error: a number:")
+    assert explain(RuntimeError(other)) == "struct.error: a number: no such directory"
     java_only = "An error.\njava.io.IOException: No space left on device\n\tat java.Foo.bar(Foo)"
     assert explain(RuntimeError(java_only)) == "No space left on device"
     assert explain(RuntimeError("[UNRESOLVED] no column x")) == "no column x"
@@ -279,3 +351,18 @@ def test_the_session_is_a_function_whatever_was_imported_before() -> None:
 
     assert pyspark_qindex.session is pyspark_qindex.local_session.session
     assert pyspark_qindex.register is pyspark_qindex.local_session.register
+
+
+def test_the_pipeline_without_pyspark_is_one_line_and_exit_status_2(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "s") as engine:
+        engine.queue("q").publish(b"x")
+    program = (
+        "import sys; sys.modules['pyspark'] = sys.modules['py4j'] = None\n"
+        "from qindex.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ("pipeline", "audit", tmp_path / "s", "--out", tmp_path / "o")
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "qindex: pyspark is not installed: pip install qindex[spark]\n"
+    assert not (tmp_path / "o").exists()
