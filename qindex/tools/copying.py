@@ -63,8 +63,9 @@ class StoreCopy:
 
     ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
     directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
-    ``messages`` are what was found of queues and message store. Raises :class:`StoreError` when the
-    source changes meanwhile, :class:`OSError`.
+    ``messages`` are what was found of queues and message store. ``moved``: seq_ids to be left out,
+    ascending, by queue directory. Raises :class:`StoreError` when the source changes meanwhile,
+    :class:`OSError`.
     """
 
     fs: FileSystem
@@ -75,7 +76,9 @@ class StoreCopy:
     sums: bool = True
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck = field(init=False)
+    moved: dict[str, I64] = field(default_factory=dict)
     _sizes: dict[bytes, int] = field(default_factory=dict)
+    _doubles: dict[str, list[int]] = field(default_factory=dict)
     _missing: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S16"))
 
     @property
@@ -89,8 +92,11 @@ class StoreCopy:
 
     def check(self) -> None:
         """Verify the source."""
-        check = StoreVerification(self.fs, self.reader, Figures(), held=True)
-        self.report.findings += check.findings()
+        check = StoreVerification(self.fs, self.reader, Figures(), held=True, rescue=True)
+        for finding in check.findings():
+            self.report.findings.append(finding)
+            if finding.kind is Kind.DUPLICATE_MSG_ID:
+                self._doubles.setdefault(finding.path, []).append(finding.offset)
         self.checked = check.checked
         assert check.messages is not None
         self._missing = np.array(sorted(check.messages.missing), "S16")
@@ -174,6 +180,7 @@ class StoreCopy:
         view = self.reader.pin_as(ThoroughView, checked.queue)
         for _, batch in view.all_batches():
             kept = self._kept(batch, saved)
+            kept = self._not_moved(kept, checked.queue.directory, saved)
             if not len(kept.seqs):
                 continue
             seqs = kept.seqs
@@ -196,7 +203,30 @@ class StoreCopy:
         lost = stored & np.isin(pack_ids(batch.ids), self._missing)
         saved.transient += int(dropped.sum())
         saved.lost += int(lost.sum())
-        return batch.take(~dropped & ~lost)
+        # A second entry of one message is a copy of the first, in a file that is out of its place.
+        double = np.isin(batch.payloads - batch.head_size, self._doubles.get(batch.path, ()))
+        return batch.take(~dropped & ~lost & ~double)
+
+    def _not_moved(self, batch: Batch, directory: str, saved: SavedQueue) -> Batch:
+        moved = self.moved.get(directory)
+        if moved is None:
+            return batch
+        gone = np.isin(batch.seqs, moved)
+        saved.moved += int(gone.sum())
+        return batch.take(~gone)
+
+    def kept_entries(self, directory: str) -> Iterator[tuple[int, bytes]]:
+        """Give seq_id and message id of the entries of a queue directory that would be copied,
+        moved or not. After :meth:`check`."""
+        for checked in self.checked:
+            if checked.queue.directory != directory or not checked.readable:
+                continue
+            view = self.reader.pin_as(ThoroughView, checked.queue)
+            for _, batch in view.all_batches():
+                kept = self._kept(batch, SavedQueue("", ""))
+                ids = pack_ids(kept.ids)
+                for seq, msg_id in zip(kept.seqs.tolist(), ids.tolist(), strict=True):
+                    yield seq, msg_id.ljust(16, b"\0")
 
     def _true_sizes(self, batch: Batch) -> I64:
         """Give the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry

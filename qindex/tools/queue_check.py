@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import check_sums
+from journal.block_sums import check_sums, extents
 from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -27,6 +27,7 @@ from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.seq_format import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.settings import unpack_settings
+from qindex.steps import ahead_findings, ahead_of_publishes
 from qindex.tools.ids_check import QueueIds
 from qindex.tools.thorough_view import Batch, ThoroughView
 
@@ -138,6 +139,7 @@ def check_queue(
         yield from sums
         if ours:
             yield from _check_gaps(view, directory)
+            yield from _check_steps(fs, view, directory)
             yield from _check_seq_file(fs, directory, checked, identity)
             yield from _check_small_files(fs, directory)
     except FileNotFoundError:
@@ -226,10 +228,14 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
             cause = Cause.DAMAGE if same_run else Cause.CRASH
             yield Finding(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
             continue
+        # What a flush appends last to a segment is synced before the journal lets go of it; a loss
+        # of power before that may leave its checksums alone.
+        last = max((offset for _, _, offset, _ in extents(sums)), default=0)
+        may_be_cut = not same_run and (is_journal or len(data) >= last)
         for finding in check_sums(path, data, sums):
             if finding.offset + finding.length == len(sums) and len(now) > len(sums):
                 continue  # it was being written
-            crash = finding.kind is Kind.TORN and is_journal and not same_run
+            crash = finding.kind is Kind.TORN and may_be_cut
             yield replace(finding, cause=Cause.CRASH) if crash else finding
 
 
@@ -247,6 +253,18 @@ def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
         missing = int(seqs[at + 1] - seqs[at]) - 1
         lost = f"{missing} messages are lost"
         yield Finding(path, int(offsets[at + 1]), 0, Cause.DAMAGE, what, lost, Kind.GAP)
+
+
+def _check_steps(fs: FileSystem, view: ThoroughView, directory: str) -> Iterator[Finding]:
+    """Find delivers and acks of what was not published by then. All entries were read before."""
+    # Read anew, after the journal: what a flush has dropped from it meanwhile is in there.
+    seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
+    reading = view.pinned.reading
+    if not seq_file.same_run or any(one.cause is Cause.DAMAGE for one in reading.findings):
+        return
+    given_out = max(seq_file.next_after_crash(0), view.highest_filed + 1)
+    ahead = ahead_of_publishes(reading.walk, given_out)
+    yield from ahead_findings(view.pinned.journal_path, reading.walk, ahead)
 
 
 def _check_seq_file(

@@ -11,6 +11,8 @@ from journal.findings import Cause
 from journal.lock import DirectoryLock, hold_if_there
 from journal.poison import Poison
 from qindex import layout
+from qindex.delivery_counts import FILE_NAME as COUNTS
+from qindex.delivery_counts import pack_counts, unpack_counts
 from qindex.engine import Engine
 from qindex.options import Options
 from qindex.rabbitmq.names import directory_name, format_queue_name
@@ -20,6 +22,7 @@ from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.settings import unpack_settings
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
+from qindex.tools.moved_away import moved_away, names_of, read_moves
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
@@ -36,9 +39,10 @@ def repair(
     """Make ``out`` a sound copy of the store in ``directory``, which is not changed.
 
     Kept are order, seq_ids (none is given out twice), message ids, redelivered flags, keys,
-    headers, timestamps, expiry and the queues' settings; what was acknowledged stays away. What
-    is damaged is in ``out/quarantine/``, and in the report. ``names``: queue names to try for
-    directories that have lost theirs.
+    headers, timestamps, expiry, delivery counts and the queues' settings; what was acknowledged
+    stays away, and of a move to a dead-letter queue that a crash cut short the message is in one of
+    the two. What is damaged is in ``out/quarantine/``, and in the report. ``names``: queue names
+    to try for directories that have lost theirs.
 
     ``out`` appears when it is complete. O(size of the store); memory as
     :func:`qindex.tools.verify.verify`. Raises :class:`journal.errors.LockedError` when a process
@@ -79,8 +83,12 @@ def _copy(
 ) -> None:
     marker = reader.marker
     assert marker is not None
-    copy = StoreCopy(fs, reader, target, report, list(names))
+    moves = read_moves(fs, reader.directory)
+    copy = StoreCopy(fs, reader, target, report, [*names, *names_of(moves)])
     copy.check()
+    copy.moved = moved_away(
+        fs, reader.directory, marker.vhost, moves, report.findings, copy.kept_entries
+    )
     begin_store(fs, target, marker)
     copy.copy_messages()
     for checked in copy.checked:
@@ -95,6 +103,7 @@ def _copy(
         copy.copy_queue(checked, directory, raw, saved, -1)
         path = os.path.join(target, layout.QUEUES, directory)
         _copy_settings(fs, reader.path_of(queue), path)
+        _copy_counts(fs, reader.path_of(queue), path)
         saved.next_seq_id = _next_seq(fs, reader, checked, report)
         reserve_seq_ids(fs, path, saved.next_seq_id)
         report.queues.append(saved)
@@ -117,6 +126,13 @@ def _copy_settings(fs: FileSystem, source: str, target: str) -> None:
     except ValueError:
         return  # is among the findings, and set aside
     replace_file(fs, os.path.join(target, layout.SETTINGS), data)
+
+
+def _copy_counts(fs: FileSystem, source: str, target: str) -> None:
+    """Copy how often messages were delivered: one that kills its consumers is not to begin anew."""
+    counts = unpack_counts(read_optional(fs, os.path.join(source, COUNTS)) or b"")
+    if counts:
+        replace_file(fs, os.path.join(target, COUNTS), pack_counts(counts))
 
 
 def _next_seq(

@@ -36,7 +36,8 @@ class SavedQueue:
 
     ``messages`` and ``bytes`` (of their bodies) are there; ``redelivered`` of them come again;
     ``expiring`` have an expiry. ``lost``: entries whose message is nowhere. ``transient``:
-    messages that do not outlive a restart, dropped.
+    messages that do not outlive a restart, dropped. ``moved``: entries left out, whose message is
+    in the dead-letter queue.
     """
 
     name: str
@@ -47,6 +48,7 @@ class SavedQueue:
     expiring: int = 0
     lost: int = 0
     transient: int = 0
+    moved: int = 0
     next_seq_id: int = 0
 
 

@@ -30,6 +30,7 @@ from msgstore.scan import FileScan, Record, read_record, scan_file
 from qindex.entries import decode_any
 from qindex.messages import check_record
 from qindex.stored_id import vouches
+from qindex.tools.headless import find_headless
 from qindex.tools.queue_check import StoredEntries, size_finding
 
 __all__ = ["ScannedFile", "StoreCheck", "pack_ids"]
@@ -70,7 +71,8 @@ class StoreCheck:
 
     ``entries``: of all queues, that name a message in it. ``named_now(ids)``: which of these ids
     entries name now; asked beside a writer only. ``lost_is_damage(entries)``: whether a message
-    that is missing can't be a crash's doing. ``live`` and ``size`` (bytes), ``records``,
+    that is missing can't be a crash's doing. ``rescue``: look for what is missing under damaged
+    headers, too, where no engine finds it. ``live`` and ``size`` (bytes), ``records``,
     ``missing`` (ids that entries name and no file has), after :meth:`findings`. Memory: 32 bytes
     for each record, 100 for each entry.
     """
@@ -82,6 +84,7 @@ class StoreCheck:
     named_now: Callable[[set[bytes]], set[bytes]]
     lost_is_damage: Callable[[StoredEntries], bool]
     check: Check = check_record
+    rescue: bool = False
     size: int = 0
     live: int = 0
     records: int = 0
@@ -92,6 +95,8 @@ class StoreCheck:
         """Give all findings. Raises :class:`StorageError`."""
         self._scan_all()
         missing = self.missing = self._missing()
+        if self.rescue and missing:
+            self._rescue(missing)
         for file in self._files.values():
             if not self.in_use or not self._has_moved_on(file):
                 yield from file.findings
@@ -186,6 +191,20 @@ class StoreCheck:
             if before == self._names() == list(self._files):
                 break
         return missing
+
+    def _rescue(self, missing: set[bytes]) -> None:
+        """Take in, and out of ``missing``, what stands under damaged headers."""
+        for file in self._files.values():
+            gaps = [one for one in file.findings if one.kind is not Kind.UNREADABLE]
+            if not gaps:
+                continue
+            found = list(find_headless(self.fs, file.path, gaps, missing, self.check))
+            if found:
+                ids, offsets, totals = zip(*found, strict=True)
+                file.ids = np.append(file.ids, np.array(ids, _ID))
+                file.offsets = np.append(file.offsets, np.array(offsets, np.int64))
+                file.totals = np.append(file.totals, np.array(totals, np.int64))
+                missing.difference_update(ids)
 
     def _entries_without_message(self, missing: set[bytes]) -> Iterator[Finding]:
         if not missing:

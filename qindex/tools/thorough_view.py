@@ -74,7 +74,8 @@ class Batch:
 
 class ThoroughView(QueueView):
     """See the module's text. ``unacked``: entries published and not acknowledged, for each segment
-    that :meth:`batches` was asked for. ``highest``: the highest seq_id met by then, or -1."""
+    that :meth:`batches` was asked for. ``highest``: the highest seq_id met by then, or -1;
+    ``highest_filed``: the highest in the segment files."""
 
     _trust_sums = False
 
@@ -83,13 +84,15 @@ class ThoroughView(QueueView):
         super().__init__(*arguments, **options)
         walk = self._pinned.reading.walk
         self.highest = int(walk.seqs.max()) if len(walk) else -1
+        self.highest_filed = -1
 
     def _more_findings(self, path: str, scan: SegmentScan) -> list[Finding]:
         walk = scan.walk
         publishes = np.flatnonzero(walk.kinds < DELIVER)
         seqs = walk.seqs[publishes]
         if len(seqs):
-            self.highest = max(self.highest, int(seqs.max()))
+            self.highest_filed = max(self.highest_filed, int(seqs.max()))
+            self.highest = max(self.highest, self.highest_filed)
         last = np.zeros(len(seqs), np.bool_)
         last[len(seqs) - 1 - np.unique(seqs[::-1], return_index=True)[1]] = True
         found = []

@@ -103,7 +103,8 @@ class Verification:
 class StoreVerification:
     """The check of one store, in the order in which its methods stand.
 
-    ``held``: the caller holds the store's lock, so that nobody is at work.
+    ``held``: the caller holds the store's lock, so that nobody is at work. ``rescue``: what an
+    engine does not find, and a copy can save, counts as found.
     ``checked``, ``messages``: the queues and the persistent message store, after
     :meth:`findings`.
     """
@@ -112,6 +113,7 @@ class StoreVerification:
     reader: StoreReader
     figures: Figures
     held: bool = False
+    rescue: bool = False
     in_use: bool = False
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck | None = None
@@ -183,6 +185,7 @@ class StoreVerification:
             self.in_use,
             lambda ids: self._named_now(ids, persistent),
             lost_is_damage,
+            rescue=self.rescue,
         )
 
     def _named_now(self, ids: set[bytes], persistent: bool) -> set[bytes]:

@@ -1,8 +1,9 @@
 """``python -m tests.damage``: harm small stores in every way, and print what users were told.
 
-``--all``: every bit and every length of every file (half an hour); else every ``--share``-th, from
-``--seed`` on. Exit code 1 for a broken promise: a wrong body, an error that is none of ours, a
-store that stays damaged after repair, too much time or memory.
+``--all``: every bit and every length of every file (an hour); else every ``--share``-th, from
+``--seed`` on. Each harmed store is verified, opened in place, and repaired into a new one. Exit
+code 1 for a broken promise: a wrong body, an error that is none of ours, a store that stays damaged
+after repair, a message that open keeps and ``qindex repair`` loses, too much time or memory.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def main() -> int:
         print(f"\n{name}: {count} harms in {time.monotonic() - started:.0f} s")
         print("\n".join(table.lines()))
         for (what, kind), row in sorted(table.rows.items()):
-            for case in row.silent[: options.silent]:
-                print(f"  silent, {what} of {kind}: {case}")
+            for word in ("silent", "unsaid", "unnamed"):
+                for case in getattr(row, word)[: options.silent]:
+                    print(f"  {word}, {what} of {kind}: {case}")
         print("\n".join(f"  BROKEN {one}" for one in table.broken[:20]), flush=True)
         whole.broken += table.broken
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

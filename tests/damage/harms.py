@@ -18,12 +18,14 @@ longer one, every bit counts."""
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """``what`` was done to the file at ``path``, at ``offset``; ``files``: all there are then."""
+    """``what`` was done to the file at ``path``, at ``offset``; ``files``: all there are then;
+    ``others``: paths of the other files that are not what they were."""
 
     path: str
     offset: int
     what: str
     files: dict[str, bytes]
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.path} at offset {self.offset}: {self.what}"
@@ -76,9 +78,9 @@ def others(sample: Sample, path: str, *, share: int = 1, seed: int = 0) -> Itera
             yield Harm(path, 0, f"replaced by {other}", {**files, path: files[other]})
             if other > path:
                 swapped = {**files, path: files[other], other: data}
-                yield Harm(path, 0, f"swapped with {other}", swapped)
+                yield Harm(path, 0, f"swapped with {other}", swapped, (other,))
     name = os.path.basename(path)
     if name[:1].isdigit():
         copy = os.path.join(os.path.dirname(path), "7" + name[1:])
         if copy not in files:
-            yield Harm(path, 0, f"copied to {copy}", {**files, copy: data})
+            yield Harm(path, 0, f"copied to {copy}", {**files, copy: data}, (copy,))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tests.damage.harms import Harm, file_kind
+from tests.damage.mending import Mended
 from tests.damage.samples import Sample
 from tests.damage.verdict import Verdict, judge
 
@@ -18,7 +19,12 @@ class Row:
     ``told``: of those, after which an error or a finding of damage says so; ``logged``: of the
     others, after which a finding says what a crash may have done; ``silent``: the rest, by name.
     ``noticed``: of all, that open, a queue or verify had anything to say about; ``verified``:
-    that verify calls damage."""
+    that verify calls damage.
+
+    Of the harms after which the store was also repaired into a new one, ``mended``: ``lost``, in
+    whose new store a user gets something else than from a sound one; ``unsaid``, of those, whose
+    report has no finding, and ``unnamed``, whose report names other files than the harmed one, by
+    name."""
 
     harms: int = 0
     seen: int = 0
@@ -27,6 +33,10 @@ class Row:
     noticed: int = 0
     verified: int = 0
     silent: list[str] = field(default_factory=list)
+    mended: int = 0
+    lost: int = 0
+    unsaid: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
 
     def add(self, harm: Harm, verdict: Verdict) -> None:
         """Count one."""
@@ -35,6 +45,8 @@ class Row:
         self.noticed += bool(
             verdict.reported or verdict.logged or verdict.verified or verdict.verify_logged
         )
+        if verdict.mended is not None:
+            self._add_mended(harm, verdict.mended)
         if not verdict.seen:
             return
         self.seen += 1
@@ -43,24 +55,41 @@ class Row:
         elif verdict.logged:
             self.logged += 1
         else:
-            names = ("missing", "back", "other", "astray", "again")
-            seen = {name: getattr(verdict, name) for name in names if getattr(verdict, name)}
-            self.silent.append(f"{harm}: {seen}")
+            self.silent.append(f"{harm}: {_seen(verdict)}")
+
+    def _add_mended(self, harm: Harm, mended: Mended) -> None:
+        self.mended += 1
+        if not mended.seen:
+            return
+        self.lost += 1
+        if not mended.told:
+            self.unsaid.append(f"{harm}: {_seen(mended)}")
+        elif not mended.named:
+            self.unnamed.append(f"{harm}: {_seen(mended)}")
+
+
+def _seen(one: Verdict | Mended) -> dict[str, int]:
+    names = ("missing", "back", "other", "astray", "again")
+    return {name: getattr(one, name) for name in names if getattr(one, name)}
 
 
 @dataclass(slots=True)
 class Table:
-    """Rows by the kind of harm and of file, and the promises that were broken."""
+    """Rows by the kind of harm and of file, and the promises that were broken. After every
+    ``mend_every``-th harm the store is also repaired into a new one."""
 
+    mend_every: int = 1
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
     def run(self, sample: Sample, what: str, harms: Iterable[Harm]) -> None:
         """Judge each harm to a sample."""
-        for harm in harms:
+        for number, harm in enumerate(harms):
+            repairs = number % self.mend_every == 0
             try:
                 # Of flips, one bit of each byte.
-                verdict = judge(sample, harm, again=what != "flip" or "bit 3" in harm.what)
+                again = what != "flip" or "bit 3" in harm.what
+                verdict = judge(sample, harm, again=again, repairs=repairs)
             except Exception as error:
                 self.broken.append(f"{sample.name}: {harm}: {type(error).__name__}: {error}")
                 continue
@@ -68,12 +97,16 @@ class Table:
 
     def lines(self) -> list[str]:
         """Give the table as text."""
-        head = ("harm", "file", "harms", "seen", "told", "logged", "silent", "noticed", "verify")
+        head = (
+            *("harm", "file", "harms", "seen", "told", "logged", "silent", "noticed", "verify"),
+            *("repaired", "lost", "unsaid", "unnamed"),
+        )
         lines = ["{:<8} {:<16}".format(*head[:2]) + "".join(f"{one:>9}" for one in head[2:])]
         for (what, kind), row in sorted(self.rows.items()):
             figures = (
                 *(row.harms, row.seen, row.told, row.logged),
                 *(len(row.silent), row.noticed, row.verified),
+                *(row.mended, row.lost, len(row.unsaid), len(row.unnamed)),
             )
             lines.append(f"{what:<8} {kind:<16}" + "".join(f"{one:>9}" for one in figures))
         return lines

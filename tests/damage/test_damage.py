@@ -1,5 +1,6 @@
 """A fixed part of all harms, another one with each ``DAMAGE_SEED`` (0): every :data:`SHARE`-th bit
-and length of each file, and all of the rest. ``python -m tests.damage --all`` takes every one.
+and length of each file, and all of the rest; each is verified and opened, and every
+:data:`MEND_EVERY`-th is repaired into a new store. ``python -m tests.damage --all``: every one.
 
 The limits that are known, and none beyond: see the section on damage in docs/durability.md.
 """
@@ -13,19 +14,22 @@ import pytest
 
 import qindex
 from tests.damage.harms import Harm, flips, others
+from tests.damage.mending import Mended, mend
 from tests.damage.samples import SAMPLES, STORE, Sample
 from tests.damage.table import Row, Table
 from tests.damage.verdict import Verdict, judge
+from tests.memory_fs import MemoryFileSystem
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 SEED = int(os.environ.get("DAMAGE_SEED", "0"))
 SHARE = 7 if NIGHTLY else 61
+MEND_EVERY = 1 if NIGHTLY else 3
 MEMORY = 24 << 20
 """Bytes that one small harmed store may take at its peak."""
 
 
 def table_of(sample: Sample) -> Table:
-    table = Table()
+    table = Table(MEND_EVERY)
     for path in sorted(sample.files):
         table.run(sample, "flip", flips(sample, path, share=SHARE, seed=SEED))
         table.run(sample, "other", others(sample, path, share=SHARE, seed=SEED))
@@ -48,6 +52,13 @@ def test_harms(name: str) -> None:
         assert not silent, f"{what} of {kind}: {silent}"
         if what == "flip" and kind != "qindex.lock":  # another pid is as good as any
             assert row.noticed == row.harms, f"{row.noticed} of {row.harms} flips of {kind} noticed"
+        assert row.mended
+        # A queue without a message, and without what keeps its seq_ids, looks like a new one.
+        lost = [one for one in row.unsaid if kind != "qindex.seq" or "'again'" not in one]
+        assert not lost, f"repair after {what} of {kind} does not tell of {lost}"
+        # Of a file that is gone its entries tell, which stand in other files.
+        if kind != "*.rdq":
+            assert not row.unnamed, f"repair after {what} of {kind} names others: {row.unnamed}"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -57,6 +68,9 @@ def test_a_sound_store(name: str) -> None:
     assert not verdict.seen
     assert not verdict.reported
     assert not verdict.verified
+    assert verdict.mended is not None
+    assert not verdict.mended.seen
+    assert not verdict.mended.told
 
 
 @pytest.mark.parametrize("name", ["embedded, killed", "stored and fan-out, killed"])
@@ -84,8 +98,47 @@ def test_the_judge_sees_what_is_wrong() -> None:
     with qindex.open(STORE, fs=fs, background=False) as engine:
         engine.queue("orders").publish(b"not published by the sample")
     files, _ = fs.contents()
+    harm = Harm("", 0, "another message", files)
     with pytest.raises(AssertionError, match="was never published"):
-        judge(sample, Harm("", 0, "another message", files))
+        judge(sample, harm)
+    with pytest.raises(AssertionError, match="never published"):
+        mend(sample, harm, {})
     row = Row()
-    row.add(Harm("f", 3, "x", {}), Verdict(missing=1))
+    row.add(Harm("f", 3, "x", {}), Verdict(missing=1, mended=Mended(missing=2)))
     assert row.silent == ["f at offset 3: x: {'missing': 1}"]
+    assert row.unsaid == ["f at offset 3: x: {'missing': 2}"]
+
+
+def test_the_judge_sees_what_repair_loses() -> None:
+    """Test of the test: open gave messages that the new store does not have."""
+    sample = SAMPLES["embedded, closed"]()
+    sound = Harm("", 0, "nothing", sample.files)
+    kept = judge(sample, sound).found
+    (path,) = (path for path in sample.files if path.endswith("/1.idx"))
+    harm = Harm(path, 0, "removed", {at: sample.files[at] for at in sample.files if at != path})
+    with pytest.raises(AssertionError, match="repair lost seq_id 8 of orders, which open gave"):
+        mend(sample, harm, kept)
+    assert mend(sample, sound, kept).found == kept
+
+
+def test_the_judge_sees_a_repair_that_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test of the test: repair refuses a store that opens; and one that changes its source."""
+    sample = SAMPLES["embedded, closed"]()
+    sound = Harm("", 0, "nothing", sample.files)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise qindex.DamageError("f", 0, "too much")
+
+    monkeypatch.setattr("tests.damage.mending.repair", refuses)
+    with pytest.raises(AssertionError, match="repair refuses, and open does not: f: "):
+        mend(sample, sound, {})
+    assert mend(sample, sound, None).refused
+
+    def cuts(source: str, out: str, *, fs: MemoryFileSystem) -> object:
+        report = qindex.repair(source, out, fs=fs)
+        fs.unlink(f"{source}/qindex.clean")
+        return report
+
+    monkeypatch.setattr("tests.damage.mending.repair", cuts)
+    with pytest.raises(AssertionError, match="repair changed, or left"):
+        mend(sample, sound, {})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from unittest import mock
 
 import qindex
@@ -13,12 +11,12 @@ from journal.errors import StoreError
 from journal.findings import Cause, Finding
 from qindex.tools.verify import Verification
 from tests.damage.harms import Harm
+from tests.damage.mending import NO_LOCKS, Mended, mend
 from tests.damage.samples import STORE, Message, Sample
 from tests.memory_fs import MemoryFileSystem
 
 __all__ = ["SECONDS", "Verdict", "judge"]
 
-_NO_LOCKS = Path(os.devnull)
 SECONDS = 5.0
 """Of processor time that one harmed store may take."""
 
@@ -33,6 +31,8 @@ class Verdict:
 
     And is told: ``told``: paths that errors and findings of damage named; ``logged``: those of
     findings that a crash may have left; ``verified``, ``verify_logged``: the same of verify.
+    ``found``: what was delivered, by queue and seq_id; ``mended``: what a user has after repair
+    into a new store.
     """
 
     missing: int = 0
@@ -45,6 +45,8 @@ class Verdict:
     logged: list[str] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
     verify_logged: list[str] = field(default_factory=list)
+    found: dict[str, dict[int, Message]] = field(default_factory=dict)
+    mended: Mended | None = None
 
     @property
     def seen(self) -> bool:
@@ -57,17 +59,18 @@ class Verdict:
         return bool(self.told or self.refused)
 
 
-def judge(sample: Sample, harm: Harm, *, again: bool = True) -> Verdict:
-    """Verify, open, drain, and (``again``, or if damage was told of) close and open again.
+def judge(sample: Sample, harm: Harm, *, again: bool = True, repairs: bool = True) -> Verdict:
+    """Verify, open, drain, and (``again``, or if damage was told of) close and open again; then
+    (``repairs``) repair into a new store.
 
     Raises :class:`AssertionError` for a broken promise: a body that was not published, messages
     out of order, a seq_id given twice, a store that needs repair after it was repaired, too much
-    time; and whatever is raised that is no error of ours.
+    time; what :func:`tests.damage.mending.mend` raises; and all that is no error of ours.
     """
     started = time.process_time()
     verdict = Verdict()
     # Files in memory are in nobody's table of locks.
-    with mock.patch("journal.lock._LOCK_TABLE", _NO_LOCKS):
+    with mock.patch("journal.lock._LOCK_TABLE", NO_LOCKS):
         _verify(sample, harm, verdict)
     fs = sample.file_system(harm.files)
     engine = _open(fs, verdict)
@@ -77,6 +80,8 @@ def judge(sample: Sample, harm: Harm, *, again: bool = True) -> Verdict:
             _again(fs, harm, verdict)
     took = time.process_time() - started
     assert took < SECONDS, f"{harm}: {took:.1f} seconds"
+    if repairs:
+        verdict.mended = mend(sample, harm, None if verdict.refused else verdict.found)
     return verdict
 
 
@@ -135,7 +140,7 @@ def _drain(sample: Sample, name: str, engine: qindex.Engine, harm: Harm, verdict
         verdict.missing += len(truth.held)
         return
     bodies = {body for each in sample.queues.values() for body in each.published.values()}
-    found: dict[int, Message] = {}
+    found = verdict.found.setdefault(name, {})
     for _ in range(200):
         try:
             batch = queue.get_many(100)

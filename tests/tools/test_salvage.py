@@ -24,6 +24,7 @@ BETTER_THAN_THE_NODE = {
     "07b": ("m0 m1 m2 m3 m4", ""),
     "08": ("m0 m1 m2 m3 m4 m5", ""),
     "09": ("", "m0 m1 m2 m3 m4 m5"),
+    "11": ("b0 b1 b2", ""),
     "12": ("b0 b1 b2 b3", ""),
     "14": ("b0 b2 b3 b4", ""),
     "18": ("b0 b2", ""),
@@ -32,7 +33,7 @@ BETTER_THAN_THE_NODE = {
     "23": ("m0 m1 m2 m3 m4 m5", ""),
     "27": ("m0 m1 pt", ""),
 }
-INCOMPLETE = {"10": 2, "11": 1, "19": 2, "20": 1, "21": 1}
+INCOMPLETE = {"10": 2, "19": 2, "20": 1, "21": 1}
 """Places that could not be saved: messages that are nowhere, and earlier ones of a pair."""
 
 

@@ -15,6 +15,7 @@ import pytest
 import qindex
 from journal.findings import Cause
 from tests.golden import SCENARIOS, golden
+from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import open_quietly
 from tests.tools.faults import State
 from tests.tools.stores import fill
@@ -146,3 +147,28 @@ def test_beside_a_writer_that_is_killed(tmp_path: Path) -> None:
         assert {one.name: one.messages for one in saved.queues} == held
         assert_nothing(store)
         assert_nothing(tmp_path / f"new-{number}")
+
+
+@pytest.mark.parametrize("boot", [b"one boot", b"another boot"])
+def test_a_power_loss_in_a_flush_that_left_its_checksums(boot: bytes) -> None:
+    """What a flush appended to the segment had not reached the disk when the power went, but its
+    checksums had; the journal still holds all of it. In one and the same run that can't be."""
+    memory = MemoryFileSystem(boot=b"one boot")
+    engine = qindex.open("/s", fs=memory, background=False)
+    queue = engine.queue("q")
+    queue.publish_many([b"x" * 100] * 50)
+    queue.flush()
+    queue.publish_many([b"y" * 100] * 50)
+    queue.sync()
+    files, directories = memory.contents()
+    queue.flush()
+    later, _ = memory.contents()
+    (sums,) = (path for path in later if path.endswith("0.idx.sum"))
+    assert len(later[sums]) > len(files[sums])
+    left = MemoryFileSystem({**files, sums: later[sums]}, directories, boot=boot)
+    report = qindex.verify("/s", fs=left)
+    lost_power = boot == b"another boot"
+    assert [each.cause for each in report.findings] == [Cause.CRASH if lost_power else Cause.DAMAGE]
+    assert report.sound is lost_power
+    with qindex.open("/s", fs=left, background=False, repair=not lost_power) as again:
+        assert len(again.queue("q")) == 100

@@ -1,0 +1,104 @@
+"""What a copy of a store makes of moves to a dead-letter queue that a crash cut short.
+
+As :mod:`qindex.unmoved` at an open: an entry of the source is left out of the copy when its message
+is in the dead-letter queue, or was, in this run of the operating system. That it was counts only
+where the dead-letter queue has lost nothing else: what is damaged there stays in the source, so
+that a message that can be had is in one of the two queues.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import UsageError
+from journal.files import FileSystem, read_optional
+from journal.findings import Finding
+from qindex import layout
+from qindex.move_format import Intent, unpack_moves
+from qindex.rabbitmq.names import directory_name
+from qindex.settings import checked_name
+from qindex.tools.saved import loses
+
+__all__ = ["moved_away", "names_of", "read_moves"]
+
+I64 = npt.NDArray[np.int64]
+Move = tuple[Intent, bool]
+KeptEntries = Callable[[str], Iterable[tuple[int, bytes]]]
+
+
+def read_moves(fs: FileSystem, directory: str) -> list[Move]:
+    """Read the moves of the store in ``directory``, in order. Raises :class:`OSError`."""
+    data = read_optional(fs, os.path.join(directory, layout.MOVES))
+    return [] if data is None else list(unpack_moves(data))
+
+
+def names_of(moves: Iterable[Move]) -> list[str]:
+    """Give the names of all queues that are named."""
+    names = dict.fromkeys(name for one, _ in moves for name in (one.source, one.target))
+    return [name for name in names if _can_be_one(name)]
+
+
+def moved_away(
+    fs: FileSystem,
+    directory: str,
+    vhost: str,
+    moves: Iterable[Move],
+    findings: Iterable[Finding],
+    kept_entries: KeptEntries,
+) -> dict[str, I64]:
+    """Give the seq_ids that are to be left out, ascending, by queue directory.
+
+    ``kept_entries`` gives seq_id and message id of the entries of a queue directory (none, where
+    there is none) that go into the copy. ``findings``: all that is wrong with the store. Memory:
+    40 bytes for each entry of a queue that was moved to.
+    """
+    boot = fs.boot_id()
+    hurt = {_queue_directory(one, directory) for one in findings if loses(one)}
+    there: dict[str, set[tuple[int, bytes]]] = {}
+    gone: dict[str, set[int]] = {}
+    for intent, is_done in moves:
+        if not (_can_be_one(intent.source) and _can_be_one(intent.target)):
+            continue
+        source = directory_name(vhost, intent.source)
+        target = directory_name(vhost, intent.target)
+        if is_done and boot and intent.boot == boot and target not in hurt:
+            known = _is_queue(fs, directory, target)
+            arrived = set(intent.seqs) if known else set()
+        else:
+            if target not in there:
+                there[target] = set(kept_entries(target))
+            arrived = set(_found(intent, there[target]))
+        gone.setdefault(source, set()).update(arrived)
+    return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
+
+
+def _can_be_one(name: str) -> bool:
+    try:
+        checked_name(name)
+    except UsageError:
+        return False
+    return True
+
+
+def _found(intent: Intent, there: set[tuple[int, bytes]]) -> Iterator[int]:
+    for at, (seq, msg_id) in enumerate(zip(intent.seqs, intent.ids, strict=True)):
+        if (intent.first + at, msg_id) in there:
+            yield seq
+
+
+def _queue_directory(finding: Finding, directory: str) -> str:
+    """Give the name of the queue directory that a finding is in, or something else."""
+    inner = os.path.relpath(finding.path, os.path.join(directory, layout.QUEUES))
+    return inner.split(os.sep, 1)[0]
+
+
+def _is_queue(fs: FileSystem, directory: str, name: str) -> bool:
+    try:
+        fs.stat(os.path.join(directory, layout.QUEUES, name))
+    except FileNotFoundError:
+        return False
+    return True
