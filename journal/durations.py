@@ -25,6 +25,11 @@ class Durations:
     counts: tuple[int, ...]
     seconds: float
 
+    def __add__(self, other: Durations) -> Durations:
+        """Give the durations of both."""
+        counts = tuple(map(int.__add__, self.counts, other.counts))
+        return Durations(counts, self.seconds + other.seconds)
+
     @property
     def count(self) -> int:
         """How many there were."""

@@ -62,6 +62,8 @@ class Kind(enum.StrEnum):
     FOREIGN_FILE = "foreign-file"
     UNREADABLE = "unreadable"
     """A file that the system does not let us read."""
+    MISMATCH = "mismatch"
+    """A file that follows from another one, and does not agree with it."""
     CONFIG = "config"
     """A file that says how others are to be read, and makes no sense."""
 

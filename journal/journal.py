@@ -5,6 +5,9 @@ storing it into the map: that survives the death of the process as a ``write`` d
 tenth of it. The price: behind the last record the file is zero-filled until it is closed or
 emptied, which the format allows (a parser stops at 40 zero bytes).
 
+Behind the map the file has a *reserve* (:mod:`journal.room`) for deliver and ack records on a full
+disk. While the journal is in it, each publish asks for room first, and fails where there is none.
+
 ``rebase`` drops the front of the journal once its entries stand in the segment files. Entries
 that were appended meanwhile are kept: they are put into a new file that takes the journal's name
 at once, so that at any moment ``journal.jif`` is a whole journal.
@@ -31,15 +34,14 @@ from journal.files import (
     unlink_if_there,
     write_all,
 )
-from journal.poison import Poison
+from journal.poison import PASSING, Poison
+from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sync import GroupCommit
 
 __all__ = ["Journal", "Retired"]
 
 _log = logging.getLogger("qindex.journal")
 
-_FIRST_CAPACITY = 16 << 10
-_MAX_STEP = 8 << 20
 _NEW_SUFFIX = ".new"
 _BULK = 64 << 10
 _COMMIT = 16
@@ -66,22 +68,36 @@ class Journal:
     C call) and asks ``tell()`` for the offset first. ``write`` raises :class:`ValueError` when
     the map is full: then :meth:`grow` makes room. Both change when the map does, so they are
     looked up on each use.
+
+    ``entries``: the reserve is to have room for the deliver and ack records of so many entries
+    at least, from the next time on that room is made. ``in_reserve``: the disk was full when
+    room was needed last.
     """
 
     def __init__(
-        self, fs: FileSystem, path: PathLike, poison: Poison, *, position: int = 0
+        self,
+        fs: FileSystem,
+        path: PathLike,
+        poison: Poison,
+        *,
+        position: int = 0,
+        entries: int = 0,
+        rested: bool = False,
     ) -> None:
         """Open or create the file and keep its first ``position`` bytes.
 
-        What lies behind is cut off: recovery has said that it is a torn or zero-filled tail.
-        Raises :class:`StorageError`.
+        What lies behind is cut off: recovery has said that it is a torn or zero-filled tail; with
+        ``rested`` (:mod:`journal.rested`) it is room, and kept. Raises :class:`StorageError`.
         """
         self._fs = fs
         self.path = os.fspath(path)
         self._poison = poison
         self._closed = False
+        self.rested = False
         self._name_synced = False
         self._rebased = False
+        self.entries = entries
+        self.in_reserve = False
         self.synced = 0
         """Bytes from the start known to be durable."""
         try:
@@ -89,9 +105,16 @@ class Journal:
             unlink_if_there(fs, self.path + SUMS_SUFFIX)
             self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                if fs.fstat(self._fd).st_size > position:
+                size = fs.fstat(self._fd).st_size
+                if size > position and not rested:
                     fs.truncate(self._fd, position)
-                self._map_at(position, _FIRST_CAPACITY)
+                self._allocated = size if rested else position
+                try:
+                    self._map_at(position, FIRST_CAPACITY)
+                except OSError as error:
+                    if not rested or error.errno not in FULL:
+                        raise
+                    self._use(mmap.mmap(-1, mmap.PAGESIZE), position, in_reserve=True)
             except BaseException:
                 fs.close(self._fd)
                 raise
@@ -112,21 +135,36 @@ class Journal:
 
     def _map_at(self, position: int, room: int) -> None:
         """Make room for ``room`` bytes behind ``position`` and go on writing there."""
-        step = min(max(position, _FIRST_CAPACITY), _MAX_STEP)
-        capacity = -(-(position + max(room, step)) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._fs.fallocate(self._fd, 0, capacity)
-        self._use(self._fs.mmap(self._fd, capacity, True), position)
+        had = self._allocated
+        new_map, self._allocated = make_room(self._fs, self._fd, had, position, room, self.entries)
+        self._use(new_map, position)
 
-    def _use(self, new_map: mmap.mmap, position: int) -> None:
+    def _open_reserve(self, position: int, room: int) -> None:
+        """Go on in the reserve; where it is too small, with the next page that the disk has."""
+        size = max(self._allocated, whole_pages(position + room))
+        if size > self._allocated:
+            allocate(self._fs, self._fd, self._allocated, size)
+            self._allocated = size
+        if not self.in_reserve:
+            _log.warning("%s: the disk is full: takes delivers and acks only", self.path)
+        self._use(self._fs.mmap(self._fd, size, True), position, in_reserve=True)
+
+    @property
+    def reserve_left(self) -> int:
+        """Bytes of the reserve that are free while the journal is in it."""
+        return max(self._allocated - self.tell(), 0)
+
+    def _use(self, new_map: mmap.mmap, position: int, *, in_reserve: bool = False) -> None:
         new_map.seek(position)
         self.map = new_map
-        self.write = new_map.write
+        self.in_reserve = in_reserve
+        self.write = self._only_reserve if in_reserve else new_map.write
         self.tell = new_map.tell
         if self._poison.reason is not None:
             self.refuse()
 
-    def grow(self, room: int) -> None:
-        """Make room for ``room`` more bytes.
+    def grow(self, room: int, *, reserve: bool = False) -> None:
+        """Make room for ``room`` more bytes; ``reserve``: in the reserve, if need be.
 
         Raises :class:`StorageError` on a full disk; nothing has changed then. Raises
         :class:`ClosedError` and :class:`WritesRefusedError`.
@@ -134,24 +172,35 @@ class Journal:
         if self._closed:
             raise ClosedError(f"{self.path}: the journal is closed")
         self._poison.check()
+        position = self.tell()
         try:
-            self._map_at(self.tell(), room)
+            try:
+                self._map_at(position, room)
+            except OSError as error:
+                if not reserve or error.errno not in FULL:
+                    raise
+                self._open_reserve(position, room)
         except OSError as error:
             raise StorageError(self.path, "the journal can't grow", error) from error
 
-    def append(self, data: bytes | memoryview) -> int:
+    def append(self, data: bytes | memoryview, *, reserve: bool = False) -> int:
         """Append ``data``, one record or a batch, and give the offset of its first byte.
+        ``reserve``: delivers and acks, which may go to the reserve.
 
         In the operating system on return. Raises as :meth:`grow`. The first sixteen bytes are
         stored last: a process that dies while it copies leaves an append that starts with
         zeros, whatever of the rest was copied by then.
         """
         offset = self.tell()
+        if self.in_reserve and (not reserve or offset + len(data) > self._allocated):
+            self.grow(len(data), reserve=reserve)
+            return self.append(data, reserve=reserve)
+        write = self.map.write if self.in_reserve else self.write
         try:
             if len(data) < _BULK:
                 self._poison.check()
                 self.map[offset + _COMMIT : offset + len(data)] = data[_COMMIT:]
-                self.write(data[:_COMMIT])
+                write(data[:_COMMIT])
                 self.map.seek(offset + len(data))
                 return offset
             if offset + len(data) <= len(self.map):
@@ -159,8 +208,8 @@ class Journal:
         except (ValueError, IndexError):
             # The map is full (or what is left of it is too short for such a slice).
             self.map.seek(offset)
-        self.grow(len(data))
-        return self.append(data)
+        self.grow(len(data), reserve=reserve)
+        return self.append(data, reserve=reserve)
 
     def _append_bulk(self, data: bytes | memoryview, offset: int) -> int:
         """Append much at once with a write: half the cost of touching fresh pages of the map one
@@ -200,6 +249,17 @@ class Journal:
             write_all(fs, self._sums_fd, sums)
         except OSError as error:
             _log.warning("%s: can't be written: %s", self.path + SUMS_SUFFIX, error)
+            # A part may have been written, behind which nothing would make sense.
+            self._give_up_sums()
+
+    def _give_up_sums(self) -> None:
+        try:
+            if self._sums_fd is not None:
+                close_quietly(self._fs, self._sums_fd, self.path + SUMS_SUFFIX)
+                self._sums_fd = None
+            unlink_if_there(self._fs, self.path + SUMS_SUFFIX)
+        except OSError as error:
+            _log.warning("%s: can't be removed: %s", self.path + SUMS_SUFFIX, error)
 
     def _drop_sums(self) -> None:
         """Remove the checksums, before the bytes they are of go."""
@@ -230,6 +290,8 @@ class Journal:
     def _sync_now(self) -> None:
         self._poison.check()
         with self._fd_in_use:
+            if self.rested:
+                return  # what it held is durable elsewhere
             if self._closed:
                 raise ClosedError(f"{self.path}: the journal is closed")
             position = self.tell()
@@ -267,7 +329,7 @@ class Journal:
                 if self.synced > front:
                     fs.fdatasync(fd)
             except BaseException:
-                fs.close(fd)
+                self._discard_new(fd)
                 raise
         except OSError as error:
             raise StorageError(self.path, "the journal can't be copied", error) from error
@@ -280,23 +342,40 @@ class Journal:
         commit point is the rename of a new file (``prepared``, completed here) over the journal.
         What of it was durable stays durable: then the new file is synced before the rename, and
         its name after. Gives what is left of the old file, for :meth:`retire`, without the lock.
-        Raises :class:`StorageError`, and writes are refused from then on: a half-done change of
-        files is for recovery to judge. Reading goes on: the old records stay mapped.
+        Raises :class:`StorageError`. When there was no room for a new file nothing has changed;
+        after anything else writes are refused from then on: a half-done change of files is for
+        recovery to judge. Reading goes on: the old records stay mapped.
         """
         with self._fd_in_use:
-            old_map, end = self.map, self.tell()
+            old = Retired(self._fd, self.map, self.tell())
+            was_in_reserve = self.in_reserve
             self._rebased = True
             try:
                 self._drop_sums()
-                if end == front and prepared is None and len(self.map) <= _IN_PLACE:
+                empties = old.size == front and prepared is None
+                if empties and len(self.map) <= _IN_PLACE:
                     self._empty()
                     return None
-                return self._replace(front, end, prepared)
+                try:
+                    new = self._write_new(front, old.size, prepared)
+                except OSError as error:
+                    if error.errno not in PASSING:
+                        raise
+                    if not empties:
+                        raise StorageError(
+                            self.path, "the journal can't be emptied", error
+                        ) from error
+                    self._empty()
+                    return None
+                self._take_name(front, old.size, prepared, *new)
             except OSError as error:
                 failure = StorageError(self.path, "the journal can't be emptied", error)
                 self._poison.set(failure)
-                self._use(old_map, end)
+                assert old.map is not None
+                self._fd = old.fd
+                self._use(old.map, old.size, in_reserve=was_in_reserve)
                 raise failure from error
+            return old
 
     def retire(self, old: Retired | None) -> None:
         """Close the file that a rebase replaced: freeing its pages takes a while."""
@@ -306,50 +385,79 @@ class Journal:
 
     def _empty(self) -> None:
         self._fs.truncate(self._fd, 0)
-        # The old map must not be touched once the file is shorter than it.
-        self._use(mmap.mmap(-1, mmap.PAGESIZE), 0)
+        self._allocated = 0
         self.synced = 0
+        # The old map must not be touched once the file is shorter than it. Nothing is stored into
+        # the stand-in: in the reserve, of which there is none, room is made first.
+        self._use(mmap.mmap(-1, mmap.PAGESIZE), 0, in_reserve=True)
         try:
-            self._map_at(0, _FIRST_CAPACITY)
+            self._map_at(0, FIRST_CAPACITY)
         except OSError as error:
-            # The journal is empty, as was asked for, but has no room; what would be stored into
-            # the stand-in would be lost.
-            self._poison.set(StorageError(self.path, "the journal can't grow", error))
+            failure = StorageError(self.path, "the journal can't grow", error)
+            if error.errno not in PASSING:
+                self._poison.set(failure)
+            _log.warning("%s", failure)
 
-    def _replace(self, front: int, end: int, prepared: Retired | None) -> Retired:
+    def _write_new(
+        self, front: int, end: int, prepared: Retired | None
+    ) -> tuple[int, mmap.mmap, int]:
+        """Put what stands behind ``front`` into a new file; gives its descriptor, map, and bytes.
+        Raises :class:`OSError`; the new file is then gone, and nothing has changed."""
         fs = self._fs
         new_path = self.path + _NEW_SUFFIX
-        old_map = self.map
-        old = Retired(self._fd, old_map, end)
         if prepared is not None:
             fd, copied = prepared.fd, prepared.size
         else:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             fd, copied = fs.open(new_path, flags, 0o644), 0
-        durable = self.synced > front
         tail = end - front
         try:
-            self._fd = fd
-            self._map_at(tail, _FIRST_CAPACITY)
+            new_map, allocated = make_room(fs, fd, copied, tail, FIRST_CAPACITY, self.entries)
             if tail > copied:
-                with memoryview(old_map) as view:
+                with memoryview(self.map) as view:
                     pwrite_all(fs, fd, view[front + copied : end], copied)
-            if durable:
+            if self.synced > front:
                 fs.fdatasync(fd)
-            fs.rename(new_path, self.path)
+        except BaseException:
+            self._discard_new(fd)
+            raise
+        return fd, new_map, allocated
+
+    def _discard_new(self, fd: int) -> None:
+        """Remove a new file that did not come about: it may have taken the last of the disk."""
+        close_quietly(self._fs, fd, self.path + _NEW_SUFFIX)
+        try:
+            unlink_if_there(self._fs, self.path + _NEW_SUFFIX)
+        except OSError as error:
+            _log.warning("%s: can't be removed: %s", self.path + _NEW_SUFFIX, error)
+
+    def _take_name(
+        self,
+        front: int,
+        end: int,
+        prepared: Retired | None,
+        fd: int,
+        new_map: mmap.mmap,
+        allocated: int,
+    ) -> None:
+        """Rename the new file over the journal, and go on in it."""
+        durable = self.synced > front
+        try:
+            self._fs.rename(self.path + _NEW_SUFFIX, self.path)
             self._name_synced = False
             if durable:
-                fs.sync_dir(os.path.dirname(self.path))
+                self._fs.sync_dir(os.path.dirname(self.path))
                 self._name_synced = True
         except BaseException:
-            self._fd = old.fd
-            fs.close(fd)
+            self._fs.close(fd)
             raise
-        self.synced = tail if durable else 0
+        self._fd = fd
+        self._allocated = allocated
+        self._use(new_map, end - front)
+        self.synced = end - front if durable else 0
         if prepared is not None:
             self._put_sums(prepared.sums)
-            self._sealed = copied
-        return old
+            self._sealed = prepared.size
 
     def close(self, *, cut: bool = True) -> None:
         """Cut the zero-filled tail off (unless ``cut`` is false) and close the file.
@@ -382,6 +490,9 @@ class Journal:
     def refuse(self) -> None:
         """Make each later append raise what the poison raises. The poison calls this."""
         self.write = self._refused
+
+    def _only_reserve(self, _data: bytes | memoryview) -> int:
+        raise ValueError("there is room for delivers and acks only")
 
     def _refused(self, _data: bytes | memoryview) -> int:
         self._poison.check()

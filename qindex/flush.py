@@ -4,8 +4,9 @@ A flush has three parts, so that publishers wait for none of the disk's work:
 
 1. *Plan*, under the queue's lock: copy the state maps of the dirty segments (16 KiB each) and note
    how far the journal goes. Publishers go on appending behind that point.
-2. *Write*, without the lock (:func:`write_plan`): for each segment, in ascending order: delete the
-   file when nothing in it is unacknowledged; else append what its file does not have, and sync it.
+2. *Write*, without the lock (:func:`write_plan`): delete the files of segments in which nothing is
+   unacknowledged (first, for the disk may be full); append to the others, in ascending order, what
+   their files do not have, and sync them.
    Then sync the directory if a file was created or deleted. Nothing of this changes what the queue
    is: until part 3, the journal says the same.
 3. *Finish*, under the lock: drop the front of the journal (the commit point) and take over the new
@@ -22,6 +23,7 @@ RabbitMQ reads that as well, and a run of equal publish records is read at once.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +34,7 @@ from journal.block_sums import extent
 from journal.errors import StorageError
 from journal.files import FileSystem, ReadBuffer, unlink_if_there, write_all
 from journal.format import PAYLOAD_SIZE, PUBLISH_TRANSIENT
+from journal.poison import PASSING
 from qindex.record_format import gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed
 from qindex.segment_format import (
@@ -119,10 +122,11 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
     """
     written = 0
     names_changed = False
-    for segment in plan.segments:
+    unacked = {segment.number: segment.unacked for segment in plan.segments}
+    for segment in sorted(plan.segments, key=lambda one: unacked[one.number] > 0):
         path = os.path.join(plan.directory, file_name(segment.number))
         try:
-            if segment.unacked == 0:
+            if not unacked[segment.number]:
                 # An earlier try of this flush, which failed later on, may have removed the file,
                 # or have made one that nobody knows of.
                 remove_sums(fs, path)
@@ -152,9 +156,11 @@ def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan
         if not size:
             _forget_removed(segment)
         start = segment.file_size
-        if size != start:
-            # The end of a file that recovery found torn, or that an earlier flush left so.
+        if size != start or not start:
+            # The end of a file that recovery found torn, or that an earlier flush left so; or the
+            # sums of a file that did not outlive a loss of power.
             remove_sums(fs, path)
+        if size != start:
             fs.truncate(fd, start)
         states = np.frombuffer(segment.states, np.uint8)
         filed = np.frombuffer(segment.filed, np.uint8)
@@ -167,6 +173,13 @@ def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan
         if len(steps):
             appender.append(steps)
         fs.fdatasync(fd)
+    except OSError as error:
+        if error.errno in PASSING:
+            # The part that was written may have taken the last of the disk. Where it can't be
+            # given back, the next flush does it.
+            with suppress(OSError):
+                fs.truncate(fd, segment.file_size)
+        raise
     finally:
         fs.close(fd)
     append_sums(fs, path, appender.sums)

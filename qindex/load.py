@@ -37,6 +37,7 @@ from qindex.record_format import gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment
 from qindex.segment_format import PUBLISH_HEAD_SIZE, STEP_SIZE, file_number
 from qindex.sound_read import Data, Elsewhere, Reading, read_soundly
+from qindex.steps import ahead_findings, ahead_of_publishes
 
 __all__ = [
     "JournalEntries",
@@ -256,11 +257,13 @@ def load_queue(
     entry_count: int,
     *,
     seq_limit: int = SEQ_MASK,
+    given_out: int | None = None,
     power_lost: bool = False,
 ) -> LoadedQueue:
     """Read all of a queue's directory.
 
-    ``seq_limit``: no seq_id above it was ever given out. ``power_lost``: see
+    ``seq_limit``: no seq_id above it was ever given out. ``given_out``: all seq_ids below were
+    before the journal's first record; known where no power was lost since. ``power_lost``: see
     :class:`qindex.sound_read.Layout`. Raises :class:`OSError`. Damage is no
     error here: see ``findings``. Memory: one segment file at a time, and the journal.
     """
@@ -282,6 +285,8 @@ def load_queue(
         if number is not None:
             keep = number in touched
             _load_segment(fs, loaded, name, number, keep, elsewhere, power_lost)
+    if given_out is not None:
+        _drop_ahead(loaded, journal_path, reading, given_out)
     _merge(loaded, journal_path, reading)
     loaded.stored = [
         (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
@@ -334,6 +339,17 @@ def _load_segment(
     if not keep and not segment.dirty:
         segment.unload()
     loaded.segments[number] = segment
+
+
+def _drop_ahead(loaded: LoadedQueue, path: str, reading: Reading, given_out: int) -> None:
+    """Leave out delivers and acks of what was not published by then (:mod:`qindex.steps`)."""
+    if any(finding.cause is Cause.DAMAGE for finding in reading.findings):
+        return  # their publishes may be what is damaged
+    # A node that had the queue for a while knows of no other file than its segments.
+    ahead = ahead_of_publishes(reading.walk, max(given_out, loaded.seen))
+    if ahead.any():
+        loaded.findings += ahead_findings(path, reading.walk, ahead)
+        reading.walk = reading.walk.take(~ahead)
 
 
 def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:

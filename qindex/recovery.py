@@ -60,7 +60,10 @@ def load_for_recovery(
     limit = seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID
     try:
         lost = seq_file.power_lost
-        loaded = load_queue(fs, directory, entry_count, seq_limit=limit, power_lost=lost)
+        given_out = seq_file.next_after_crash(0) if seq_file.same_run else None
+        loaded = load_queue(
+            fs, directory, entry_count, seq_limit=limit, given_out=given_out, power_lost=lost
+        )
     except OSError as error:
         raise StorageError(directory, "the queue can't be read", error) from error
     _judge(loaded, repair)

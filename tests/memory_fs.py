@@ -4,7 +4,8 @@ For tests that open a store a hundred thousand times: an operation costs about a
 nothing is left behind. It does what Linux does with the calls that a store makes, errors
 included; ``tests/test_memory_fs.py`` holds it against the real one.
 
-A mapped file *is* its (anonymous) map, so that stores into the map and writes to the file meet.
+A mapped file *is* its (anonymous) map, so that stores into the map and writes to the file meet;
+behind the map it may go on with zeros (reserved blocks), which a write ends.
 Of several writable maps of one file only the latest counts: a store has no use for more.
 """
 
@@ -29,7 +30,7 @@ class Inode:
     """A file or a directory (``entries`` is not ``None``).
 
     ``data``: the file's bytes, shared with others while it is ``bytes``; ``size`` of them count,
-    for a map may be longer than its file.
+    for a map may be longer than its file. Where a map is shorter, zeros follow.
     """
 
     __slots__ = ("data", "entries", "locked_by", "number", "size")
@@ -44,7 +45,7 @@ class Inode:
     def content(self) -> bytes:
         """Give the file's bytes."""
         data = self.data
-        return data if isinstance(data, bytes) else bytes(data[: self.size])
+        return data if isinstance(data, bytes) else bytes(data[: self.size]).ljust(self.size, b"\0")
 
     def room(self, size: int) -> bytearray | _mmap.mmap:
         """Give the bytes to write into, ``size`` of them at least."""
@@ -69,9 +70,11 @@ class Inode:
     def resize(self, size: int) -> None:
         """Cut the file, or extend it with zeros."""
         data = self.data
+        is_mapped = isinstance(data, _mmap.mmap)
         if size > len(data):
-            self.room(size)
-        elif size < self.size or not isinstance(data, _mmap.mmap):
+            if not is_mapped:
+                self.room(size)
+        elif size < min(self.size, len(data)) or not is_mapped:
             # A map of what is cut off must not be touched any more: it is let go of.
             self.data = data[:size]
         self.size = size
@@ -85,7 +88,7 @@ class FileMap(_mmap.mmap):
     def close(self) -> None:
         file = self.file
         if not self.closed and file is not None and file.data is self:
-            file.data = bytes(self[: file.size])
+            file.data = file.content()
         super().close()
 
 
@@ -247,7 +250,8 @@ class MemoryFileSystem:
         data = inode.data
         if isinstance(data, bytes) and not offset and length >= len(data):
             return data
-        return bytes(data[offset : min(offset + length, inode.size)])
+        end = min(offset + length, inode.size)
+        return bytes(data[offset:end]).ljust(max(end - offset, 0), b"\0")
 
     def write(self, fd: int, data: ReadBuffer, /) -> int:
         file = self._writable(fd)
@@ -305,10 +309,10 @@ class MemoryFileSystem:
         return mapped
 
     def adopt_map(self, fd: int, mapped: FileMap) -> None:
-        """Let an anonymous map, as long as the file, be its writable one."""
+        """Let an anonymous map be the file's writable one."""
         inode = self._fill(fd, mapped)
-        if len(mapped) != inode.size:
-            raise AssertionError("no store maps a part of a file to write into it")
+        if any(inode.content()[len(mapped) :]):
+            raise AssertionError("no store leaves out of its map what is not zero")
         inode.data = mapped
         mapped.file = inode
 

@@ -3,21 +3,26 @@ process. So room is reserved before a file is mapped, and that is what fails."""
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import qindex
+from journal.errors import StorageError
 from tests.faults.workload import Run
+from tests.faulty_fs import FaultyFileSystem
+from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import drain, open_quietly, queue_directory
 
 ROOT = Path(__file__).parents[2]
 CHILD = [sys.executable, "-m", "tests.faults.full_disk_child"]
-MOUNT = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -m "$3" "$1/store" 0'
+MOUNT = 'mount -t tmpfs -o size="$4" tmpfs "$1" && exec "$2" -m "$3" "$1/store" "$5"'
 
 
 def run(command: list[str]) -> dict[str, Any]:
@@ -94,12 +99,84 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """A file system of 256 KiB, in a name space of its own."""
-    probe = ["unshare", "-Urm", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    found = run_on_a_disk(tmp_path, "256k", CHILD[2], "0")
+    check(found)
+    assert all("No space left on device" in error for error in found["errors"])
+
+
+def run_on_a_disk(path: Path, size: str, program: str, argument: str) -> dict[str, Any]:
+    """Run a program on a file system of its own, of this size."""
+    probe = ["unshare", "-Urm", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
     try:
         subprocess.run(probe, check=True, capture_output=True, timeout=30)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no file system can be mounted here: {error}")
-    arguments = [str(tmp_path), CHILD[0], CHILD[2]]
-    found = run(["unshare", "-Urm", "sh", "-c", MOUNT, "sh", *arguments])
-    check(found)
-    assert all("No space left on device" in error for error in found["errors"])
+    arguments = [str(path), CHILD[0], program, size, argument]
+    return run(["unshare", "-Urm", "sh", "-c", MOUNT, "sh", *arguments])
+
+
+_SMALL = {"queues": ["q"], "sizes": [0, 40, 100], "batch": 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**_SMALL, "background": False},
+        {**_SMALL, "flush_idle": 0.1, "batch": 100},
+        {**_SMALL, "flush_idle": 0.1, "durability": "fsync", "batch": 10},
+        {**_SMALL, "flush_idle": 0.1, "queues": ["a", "b", "c"], "segment_entry_count": 64},
+        {
+            **_SMALL,
+            "flush_idle": 0.1,
+            "queues": ["a", "b"],
+            "sizes": [100, 8000],
+            "store_file_bytes": 300_000,
+        },
+    ],
+    ids=["one by one", "batches", "fsync", "small segments", "large messages"],
+)
+def test_a_full_disk_is_drained_by_consuming(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Filled and drained three times: all comes back in order, and as much fits again."""
+    found = run_on_a_disk(tmp_path, "4m", "tests.faults.drain_child", json.dumps(options))
+    assert all("No space left on device" in error for error in found["refused"])
+    assert found["same"] == [True] * 3
+    assert found["writes_refused"] is None
+    assert found["published"][0] > 300
+    assert min(found["published"]) > found["published"][0] * 0.6
+
+
+@pytest.mark.parametrize("entries", [64, 1000])
+def test_a_segment_can_be_consumed_without_any_room(entries: int) -> None:
+    """The disk has not a byte: what is in the segments can be taken and acknowledged, a whole
+    segment of it; publishes get none of the room that is kept for that."""
+    fs = FaultyFileSystem(MemoryFileSystem())
+    options: dict[str, Any] = {"background": False, "segment_entry_count": entries}
+    engine = open_quietly(Path("/store"), fs=fs, **options)
+    queue = engine.queue("q")
+    queue.publish_many([b"%d" % number for number in range(5 * entries // 2)])
+    queue.flush()
+    # What is overwritten in place (qindex.seq) has its block.
+    for operation, path in (("write", ""), ("fallocate", ""), ("pwrite", "journal.jif")):
+        fs.fail(operation, errno.ENOSPC, times=None, path=path)
+    with suppress(StorageError):
+        while True:
+            queue.publish(b"more")
+    held = len(queue)
+    taken = []
+    with suppress(StorageError):
+        while one := queue.get(0):
+            taken.append(one.seq_id)
+            queue.ack(one)
+            with pytest.raises(StorageError, match="can't grow"):
+                queue.publish(bytes(1000))
+    assert taken[:entries] == list(range(entries))
+    assert engine.stats().writes_refused is None
+    fs.heal()
+    queue.publish(b"last")
+    rest = [seq for seq, _, _ in drain(queue)]
+    left = [one for one in range(held + 1) if one not in taken]
+    assert rest == left
+    engine.close()
+    with open_quietly(Path("/store"), fs=fs, **options) as again:
+        assert again.findings == []
+        assert len(again.queue("q")) == 0

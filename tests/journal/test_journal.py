@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from journal.block_sums import check_sums, heal
 from journal.errors import ClosedError, StorageError, WritesRefusedError
 from journal.files import REAL, FileSystem
 from journal.format import ACK, pack_action, pack_publish
@@ -175,12 +177,12 @@ def test_full_disk_while_growing_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["fallocate", "mmap"])
-def test_no_room_after_emptying_refuses_writes(tmp_path: Path, operation: str) -> None:
+def test_an_error_after_emptying_refuses_writes(tmp_path: Path, operation: str) -> None:
     fs = FaultyFileSystem()
     poison = Poison()
     journal = open_journal(tmp_path, fs=fs, poison=poison)
     journal.append(acks(0, 3))
-    fs.fail(operation, errno.ENOSPC)
+    fs.fail(operation, errno.EIO)
     journal.retire(journal.rebase(journal.tell(), None))
     assert poison.reason is not None
     with pytest.raises(WritesRefusedError):
@@ -188,6 +190,154 @@ def test_no_room_after_emptying_refuses_writes(tmp_path: Path, operation: str) -
     with pytest.raises(WritesRefusedError):
         journal.write(acks(3, 1))
     assert seqs_on_disk(tmp_path) == []
+    journal.close()
+
+
+def fill(journal: Journal) -> int:
+    """Append publishes until there is no room; gives how many."""
+    record = pack_publish(1, True, bytes(range(16)), 0, 10, bytes(100))
+    count = 0
+    with suppress(StorageError):
+        while True:
+            journal.append(record)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("entries", [0, 1000])
+def test_on_a_full_disk_there_is_room_for_acks_only(tmp_path: Path, entries: int) -> None:
+    fs = FaultyFileSystem()
+    journal = Journal(fs, tmp_path / "journal.jif", Poison(), entries=entries)
+    fs.fail("fallocate", errno.ENOSPC, times=None)
+    published = fill(journal)
+    assert not journal.in_reserve
+    settled = 0
+    with suppress(StorageError):
+        while True:
+            journal.append(acks(settled, 1), reserve=True)
+            settled += 1
+    assert settled >= max(2 * published, 2 * entries)
+    assert journal.in_reserve
+    assert journal.reserve_left < 8
+    with pytest.raises(ValueError, match="delivers and acks only"):
+        journal.write(acks(settled, 1))
+    with pytest.raises(StorageError, match="can't grow"):
+        journal.grow(100)
+    fs.heal()
+    journal.append(acks(settled, 1))
+    assert not journal.in_reserve
+    assert seqs_on_disk(tmp_path) == [1] * published + list(range(settled + 1))
+    journal.write(acks(0, 1))
+    journal.close()
+
+
+def test_a_publish_never_uses_the_reserve(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    fs.fail("fallocate", errno.ENOSPC, times=None)
+    fill(journal)
+    while not journal.in_reserve:
+        journal.append(acks(0, 1), reserve=True)
+    end = journal.tell()
+    for data in (acks(1, 1), bytes(100_000)):
+        with pytest.raises(StorageError, match="can't grow"):
+            journal.append(data)
+    assert journal.tell() == end
+    journal.append(acks(1, 2), reserve=True)
+    journal.close()
+
+
+def test_emptied_on_a_full_disk_it_takes_the_next_room_there_is(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    poison = Poison()
+    journal = open_journal(tmp_path, fs=fs, poison=poison)
+    journal.append(acks(0, 3))
+    fs.fail("fallocate", errno.ENOSPC, times=None)
+    journal.retire(journal.rebase(journal.tell(), None))
+    for reserve in (False, True):
+        with pytest.raises(StorageError, match="can't grow"):
+            journal.append(acks(3, 1), reserve=reserve)
+    with pytest.raises(ValueError, match="delivers and acks only"):
+        journal.write(acks(3, 1))
+    journal.sync()
+    assert (tmp_path / "journal.jif").stat().st_size == 0
+    fs.heal()
+    # There is one page, and no more.
+    fs.fail("fallocate", errno.ENOSPC)
+    journal.append(acks(3, 1), reserve=True)
+    assert (tmp_path / "journal.jif").stat().st_size == 4096
+    journal.append(acks(4, 1))
+    assert poison.reason is None
+    journal.close()
+    assert (tmp_path / "journal.jif").read_bytes() == acks(3, 2)
+
+
+def test_a_large_journal_is_emptied_in_place_on_a_full_disk(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.append(bytes(3 << 20))
+    fs.fail("fallocate", errno.ENOSPC)
+    assert journal.rebase(journal.tell(), None) is None
+    assert not (tmp_path / "journal.jif.new").exists()
+    journal.append(acks(1, 2))
+    assert seqs_on_disk(tmp_path) == [1, 2]
+    journal.close()
+
+
+@pytest.mark.parametrize("operation", ["open", "fallocate", "mmap", "pwrite"])
+def test_no_room_for_a_new_file_changes_nothing(tmp_path: Path, operation: str) -> None:
+    fs = FaultyFileSystem()
+    poison = Poison()
+    journal = open_journal(tmp_path, fs=fs, poison=poison)
+    journal.append(acks(0, 6))
+    fs.fail(operation, errno.ENOSPC)
+    with pytest.raises(StorageError, match="can't be emptied"):
+        journal.rebase(16, None)
+    assert poison.reason is None
+    assert not (tmp_path / "journal.jif.new").exists()
+    journal.write(acks(6, 1))
+    journal.retire(journal.rebase(16, None))
+    assert seqs_on_disk(tmp_path) == [2, 3, 4, 5, 6]
+    journal.close()
+
+
+def test_room_that_was_taken_in_vain_is_given_back(tmp_path: Path) -> None:
+    """As ext4 does it: a call that fails half-way keeps what it has taken."""
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.append(acks(0, 3))
+    size = (tmp_path / "journal.jif").stat().st_size
+    real = fs.fallocate
+
+    def half(fd: int, offset: int, length: int, /) -> None:
+        real(fd, offset, length - 4096)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fs.fallocate = half  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="can't grow"):
+        journal.append(bytes(1 << 20))
+    assert (tmp_path / "journal.jif").stat().st_size == size
+    del fs.fallocate
+    assert seqs_on_disk(tmp_path) == [0, 1, 2]
+    journal.close()
+
+
+def test_checksums_of_which_a_part_was_written_go(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    journal.append(acks(0, 3))
+    journal.seal()
+    journal.append(acks(3, 3))
+    fs.fail("write", errno.ENOSPC, short=5)
+    journal.seal()
+    assert not (tmp_path / "journal.jif.sum").exists()
+    journal.append(acks(6, 3))
+    journal.seal()
+    sums = (tmp_path / "journal.jif.sum").read_bytes()
+    data = (tmp_path / "journal.jif").read_bytes()
+    assert list(check_sums("journal.jif", data, sums)) == []
+    assert heal(data, sums).broken == []
+    assert len(sums) == 24
     journal.close()
 
 

@@ -11,7 +11,9 @@ import pytest
 from xxhash import xxh3_64_digest
 
 import qindex
+from journal.block_sums import extent
 from tests.faulty_fs import FaultyFileSystem
+from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import (
     WAIT,
     CountingFileSystem,
@@ -135,8 +137,8 @@ def test_publishers_wait_when_the_journal_grows_too_long(tmp_path: Path) -> None
         assert held.wait(WAIT)
         publisher = threading.Thread(target=lambda: [queue.publish(b"y") for _ in range(500)])
         publisher.start()
-        until(lambda: queue.unflushed()[0] > 160)
-        assert queue.unflushed()[0] <= 162
+        until(lambda: queue._unflushed()[0] > 160)
+        assert queue._unflushed()[0] <= 162
         go_on.set()
         publisher.join(WAIT)
         assert not publisher.is_alive()
@@ -234,10 +236,10 @@ def test_the_names_of_new_and_of_deleted_segments_are_made_durable(tmp_path: Pat
         queue = engine.queue("q")
         queue.publish_many([b"x"] * 8)
         before = fs.calls["sync_dir"]
-        queue.flush()
+        queue._flush()
         assert fs.calls["sync_dir"] == before + 1
         drain(queue)
-        queue.flush()
+        queue._flush()
         assert segment_files(tmp_path) == []
         assert fs.calls["sync_dir"] == before + 2
         queue.publish_many([b"x"] * 8)
@@ -398,7 +400,7 @@ def test_no_room_for_the_emptied_journal(tmp_path: Path, operation: str) -> None
     engine = open_quietly(tmp_path, fs=fs)
     queue = engine.queue("q")
     queue.publish_many([b"0", b"1"])
-    fs.fail(operation, errno.ENOSPC)
+    fs.fail(operation, errno.EIO)
     with pytest.raises(qindex.WritesRefusedError):
         queue.flush()
     with pytest.raises(qindex.WritesRefusedError):
@@ -407,6 +409,25 @@ def test_no_room_for_the_emptied_journal(tmp_path: Path, operation: str) -> None
     engine.close()
     with open_quietly(tmp_path) as again:
         assert drain(again.queue("q")) == [(0, b"0", False), (1, b"1", False)]
+
+
+def test_a_full_disk_when_the_journal_was_emptied(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    engine = open_quietly(tmp_path, fs=fs)
+    queue = engine.queue("q")
+    queue.publish_many([b"0", b"1"])
+    fs.fail("fallocate", errno.ENOSPC, times=None)
+    queue.flush()
+    with pytest.raises(qindex.StorageError, match="can't grow"):
+        queue.publish(b"2")
+    with pytest.raises(qindex.StorageError, match="can't grow"):
+        queue.get(0)
+    fs.heal()
+    assert queue.publish(b"2") == 2
+    assert [body for _, body, _ in drain(queue)] == [b"0", b"1", b"2"]
+    engine.close()
+    with open_quietly(tmp_path) as again:
+        assert drain(again.queue("q")) == []
 
 
 def test_a_failing_flush_of_a_full_journal_is_tried_again(tmp_path: Path) -> None:
@@ -443,3 +464,26 @@ def test_deliveries_that_wrote_nothing_are_flushed_too(tmp_path: Path) -> None:
         assert (queue.stats().journal_entries, queue.stats().journal_bytes) == (5, 0)
         queue.flush()
         assert queue.stats().journal_entries == 0
+
+
+def test_checksums_of_a_file_that_did_not_outlive_a_loss_of_power() -> None:
+    """They stayed, the segment file did not; what is written in its place differs by one bit."""
+    memory = MemoryFileSystem(boot=b"one boot")
+    engine = qindex.open("/s", fs=memory, background=False)
+    queue = engine.queue("q")
+    queue.publish_many([b"a", b"b"])
+    queue.sync()
+    files, directories = memory.contents()
+    queue.flush()
+    flushed, _ = memory.contents()
+    (path,) = (path for path in flushed if path.endswith("0.idx"))
+    other = bytearray(flushed[path])
+    other[20] ^= 1
+    files[path + ".sum"] = extent(bytes(other), 0)
+    left = MemoryFileSystem(files, directories, boot=b"another boot")
+    again = qindex.open("/s", fs=left, background=False)
+    again.queue("q").flush()
+    left.forget_descriptors()
+    with qindex.open("/s", fs=left, background=False) as last:
+        assert [each.body for each in last.queue("q").get_many(10)] == [b"a", b"b"]
+        assert last.findings == []

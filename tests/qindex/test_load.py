@@ -15,6 +15,7 @@ from journal.journal import Journal
 from journal.poison import Poison
 from qindex.load import load_queue, scan_segment
 from tests.qindex.support import (
+    OtherBootFileSystem,
     drain,
     journal_bytes,
     open_quietly,
@@ -74,8 +75,10 @@ def test_every_combination(tmp_path: Path, journal: str, segment: str, tail: byt
     doubted = (journal, segment) in DOUBTED
     outcome = OUTCOMES[journal][SEGMENTS.index(segment)]
     expected = [(seq, BODY, outcome == AGAIN)] if outcome in (READY, AGAIN) else []
+    # A deliver or ack of what was never published is left by a loss of power alone.
+    fs = REAL if "p" in journal + segment else OtherBootFileSystem()
     for _ in range(2):  # what recovery made of it is what the next open finds
-        with open_quietly(tmp_path) as engine:
+        with open_quietly(tmp_path, fs=fs) as engine:
             assert any("never delivered" in one.what for one in engine.findings) == doubted
             doubted = False
             queue = engine.queue("q")
@@ -155,7 +158,7 @@ def test_the_last_of_several_publishes_of_one_seq_id_counts(tmp_path: Path) -> N
 @pytest.mark.parametrize("zeros", [1, 2, 40, 5000])
 def test_a_segment_of_zeros_counts_as_empty(tmp_path: Path, zeros: int) -> None:
     queue = make_store(tmp_path, journal_bytes(3, BODY, "da"), bytes(zeros))
-    with open_quietly(tmp_path) as engine:
+    with open_quietly(tmp_path, fs=OtherBootFileSystem()) as engine:
         assert len(engine.queue("q")) == 0
         assert not (queue / "0.idx").exists()
         assert all(one.cause is Cause.CRASH for one in engine.findings)

@@ -1,0 +1,133 @@
+"""A journal at rest: one that holds nothing, and whose file is closed until it is needed.
+
+An open journal takes three file handles (the file, its map, its checksums) and the pages of its
+map. Once a flush has emptied it, it can do without them: :func:`rest` closes it, and puts a
+:class:`RestedJournal` in its place, which opens the file again at the first touch. The file keeps
+its room on disk, so that waking takes none of a full one: there it is consuming that makes room.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+
+from journal.durations import NO_DURATIONS, Durations
+from journal.errors import ClosedError, StorageError
+from journal.files import FileSystem
+from journal.journal import Journal, Retired
+from journal.poison import Poison
+
+__all__ = ["RestedJournal", "rest"]
+
+
+def rest(journal: Journal) -> None:
+    """Close a journal that holds nothing; its owner's lock is held.
+
+    That it holds nothing is durable on return: what a flush has dropped from it does not come
+    back after a loss of power. A sync that is asked of it from now on (by a thread that found it
+    before this) has nothing to do: all that was appended is in the segment files, durably.
+    Raises as :meth:`Journal.sync`; it is open as before then.
+    """
+    assert not journal.tell()
+    if journal._rebased:
+        journal.sync()
+    journal.rested = True
+    journal.close(cut=False)
+
+
+class RestedJournal:
+    """Stands in the place of a :class:`Journal` at rest, or one that nobody has needed yet.
+
+    What a journal that holds nothing can answer, it answers; the rest it leaves to the journal
+    that ``wake`` gives, and that is in its place from then on. ``used``: the file may have room
+    from before the rest.
+    """
+
+    __slots__ = ("_closed", "_fs", "_poison", "_wake", "entries", "path", "used")
+
+    in_reserve = False
+    rested = True
+    reserve_left = 0
+    syncs = 0
+    sync_durations: Durations = NO_DURATIONS
+
+    def __init__(
+        self, fs: FileSystem, path: str, poison: Poison, wake: Callable[[], Journal], *, used: bool
+    ) -> None:
+        self._fs = fs
+        self._poison = poison
+        self._wake = wake
+        self.used = used
+        self._closed = False
+        self.path = path
+        self.entries = 0
+
+    # -- what needs no file ---------------------------------------------------------------------
+
+    def tell(self) -> int:
+        """Give the offset of the next append: nothing is there."""
+        return 0
+
+    def seal(self, _at_least: int = 1) -> None:
+        """There is nothing to take checksums of."""
+
+    def sync(self) -> None:
+        """All is durable. Raises :class:`WritesRefusedError`."""
+        self._poison.check()
+
+    def retire(self, _old: Retired | None) -> None:
+        """Nothing was replaced."""
+
+    def close(self, *, cut: bool = True) -> None:
+        """Cut off the room that the file was left (unless ``cut`` is false). Raises
+        :class:`StorageError`; it is closed all the same."""
+        if self._closed:
+            return
+        self._closed = True
+        if not (cut and self.used):
+            return
+        fs = self._fs
+        try:
+            fd = fs.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                fs.truncate(fd, 0)
+            finally:
+                fs.close(fd)
+        except OSError as error:
+            raise StorageError(self.path, "the journal can't be closed", error) from error
+
+    # -- what wakes it --------------------------------------------------------------------------
+
+    def _awake(self) -> Journal:
+        """Open the journal. Raises :class:`StorageError`, :class:`ClosedError`,
+        :class:`WritesRefusedError`; nothing has changed then."""
+        if self._closed:
+            raise ClosedError(f"{self.path}: the journal is closed")
+        self._poison.check()
+        return self._wake()
+
+    @property
+    def map(self) -> mmap.mmap:
+        """The map of the journal's file."""
+        return self._awake().map
+
+    def write(self, data: bytes | memoryview) -> int:
+        """See :class:`Journal`."""
+        return self._awake().write(data)
+
+    def grow(self, room: int, *, reserve: bool = False) -> None:
+        """See :meth:`Journal.grow`."""
+        self._awake().grow(room, reserve=reserve)
+
+    def append(self, data: bytes | memoryview, *, reserve: bool = False) -> int:
+        """See :meth:`Journal.append`."""
+        return self._awake().append(data, reserve=reserve)
+
+    def prepare(self, front: int, end: int) -> Retired | None:
+        """See :meth:`Journal.prepare`."""
+        return self._awake().prepare(front, end)
+
+    def rebase(self, front: int, prepared: Retired | None) -> Retired | None:
+        """See :meth:`Journal.rebase`."""
+        return self._awake().rebase(front, prepared)
