@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
+from journal.errors import UsageError
 from qindex import delivery as plain
 from qindex.message import Message
 
 if TYPE_CHECKING:
     from qindex.aio.queue import Queue
 
-__all__ = ["Batch", "Delivery"]
+__all__ = ["Batch", "Delivery", "no_delivery"]
 
 
 class Delivery:
@@ -143,3 +144,8 @@ class Batch(Sequence[Delivery]):
 
     def __repr__(self) -> str:
         return repr(self._plain)
+
+
+def no_delivery(what: object) -> UsageError:
+    """Say that this is not what can be settled."""
+    return UsageError(f"not a delivery: {type(what).__name__}")

@@ -15,9 +15,12 @@ from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
 from msgstore import CompactionReport
 from qindex import engine as plain
+from qindex import queue as plain_queue
+from qindex.aio.port import Port
 from qindex.aio.queue import Queue
 from qindex.aio.room import with_room
-from qindex.aio.threads import Helper, Port, Syncer, unsynced
+from qindex.aio.threads import Helper, Syncer, unsynced
+from qindex.delivery import Delivery
 from qindex.guards import RefusingLock
 from qindex.queue_core import QueueCore
 from qindex.stats import EngineStats
@@ -44,7 +47,9 @@ class Engine:
         self._ports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Port] = (
             weakref.WeakKeyDictionary()
         )
-        self._last: tuple[weakref.ref[asyncio.AbstractEventLoop], Port] | None = None
+        self._last: Port | None = None
+        self._noting: set[Port] = set()
+        """Those that have messages which are yet to be appended."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -55,13 +60,39 @@ class Engine:
         """Give a future of the running loop, resolved when all that was done to ``queue`` so far
         is on disk."""
         loop = asyncio.get_running_loop()
-        last = self._last
-        if last is None or last[0]() is not loop:
-            port = self._ports.get(loop)
-            if port is None:
-                port = self._ports[loop] = Port(self._syncer)
-            last = self._last = weakref.ref(loop), port
-        return last[1].durable(queue, loop)
+        port = self._last
+        if port is None or port.loop() is not loop:
+            port = self._port(loop)
+        return port.durable(queue, loop)
+
+    def _publish(self, queue: plain_queue.Queue, body: bytes) -> asyncio.Future[int]:
+        """Give a future of the running loop, of the seq_id of a plain message: it is appended in
+        this turn of the loop, and the future is resolved when it is on disk."""
+        loop = asyncio.get_running_loop()
+        port = self._last
+        if port is None or port.loop() is not loop:
+            port = self._port(loop)
+        return port.publish(queue, body, loop)
+
+    def _append(self, queue: plain_queue.Queue) -> None:
+        """Append what coroutines of the running loop have published to ``queue`` in this turn:
+        something is about to come behind it."""
+        self._port(asyncio.get_running_loop()).append(queue)
+
+    def _nack(
+        self, queue: plain_queue.Queue, delivery: Delivery, requeue: bool
+    ) -> asyncio.Future[None]:
+        """Give a future of the running loop, resolved when a delivery of a queue with
+        a dead-letter queue was given back, durably."""
+        loop = asyncio.get_running_loop()
+        return self._port(loop).nack(queue, delivery, requeue, loop)
+
+    def _port(self, loop: asyncio.AbstractEventLoop) -> Port:
+        port = self._ports.get(loop)
+        if port is None:
+            port = self._ports[loop] = Port(loop, self._syncer, self.helper, self._noting)
+        self._last = port
+        return port
 
     async def queue(self, name: str, **settings: Any) -> Queue:
         """Give the queue of this name; makes it when there is none.
@@ -116,6 +147,9 @@ class Engine:
             persistent=persistent,
         )
         self._check_open()
+        if self._noting:
+            for target in targets:
+                self._append(target._queue)
         seqs = await with_room(partial(self.helper.finish, unsynced, publish), timeout)
         if confirm or self._engine.options.durability == "fsync":
             await asyncio.gather(*(self.durable(target._queue) for target in targets))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from journal.errors import UsageError
 from qindex import delivery as plain_delivery
 from qindex import queue as plain
-from qindex.aio.delivery import Batch, Delivery
+from qindex.aio.consumption import Consumption
+from qindex.aio.delivery import Batch, Delivery, no_delivery
 from qindex.aio.room import with_room
-from qindex.aio.threads import unsynced
+from qindex.aio.threads import to_the_end, unsynced
 from qindex.aio.waiting import Waiter
+from qindex.limits import WouldWaitError
 from qindex.message import Message
 from qindex.settings import QueueSettings
 from qindex.stats import QueueStats
@@ -65,26 +68,35 @@ class Queue:
     ) -> int:
         """Append a message; gives its seq_id. With ``confirm=True`` it is on disk then.
 
-        The message is appended before the first suspension: cancelled, this gives up waiting, and
+        The message is appended before the first suspension, or, where it is to be confirmed, in
+        the same turn of the loop, in the order of the calls: cancelled, this gives up waiting, and
         the message is in the queue. Many that wait for a confirm at a time share one sync.
         Where it waits for room (``overflow="block"``) it is appended after that, or, cancelled
         before, not at all. See :meth:`qindex.queue.Queue.publish`.
         """
+        # Nothing here is captured by a function made on the way, such as a lambda: each name would
+        # be an object more for each of thousands of calls that wait, for the collector to look at.
         queue = self._queue
-        if queue._limits is not None or (body.__class__ is bytes and len(body) > _ON_LOOP):
-
-            def publish() -> int:
-                return queue.publish(
-                    body,
-                    key=key,
-                    headers=headers,
-                    properties=properties,
-                    ttl=ttl,
-                    persistent=persistent,
-                )
-
-            large = body.__class__ is bytes and len(body) > _ON_LOOP
-            seq = await self._publish_with_room(publish, large=large, timeout=timeout)
+        if (
+            (confirm or self._sync_each)
+            and key is None
+            and headers is None
+            and properties is None
+            and ttl is None
+            and persistent is True
+            and body.__class__ is bytes
+            and len(body) <= queue._most_plain
+        ):
+            seq: int = await self._engine._publish(queue, body)
+            if not seq & _TURN and queue._is_due():
+                await self._rest()
+            return seq
+        if self._engine._noting:
+            self._engine._append(queue)
+        if body.__class__ is bytes and len(body) > _ON_LOOP:
+            seq = await self._publish_slowly(
+                body, key, headers, properties, ttl, persistent, timeout, large=True
+            )
         else:
             CALLER.waits = False
             try:
@@ -96,13 +108,46 @@ class Queue:
                     ttl=ttl,
                     persistent=persistent,
                 )
+            except WouldWaitError:
+                seq = -1
             finally:
                 CALLER.waits = True
-        if not seq & _TURN:
-            await self._rest()
+            if seq < 0:
+                seq = await self._publish_slowly(
+                    body, key, headers, properties, ttl, persistent, timeout, large=False
+                )
         if confirm or self._sync_each:
+            # That is a turn for the others, too.
             await self._engine.durable(queue)
+            if not seq & _TURN and queue._is_due():
+                await self._rest()
+        elif not seq & _TURN:
+            await self._rest()
         return seq
+
+    async def _publish_slowly(
+        self,
+        body: bytes,
+        key: str | None,
+        headers: Mapping[str, Any] | None,
+        properties: Mapping[str, Any] | None,
+        ttl: float | None,
+        persistent: bool,
+        timeout: float | None,
+        *,
+        large: bool,
+    ) -> int:
+        """Publish what is large, or what has to wait for room."""
+        publish = partial(
+            self._queue.publish,
+            body,
+            key=key,
+            headers=headers,
+            properties=properties,
+            ttl=ttl,
+            persistent=persistent,
+        )
+        return await self._publish_with_room(publish, large=large, timeout=timeout)
 
     async def publish_many(
         self,
@@ -151,6 +196,8 @@ class Queue:
     async def _publish_batch(
         self, size: int, confirm: bool, timeout: float | None, publish: Callable[[], range]
     ) -> range:
+        if self._engine._noting:
+            self._engine._append(self._queue)
         large = size > _BATCH_ON_LOOP
         seqs = await self._publish_with_room(publish, large=large, timeout=timeout)
         await self._rest()
@@ -305,7 +352,7 @@ class Queue:
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
-        return _Consumption(self, prefetch, timeout, lease)
+        return Consumption(self, prefetch, timeout, lease)
 
     async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
         """Wait until one of these is settled, or the time is up; gives those that are not."""
@@ -348,7 +395,7 @@ class Queue:
         except AttributeError:
             if isinstance(delivery, Delivery):
                 raise
-            raise _no_delivery(delivery) from None
+            raise no_delivery(delivery) from None
         finally:
             CALLER.waits = True
         if self._sync_each:
@@ -364,7 +411,7 @@ class Queue:
             listed = list(deliveries)
             for one in listed:
                 if not isinstance(one, Delivery):
-                    raise _no_delivery(one)
+                    raise no_delivery(one)
             self._inline(lambda: queue.ack_many([one._plain for one in listed]))
         if self._sync_each:
             await self._engine.durable(queue)
@@ -382,13 +429,13 @@ class Queue:
         """Give a message back to its place, or with ``requeue=False`` for good: see
         :meth:`qindex.queue.Queue.nack`. A cancellation is raised when it is done."""
         if not isinstance(delivery, Delivery):
-            raise _no_delivery(delivery)
+            raise no_delivery(delivery)
         queue = self._queue
         moves = queue.settings.dead_letter is not None and self._sync_each
         if moves:
             # To be durable it takes several syncs, in order.
             queue._check_open()
-            await self._engine.helper.finish(lambda: queue.nack(delivery._plain, requeue=requeue))
+            await to_the_end(self._engine._nack(queue, delivery._plain, requeue))
             return
         self._inline(lambda: queue.nack(delivery._plain, requeue=requeue))
         if not requeue and self._sync_each:
@@ -397,7 +444,7 @@ class Queue:
     async def extend(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""
         if not isinstance(delivery, Delivery):
-            raise _no_delivery(delivery)
+            raise no_delivery(delivery)
         self._queue.extend(delivery._plain, seconds)
 
     async def requeue(self, delivery: Delivery) -> None:
@@ -450,31 +497,3 @@ class Queue:
 
     def __repr__(self) -> str:
         return repr(self._queue)
-
-
-class _Consumption(AsyncIterator[Delivery]):
-    """An iterator and no generator: it has nothing to clean up, wherever it is left."""
-
-    def __init__(
-        self, queue: Queue, prefetch: int, timeout: float | None, lease: float | None
-    ) -> None:
-        self._queue = queue
-        self._lease = lease
-        self._prefetch = prefetch
-        self._timeout = timeout
-        self._given: list[Delivery] = []
-
-    async def __anext__(self) -> Delivery:
-        if len(self._given) >= self._prefetch:
-            self._given = await self._queue.await_settled(self._given, self._timeout)
-            if len(self._given) >= self._prefetch:
-                raise StopAsyncIteration
-        delivery = await self._queue.get(self._timeout, lease=self._lease)
-        if delivery is None:
-            raise StopAsyncIteration
-        self._given.append(delivery)
-        return delivery
-
-
-def _no_delivery(what: object) -> UsageError:
-    return UsageError(f"not a delivery: {type(what).__name__}")

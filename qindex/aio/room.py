@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TypeVar
 
 from qindex.aio.waiting import Waiter
-from qindex.limits import WouldWaitError
+from qindex.limits import WouldWaitError, note_refusal
 from qindex.publisher import Publisher
 from qindex.waits import time_left
 
@@ -39,6 +39,7 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
             except WouldWaitError as error:
                 left = time_left(deadline)
                 if left is not None and left <= 0:
+                    note_refusal(error.queue, error.count)
                     raise
                 if waiter is None or error.queue is not queue:
                     _leave(queue, waiter)

@@ -19,21 +19,41 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from journal.errors import ClosedError
 from qindex.queue_core import QueueCore
 from qindex.waits import CALLER
 
-__all__ = ["Helper", "Port", "Syncer", "unsynced"]
+__all__ = ["Helper", "Syncer", "Waiting", "to_the_end", "unsynced"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger("qindex.aio")
 
-_Futures = list[asyncio.Future[None]]
-_Asked = tuple[asyncio.AbstractEventLoop, dict[QueueCore, _Futures]]
+
+class Waiting:
+    """Futures of one loop that are resolved together, and what with."""
+
+    __slots__ = ("futures", "results")
+
+    def __init__(self) -> None:
+        self.futures: list[asyncio.Future[Any]] = []
+        self.results: list[int | None] = []
+
+    def resolve(self, error: BaseException | None) -> None:
+        """Tell those who wait, on their loop's thread, that it is done, or how it failed."""
+        for future, result in zip(self.futures, self.results, strict=True):
+            if future.done():
+                continue  # its waiter was cancelled
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+
+_Asked = tuple[asyncio.AbstractEventLoop, dict[QueueCore, Waiting]]
 
 
 def unsynced(call: Callable[[], T]) -> T:
@@ -46,6 +66,22 @@ def unsynced(call: Callable[[], T]) -> T:
         CALLER.syncs = CALLER.waits = True
 
 
+async def to_the_end(future: asyncio.Future[T]) -> T:
+    """Await a future whatever happens: a cancellation is raised when it has ended."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return future.result()
+    failure = future.exception()
+    if failure is not None:
+        _log.error("failed, after it was cancelled: %s", failure)
+    raise cancelled
+
+
 class Helper:
     """One thread, started when it is first needed, for calls that would stop a loop."""
 
@@ -55,25 +91,14 @@ class Helper:
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it in the thread. Cancelled before its turn, it is not called; after, it goes on
         and nobody hears how it ended. Raises :class:`ClosedError` after :meth:`stop`."""
-        return await self._submit(lambda: call(*args, **kwargs))
+        return await self.submit(lambda: call(*args, **kwargs))
 
     async def finish(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it in the thread, whatever happens: a cancellation is raised when it has ended."""
-        future = self._submit(lambda: call(*args, **kwargs))
-        cancelled: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is None:
-            return future.result()
-        failure = future.exception()
-        if failure is not None:
-            _log.error("failed, after it was cancelled: %s", failure)
-        raise cancelled
+        return await to_the_end(self.submit(lambda: call(*args, **kwargs)))
 
-    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+    def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Call it in the thread; gives a future. Raises :class:`ClosedError` after :meth:`stop`."""
         loop = asyncio.get_running_loop()
         try:
             return loop.run_in_executor(self._executor, call)
@@ -95,13 +120,13 @@ class Syncer:
         self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def ask(self, loop: asyncio.AbstractEventLoop, futures: dict[QueueCore, _Futures]) -> None:
-        """Resolve each queue's futures, on ``loop``, when all that was done to the queue before
-        is on disk. Raises :class:`ClosedError` after :meth:`stop`."""
+    def ask(self, loop: asyncio.AbstractEventLoop, asked: dict[QueueCore, Waiting]) -> None:
+        """Resolve what waits for each queue, on ``loop``, when all that was done to it before is
+        on disk. Raises :class:`ClosedError` after :meth:`stop`."""
         with self._lock:
             if self._stopped:
                 raise ClosedError("the engine is closed")
-            self._asked.append((loop, futures))
+            self._asked.append((loop, asked))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="qindex-aio-sync", daemon=True
@@ -123,61 +148,23 @@ class Syncer:
         while True:
             self._wake.acquire()
             ended = False
-            parties: dict[QueueCore, list[tuple[asyncio.AbstractEventLoop, _Futures]]] = {}
+            parties: dict[QueueCore, list[tuple[asyncio.AbstractEventLoop, Waiting]]] = {}
             while self._asked:
                 asked = self._asked.popleft()
                 if asked is None:
                     ended = True
                     break
-                for queue, futures in asked[1].items():
-                    parties.setdefault(queue, []).append((asked[0], futures))
-            for queue, waiting in parties.items():
+                for queue, waiting in asked[1].items():
+                    parties.setdefault(queue, []).append((asked[0], waiting))
+            for queue, all_waiting in parties.items():
                 error: BaseException | None = None
                 try:
                     queue._sync_all()
                 except BaseException as caught:
                     error = caught
-                for loop, futures in waiting:
+                for loop, waiting in all_waiting:
                     # A loop that was closed has nobody left to tell.
                     with suppress(RuntimeError):
-                        loop.call_soon_threadsafe(_resolve, futures, error)
+                        loop.call_soon_threadsafe(waiting.resolve, error)
             if ended:
                 return
-
-
-class Port:
-    """What one loop asks of the syncer; used on that loop's thread alone."""
-
-    def __init__(self, syncer: Syncer) -> None:
-        self._syncer = syncer
-        self._asked: dict[QueueCore, _Futures] = {}
-
-    def durable(self, queue: QueueCore, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Give a future that is resolved when all that was done to ``queue`` so far is on disk."""
-        future = loop.create_future()
-        futures = self._asked.get(queue)
-        if futures is None:
-            if not self._asked:
-                loop.call_soon(self._hand_over)
-            self._asked[queue] = [future]
-        else:
-            futures.append(future)
-        return future
-
-    def _hand_over(self) -> None:
-        asked, self._asked = self._asked, {}
-        try:
-            self._syncer.ask(asyncio.get_running_loop(), asked)
-        except ClosedError as error:
-            for futures in asked.values():
-                _resolve(futures, error)
-
-
-def _resolve(futures: _Futures, error: BaseException | None) -> None:
-    for future in futures:
-        if future.done():
-            continue  # its waiter was cancelled
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)

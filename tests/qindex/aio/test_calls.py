@@ -35,7 +35,7 @@ def public(kind: type) -> set[str]:
 @pytest.mark.parametrize(
     ("plain", "twin", "extra"),
     [
-        (qindex.Queue, qindex.aio.Queue, {"message_ttl", "unflushed"}),
+        (qindex.Queue, qindex.aio.Queue, {"message_ttl"}),
         (qindex.Engine, qindex.aio.Engine, {"options"}),
         (qindex.Delivery, qindex.aio.Delivery, set()),
     ],

@@ -1,0 +1,37 @@
+"""What ``async for`` gets its messages from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from qindex.aio.delivery import Delivery
+
+if TYPE_CHECKING:
+    from qindex.aio.queue import Queue
+
+__all__ = ["Consumption"]
+
+
+class Consumption(AsyncIterator[Delivery]):
+    """An iterator and no generator: it has nothing to clean up, wherever it is left."""
+
+    def __init__(
+        self, queue: Queue, prefetch: int, timeout: float | None, lease: float | None
+    ) -> None:
+        self._queue = queue
+        self._lease = lease
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._given: list[Delivery] = []
+
+    async def __anext__(self) -> Delivery:
+        if len(self._given) >= self._prefetch:
+            self._given = await self._queue.await_settled(self._given, self._timeout)
+            if len(self._given) >= self._prefetch:
+                raise StopAsyncIteration
+        delivery = await self._queue.get(self._timeout, lease=self._lease)
+        if delivery is None:
+            raise StopAsyncIteration
+        self._given.append(delivery)
+        return delivery
