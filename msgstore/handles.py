@@ -16,7 +16,10 @@ from collections import OrderedDict
 from journal.files import FileSystem, close_quietly
 from msgstore.format import file_name
 
-__all__ = ["Handle", "Handles"]
+__all__ = ["MOST_HANDLES", "Handle", "Handles"]
+
+MOST_HANDLES = 64
+"""Files that are open at a time, unless the owner says otherwise."""
 
 
 class Handle:
@@ -37,7 +40,9 @@ class Handle:
 class Handles:
     """A table of at most ``limit`` open files; the least recently used one goes first."""
 
-    def __init__(self, fs: FileSystem, directory: str, writable: bool, limit: int = 64) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, writable: bool, limit: int = MOST_HANDLES
+    ) -> None:
         self._fs = fs
         self._directory = directory
         self._flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC

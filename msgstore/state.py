@@ -14,7 +14,7 @@ from journal.errors import ClosedError
 from journal.files import FileSystem
 from journal.poison import Poison
 from msgstore.format import Check, file_name
-from msgstore.handles import Handles
+from msgstore.handles import MOST_HANDLES, Handles
 from msgstore.locations import Location, Locations
 from msgstore.summary import FileSummary, Summary
 
@@ -44,6 +44,7 @@ class State:
         summary: Summary,
         garbage_ratio: float,
         writable: bool,
+        max_open_files: int = MOST_HANDLES,
     ) -> None:
         self.fs = fs
         self.directory = directory
@@ -52,7 +53,7 @@ class State:
         self.locations = locations
         self.summary = summary
         self.garbage_ratio = garbage_ratio
-        self.handles = Handles(fs, directory, writable)
+        self.handles = Handles(fs, directory, writable, max_open_files)
         self.lock = threading.Lock()
         self.closed = False
         self.current: int | None = None

@@ -24,7 +24,7 @@ from journal.poison import Poison
 from msgstore.compaction import CompactionReport, Compactor, StoppedError
 from msgstore.errors import MissingMessageError
 from msgstore.format import FRAME, HEADER, MAX_RECORD, Check, Kind, classify_name
-from msgstore.handles import Handle
+from msgstore.handles import MOST_HANDLES, Handle
 from msgstore.locations import Location, Place
 from msgstore.recovery import Recovered, Recovery
 from msgstore.snapshot import dump_snapshot
@@ -94,6 +94,7 @@ class MessageStore:
         fs: FileSystem = REAL,
         file_size_limit: int = 16 << 20,
         max_message_bytes: int = 128 << 20,
+        max_open_files: int = MOST_HANDLES,
         garbage_ratio: float = 0.5,
         compaction_bytes_per_second: float | None = None,
         before_reclaim: Callable[[], None] | None = None,
@@ -114,9 +115,10 @@ class MessageStore:
         not synced. Without it only the last file's are.
 
         ``before_reclaim`` is called, without any lock of the store but from any thread, before
-        files are deleted; with ``background=False`` only :meth:`compact` reclaims. ``repair``
-        copies damaged bytes to ``quarantine/`` and goes on, where otherwise
-        :class:`DamageError` is raised. ``read_only`` changes nothing and never raises for damage.
+        files are deleted; with ``background=False`` only :meth:`compact` reclaims.
+        ``max_open_files``: handles that are kept when they are idle. ``repair`` copies damaged
+        bytes to ``quarantine/`` and goes on, where otherwise :class:`DamageError` is raised.
+        ``read_only`` changes nothing and never raises for damage.
 
         Raises :class:`StaleSnapshotError` (open again without it), :class:`DamageError`,
         :class:`StorageError`, :class:`UsageError`.
@@ -151,6 +153,7 @@ class MessageStore:
             summary=recovered.summary,
             garbage_ratio=garbage_ratio,
             writable=not read_only,
+            max_open_files=max_open_files,
         )
         state.current = recovered.current
         state.unsynced = recovered.unsynced

@@ -16,15 +16,17 @@ from time import monotonic, time_ns
 import numpy as np
 
 from journal.errors import DamageError, UsageError
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from msgstore.errors import MissingMessageError
+from qindex.acker import ascending
 from qindex.delivery import Batch, Delivery
 from qindex.entries import Entry
 from qindex.lease import check_lease
+from qindex.postponed import MOST_WAITING
 from qindex.quarantine import quarantine
 from qindex.segment import OUT, PUBLISHED
-from qindex.settler import Settler, ascending
+from qindex.settler import Settler
 from qindex.waits import time_left
 
 __all__ = ["READ_AHEAD", "Consumer"]
@@ -57,7 +59,7 @@ class Consumer(Settler):
                 window = self._window
                 at = self._at
                 if self._returned or at == len(window.seqs):
-                    if not self._available(timeout):
+                    if (self._returned or not self._fill_few()) and not self._available(timeout):
                         return None
                     if self._returned:
                         given = self._take_returned(lease)
@@ -85,7 +87,9 @@ class Consumer(Settler):
                     try:
                         index.journal.write(window.delivers[at])
                     except ValueError:
-                        index.journal.append(window.delivers[at])
+                        index.journal.append(window.delivers[at], reserve=True)
+                else:
+                    self._tally.again += 1
                 states[rel] = OUT
                 self._at = at + 1
                 index.taken += 1
@@ -103,6 +107,8 @@ class Consumer(Settler):
                 self._flush_due()
                 if self._returned or self._at < len(self._window.seqs):
                     break
+            if len(self._to_move) >= MOST_WAITING and self._move_unlocked():
+                continue
             if self._fill(READ_AHEAD):
                 break
             if self._to_move and self._move_unlocked():
@@ -127,6 +133,17 @@ class Consumer(Settler):
         self._at = 0
         return True
 
+    def _fill_few(self) -> bool:
+        """Read ahead what a consumer has left who keeps up; false where there is nothing, or more
+        to be seen to."""
+        few = self._index.fetch_few(self._next_fetch)
+        if few is None:
+            return False
+        self._next_fetch += len(few.seqs)
+        self._window = few
+        self._at = 0
+        return True
+
     def _take_returned(self, lease: float | None) -> Delivery | None:
         """Deliver the first of what was given back; ``None`` when it may not be delivered."""
         seq = heapq.heappop(self._returned)
@@ -146,6 +163,7 @@ class Consumer(Settler):
         except BaseException:
             self._give_back(seq, body, extra)
             raise
+        self._tally.again += not fresh
         segment.states[seq - segment.base] = OUT
         index.taken += 1
         given = Delivery(self, seq, body, not fresh, extra)
@@ -162,7 +180,8 @@ class Consumer(Settler):
             if extra.corrected:
                 path, offset = index.where(seq)
                 what, consequence = "one flipped bit", "corrected from the checksum: none lost"
-                index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence)])
+                kind = Kind.CORRECTED
+                index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence, kind)])
                 extra = replace(extra, corrected=False)
             if 0 < extra.expiry <= _LONG_AGO and extra.stored:
                 # The one field of such an entry that nothing vouches for, and a flipped bit in
@@ -188,18 +207,22 @@ class Consumer(Settler):
         if not entry.stored or entry.message is not None or entry.damage:
             return entry
         if self._messages is None:
-            return replace(entry, damage="it is in a message store, and there is none")
+            what, kind = "it is in a message store, and there is none", Kind.ENTRY_WITHOUT_MESSAGE
+            return replace(entry, damage=what, kind=kind)
         msg_id = entry.msg_id
         try:
             message = self._messages.read(msg_id)
-        except (MissingMessageError, DamageError) as error:
-            return replace(entry, damage=str(error))
+        except MissingMessageError as error:
+            return replace(entry, damage=str(error), kind=Kind.ENTRY_WITHOUT_MESSAGE)
+        except DamageError as error:
+            return replace(entry, damage=str(error), kind=Kind.CHECKSUM)
         return Entry(msg_id, entry.expiry, entry.size, message, stored=True)
 
     def _expire(self, seq: int, entry: Entry) -> None:
         """Drop an entry whose time is up, or let it go to the dead-letter queue."""
         if self.settings.dead_letter is None:
             self._drop_one(seq, entry)
+            self._tally.given_up["expired"] += 1
             return
         entry = self._with_message(entry)
         if entry.message is None:
@@ -212,6 +235,8 @@ class Consumer(Settler):
         if segment.states[seq - segment.base] == PUBLISHED:
             index.append_actions(DELIVER, np.array([seq]))
         index.taken += 1
+        self._tally.withheld += 1
+        self._tally.given_up["expired"] += 1
         self._went_out(1, entry.size)
         if entry.stored:
             self._stored_out[seq] = entry.msg_id
@@ -235,7 +260,8 @@ class Consumer(Settler):
             # A message that is gone leaves its entry alone to be set aside.
             with suppress(MissingMessageError):
                 path, offset, data = self._messages.raw(entry.msg_id)
-        quarantine(index.fs, path, offset, data)
+        if data:  # else it was set aside when the file was read
+            quarantine(index.fs, path, offset, data)
         return path, offset
 
     def _body(self, seq: int, entry: Entry) -> bytes:
@@ -252,7 +278,8 @@ class Consumer(Settler):
             self._give_back(seq, b"", entry)
             raise
         what = f"the message with seq_id {seq} is damaged: {entry.damage}"
-        finding = Finding(path, offset, 0, Cause.DAMAGE, what, "set aside in quarantine")
+        aside = "set aside in quarantine"
+        finding = Finding(path, offset, 0, Cause.DAMAGE, what, aside, entry.kind)
         self._index.report([finding])
         error = DamageError(path, offset, what)
         _log.error("%s", error)
@@ -337,14 +364,15 @@ class Consumer(Settler):
         seqs = ascending(batch.seq_ids)
         index = self._index
         try:
-            states = index.states_of(seqs)
-            index.append_actions(DELIVER, seqs[states == PUBLISHED])
+            fresh = seqs[index.states_of(seqs) == PUBLISHED]
+            index.append_actions(DELIVER, fresh)
         except BaseException:
             for seq, body, extra in zip(batch.seq_ids, batch.bodies, batch._extras, strict=True):
                 self._give_back(seq, body, extra)
             raise
         index.set_states(seqs, OUT)
         index.taken += len(batch)
+        self._tally.again += len(seqs) - len(fresh)
         if self._limits is not None:
             self._went_out(len(batch), sum(map(len, batch.bodies)))
         self._tick()

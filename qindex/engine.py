@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import time_ns
 from types import TracebackType
 from typing import Any
@@ -22,25 +23,27 @@ from journal.errors import (
     UsageError,
 )
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
-from journal.findings import Cause, Finding, Kind
+from journal.findings import Cause, Finding
 from journal.lock import DirectoryLock
 from journal.poison import Poison
 from msgstore import CompactionReport
 from qindex import layout
 from qindex.alarm import Alarm
+from qindex.file_budget import FileBudget
 from qindex.guards import RefusingLock
 from qindex.housekeeper import Housekeeper
 from qindex.message import Message
 from qindex.moves import Moves
-from qindex.opening import Opening, remove_queue_directory
+from qindex.opening import Opening, remove_queue_directory, stored_name
 from qindex.options import Options
 from qindex.publisher import publish_to_all
 from qindex.queue import Queue
 from qindex.queue_core import QueueCore
 from qindex.queue_index import QueueIndex
-from qindex.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
+from qindex.rabbitmq.names import directory_name, format_queue_name
 from qindex.rabbitmq.vhost_config import parse_vhost_config
 from qindex.recovery import RestingQueue
+from qindex.resting import Roster
 from qindex.segment import Segment
 from qindex.segment_format import DEFAULT_ENTRY_COUNT
 from qindex.seq_file import SeqFile
@@ -80,6 +83,9 @@ class Engine:
         self._resting: dict[str, RestingQueue] = {}
         self._queues_directory = os.path.join(directory, layout.QUEUES)
         self._housekeeper: Housekeeper | None = None
+        budget = FileBudget(options.max_open_files)
+        ask = self._ask_for_room if options.background else None
+        self._roster = Roster(budget.journals, ask)
         self._alarm = Alarm()
         self._moves = Moves(fs, directory, self._poison, self.queue, options, self._alarm)
         self._directory_lock = self._enter()
@@ -93,7 +99,7 @@ class Engine:
             raise
         if options.background:
             self._housekeeper = Housekeeper(
-                self._awake_queues, idle=options.flush_idle, budget=options.memory_budget
+                self._roster, idle=options.flush_idle, budget=options.memory_budget
             )
         _live_engines.add(self)
 
@@ -153,7 +159,8 @@ class Engine:
             is_there = hashed in self._awake or hashed in self._resting
             return self.queue(name) if is_there else None
 
-        remove = finish_moves(self._fs, self.directory, queue_of)
+        hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
+        remove = finish_moves(self._fs, self.directory, queue_of, hurt)
         if remove is not None:
             for hashed in list(self._awake):
                 self._put_to_rest(hashed)
@@ -163,14 +170,17 @@ class Engine:
     def _put_to_rest(self, hashed: str) -> None:
         """Close a queue that was in use."""
         queue = self._awake[hashed]
-        queue._close()
+        try:
+            queue._close()
+        finally:
+            self._roster.leave(queue)
         self._resting[hashed] = queue._rest()
 
     def _before_reclaim(self) -> None:
         """Make the acks durable that made messages garbage, before the message store deletes
         them: a store that has none of a message whose ack was lost would have lost it."""
         self._poison.check()
-        for queue in self._awake_queues():
+        for queue in self._roster.awake():
             queue._sync_journal()
 
     def _recover(self, path: str) -> RestingQueue:
@@ -265,7 +275,7 @@ class Engine:
         index.findings = self.findings
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
-        return Queue(
+        queue = Queue(
             name,
             index,
             self.options,
@@ -275,10 +285,16 @@ class Engine:
             messages=self._messages,
             request_flush=ask,
         )
+        index.before_waking = partial(self._roster.admit, queue)
+        return queue
 
     def _ask_flush(self, queue: QueueCore) -> None:
         if self._housekeeper is not None:
             self._housekeeper.ask(queue)
+
+    def _ask_for_room(self) -> None:
+        if self._housekeeper is not None:
+            self._housekeeper.ask_for_room()
 
     def _awake_queues(self) -> list[Queue]:
         return list(self._awake.values())
@@ -288,7 +304,7 @@ class Engine:
         with self._lock:
             names = [queue.name for queue in self._awake.values()]
             for hashed, resting in self._resting.items():
-                names.append(_stored_name(self._fs, resting.directory, hashed, self.findings))
+                names.append(stored_name(self._fs, resting.directory, hashed, self.findings))
             return sorted(names)
 
     def delete_queue(self, name: str) -> None:
@@ -309,6 +325,7 @@ class Engine:
             if queue is not None:
                 refusing = RefusingLock(ClosedError, f"queue {name!r} was deleted")
                 stored = queue._abandon(refusing)
+                self._roster.leave(queue)
             else:
                 stored = self._resting_ids(self._resting[hashed])
             self._awake.pop(hashed, None)
@@ -371,17 +388,18 @@ class Engine:
     def sync(self) -> None:
         """Make all that returned before, on all queues, durable against power loss."""
         with self._lock:
-            queues = self._awake_queues()
+            pass
         self._moves.settle()
         self._messages.sync()
-        for queue in queues:
+        for queue in self._roster.awake():
             queue.sync()
 
     def flush(self) -> None:
-        """Bring the journals of all queues into their segment files."""
+        """Bring the journals of all queues into their segment files; all that returned before is
+        durable on return."""
         with self._lock:
-            queues = self._awake_queues()
-        for queue in queues:
+            pass
+        for queue in self._roster.awake():
             queue.flush()
 
     def stats(self) -> EngineStats:
@@ -391,7 +409,7 @@ class Engine:
             return EngineStats(
                 directory=self.directory,
                 queues=tuple(sorted((queue.stats() for queue in queues), key=lambda one: one.name)),
-                dirty_bytes=sum(queue.unflushed()[2] for queue in queues),
+                dirty_bytes=sum(queue._unflushed()[2] for queue in queues),
                 writes_refused=self._poison.reason,
                 message_store=self._messages.stats(),
             )
@@ -478,16 +496,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _stored_name(fs: FileSystem, path: str, hashed: str, findings: list[Finding]) -> str:
-    file = os.path.join(path, layout.QUEUE_NAME)
-    data = read_optional(fs, file)
-    if data is None:
-        what, consequence = "the file is missing", "the queue is listed by its directory's name"
-        finding = Finding(file, 0, 0, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE)
-        if finding not in findings:
-            _log.error("%s", finding)
-            findings.append(finding)
-        return hashed
-    return parse_queue_name(data, hashed).queue.decode("utf-8", "surrogateescape")

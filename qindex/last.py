@@ -16,7 +16,8 @@ from journal.format import DELIVER
 from qindex.consumer import Consumer
 from qindex.delivery import Delivery
 from qindex.entries import Entry
-from qindex.queue_index import NOTHING_FETCHED, QueueIndex
+from qindex.fetched import NOTHING_FETCHED
+from qindex.queue_index import QueueIndex
 from qindex.segment import DELIVERED, OUT, PUBLISHED
 
 __all__ = ["peek_last", "take_last"]

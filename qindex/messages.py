@@ -19,6 +19,7 @@ from journal.poison import Poison
 from msgstore import CompactionReport, MessageStore, MissingMessageError, StoreStats
 from qindex import record_format
 from qindex.entries import decode_any
+from qindex.file_budget import FileBudget
 from qindex.message import Message
 from qindex.options import Options
 from qindex.stored_id import COUNTS, RUN_SIZE, make_id
@@ -111,6 +112,7 @@ class Messages:
             fs=self._fs,
             file_size_limit=options.store_file_bytes,
             max_message_bytes=options.max_message_bytes + record_format.MAX_OVERHEAD,
+            max_open_files=FileBudget(options.max_open_files).store_files,
             garbage_ratio=options.garbage_ratio,
             compaction_bytes_per_second=options.compaction_bytes_per_second,
             # No crash is to bring a transient message back, so its acks need not be durable.

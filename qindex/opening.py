@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from journal import format as journal_format
 from journal.errors import ClosedError
-from journal.files import FileSystem
+from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.poison import Poison
 from msgstore.errors import StaleSnapshotError
@@ -25,13 +25,14 @@ from qindex import layout
 from qindex.load import LoadedQueue
 from qindex.messages import Messages, has_message_store
 from qindex.options import Options
+from qindex.rabbitmq.names import parse_queue_name
 from qindex.recovery import RestingQueue, finish_recovery, load_for_recovery
 from qindex.segment_format import file_name, file_number
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.snapshot import read_snapshot, remove_snapshot
 
-__all__ = ["Opened", "Opening", "remove_queue_directory"]
+__all__ = ["Opened", "Opening", "remove_queue_directory", "stored_name"]
 
 _log = logging.getLogger("qindex.opening")
 
@@ -218,3 +219,18 @@ def remove_queue_directory(fs: FileSystem, path: str) -> None:
         except (IsADirectoryError, PermissionError):
             remove_queue_directory(fs, inner)
     fs.rmdir(path)
+
+
+def stored_name(fs: FileSystem, path: str, hashed: str, findings: list[Finding]) -> str:
+    """Give the name of the queue in a directory; where its file is missing (noted in ``findings``,
+    once), that of the directory. Raises :class:`OSError`."""
+    file = os.path.join(path, layout.QUEUE_NAME)
+    data = read_optional(fs, file)
+    if data is None:
+        what, consequence = "the file is missing", "the queue is listed by its directory's name"
+        finding = Finding(file, 0, 0, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE)
+        if finding not in findings:
+            _log.error("%s", finding)
+            findings.append(finding)
+        return hashed
+    return parse_queue_name(data, hashed).queue.decode("utf-8", "surrogateescape")

@@ -24,8 +24,11 @@ class Options:
     that asks for it must not rely on more than that its messages are there after :meth:`sync`.
 
     ``max_journal_entries``: a queue is flushed when it has more actions since its last flush.
-    ``flush_idle``: seconds without an action after which a queue is flushed. ``memory_budget``:
-    bytes that unflushed entries of all queues may take before the largest is flushed.
+    ``flush_idle``: seconds without an action after which a queue is flushed, and soon after that
+    put to rest: no file is open for it then. ``memory_budget``: bytes that unflushed entries of
+    all queues may take before the largest is flushed. ``max_open_files``: handles that the engine
+    may hold, three for a queue in use; queues that were not used for long are put to rest when
+    there are too many.
     ``embed_below``: message records of fewer bytes are embedded in the index, others go to the
     message store. ``max_message_bytes``: the largest body taken. ``store_file_bytes``: size at
     which a file of the message store rolls. ``garbage_ratio``: share of dead bytes in the message
@@ -44,6 +47,7 @@ class Options:
     max_journal_entries: int = 65_536
     flush_idle: float = 1.0
     memory_budget: int = 256 << 20
+    max_open_files: int = 512
     embed_below: int = 4096
     max_message_bytes: int = 128 << 20
     store_file_bytes: int = 16 << 20
@@ -64,6 +68,7 @@ class Options:
             ("max_journal_entries", 1, 1 << 26),
             ("flush_idle", 0.001, 1e9),
             ("memory_budget", 1 << 16, 1 << 50),
+            ("max_open_files", 64, 1 << 30),
             ("embed_below", 0, 1 << 31),
             ("max_message_bytes", 0, (1 << 31) - 1),
             ("store_file_bytes", 4096, 1 << 40),

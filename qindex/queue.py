@@ -10,10 +10,11 @@ from journal.errors import UsageError
 from qindex.consumer import READ_AHEAD, Consumer
 from qindex.delivery import Delivery
 from qindex.entries import Entry
+from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.publisher import Publisher
-from qindex.queue_index import NOTHING_FETCHED, Fetched
 from qindex.segment import DELIVERED
 from qindex.stats import QueueStats
+from qindex.tally import by_reason
 
 __all__ = ["Queue"]
 
@@ -65,7 +66,7 @@ class Queue(Publisher, Consumer):
     def stats(self) -> QueueStats:
         """Give the queue's figures at this moment."""
         with self._lock:
-            index = self._index
+            index, tally = self._index, self._tally
             sizes = [segment.file_size for segment in index.segments.values()]
             return QueueStats(
                 name=self.name,
@@ -80,13 +81,18 @@ class Queue(Publisher, Consumer):
                 acked=index.acks + index.dropped,
                 flushes=index.flushes,
                 flushed_bytes=index.flushed_bytes,
-                journal_syncs=index.journal.syncs,
-                dead_lettered=self._dead_lettered,
-                delivered=index.taken,
+                journal_syncs=index.syncs,
+                dead_lettered=tally.moved.total(),
+                delivered=index.taken - tally.withheld,
                 requeued=index.nacks,
                 dropped=index.dropped,
                 flush_durations=self._flush_times.durations(),
-                sync_durations=index.journal.sync_durations,
+                sync_durations=index.sync_durations,
+                redelivered=tally.again,
+                refused=tally.refused,
+                given_up=by_reason(tally.given_up),
+                dead_letters=by_reason(tally.moved),
+                settings=self.settings,
             )
 
     def purge(self) -> int:

@@ -6,26 +6,31 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from journal.durations import Stopwatch
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
+from journal.format import ACTION_SIZE
 from journal.poison import PASSING
 from qindex.alarm import Alarm
 from qindex.dead_letter import Letter
 from qindex.delivery_counts import DeliveryCounts
 from qindex.entries import Entry
+from qindex.fetched import NOTHING_FETCHED
 from qindex.flush import write_plan
 from qindex.guards import RefusingLock
 from qindex.lease import Leases
 from qindex.limits import Limits
 from qindex.messages import Messages
 from qindex.options import Options
-from qindex.queue_index import NOTHING_FETCHED, QueueIndex
+from qindex.postponed import Postponed
+from qindex.queue_index import QueueIndex
 from qindex.record_format import PLAIN_HEAD_SIZE
 from qindex.recovery import RestingQueue
 from qindex.segment import Segment
 from qindex.settings import QueueSettings
+from qindex.tally import Tally
 from qindex.waits import CALLER, Bell
 
 if TYPE_CHECKING:
@@ -49,6 +54,30 @@ _SEAL_AT_LEAST = 4096
 
 class QueueCore:
     """State of one queue. ``live - out`` messages are ready, ``out`` are with consumers."""
+
+    # What the paths of single messages touch is found at once, however many attributes there are
+    # beside it: without this, those above thirty make all of them slower.
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_ack_segment",
+        "_arrived",
+        "_at",
+        "_check_mask",
+        "_holding",
+        "_id_high",
+        "_index",
+        "_limits",
+        "_lock",
+        "_most_plain",
+        "_nacked_at",
+        "_returned",
+        "_stored_out",
+        "_sync_each",
+        "_waiting",
+        "_watched",
+        "_window",
+    )
 
     def __init__(
         self,
@@ -81,19 +110,24 @@ class QueueCore:
         self._flush_times = Stopwatch()
         # The dirty_count from which on a flush that has failed is tried again.
         self._retry_at = 0
-        # The path of plain messages takes bodies up to this size: those that are embedded.
-        self._most_plain = -1
+        # The paths of plain messages take bodies up to this size, those that are embedded: the one
+        # without limits, and the one of a queue that has some.
+        self._most_plain = self._most_within = -1
         is_limited = settings.max_length is not None or settings.max_bytes is not None
-        if options.record_format == "qindex" and settings.message_ttl is None and not is_limited:
-            largest = options.embed_below - 1 - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD
-            self._most_plain = min(largest, options.max_message_bytes)
-            if messages is None:
-                self._most_plain = options.max_message_bytes
+        if options.record_format == "qindex" and settings.message_ttl is None:
+            most = options.max_message_bytes
+            if messages is not None:
+                most = min(most, options.embed_below - 1 - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD)
+            if is_limited:
+                self._most_within = most
+            else:
+                self._most_plain = most
         self._sync_each = options.durability == "fsync"
         self._max_dirty = options.max_journal_entries
         # The single-message paths tick once in 64 messages, where a flush comes so rarely that it
         # makes no difference.
-        self._check_mask = 63 if options.max_journal_entries >= 4096 else 0
+        self._usual_mask = 63 if options.max_journal_entries >= 4096 else 0
+        self._check_mask = self._usual_mask
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
         self._id_high = int.from_bytes(os.urandom(8), "big")
         self._first_seq = index.next_seq
@@ -135,8 +169,9 @@ class QueueCore:
             self._nacked_at = dict.fromkeys(self._returns, 0)
         # What is to be moved, once the lock is free; stuck: the last try has failed.
         self._to_move: list[Letter] = []
+        self._postponed = Postponed()
         self._stuck = False
-        self._dead_lettered = 0
+        self._tally = Tally()
         self._watched = is_limited or self._delivery_limit > 0 or settings.dead_letter is not None
 
     def _check_open(self) -> None:
@@ -198,8 +233,10 @@ class QueueCore:
         a flush is due. Lock held."""
         index = self._index
         index.journal.seal(_SEAL_AT_LEAST)
-        if index.dirty > self._max_dirty:
+        if self._is_due():
             self._flush_due()
+        # On a full disk each action may be the one after which a flush makes room.
+        self._check_mask = 0 if index.journal.in_reserve else self._usual_mask
 
     def _seal(self) -> None:
         """Take checksums of all that was appended; the housekeeper calls it now and then."""
@@ -212,13 +249,17 @@ class QueueCore:
 
         What the caller did is done; a flush that fails is logged, and the next one tries again.
         """
-        if isinstance(self._lock, RefusingLock) or self._index.dirty < self._retry_at:
+        index = self._index
+        # The flush of a drained queue takes no room, whatever happened to the last one.
+        drained = index.journal.in_reserve and not index.live
+        too_early = index.dirty < self._retry_at and not drained
+        if isinstance(self._lock, RefusingLock) or too_early:
             return
         if self._request_flush is None:
             if not self._flushing and CALLER.waits:
                 self._real_lock.release()
                 try:
-                    self.flush()
+                    self._flush()
                 except StoreError as error:
                     _log.error("flush of queue %r failed: %s", self.name, error)
                 finally:
@@ -235,11 +276,17 @@ class QueueCore:
         return self._index.dirty > limit and self._index.poison.reason is None
 
     def flush(self) -> None:
-        """Bring the journal into the segment files and empty it; durable on return.
+        """Bring the journal into the segment files and empty it. All that returned before is
+        durable on return, as after :meth:`sync`.
 
         Publishers and consumers go on meanwhile. Raises :class:`StorageError`: a full disk leaves
         all as it was; after any other failure no more writes are taken.
         """
+        self.sync()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Flush; what of it was not durable in the journal need not be in its emptied state."""
         with self._real_lock:
             while self._flushing:
                 self._flushed.wait()
@@ -247,7 +294,7 @@ class QueueCore:
             self._flushing = True
         try:
             # If it fails it is not tried again at each call, but after as many more actions.
-            self._retry_at = self._index.dirty + self._max_dirty
+            self._retry_at = self._index.dirty + self._patience()
             with self._flush_times.running():
                 self._flush_now()
             self._retry_at = 0
@@ -256,24 +303,34 @@ class QueueCore:
                 self._flushing = False
                 self._flushed.notify_all()
 
-    def _flush_now(self) -> None:
+    def _patience(self) -> int:
+        """Count the actions after which a flush that fails is tried again: on a full disk when
+        half of what is left of the reserve is used."""
+        journal = self._index.journal
+        if not journal.in_reserve:
+            return self._max_dirty
+        return min(self._max_dirty, journal.reserve_left // (2 * ACTION_SIZE))
+
+    def _flush_now(self, *, held: bool = False) -> None:
+        """Flush; ``held``: the queue's lock is held, and nobody appends meanwhile."""
         index = self._index
+        lock = nullcontext() if held else self._real_lock
         index.poison.check()
-        with self._real_lock:
+        with lock:
             plan = index.plan()
         if plan is None:
             return
         try:
             index.seq_file.raise_floor(plan.next_seq)
             index.flushed_bytes += write_plan(index.fs, plan)
-            with self._real_lock:
+            with lock:
                 end = index.journal.tell()
             prepared = index.journal.prepare(plan.front, end)
         except StorageError as error:
             if error.errno not in PASSING:
                 index.poison.set(error)
             raise
-        with self._real_lock:
+        with lock:
             old = index.finish(plan, prepared)
             index.trim((self._window.segment, self._ack_segment), self._next_fetch)
         index.journal.retire(old)
@@ -361,14 +418,16 @@ class QueueCore:
         return self._index.actions
 
     def _is_due(self) -> bool:
-        """Tell whether the journal has more actions than it may."""
-        return self._index.dirty > self._max_dirty
+        """Tell whether the journal has more actions than it may, or no more room."""
+        index = self._index
+        return index.dirty > self._max_dirty or index.journal.in_reserve
 
     def _can_wait(self) -> bool:
         """Tell whether a flush that is due may wait for a burst of actions to end."""
-        return self._index.dirty < self._max_dirty * _BURST_FACTOR
+        index = self._index
+        return index.dirty < self._max_dirty * _BURST_FACTOR and not index.journal.in_reserve
 
-    def unflushed(self) -> tuple[int, int, int]:
+    def _unflushed(self) -> tuple[int, int, int]:
         """Give the dirty_count, the next seq_id, and the bytes of memory that the entries of
         the journal take. No lock: figures of about this moment."""
         index = self._index

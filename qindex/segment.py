@@ -6,15 +6,29 @@ next flush must append. From both, counts are taken with numpy when they are ask
 publish and ack pay for no counter.
 
 A segment that is neither written to nor read from gives its maps back (:meth:`Segment.unload`)
-and keeps its number of unacknowledged entries; its file holds the rest.
+and keeps its number of unacknowledged entries; its file holds the rest. One that will be written
+to again keeps a packed copy beside (:meth:`Segment.pack`), so that no file is read for that.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ABSENT", "ACKED", "DELIVERED", "MOVING", "OUT", "PUBLISHED", "Segment", "as_filed"]
+__all__ = [
+    "ABSENT",
+    "ACKED",
+    "DELIVERED",
+    "MOVING",
+    "OUT",
+    "PUBLISHED",
+    "Segment",
+    "Segments",
+    "as_filed",
+]
 
 ABSENT = 0
 """Not published, or published and acknowledged without ever reaching a segment file."""
@@ -49,6 +63,8 @@ class Segment:
     while unloaded. ``offsets``, ``lengths``: where in the file each entry's publish record stands
     (-1: nowhere), loaded when the segment is read from. ``file_size``: bytes in the file, 0 for
     none. ``verified``: the file's bytes as a scan found them sound, while it is being read.
+    ``packed``: the states, compressed, of a segment that is not loaded; empty where only the file
+    has them.
     """
 
     __slots__ = (
@@ -58,6 +74,7 @@ class Segment:
         "lengths",
         "number",
         "offsets",
+        "packed",
         "states",
         "stored_unacked",
         "verified",
@@ -74,6 +91,7 @@ class Segment:
         self.offsets: I64 | None = None
         self.lengths: I64 | None = None
         self.verified: bytes | bytearray = b""
+        self.packed = b""
         self.states = bytearray(entry_count)
         self.filed = bytearray(entry_count)
 
@@ -117,6 +135,23 @@ class Segment:
         self.offsets = offsets
         self.lengths = lengths
 
+    def pack(self) -> None:
+        """Give the maps back and keep the states, compressed to a hundred bytes or so. Only for a
+        segment that is not dirty and has nothing outstanding. About 50 us."""
+        packed = zlib.compress(self.states, 1)
+        self.unload()
+        self.packed = packed
+
+    def unpack(self) -> bool:
+        """Load what :meth:`pack` kept; false if that is nothing. Where the records stand in the
+        file is not known then. About 10 us."""
+        if not self.packed:
+            return False
+        self.states = bytearray(zlib.decompress(self.packed))
+        self.filed = bytearray(self.states)
+        self.packed = b""
+        return True
+
     def unload(self) -> None:
         """Give the maps back. Only for a segment that is not dirty and has nothing outstanding."""
         self.stored_unacked = self.unacked
@@ -125,3 +160,28 @@ class Segment:
         self.offsets = None
         self.lengths = None
         self.verified = b""
+
+
+class Segments(dict[int, Segment]):
+    """The segments of a queue by number, gone through in ascending order.
+
+    A queue has few, most often one, and thousands of queues have theirs; nearly always a new
+    one comes last. So it is a plain dict that is sorted anew when one does not.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, segments: Mapping[int, Segment]) -> None:
+        super().__init__(sorted(segments.items()))
+
+    def __setitem__(self, number: int, segment: Segment) -> None:
+        is_last = not self or number >= next(reversed(self))
+        super().__setitem__(number, segment)
+        if not is_last:
+            items = sorted(self.items())
+            self.clear()
+            self.update(items)
+
+    def following(self, number: int) -> int | None:
+        """Give the lowest number from this one on. O(n)."""
+        return next((each for each in self if each >= number), None)

@@ -28,32 +28,44 @@ class _Caller(threading.local):
 CALLER = _Caller()
 
 
-class Bell(threading.Condition):
+class Bell:
     """A condition that also calls listeners, each once, in the order in which they came.
 
     Its lock is held for every call. ``notify(n)`` wakes ``n`` threads and ``n`` listeners: whoever
-    finds nothing left goes on waiting.
+    finds nothing left goes on waiting. What it takes for that is made when somebody waits: most
+    bells of thousands of queues never ring.
     """
 
+    __slots__ = ("_condition", "_listeners", "_lock")
+
     def __init__(self, lock: threading.Lock) -> None:
-        super().__init__(lock)
-        self._listeners: dict[Listener, None] = {}
+        self._lock = lock
+        self._condition: threading.Condition | None = None
+        self._listeners: dict[Listener, None] | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until the bell rings; false when ``timeout`` seconds have passed without that."""
+        if self._condition is None:
+            self._condition = threading.Condition(self._lock)
+        return self._condition.wait(timeout)
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` at the next notification."""
+        if self._listeners is None:
+            self._listeners = {}
         self._listeners[listener] = None
 
     def forget(self, listener: Listener) -> bool:
         """Take a listener back; false when it has been called."""
-        try:
-            del self._listeners[listener]
-        except KeyError:
+        if self._listeners is None or listener not in self._listeners:
             return False
+        del self._listeners[listener]
         return True
 
     def notify(self, n: int = 1) -> None:
         """Wake ``n`` of the threads, and ``n`` of the listeners that still reach someone."""
-        super().notify(n)
+        if self._condition is not None:
+            self._condition.notify(n)
         while n > 0 and self._listeners:
             listener = next(iter(self._listeners))
             del self._listeners[listener]
@@ -62,8 +74,9 @@ class Bell(threading.Condition):
 
     def notify_all(self) -> None:
         """Wake all."""
-        super().notify_all()
-        self.notify(len(self._listeners))
+        if self._condition is not None:
+            self._condition.notify_all()
+        self.notify(len(self._listeners or ()))
 
 
 def time_left(deadline: float | None) -> float | None:

@@ -1,0 +1,70 @@
+"""Entries that were read ahead, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.format import ACTION_WORD, DELIVER, TYPE_SHIFT
+from qindex.entries import Entry
+from qindex.segment import Segment
+
+__all__ = ["NOTHING_FETCHED", "Fetched"]
+
+I64 = npt.NDArray[np.int64]
+
+_DELIVER_BITS = DELIVER << TYPE_SHIFT
+
+
+class Fetched:
+    """Entries of one segment that were read ahead: columns of equal length, in order of seq_id.
+
+    ``states``: :data:`qindex.segment.PUBLISHED`, or ``DELIVERED`` for an entry that was delivered
+    before. ``extras``: of a plain message its timestamp (nanoseconds), of another the
+    :class:`Entry`; ``plain``: all are plain. ``bodies``: empty for a message that is damaged.
+    ``delivers``: the deliver record of each. ``base``: seq_id of the segment's first entry.
+    """
+
+    __slots__ = ("base", "bodies", "delivers", "extras", "plain", "segment", "seqs", "states")
+
+    def __init__(
+        self,
+        segment: Segment,
+        seqs: I64,
+        states: bytes,
+        bodies: list[bytes],
+        extras: Sequence[int | Entry],
+        plain: bool,
+    ) -> None:
+        self.segment = segment
+        self.base = segment.base
+        self.seqs: list[int] = seqs.tolist()
+        self.states = states
+        self.bodies = bodies
+        self.extras = extras
+        self.plain = plain
+        words = seqs.astype(np.uint64) | np.uint64(DELIVER << TYPE_SHIFT)
+        self.delivers: list[bytes] = words.astype(">u8").view("V8").tolist()
+
+    @classmethod
+    def few(cls, segment: Segment, seqs: range, bodies: list[bytes], stamps: list[int]) -> Fetched:
+        """Of plain messages that can all be delivered; without an array, which would cost more
+        than the messages."""
+        made = cls.__new__(cls)
+        made.segment = segment
+        made.base = base = segment.base
+        made.seqs = list(seqs)
+        made.states = bytes(segment.states[seqs.start - base : seqs.stop - base])
+        made.bodies = bodies
+        made.extras = stamps
+        made.plain = True
+        made.delivers = [ACTION_WORD.pack(_DELIVER_BITS | seq) for seq in seqs]
+        return made
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+
+NOTHING_FETCHED = Fetched(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)
