@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from qindex.queue import Queue
     from qindex.read_only import ReadOnlyEngine
     from qindex.settings import UNSET, QueueSettings
-    from qindex.stats import EngineStats, QueueStats
+    from qindex.stats import ByReason, EngineStats, QueueStats
     from qindex.tools.repair import repair
     from qindex.tools.salvage import salvage
     from qindex.tools.saved import SaveReport
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UNSET",
     "Batch",
+    "ByReason",
     "Cause",
     "ClosedError",
     "DamageError",
@@ -89,6 +90,7 @@ __version__ = "0.1.0"
 _LATER = {
     "UNSET": "qindex.settings",
     "Batch": "qindex.delivery",
+    "ByReason": "qindex.stats",
     "Delivery": "qindex.delivery",
     "Engine": "qindex.engine",
     "EngineStats": "qindex.stats",

@@ -8,7 +8,8 @@ here before the message is handed out::
     +----------+----------+----------+
     | seq_id   | count    | check    |      big-endian, one record after the other
     +----------+----------+----------+
-      the last record of a seq_id counts; count 0: the message is gone
+      the last record of a seq_id counts; count 0: the message is gone; all ones: it was never
+      delivered to a consumer, whatever the journal says
       check: the low half of xxh3 (64 bits) over the first twelve bytes
 
 A record that is torn or damaged is passed over: it costs a message one delivery more. Nothing here
@@ -32,6 +33,7 @@ __all__ = [
     "RECORD_SIZE",
     "DeliveryCounts",
     "pack_count",
+    "pack_counts",
     "unpack_count",
     "unpack_counts",
 ]
@@ -44,6 +46,7 @@ _RECORD = struct.Struct(">QII")
 _FIELDS = struct.Struct(">QI")
 RECORD_SIZE = _RECORD.size
 _LOW_HALF = 0xFFFF_FFFF
+_NEVER = 0xFFFF_FFFF
 _MOST_SPARE = 4096
 """Records that do not count any more, beside as many as do, before the file is written anew."""
 
@@ -71,10 +74,15 @@ def unpack_counts(data: bytes) -> dict[int, int]:
             continue
         seq_id, count = record
         if count:
-            counts[seq_id] = count
+            counts[seq_id] = 0 if count == _NEVER else count
         else:
             counts.pop(seq_id, None)
     return counts
+
+
+def pack_counts(counts: Mapping[int, int]) -> bytes:
+    """Give the file of these counts; 0: never delivered."""
+    return b"".join(pack_count(seq_id, count or _NEVER) for seq_id, count in counts.items())
 
 
 class DeliveryCounts:
@@ -95,6 +103,10 @@ class DeliveryCounts:
         # Behind the last whole record: what is torn is written over.
         self._end = len(data) - len(data) % RECORD_SIZE
 
+    def forgive(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:
+        """Note that a message was delivered ``count`` times, which may be 0; see :meth:`note`."""
+        self.note(seq_id, count or _NEVER, all_counts)
+
     def note(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:
         """Note a delivery, or with ``count`` 0 that the message is gone. ``all_counts``: what the
         file should say then, for when it is written anew."""
@@ -113,7 +125,7 @@ class DeliveryCounts:
         self._end += RECORD_SIZE
 
     def _rewrite(self, all_counts: Mapping[int, int]) -> None:
-        data = b"".join(pack_count(seq_id, count) for seq_id, count in all_counts.items())
+        data = pack_counts(all_counts)
         try:
             replace_file(self._fs, self._path, data)
         except StorageError as error:

@@ -14,6 +14,7 @@ from xxhash import xxh3_64_digest
 
 from journal.errors import StoreError
 from journal.files import ReadBuffer
+from journal.findings import Kind
 from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from qindex import record_format
 from qindex.checks import correct_bit
@@ -31,6 +32,7 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 _CORRECTABLE = 8 << 10
+_NOT_HELD = "the checksum does not hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Entry:
     """One index entry with its message.
 
     ``message`` is ``None`` where the message is in the message store (``stored``), or where it is
-    damaged: then ``damage`` says how. ``corrected``: one flipped bit was put right.
-    ``expiry``: microseconds since 1970, 0 = never. ``size``: of the body, as the index has it.
+    damaged: then ``damage`` says how, and ``kind`` in a word. ``corrected``: one flipped bit was
+    put right. ``expiry``: microseconds since 1970, 0 = never. ``size``: of the body, as the index
+    has it.
     """
 
     msg_id: bytes
@@ -49,6 +52,7 @@ class Entry:
     stored: bool = False
     damage: str = ""
     corrected: bool = False
+    kind: Kind = Kind.RECORD
 
 
 def decode_any(record: bytes, msg_id: bytes) -> Message:
@@ -71,7 +75,8 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
     head_end = payload + PAYLOAD_SIZE
     record = bytes(data[head_end : head_end + embedded])
     if len(record) < embedded:
-        return Entry(msg_id, expiry, size, None, damage="the record is cut off")
+        what = "the record is cut off"
+        return Entry(msg_id, expiry, size, None, damage=what, kind=Kind.TORN)
     corrected = False
     if record[:3] == record_format.MAGIC or record[:1] != b"\x83":
         head = word.to_bytes(8, "big") + bytes(data[payload:head_end])
@@ -81,11 +86,11 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
             whole = bytearray(head + record)
             bit = correct_bit(bytes(whole)) if len(whole) <= _CORRECTABLE else None
             if bit is None:
-                return Entry(msg_id, expiry, size, None, damage="the checksum does not hold")
+                return Entry(msg_id, expiry, size, None, damage=_NOT_HELD, kind=Kind.CHECKSUM)
             whole[bit >> 3] ^= 0x80 >> (bit & 7)
             fixed_word = int.from_bytes(whole[:8], "big")
             if fixed_word != word or len(whole) != PUBLISH_HEAD_SIZE + embedded:
-                return Entry(msg_id, expiry, size, None, damage="the checksum does not hold")
+                return Entry(msg_id, expiry, size, None, damage=_NOT_HELD, kind=Kind.CHECKSUM)
             msg_id, expiry, size, _ = PAYLOAD.unpack_from(whole, 8)
             record = bytes(whole[PUBLISH_HEAD_SIZE:])
             corrected = True

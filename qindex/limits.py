@@ -21,18 +21,27 @@ if TYPE_CHECKING:
     from qindex.publisher import Prepared, Publisher
     from qindex.queue import Queue
 
-__all__ = ["Limits", "WouldWaitError", "give_room_back", "keep_within", "take_room"]
+__all__ = [
+    "Limits",
+    "WouldWaitError",
+    "ask_for_room",
+    "give_room_back",
+    "keep_within",
+    "note_refusal",
+    "take_room",
+]
 
 _log = logging.getLogger("qindex.limits")
 
 
 class WouldWaitError(QueueFullError):
     """The queue is full, and its publishers wait for room, which this caller may not: the asyncio
-    twin does the waiting, for room in ``queue``."""
+    twin does the waiting, for room in ``queue`` for ``count`` messages."""
 
-    def __init__(self, queue: Publisher, text: str) -> None:
+    def __init__(self, queue: Publisher, count: int, text: str) -> None:
         super().__init__(text)
         self.queue = queue
+        self.count = count
 
 
 class Limits:
@@ -83,6 +92,23 @@ def _sizes(items: Sequence[Prepared]) -> tuple[int, int]:
     return len(items), sum(item.size for item in items)
 
 
+def ask_for_room(queue: Publisher, items: Sequence[Prepared], timeout: float | None) -> None:
+    """Take room for a publish, as :func:`take_room`; one that is refused is counted."""
+    try:
+        take_room(queue, items, timeout)
+    except WouldWaitError:
+        raise
+    except QueueFullError:
+        note_refusal(queue, len(items))
+        raise
+
+
+def note_refusal(queue: Publisher, count: int) -> None:
+    """Count messages that were not published, because the queue was full. No lock is held."""
+    with queue._real_lock:
+        queue._tally.refused += count
+
+
 def take_room(queue: Publisher, items: Sequence[Prepared], timeout: float | None) -> None:
     """Keep room in a queue with limits; waits up to ``timeout`` seconds for it (``None``: for
     ever) if the queue's publishers do.
@@ -129,7 +155,7 @@ def _await_room(
         if limits.overflow == "reject" or (left is not None and left <= 0):
             raise QueueFullError(f"{_full(queue, limits)}, and has {len(queue)} messages")
         if not CALLER.waits:
-            raise WouldWaitError(queue, _full(queue, limits))
+            raise WouldWaitError(queue, count, _full(queue, limits))
         limits.waiting += 1
         try:
             queue._room.wait(left)

@@ -1,7 +1,8 @@
 """What a store's files tell of it at one moment, again and again: for ``qindex top``.
 
-Nothing is written and no lock is taken. A segment file that has not changed, and of which the
-journal says nothing, is not read again, so a look costs about the journals and what is new.
+Nothing is written and no lock is taken. A queue to which nothing was done is not read again, nor
+a segment file that has not changed, and of which the journal says nothing: so a look costs about
+the journals of busy queues, what is new, and a dozen system calls for each other queue.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from qindex.pinned import BusyError
 from qindex.queue_view import QueueView
 from qindex.rabbitmq.vhost import QueueDirectory
 from qindex.reader import QueueReader, StoreReader
+from qindex.stillness import Stillness, seq_mark
 from qindex.view_columns import Columns, entry_heads
 
 __all__ = ["FileLook", "Look", "Looker", "QueueLook", "Rates", "SegmentLook"]
@@ -117,9 +119,20 @@ class Look:
 
 @dataclass(slots=True)
 class _Known:
-    """Segments of one queue directory as they were: inode and size, and what was found."""
+    """One queue directory as it was: its segments, by inode and size, and what was found;
+    ``look``, of the whole queue at ``at``, holds as long as ``still`` does."""
 
     segments: dict[int, tuple[tuple[int, int], SegmentLook]] = field(default_factory=dict)
+    still: Stillness | None = None
+    look: QueueLook | None = None
+    at: float = 0.0
+
+    def again(self, fs: FileSystem, path: str, at: float) -> QueueLook | None:
+        """Give the look again, if nothing was done to the queue since."""
+        look = self.look
+        if look is None or self.still is None or not self.still.holds(fs, path):
+            return None
+        return look if look.age is None else replace(look, age=look.age + at - self.at)
 
 
 class Looker:
@@ -133,7 +146,8 @@ class Looker:
         self._last: Look | None = None
 
     def look(self) -> Look:
-        """Look once. O(journals + segments that changed + what is new in the message store).
+        """Look once. O(queues + journals and segments that changed + what is new in the message
+        store).
 
         Raises :class:`NotAStoreError` when the store is not there (any more),
         :class:`StorageError`.
@@ -143,9 +157,10 @@ class Looker:
         at = monotonic()
         queues = []
         busy = 0
-        for reader in store.readers():
+        readers = store.readers()
+        for reader in readers:
             try:
-                found = self._queue(store, reader)
+                found = self._queue(store, reader, at)
             except (UsageError, FileNotFoundError):
                 continue  # it was deleted just now
             except BusyError:
@@ -154,6 +169,8 @@ class Looker:
                     queues.append(before[reader.name])
                 continue
             queues.append(self._with_rates(found, before.get(reader.name), at))
+        there = {one.directory for reader in readers for one in reader.directories}
+        self._known = {name: one for name, one in self._known.items() if name in there}
         files, compacting = self._files(store, queues)
         names = {one.name for one in files}
         old = {one.name for one in self._last.files} if self._last is not None else names
@@ -181,7 +198,22 @@ class Looker:
         )
         return replace(now, rates=rates)
 
-    def _queue(self, store: StoreReader, reader: QueueReader) -> QueueLook:
+    def _queue(self, store: StoreReader, reader: QueueReader, at: float) -> QueueLook:
+        if store.kind != "qindex":
+            return self._read(store, reader)[0]
+        (one,) = reader.directories
+        known = self._known.setdefault(one.directory, _Known())
+        path = store.path_of(one)
+        again = known.again(self._fs, path, at)
+        if again is not None:
+            return again
+        mark = seq_mark(self._fs, path)
+        look, view = self._read(store, reader)
+        known.still, known.look, known.at = Stillness.of(view.pinned, mark), look, at
+        return look
+
+    def _read(self, store: StoreReader, reader: QueueReader) -> tuple[QueueLook, QueueView]:
+        """Look at all of a queue; gives the view of its last directory, too."""
         segments: list[SegmentLook] = []
         ages = []
         known = True
@@ -199,7 +231,7 @@ class Looker:
             ages += [age for age in [_age(view, mine)] if age is not None]
         held = sum(one.held for one in segments)
         delivered = sum(one.delivered for one in segments)
-        return QueueLook(
+        look = QueueLook(
             reader.name,
             held - delivered if known else held,
             delivered if known else None,
@@ -210,6 +242,7 @@ class Looker:
             tuple(segments),
             max(ages, default=None),
         )
+        return look, view
 
     def _segments(self, one: QueueDirectory, view: QueueView, count: int) -> list[SegmentLook]:
         known = self._known.setdefault(one.directory, _Known())

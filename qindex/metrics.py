@@ -8,13 +8,14 @@ were opened, histograms), and the files of a store that another one has open
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from journal.durations import BOUNDS, Durations
 from qindex.reader import MessageStoreSummary, QueueSummary
-from qindex.stats import EngineStats, QueueStats
+from qindex.settings import QueueSettings
+from qindex.stats import ByReason, EngineStats, QueueStats
 
 if TYPE_CHECKING:
     from qindex.engine import Engine
@@ -78,10 +79,24 @@ _STATS: list[_Column[QueueStats]] = [
     ("published", "counter", "Messages published.", lambda one: one.published),
     ("delivered", "counter", "Deliveries, repeated ones too.", lambda one: one.delivered),
     ("acked", "counter", "Messages done with.", lambda one: one.acked),
+    ("redelivered", "counter", "Deliveries, repeated ones only.", lambda one: one.redelivered),
     ("requeued", "counter", "Deliveries given back.", lambda one: one.requeued),
     ("dropped", "counter", "Messages expired, purged, or damaged.", lambda one: one.dropped),
-    ("dead_lettered", "counter", "Moved to the dead-letter queue.", lambda one: one.dead_lettered),
+    ("refused", "counter", "Messages that found the queue full.", lambda one: one.refused),
     ("flushed_bytes", "counter", "Bytes written to segments.", lambda one: one.flushed_bytes),
+]
+
+_SETTINGS: list[_Column[QueueSettings]] = [
+    ("max_length", "gauge", "Messages that may be ready.", lambda one: one.max_length),
+    ("max_bytes", "gauge", "Bytes of their bodies.", lambda one: one.max_bytes),
+    ("message_ttl_seconds", "gauge", "When messages expire.", lambda one: one.message_ttl),
+    ("delivery_limit", "gauge", "Deliveries of a message.", lambda one: one.delivery_limit),
+]
+"""Of queues that have these set."""
+
+_REASONS: list[tuple[str, str, Callable[[QueueStats], ByReason]]] = [
+    ("given_up", "Messages that left without a consumer's ack.", lambda one: one.given_up),
+    ("dead_lettered", "Moved to the dead-letter queue.", lambda one: one.dead_letters),
 ]
 
 _MESSAGE_STORE: list[_Column[MessageStoreSummary]] = [
@@ -100,6 +115,7 @@ def store_families(
 ) -> list[Family]:
     """Give what the files of a store tell; ``messages``: of the message store, if there is one."""
     families = _table("qindex_queue_", _SUMMARY, [(_labels(one.name), one) for one in queues])
+    families += _settings((one.name, one.settings) for one in queues)
     if messages is not None:
         families += _table("qindex_message_store_", _MESSAGE_STORE, [({}, messages)])
     return families
@@ -109,6 +125,14 @@ def engine_families(stats: EngineStats) -> list[Family]:
     """Give the figures of an engine; counters are since each queue was opened."""
     labelled = [(_labels(one.name), one) for one in stats.queues]
     families = _table("qindex_queue_", _STATS, labelled)
+    families += _settings((one.name, one.settings) for one in stats.queues)
+    for name, text, by_reason in _REASONS:
+        samples = [
+            Sample("_total", labels | {"reason": reason}, count)
+            for labels, one in labelled
+            for reason, count in asdict(by_reason(one)).items()
+        ]
+        families.append(Family(f"qindex_queue_{name}", "counter", text, samples))
     for name, text, read in (
         ("flush", "Seconds that flushes took.", _flushes),
         ("sync", "Seconds that syncs of the journal took.", _syncs),
@@ -139,6 +163,12 @@ def engine_families(stats: EngineStats) -> list[Family]:
             full = f"qindex_message_store_{name}"
             families.append(Family(full, "counter", text, [Sample("_total", {}, total)]))
     return families
+
+
+def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:
+    """Give what is set; a setting that no queue has is left out."""
+    rows = [(_labels(name), one) for name, one in queues]
+    return [one for one in _table("qindex_queue_", _SETTINGS, rows) if one.samples]
 
 
 def _flushes(stats: QueueStats) -> Durations:

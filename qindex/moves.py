@@ -8,7 +8,8 @@ One move, of one or more messages (*commit point*: 2):
 3. The target is synced, then they are acknowledged in the source, then the source is synced.
 4. Without any move under way the file of intents is emptied.
 
-With ``durability="fsync"`` all of it is done on return, the intent synced first. Otherwise 3 and 4
+With ``durability="fsync"`` all of it is done on return, the intent synced first; what threads ask
+for while one does this waits, and is then done as one move. Otherwise 3 and 4
 wait for many moves at a time: for :data:`_MOST_PENDING` of them, the engine's idle time, a sync, or
 the close; the source's entries stay unacknowledged meanwhile, so that no loss of power can take
 the message from both queues. :mod:`qindex.unmoved` finishes at open
@@ -20,6 +21,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING
 from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
 from journal.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
 from journal.poison import Poison
+from journal.sync import GroupCommit
 from qindex import layout
 from qindex.alarm import Alarm
 from qindex.dead_letter import Letter, NotMovedError, goes_round, with_death
@@ -48,6 +51,19 @@ _log = logging.getLogger("qindex.moves")
 
 _MOST_PENDING = 1024
 """Messages that were moved and are not yet acknowledged in their source, at the most."""
+
+
+class _Request:
+    """One call of :meth:`Moves.move`: where to (``target``), what is ``left``, and why
+    (``error``)."""
+
+    __slots__ = ("error", "left", "source", "target")
+
+    def __init__(self, source: Queue, letters: list[Letter]) -> None:
+        self.source = source
+        self.target: Queue | None = None
+        self.left = letters
+        self.error: StoreError | None = None
 
 
 class Moves:
@@ -75,6 +91,10 @@ class Moves:
         self._alarm = alarm
         self._boot = fs.boot_id()
         self._lock = threading.Lock()
+        # What threads ask for, and which of them is doing all of it.
+        self._asked: deque[_Request] = deque()
+        self._rounds = GroupCommit(self._serve_all)
+        self._server: int | None = None
         self._fd: int | None = None
         self._end = 0
         self._pending: list[tuple[Queue, list[int], Queue]] = []
@@ -87,24 +107,69 @@ class Moves:
 
         On return they are there, or dropped, if they would go round in a loop; and they count no
         more in the source. Those that were not moved when this raises: :attr:`NotMovedError.left`.
+        Where each move is synced, threads that come at a time share the syncs.
         """
+        request = _Request(source, list(letters))
+        if self._fsync and self._server != threading.get_ident():
+            self._asked.append(request)
+            self._rounds.commit()
+        else:
+            # Or a move for the sake of which room is made for another one.
+            self._serve([request])
+        if request.error is not None:
+            raise NotMovedError(request.left, request.error) from request.error
+        if request.target is not None:
+            keep_within(request.target)
+        if self.pending >= _MOST_PENDING and CALLER.waits:
+            self.settle()
+        elif self._background or not CALLER.waits:
+            self._alarm.set(self, monotonic() + self._idle)
+
+    def _serve_all(self) -> None:
+        """Do what was asked for by now: one round of :attr:`_rounds`."""
+        requests = []
+        while self._asked:
+            requests.append(self._asked.popleft())
+        self._server = threading.get_ident()
+        try:
+            self._serve(requests)
+        finally:
+            self._server = None
+
+    def _serve(self, requests: Sequence[_Request]) -> None:
+        """Do moves, those of a source together; notes in each what is left of it, and why."""
+        by_source: dict[int, list[_Request]] = {}
+        for one in requests:
+            by_source.setdefault(id(one.source), []).append(one)
+        for alike in by_source.values():
+            error = self._move_all(alike)
+            if isinstance(error, QueueFullError) and len(alike) > 1:
+                # What does not fit keeps nobody else's out.
+                for one in alike:
+                    one.error = self._move_all([one])
+            else:
+                for one in alike:
+                    one.error = error if one.left else None
+        if self._fsync:
+            try:
+                self.settle()
+            except StoreError as error:
+                for one in requests:
+                    one.error = one.error or error
+
+    def _move_all(self, requests: Sequence[_Request]) -> StoreError | None:
+        """Move what is left of these, all of one source; gives why anything still is."""
+        source = requests[0].source
         name = source.settings.dead_letter
         assert name is not None
-        left = list(letters)
+        left = [letter for one in requests for letter in one.left]
         try:
             target = self._queue_of(name)
-            rounds = [one for one in left if goes_round(one, name)]
-            for one in rounds:
-                _log.warning(
-                    "queue %r: seq_id %d goes round between dead-letter queues: dropped",
-                    source.name,
-                    one.seq_id,
-                )
-            if rounds:
-                source._moved([one.seq_id for one in rounds])
-                source._end_moved([one.seq_id for one in rounds])
-                left = [one for one in left if one not in rounds]
-            most = _MOST_PENDING
+            for one in requests:
+                one.target = target
+            left = self._drop_rounds(source, left, name)
+            # Where the last try has failed, one of them is tried first.
+            most, growing = (1, True) if source._stuck else (_MOST_PENDING, False)
             while left:
                 some = self._next(left, most)
                 try:
@@ -112,18 +177,35 @@ class Moves:
                 except QueueFullError:
                     if len(some) == 1:
                         raise
-                    most = 1  # there may be room for some of them
+                    # There may be room for some of them.
+                    most, growing = len(some) // 2, False
                     continue
                 left = left[len(some) :]
-            if self._fsync:
-                self.settle()
+                if growing:
+                    most = min(2 * most, _MOST_PENDING)
         except StoreError as error:
-            raise NotMovedError(left, error) from error
-        keep_within(target)
-        if self.pending >= _MOST_PENDING and CALLER.waits:
-            self.settle()
-        elif self._background or not CALLER.waits:
-            self._alarm.set(self, monotonic() + self._idle)
+            return error
+        finally:
+            seqs = {one.seq_id for one in left}
+            for one in requests:
+                one.left = [letter for letter in one.left if letter.seq_id in seqs]
+        return None
+
+    @staticmethod
+    def _drop_rounds(source: Queue, letters: list[Letter], name: str) -> list[Letter]:
+        """Drop the letters that go round in a loop; gives the others."""
+        rounds = [one for one in letters if goes_round(one, name)]
+        if not rounds:
+            return letters
+        for one in rounds:
+            _log.warning(
+                "queue %r: seq_id %d goes round between dead-letter queues: dropped",
+                source.name,
+                one.seq_id,
+            )
+        source._moved(rounds, dropped=True)
+        source._end_moved([one.seq_id for one in rounds])
+        return [one for one in letters if one not in rounds]
 
     def _on_alarm(self) -> None:
         self.settle()
@@ -148,7 +230,7 @@ class Moves:
             except BaseException:
                 give_room_back(target, items)
                 raise
-            source._moved(seqs)
+            source._moved(letters)
             self._pending.append((source, seqs, target))
             self.pending += len(seqs)
 

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_digest
 
 from journal.errors import UsageError
 from journal.format import pack_publish
-from qindex.limits import give_room_back, keep_within, take_room
+from qindex.limits import Limits, ask_for_room, give_room_back, keep_within
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
 from qindex.publish_records import plain_batch, plain_record
@@ -91,6 +91,18 @@ class Publisher(QueueCore):
             or body.__class__ is not bytes
             or len(body) > self._most_plain
         ):
+            if (
+                self._limits is not None
+                and (key, headers, properties, ttl) == (None, None, None, None)
+                and persistent is True
+                and body.__class__ is bytes
+                and len(body) <= self._most_within
+            ):
+                seq = self._publish_within(body, self._limits)
+                if seq >= 0:
+                    if confirm or self._sync_each:
+                        self._sync_each_journal()
+                    return seq
             return self._publish_any(
                 Message(body, key, headers or {}, properties or {}),
                 ttl=ttl,
@@ -126,6 +138,31 @@ class Publisher(QueueCore):
                 self._tick()
         if confirm or self._sync_each:
             self._sync_each_journal()
+        return seq
+
+    def _publish_within(self, body: bytes, limits: Limits) -> int:
+        """Append a plain message to a queue with limits that has room for it; gives its seq_id.
+
+        Gives -1, and has done nothing, where there is more to be seen to first.
+        """
+        size = len(body)
+        with self._lock:
+            if self._stuck or not limits.fits(len(self), 1, size):
+                return -1
+            index = self._index
+            seq = index.next_seq
+            tail = index.tail if seq < index.tail_end else index.roll()
+            record = plain_record(seq, self._id_high, body, time_ns())
+            check = xxh3_64_digest(record)
+            offset = index.journal.append(record[:CHECK_START] + check + record[CHECK_END:])
+            index.positions.append(offset)
+            tail.states[seq - tail.base] = PUBLISHED
+            index.next_seq = seq + 1
+            limits.bytes += size
+            if self._waiting:
+                self._arrived.notify()
+            if not seq & self._check_mask:
+                self._tick()
         return seq
 
     def publish_many(
@@ -260,7 +297,7 @@ class Publisher(QueueCore):
         expiry = self._expiry(ttl)
         items = [self._prepared(message, persistent) for message in messages]
         if self._limits is not None and items:
-            take_room(self, items, timeout)
+            ask_for_room(self, items, timeout)
         try:
             stored = self._store_records(items, 1, persistent)
             try:
@@ -396,7 +433,7 @@ def publish_to_all(
     try:
         for queue in queues:
             if queue._limits is not None:
-                take_room(queue, [item], timeout)
+                ask_for_room(queue, [item], timeout)
                 roomy.append(queue)
         stored = first._store_records([item], len(queues), persistent)
         try:

@@ -292,7 +292,7 @@ class QueueView:
             heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
             persistent, dropped = self._persistence(source, rows, heads)
             expiry = heads["expiry"].astype(np.uint64)
-            keep = ~dropped & ((expiry == 0) | (expiry > now))
+            keep = ~dropped & (self._rules.keeps_expired | (expiry == 0) | (expiry > now))
             which = np.full(int(keep.sum()), index, np.uint8)
             sizes = heads["size"][keep].astype(np.int64)
             parts.append((source.seqs[rows][keep], sizes, persistent[keep], which, rows[keep]))

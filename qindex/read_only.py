@@ -47,7 +47,7 @@ class ReadOnlyQueue:
 
     def __iter__(self) -> Iterator[Delivery]:
         """Yield the messages in order of delivery: those ready, and those with consumers."""
-        self._engine.check_open()
+        self._engine._check_open()
         for row in self._reader.entries():
             if row.body is None:
                 _log.warning("%s: seq_id %d: %s", self.name, row.seq_id, row.error or row.location)
@@ -62,7 +62,7 @@ class ReadOnlyQueue:
 
     def __len__(self) -> int:
         """Messages held, those with consumers of the writer included. O(size of the files)."""
-        self._engine.check_open()
+        self._engine._check_open()
         return self._reader.summary().messages
 
     def __bool__(self) -> bool:
@@ -72,7 +72,7 @@ class ReadOnlyQueue:
     @property
     def settings(self) -> QueueSettings:
         """The queue's settings; none in a RabbitMQ directory. Raises :class:`DamageError`."""
-        self._engine.check_open()
+        self._engine._check_open()
         return self._reader.settings()
 
     def stats(self) -> QueueStats:
@@ -81,11 +81,11 @@ class ReadOnlyQueue:
         ``unacked``: delivered before and not acknowledged, 0 where a killed RabbitMQ node does
         not tell. O(size of the files).
         """
-        self._engine.check_open()
+        self._engine._check_open()
         return _stats(self._reader.summary())
 
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
-        self._engine.refuse()
+        self._engine._refuse()
 
     publish = publish_many = publish_messages = reserve = get = get_many = consume = _refuse
     ack = ack_many = ack_up_to = nack = requeue = extend = purge = flush = sync = _refuse
@@ -114,19 +114,19 @@ class ReadOnlyEngine:
 
     def queue(self, name: str) -> ReadOnlyQueue:
         """Give the queue of this name. Raises :class:`UsageError` when there is none."""
-        self.check_open()
+        self._check_open()
         if not isinstance(name, str):
             raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
         return ReadOnlyQueue(self, self.reader.queue(name))
 
     def queue_names(self) -> list[str]:
         """Give the names of all queues, sorted."""
-        self.check_open()
+        self._check_open()
         return self.reader.queue_names()
 
     def stats(self) -> EngineStats:
         """Give the figures of all queues. O(size of the store's index files)."""
-        self.check_open()
+        self._check_open()
         queues = tuple(map(_stats, self.reader.queues()))
         return EngineStats(self.directory, queues, 0, self._refusal, None)
 
@@ -134,18 +134,15 @@ class ReadOnlyEngine:
     def _refusal(self) -> str:
         return f"{self.directory}: opened read-only"
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise :class:`ClosedError` after :meth:`close`."""
         if self._closed:
             raise ClosedError(f"{self.directory}: the engine is closed")
 
-    def refuse(self) -> NoReturn:
-        """Raise the :class:`UsageError` of every method that would write."""
-        self.check_open()
-        raise UsageError(self._refusal)
-
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
-        self.refuse()
+        """Raise the :class:`UsageError` of every method that would write."""
+        self._check_open()
+        raise UsageError(self._refusal)
 
     publish_to = delete_queue = compact = sync = flush = _refuse
 
@@ -189,4 +186,5 @@ def _stats(found: QueueSummary) -> QueueStats:
         flushes=0,
         flushed_bytes=0,
         journal_syncs=0,
+        settings=found.settings,
     )

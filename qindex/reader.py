@@ -3,8 +3,9 @@
 The directory may be in use (by our engine or a node), closed, or left by a crash. Nothing is ever
 written and no lock is taken. Of a queue in use one moment is shown, see :mod:`qindex.pinned`.
 
-What our engine or a node would deliver is what is shown, in that order; what it would drop
-(acknowledged, expired, transient after a restart) is not. Damage is reported in ``findings`` and
+What our engine or a node would deliver is what is shown, in that order, and what it would move to a
+dead-letter queue; what it would drop (acknowledged, expired, transient after a restart) is not.
+Damage is reported in ``findings`` and
 costs what it damaged: reading goes on behind it.
 
 >>> import qindex, tempfile
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from journal.errors import StorageError, UsageError
+from journal.errors import DamageError, StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
@@ -36,11 +37,13 @@ from qindex.pinned import BusyError
 from qindex.queue_view import Location, QueueView, Row
 from qindex.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
 from qindex.rabbitmq.vhost import QueueDirectory, Vhost, group_queues, refuse_node_directory
+from qindex.recovery import RestingQueue
 from qindex.rules import DirectoryRules
 from qindex.segment import DELIVERED
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.settings import QueueSettings, read_settings
+from qindex.settings import NO_SETTINGS, QueueSettings, read_settings
+from qindex.snapshot import FILE_NAME as SNAPSHOT
 from qindex.snapshot import read_snapshot
 from qindex.stored_messages import (
     MessageStoreSummary,
@@ -70,7 +73,8 @@ class QueueSummary:
     come again, as redelivered); ``None`` where a node was killed, which does not keep it: then
     all count as ready. ``bytes``: of the bodies of both. ``file_bytes``: of journal and segment
     files, ``journal_bytes``: of the journal alone. ``segments``: segment files.
-    ``journal_entries``: records in the journal.
+    ``journal_entries``: records in the journal. ``settings``: those that are kept with the queue;
+    none where they are damaged.
     """
 
     name: str
@@ -82,6 +86,7 @@ class QueueSummary:
     segments: int
     journal_entries: int
     next_seq_id: int
+    settings: QueueSettings = NO_SETTINGS
 
     @property
     def messages(self) -> int:
@@ -102,11 +107,13 @@ class QueueReader:
         self.directories = directories
         self._store = store
         self._views: list[QueueView] = []
+        self._in_settings: list[Finding] = []
 
     @property
     def findings(self) -> list[Finding]:
         """What the queue's files hold that they should not."""
-        return [finding for view in self._views for finding in view.findings]
+        found = [finding for view in self._views for finding in view.findings]
+        return found + self._in_settings
 
     def entries(self) -> Iterator[Row]:
         """Give the messages in order of delivery.
@@ -157,6 +164,7 @@ class QueueReader:
             segments=sum(view.segment_files for view in views),
             journal_entries=sum(view.journal_entries for view in views),
             next_seq_id=next_seq_id,
+            settings=self._settings_if_sound(),
         )
 
     def summary_if_there(self) -> QueueSummary | None:
@@ -171,8 +179,19 @@ class QueueReader:
         :class:`DamageError`, :class:`StorageError`."""
         return self._store.settings_of(self.directories[0])
 
+    def _settings_if_sound(self) -> QueueSettings:
+        try:
+            return self.settings()
+        except DamageError as error:
+            lost = "it is shown without them"
+            self._in_settings = [
+                Finding(error.path, 0, 0, Cause.DAMAGE, error.what, lost, Found.CHECKSUM)
+            ]
+            return NO_SETTINGS
+
     def _pin(self) -> list[QueueView]:
         self._views = []
+        self._in_settings = []
         try:
             for one in self.directories:
                 self._views.append(self._store.pin(one))
@@ -201,6 +220,8 @@ class StoreReader:
         self._fs = fs
         self._vhost: Vhost | None = None
         self._own_findings: list[Finding] = []
+        self._snapshot_mark: tuple[int, int, int] | None = None
+        self._snapshot: dict[str, RestingQueue] = {}
         try:
             refuse_node_directory(fs, self.directory)
             self._marker = marker or layout.store_kind(fs, self.directory).marker
@@ -273,7 +294,11 @@ class StoreReader:
         if self._vhost is not None:
             return self._vhost.rules(one.directory)
         assert self._marker is not None
-        return DirectoryRules(self._marker.entry_count)
+        try:
+            moves_expired = self.settings_of(one).dead_letter is not None
+        except DamageError:
+            moves_expired = False  # its settings are reported by who shows them
+        return DirectoryRules(self._marker.entry_count, keeps_expired=moves_expired)
 
     def settings_of(self, one: QueueDirectory) -> QueueSettings:
         """Read the settings in a queue directory; a RabbitMQ node puts none there."""
@@ -310,12 +335,26 @@ class StoreReader:
         """Tell the seq_id of the queue's next publish; ``seen``: one above the highest there is."""
         if self._vhost is not None:
             return rules.next_seq if rules.next_seq is not None else seen
-        queues = os.path.join(self.directory, layout.QUEUES)
-        snapshot = read_snapshot(self._fs, self.directory, queues)
-        if snapshot is not None and one.directory in snapshot[0]:
-            return max(snapshot[0][one.directory].next_seq, seen)
+        resting = self._resting().get(one.directory)
+        if resting is not None:
+            return max(resting.next_seq, seen)
         path = os.path.join(self._path(one), SEQ_FILE_NAME)
         return SeqFile(self._fs, path, Poison()).next_after_crash(seen)
+
+    def _resting(self) -> dict[str, RestingQueue]:
+        """Give the queues of the snapshot, none where there is none. It is read again only when it
+        has changed: it names all queues, and each of them asks."""
+        try:
+            stat = self._fs.stat(os.path.join(self.directory, SNAPSHOT))
+            mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        except FileNotFoundError:
+            mark = None
+        if mark != self._snapshot_mark:
+            queues = os.path.join(self.directory, layout.QUEUES)
+            snapshot = read_snapshot(self._fs, self.directory, queues)
+            self._snapshot = {} if snapshot is None else snapshot[0]
+            self._snapshot_mark = mark
+        return self._snapshot
 
     def _path(self, one: QueueDirectory) -> str:
         return os.path.join(self.directory, layout.QUEUES, one.directory)

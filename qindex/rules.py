@@ -33,7 +33,8 @@ class DirectoryRules:
     index has as delivered. ``delivered_known``: whether that tells which messages had been
     delivered, or only that the node does not know. ``next_seq``: the seq_id of the next publish
     where that is written down, else ``None``. ``recovers``: the node starts with a new segment.
-    ``repeats_are_damage``: a journal never holds two publishes of one seq_id.
+    ``repeats_are_damage``: a journal never holds two publishes of one seq_id. ``keeps_expired``:
+    what has expired is not dropped, for it goes to a dead-letter queue.
     """
 
     entry_count: int
@@ -43,3 +44,4 @@ class DirectoryRules:
     next_seq: int | None = None
     recovers: bool = False
     repeats_are_damage: bool = False
+    keeps_expired: bool = False

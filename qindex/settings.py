@@ -23,6 +23,7 @@ from qindex import layout
 from qindex.quarantine import quarantine
 
 __all__ = [
+    "NO_SETTINGS",
     "UNSET",
     "Overflow",
     "QueueSettings",
@@ -102,6 +103,9 @@ class QueueSettings:
 
 
 _DELIVERIES = ("delivery_limit", (1 << 31) - 1)
+
+NO_SETTINGS = QueueSettings()
+"""Those of a queue that has none."""
 
 
 def _is_int(value: object) -> bool:

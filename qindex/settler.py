@@ -1,115 +1,42 @@
-"""Settling deliveries: acknowledged, given back, rejected, or left until their lease ends.
-
-The path of a single ack is written out in one function.
-"""
+"""Settling deliveries otherwise than by an ack: given back, rejected, or left until their lease
+ends; and moving what leaves the queue to its dead-letter queue."""
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from journal.errors import ClosedError, UsageError
-from journal.format import ACK, TYPE_SHIFT
+from journal.errors import ClosedError, StoreError, UsageError
+from journal.format import ACK
+from qindex.acker import Acker, ascending
 from qindex.dead_letter import Letter, NotMovedError, Reason
-from qindex.delivery import Batch, BatchDelivery, Delivery
+from qindex.delivery import Batch, Delivery
 from qindex.entries import Entry
+from qindex.guards import RefusingLock
 from qindex.lease import Lease, check_lease
 from qindex.message import Message
-from qindex.queue_core import QueueCore
+from qindex.postponed import keeps_in_memory, recall
 from qindex.segment import ACKED, DELIVERED, MOVING, OUT
 from qindex.waits import CALLER
 
 if TYPE_CHECKING:
     from qindex.queue import Queue
 
-__all__ = ["Settler", "ascending"]
-
-I64 = npt.NDArray[np.int64]
+__all__ = ["Settler"]
 
 _log = logging.getLogger("qindex.queue")
 
-_ACK_WORD = ACK << TYPE_SHIFT
 _RETRY = 1.0
 """Seconds until a move that failed is tried again."""
 
 
-class Settler(QueueCore):
-    """What takes acks, and everything else that ends a delivery."""
-
-    def ack(self, delivery: Delivery) -> None:
-        """Acknowledge: the message is done with, and never comes back once this is durable.
-
-        Raises :class:`UsageError` for a delivery of another queue, or one that was settled.
-        """
-        with self._lock:
-            try:
-                owner = delivery._queue
-            except AttributeError:
-                raise _no_delivery(delivery) from None
-            if owner is not self:
-                raise _not_ours(delivery, self)
-            seq = delivery.seq_id
-            segment = self._ack_segment
-            rel = seq - segment.base
-            if not 0 <= rel < len(segment.states):
-                segment = self._ack_segment = self._index.segment_of(seq)
-                rel = seq - segment.base
-            states = segment.states
-            if states[rel] != OUT:
-                raise _not_ours(delivery, self)
-            if self._nacked_at:
-                self._check_taken(delivery)
-            index = self._index
-            try:
-                index.journal.write((_ACK_WORD | seq).to_bytes(8, "big"))
-            except ValueError:
-                index.journal.append((_ACK_WORD | seq).to_bytes(8, "big"))
-            states[rel] = ACKED
-            delivery._queue = None
-            index.acks += 1
-            if not seq & self._check_mask:
-                self._tick()
-            if index.transient or self._nacked_at or self._holding or self._stored_out:
-                self._forget((seq,))
-        if self._sync_each:
-            self._sync_each_journal()
-
-    def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
-        with self._lock:
-            seqs = self._outstanding(deliveries)
-            if len(seqs):
-                self._ack_all(seqs)
-        if self._sync_each and len(seqs):
-            self._sync_each_journal()
-
-    def ack_up_to(self, seq_id: int) -> int:
-        """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
-        number."""
-        if not isinstance(seq_id, int) or isinstance(seq_id, bool):
-            raise UsageError(f"a seq_id is an int, not {seq_id!r}")
-        with self._lock:
-            seqs = self._index.outstanding_up_to(seq_id)
-            if len(seqs):
-                self._ack_all(seqs)
-        if self._sync_each and len(seqs):
-            self._sync_each_journal()
-        return len(seqs)
-
-    def _ack_all(self, seqs: I64) -> None:
-        index = self._index
-        index.append_actions(ACK, seqs)
-        index.set_states(seqs, ACKED)
-        index.acks += len(seqs)
-        if index.transient or self._nacked_at or self._holding or self._stored_out:
-            self._forget(seqs.tolist())
-        self._tick()
+class Settler(Acker):
+    """What ends a delivery otherwise than by an ack."""
 
     def nack(self, delivery: Delivery, requeue: bool = True) -> None:
         """Give a message back: it returns to its place in the queue.
@@ -122,83 +49,47 @@ class Settler(QueueCore):
         if not requeue:
             if self.settings.dead_letter is None:
                 self.ack(delivery)
+                with self._real_lock:
+                    self._tally.given_up["rejected"] += 1
             else:
-                self._reject(delivery)
+                failure = self._reject([delivery])[0]
+                if failure is not None:
+                    raise failure
             return
+        self._take_back(delivery)
+        if self._to_move:
+            self._move_waiting()
+
+    def _take_back(self, delivery: Delivery) -> None:
         with self._lock:
             self._outstanding([delivery])
             count = delivery.delivery_count
             self._come_back(delivery.seq_id, delivery.body, delivery._extra, count)
             delivery._queue = None
+
+    def _nack_together(self, nacks: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
+        """Give messages back, each to be requeued or not, in a queue with a dead-letter queue: all
+        that go there do so together. Gives what :meth:`nack` raises for each."""
+        rejected = [delivery for delivery, requeue in nacks if not requeue]
+        failures = iter(self._reject(rejected) if rejected else ())
+        found: list[StoreError | None] = []
+        for delivery, requeue in nacks:
+            if not requeue:
+                found.append(next(failures))
+                continue
+            try:
+                self._take_back(delivery)
+            except StoreError as error:
+                found.append(error)
+            else:
+                found.append(None)
         if self._to_move:
             self._move_waiting()
+        return found
 
     def requeue(self, delivery: Delivery) -> None:
         """Give a message back to its place; the same as ``nack(delivery, requeue=True)``."""
         self.nack(delivery, requeue=True)
-
-    def _outstanding(self, deliveries: Iterable[Delivery]) -> I64:
-        """Give the seq_ids of these deliveries, all of them outstanding.
-
-        Raises :class:`UsageError` for the first that is not, or that stands there twice.
-        """
-        if isinstance(deliveries, Batch) and deliveries._queue is self:
-            seqs = ascending(deliveries.seq_ids)
-            if self._nacked_at:
-                for delivery in deliveries:
-                    self._check_taken(delivery)
-        else:
-            deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
-            for delivery in deliveries:
-                if not isinstance(delivery, Delivery):
-                    raise _no_delivery(delivery)
-                if delivery._queue is not self:
-                    raise _not_ours(delivery, self)
-                self._check_taken(delivery)
-            seqs = np.array([delivery.seq_id for delivery in deliveries], np.int64)
-            if len(np.unique(seqs)) != len(seqs):
-                raise UsageError("a delivery stands twice in the batch")
-        settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
-        if len(settled):
-            raise _not_ours(deliveries[int(settled[0])], self)
-        return seqs
-
-    def _check_taken(self, delivery: Delivery) -> None:
-        """Refuse a delivery of a batch whose message was given back since."""
-        if isinstance(delivery, BatchDelivery) and not self._is_out(
-            delivery.seq_id, delivery.taken
-        ):
-            raise _not_ours(delivery, self)
-
-    def _is_out(self, seq_id: int, taken: int | None = None) -> bool:
-        """Tell whether an entry is still with a consumer: the one that took it with a batch when
-        ``taken`` messages had been given back."""
-        # Asked without the lock too, so nothing is loaded or made here: a segment that is not in
-        # memory has nothing with a consumer.
-        segment = self._index.segments.get(seq_id // self._index.entry_count)
-        if segment is None:
-            return False
-        states, rel = segment.states, seq_id - segment.base
-        is_out = rel < len(states) and states[rel] == OUT
-        return is_out and (taken is None or self._nacked_at.get(seq_id, 0) <= taken)
-
-    def _forget(self, seqs: Iterable[int]) -> None:
-        """Drop what was noted of entries that are acknowledged, take their references from the
-        message store, and wake who waits for acks."""
-        stored = []
-        for seq in seqs:
-            self._index.transient.discard(seq)
-            self._nacked_at.pop(seq, None)
-            self._leases.drop(seq)
-            if self._returns.pop(seq, None) is not None and self._counts is not None:
-                self._counts.note(seq, 0, self._returns)
-            msg_id = self._stored_out.pop(seq, None)
-            if msg_id is not None:
-                stored.append(msg_id)
-        if stored:
-            self._release(stored)
-        if self._holding:
-            self._settled.notify_all()
 
     # -- what a message does when it is handed out, or comes back -------------------------------
 
@@ -219,7 +110,7 @@ class Settler(QueueCore):
             before = self._returns.get(seq, 1)
             if self._delivery_limit and before >= self._delivery_limit:
                 delivery._queue = None
-                self._part_with_one(seq, delivery.message, "limit")
+                self._withhold(seq, delivery.message)
                 return False
             delivery._count = before + 1
             if self._counts is not None:
@@ -239,7 +130,7 @@ class Settler(QueueCore):
                 continue
             before = self._returns.get(delivery.seq_id, 1)
             if self._delivery_limit and before >= self._delivery_limit:
-                self._part_with_one(delivery.seq_id, delivery.message, "limit")
+                self._withhold(delivery.seq_id, delivery.message)
                 again[delivery.seq_id] = 0
                 continue
             again[delivery.seq_id] = before + 1
@@ -294,6 +185,7 @@ class Settler(QueueCore):
             message = Message(body, timestamp=extra) if isinstance(extra, int) else extra.message
             assert message is not None
             self._part_with_one(seq, message, "limit")
+            self._tally.given_up["limit"] += 1
         else:
             segment = self._index.segment_of(seq)
             segment.states[seq - segment.base] = DELIVERED
@@ -311,6 +203,14 @@ class Settler(QueueCore):
 
     # -- what leaves the queue without a consumer's ack -----------------------------------------
 
+    def _withhold(self, seq: int, message: Message) -> None:
+        """Let a message go that has been taken for a delivery, and had its last one before."""
+        tally = self._tally
+        tally.withheld += 1
+        tally.again -= 1
+        tally.given_up["limit"] += 1
+        self._part_with_one(seq, message, "limit")
+
     def _part_with_one(self, seq: int, message: Message, reason: Reason) -> None:
         """Let a message go that is marked as out: to the dead-letter queue, as soon as the lock is
         free, or nowhere. Lock held."""
@@ -320,7 +220,11 @@ class Settler(QueueCore):
             self._set_moving(seq, message, reason)
 
     def _part_with(self, batch: Batch, reason: Reason) -> None:
-        """The same for a batch."""
+        """The same for a batch that was taken for this."""
+        tally = self._tally
+        tally.withheld += len(batch)
+        tally.again -= sum(delivery.redelivered for delivery in batch)
+        tally.given_up[reason] += len(batch)
         if self.settings.dead_letter is None:
             self._ack_all(ascending(batch.seq_ids))
             return
@@ -328,29 +232,49 @@ class Settler(QueueCore):
             self._set_moving(delivery.seq_id, delivery.message, reason)
 
     def _set_moving(self, seq: int, message: Message, reason: Reason) -> None:
-        segment = self._index.segment_of(seq)
-        segment.states[seq - segment.base] = MOVING
-        self._to_move.append(self._letter(seq, message, reason))
+        self._set_state(seq, MOVING)
+        if keeps_in_memory(self, message):
+            self._to_move.append(self._letter(seq, message, reason))
+        else:
+            self._postponed.add(seq, reason)
+            self._stored_out.pop(seq, None)  # noted again when it is read again
 
     def _letter(self, seq: int, message: Message, reason: Reason) -> Letter:
         return Letter(seq, message, reason, seq not in self._index.transient)
 
-    def _reject(self, delivery: Delivery) -> None:
-        """Move a message to the dead-letter queue; it is there on return."""
-        with self._lock:
-            self._outstanding([delivery])
-            seq = delivery.seq_id
-            segment = self._index.segment_of(seq)
-            segment.states[seq - segment.base] = MOVING
-            letter = self._letter(seq, delivery.message, "rejected")
+    def _reject(self, deliveries: Sequence[Delivery]) -> list[StoreError | None]:
+        """Move messages to the dead-letter queue; they are there on return. Gives why not, for
+        each that is not: it is as it was."""
+        failures: list[StoreError | None] = [None] * len(deliveries)
+        letters: dict[int, Letter] = {}
+        for at, delivery in enumerate(deliveries):
+            try:
+                with self._lock:
+                    self._outstanding([delivery])
+                    self._set_state(delivery.seq_id, MOVING)
+                    letters[at] = self._letter(delivery.seq_id, delivery.message, "rejected")
+            except StoreError as error:
+                failures[at] = error
+        left: set[int] = set()
         try:
-            self._moves.move(cast("Queue", self), [letter])
+            self._moves.move(cast("Queue", self), list(letters.values()))
         except NotMovedError as error:
-            if error.left:
-                with self._real_lock:
-                    segment.states[seq - segment.base] = OUT
-            raise error.cause from error
-        delivery._queue = None
+            left = {one.seq_id for one in error.left}
+            for at, letter in letters.items():
+                if letter.seq_id in left or not left:
+                    failures[at] = error.cause
+        with self._real_lock:
+            for at, letter in letters.items():
+                if letter.seq_id in left:
+                    self._set_state(letter.seq_id, OUT)
+                elif failures[at] is None:
+                    deliveries[at]._queue = None
+                    self._tally.given_up["rejected"] += 1
+        return failures
+
+    def _set_state(self, seq: int, state: int) -> None:
+        segment = self._index.segment_of(seq)
+        segment.states[seq - segment.base] = state
 
     def _move_unlocked(self) -> bool:
         """Move what is to be moved, with the lock released meanwhile; tells whether it was."""
@@ -369,13 +293,32 @@ class Settler(QueueCore):
 
         What can't be moved stays, and is tried again after a while.
         """
-        if not self._to_move or (self._stuck and not again):
+        if not (self._to_move or self._postponed) or (self._stuck and not again):
             return
         if self._sync_each and not CALLER.waits:
             self._alarm.set(self, 0.0)
             return
+        while self._move_next():
+            if self._postponed and not CALLER.waits:
+                self._alarm.set(self, 0.0)
+                return
+
+    def _move_next(self) -> bool:
+        """Move what waits in memory, or the next of what was postponed; false when nothing is
+        left, or that failed."""
         with self._real_lock:
             letters, self._to_move = self._to_move, []
+            if not letters and isinstance(self._lock, RefusingLock):
+                return False
+            if not letters:
+                try:
+                    letters = recall(cast("Queue", self))
+                except StoreError as error:
+                    _log.error("queue %r: messages can't be read again: %s", self.name, error)
+                    self._alarm.set(self, monotonic() + _RETRY)
+                    return False
+        if not letters:
+            return bool(self._postponed)
         try:
             self._moves.move(cast("Queue", self), letters)
         except NotMovedError as error:
@@ -383,20 +326,22 @@ class Settler(QueueCore):
                 self._to_move = error.left + self._to_move
                 self._stuck = bool(error.left)
             if isinstance(error.cause, ClosedError):
-                return
+                return False
             log = _log.info if error.is_full else _log.error
             log("queue %r: messages can't be moved yet: %s", self.name, error)
             self._alarm.set(self, monotonic() + _RETRY)
-        else:
-            self._stuck = False
+            return False
+        self._stuck = False
+        return bool(self._to_move or self._postponed)
 
-    def _moved(self, seqs: Sequence[int]) -> None:
-        """Count messages as gone: they are in the dead-letter queue."""
+    def _moved(self, letters: Sequence[Letter], *, dropped: bool = False) -> None:
+        """Count messages as gone: they are in the dead-letter queue, or ``dropped`` by it."""
         with self._real_lock:
-            self._index.acks += len(seqs)
-            self._dead_lettered += len(seqs)
-            for seq in seqs:
-                self._leases.drop(seq)
+            self._index.acks += len(letters)
+            if not dropped:
+                self._tally.moved.update(one.reason for one in letters)
+            for one in letters:
+                self._leases.drop(one.seq_id)
             if self._holding:
                 self._settled.notify_all()
 
@@ -443,27 +388,3 @@ class Settler(QueueCore):
             if lease.delivery is not None:
                 lease.delivery._queue = None
             self._come_back(seq, lease.body, lease.extra, lease.count)
-
-
-def _no_delivery(what: object) -> UsageError:
-    return UsageError(f"not a delivery: {type(what).__name__}")
-
-
-def _not_ours(delivery: Delivery, queue: Settler) -> UsageError:
-    """Say why this delivery can't be settled by this queue."""
-    owner = delivery._queue
-    if owner is None or owner is queue:
-        return UsageError(
-            f"delivery of seq_id {delivery.seq_id} is settled already, or its lease has run out"
-        )
-    return UsageError(
-        f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
-        f"not to {queue.name!r}"
-    )
-
-
-def ascending(seqs: list[int]) -> I64:
-    """Give ascending seq_ids as an array; most often they are a run."""
-    if seqs and seqs[-1] - seqs[0] + 1 == len(seqs):
-        return np.arange(seqs[0], seqs[-1] + 1, dtype=np.int64)
-    return np.array(seqs, np.int64)

@@ -3,16 +3,16 @@
 For each message that an intent names and that its source still holds: is it in the target? In the
 run of the operating system in which the intent was written nothing is lost, so an intent that is
 noted as done is: the message may have been consumed since. Otherwise (nobody has seen it there yet,
-or power was lost) only what is found there counts: the entry with the seq_id and the message id of
-the intent. What has arrived is acknowledged in the source, anything else stays there, so that a
-message is in one of the two queues.
+or power was lost, or the target is damaged) only what is found there counts: the entry with the
+seq_id and the message id of the intent. What has arrived is acknowledged in the source, anything
+else stays there, so that a message is in one of the two queues.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import numpy as np
@@ -38,8 +38,10 @@ def finish_moves(
     fs: FileSystem,
     directory: str,
     queue_of: Callable[[str], Queue | None],
+    hurt: Collection[str] = (),
 ) -> Callable[[], None] | None:
-    """Finish the moves of the last run; ``queue_of`` gives a queue that there is.
+    """Finish the moves of the last run; ``queue_of`` gives a queue that there is, ``hurt`` are
+    directories of queues in which damage was found: what is not there may have been in them.
 
     Gives what removes the file, to be called when the queues that were touched are durable;
     ``None`` where there was no file. Raises :class:`StorageError`, :class:`OSError`.
@@ -54,6 +56,7 @@ def finish_moves(
         if source is None or target is None:
             continue  # deleted: with what was in it, or without ever getting the message
         certain = is_done and bool(boot) and intent.boot == boot
+        certain &= target._index.directory not in hurt
         there = intent.seqs if certain else _arrived(intent, target)
         done = [seq for seq in there if _holds(source._index, seq)]
         if done:

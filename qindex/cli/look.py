@@ -17,6 +17,7 @@ from qindex.cli.output import (
     print_json,
     print_line,
     row_json,
+    settings_text,
     write_out,
 )
 from qindex.metrics import exposition, store_families
@@ -55,7 +56,8 @@ def list_command(directory: Directory, as_json: JsonOption = False) -> int:
     """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
 
     DIR is a store's directory or that of a RabbitMQ virtual host. unacked: delivered and not
-    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies.
+    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies. settings: of
+    queues that have some.
     """
     store = StoreReader(directory)
     found = []
@@ -133,12 +135,14 @@ def _print_table(found: list[QueueSummary]) -> None:
         tuple("-" if (value := getattr(one, name)) is None else str(value) for name in _COLUMNS)
         for one in found
     ]
+    settings = [settings_text(one.settings) for one in found]
+    last = ["settings" if any(settings) else "", *settings]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
-    for row in rows:
+    for row, said in zip(rows, last, strict=True):
         name, *figures = row
         shown = name if name.isprintable() else ascii(name)
         cells = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
-        print_line("  ".join([shown.ljust(widths[0]), *cells]))
+        print_line("  ".join([shown.ljust(widths[0]), *cells, said]).rstrip())
 
 
 def cat_command(

@@ -17,6 +17,7 @@ is an object of one key that starts with ``$``:
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 import sys
@@ -29,6 +30,7 @@ import msgpack
 from journal.findings import Finding
 from qindex.delivery import Delivery
 from qindex.reader import Row
+from qindex.settings import NO_SETTINGS, QueueSettings
 
 __all__ = [
     "delivery_json",
@@ -42,6 +44,7 @@ __all__ = [
     "print_line",
     "print_note",
     "row_json",
+    "settings_text",
     "write_out",
 ]
 
@@ -186,6 +189,17 @@ def _body(body: bytes | None) -> dict[str, Any]:
     except UnicodeDecodeError:
         return fields
     return fields
+
+
+def settings_text(settings: QueueSettings) -> str:
+    """Show the settings that are set in one line, as ``max_length=100 overflow=drop-head``."""
+    said = []
+    for one in dataclasses.fields(QueueSettings):
+        value = getattr(settings, one.name)
+        if value != getattr(NO_SETTINGS, one.name):
+            shown = key_text(value) if isinstance(value, str) else f"{value}"
+            said.append(f"{one.name}={shown}")
+    return " ".join(said)
 
 
 def key_text(key: str | None) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from time import time_ns
 from typing import Annotated, Any
 
 import typer
 
 import qindex
-from journal.errors import DamageError, NotAStoreError, UsageError
+from journal.errors import DamageError, NotAStoreError, QueueFullError, StoreError, UsageError
 from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.output import (
     delivery_json,
@@ -26,6 +27,8 @@ from qindex.cli.output import (
     row_json,
     write_out,
 )
+from qindex.lease import check_lease
+from qindex.message import Message
 from qindex.reader import QueueReader, StoreReader
 
 __all__ = ["consume_command", "publish_command"]
@@ -73,17 +76,26 @@ def publish_command(
         publish = _publisher(opened, key, headers, ttl)
         first: int | None = None
         count = 0
-        for bodies in _batches(files or [], lines):
-            seqs = publish(bodies)
-            first = seqs[0] if first is None else first
-            count += len(bodies)
-        last = None if first is None else first + count - 1
+        try:
+            for bodies in _batches(files or [], lines):
+                for seqs in _as_many_as_fit(publish, bodies):
+                    first = seqs[0] if first is None else first
+                    count += len(seqs)
+        except StoreError:
+            if count:  # whoever tries again has to know where to go on
+                _print_published(queue, first, count, as_json)
+            raise
+    _print_published(queue, first, count, as_json)
+    return 0
+
+
+def _print_published(queue: str, first: int | None, count: int, as_json: bool) -> None:
+    last = None if first is None else first + count - 1
     if as_json:
         print_json({"queue": queue, "published": count, "first_seq_id": first, "last_seq_id": last})
     else:
         where = f", seq_id {first} to {last}" if count else ""
         print_line(f"published {count} to {queue}{where}")
-    return 0
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -96,16 +108,34 @@ def _header(text: str) -> tuple[str, str]:
 def _publisher(
     queue: qindex.Queue, key: str | None, headers: dict[str, str], ttl: float | None
 ) -> Callable[[list[bytes]], range]:
-    """Give what publishes a batch: one append for all where nothing but bodies is to be kept."""
+    """Give what publishes a batch, or nothing of it: one append for all. It does not wait for room:
+    while this process has the store open, nobody else makes any."""
 
     def with_all(bodies: list[bytes]) -> range:
-        seqs = [queue.publish(body, key=key, headers=headers, ttl=ttl) for body in bodies]
-        return range(seqs[0], seqs[-1] + 1)
+        messages = [Message(body, key, headers) for body in bodies]
+        return queue.publish_messages(messages, ttl=ttl, timeout=0)
 
     def plain(bodies: list[bytes]) -> range:
-        return queue.publish_many(bodies, ttl=ttl)
+        return queue.publish_many(bodies, ttl=ttl, timeout=0)
 
     return plain if key is None and not headers else with_all
+
+
+def _as_many_as_fit(
+    publish: Callable[[list[bytes]], range], bodies: list[bytes]
+) -> Iterator[range]:
+    """Publish a batch, in parts where it does not fit as a whole, up to the first message that
+    does not fit. Raises :class:`QueueFullError` there."""
+    try:
+        seqs = publish(bodies)
+    except QueueFullError:
+        if len(bodies) == 1:
+            raise
+        half = len(bodies) // 2
+        yield from _as_many_as_fit(publish, bodies[:half])
+        yield from _as_many_as_fit(publish, bodies[half:])
+    else:
+        yield seqs
 
 
 def _batches(files: list[Path], lines: bool | None) -> Iterator[list[bytes]]:
@@ -144,6 +174,13 @@ def consume_command(
         float,
         typer.Option(help='Seconds to wait for another message; "inf": for ever.', min=0),
     ] = 0.0,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Take one at a time: what could not be written in so long goes back to its place.",
+        ),
+    ] = None,
     keep: Annotated[
         bool,
         typer.Option("--peek", "--no-ack", help="Look only: take nothing, change nothing."),
@@ -153,10 +190,15 @@ def consume_command(
     """Take messages out of a queue: each body is written to standard output, and a newline.
 
     A message is acknowledged when it has left this process; if standard output is closed before,
-    or this process is killed, it is delivered again. Damaged messages are reported and skipped.
+    or this process is killed, or whoever reads it takes longer than the lease, it is delivered
+    again. Damaged messages are reported and skipped.
     """
     if math.isnan(timeout):
         raise UsageError("timeout must be seconds from 0 on, not nan")
+    if lease is not None:
+        check_lease(lease)
+        if keep:
+            raise UsageError("either --lease or --peek")
     store = StoreReader(directory)
     known = store.queue(queue)
     if keep:
@@ -165,24 +207,30 @@ def consume_command(
     if store.kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: only --peek works there")
     with qindex.open(directory) as engine:
-        return _drain(engine.queue(known.name), count, timeout, as_json)
+        return _drain(engine.queue(known.name), count, timeout, lease, as_json)
 
 
 def _look(queue: QueueReader, count: int | None, as_json: bool) -> None:
-    for row in islice(queue.entries(), count):
+    now = time_ns() // 1000
+    # What has expired would go to the dead-letter queue.
+    rows = (row for row in queue.entries() if not 0 < row.expiry <= now)
+    for row in islice(rows, count):
         if row.body is None:
             print_note(f"seq_id {row.seq_id}: {row.error}")
         else:
             write_out(json_line(row_json(row)) if as_json else row.body + b"\n")
 
 
-def _drain(queue: qindex.Queue, count: int | None, timeout: float, as_json: bool) -> int:
+def _drain(
+    queue: qindex.Queue, count: int | None, timeout: float, lease: float | None, as_json: bool
+) -> int:
     left = math.inf if count is None else count
+    most = _BATCH if lease is None else 1
     wait = None if math.isinf(timeout) else timeout
     code = 0
     while left > 0:
         try:
-            batch = queue.get_many(int(min(left, _BATCH)), timeout=wait)
+            batch = queue.get_many(int(min(left, most)), timeout=wait, lease=lease)
         except DamageError as error:
             print_note(str(error))
             code = 1
@@ -191,8 +239,18 @@ def _drain(queue: qindex.Queue, count: int | None, timeout: float, as_json: bool
             break
         write_out(b"".join(_shown(delivery, as_json) for delivery in batch))
         flush()
-        queue.ack_many(batch)
         left -= len(batch)
+        try:
+            queue.ack_many(batch)
+        except UsageError:
+            if lease is None:
+                raise
+            print_note(f"seq_id {batch[0].seq_id} took longer than its lease: it comes again")
+            code = 1
+    waiting = queue.stats().unacked
+    if waiting:
+        letters = queue.settings.dead_letter
+        print_note(f"{waiting} messages wait to be moved to {letters!r}, which does not take them")
     return code
 
 

@@ -26,6 +26,7 @@ from qindex.transfer.amqp import (
     raw_properties,
 )
 from qindex.transfer.restore import restore
+from qindex.uncounted import give_back_uncounted, take_uncounted
 
 __all__ = ["BATCH", "PushReport", "pull", "push", "ready"]
 
@@ -61,8 +62,9 @@ def push(
     ``to``: the broker's queue, by default of the same name; it has to be there. With ``exchange``
     they go to that exchange, each with its own key (or ``to``, where it has none). ``count``: no
     more than so many. ``told`` hears after each batch how many are over. Stops at the first batch
-    of which the broker refuses any. Raises :class:`BrokerError`, and what is not confirmed is back
-    in its place then; :class:`UsageError` for a message that AMQP can't hold.
+    of which the broker refuses any. What it does not confirm is back in its place, and was not
+    delivered, as far as the queue's ``delivery_limit`` counts. Raises :class:`BrokerError`;
+    :class:`UsageError` for a message that AMQP can't hold.
     """
     report = PushReport()
     target = to or queue.name
@@ -90,7 +92,7 @@ def _push_batch(
     report: PushReport,
 ) -> bool:
     """Move a batch; false when there was none."""
-    held = list(queue.get_many(most))
+    held = take_uncounted(queue, most)
     try:
         frames = []
         for delivery in held:
@@ -103,9 +105,7 @@ def _push_batch(
             raise
         _settle(queue, held, confirmed, report)
     finally:
-        for delivery in held:
-            if not delivery.settled:
-                queue.nack(delivery)
+        give_back_uncounted(queue, held)
     report.refused = len(held) - len(confirmed)
     return bool(held)
 

@@ -30,6 +30,7 @@ from journal.errors import StorageError, UsageError
 from journal.files import REAL, PathLike, read_optional, replace_file, unlink_if_there
 from qindex.engine import Engine
 from qindex.queue import Queue
+from qindex.settings import checked_name
 from qindex.transfer.exporting import Progress
 from qindex.transfer.files import FileFormat, format_of
 from qindex.transfer.moved import Moved
@@ -71,6 +72,8 @@ def import_messages(
     imported (nothing is done then), :class:`UsageError` when another import into the store is not
     finished, and as :func:`qindex.open`.
     """
+    if queue is not None:
+        checked_name(queue)
     sources = [_Source(Path(os.fspath(path)), format) for path in files]
     if not sources:
         raise UsageError("no files to import")

@@ -56,7 +56,7 @@ def merge(target: Path, chunks: Sequence[Path], count: int) -> None:
 def read(path: Path, start: int = 0) -> Iterator[Moved]:
     """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the line."""
     expected: int | None = None
-    count = 0
+    count = number = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -68,6 +68,8 @@ def read(path: Path, start: int = 0) -> Iterator[Moved]:
             count += 1
             if count > start:
                 yield _moved(path, number, values)
+    if not number:
+        raise FormatError(path, 0, "the file is empty: an export has one line at least")
     if expected is not None and count != expected:
         what = f"the file is cut: it has {count} messages of {expected}"
         raise FormatError(path, 0, what)

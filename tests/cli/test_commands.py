@@ -159,6 +159,40 @@ def test_what_a_closed_pipe_did_not_take_is_not_acknowledged(tmp_path: Path) -> 
     assert rows[0]["redelivered"]
 
 
+def test_what_took_longer_than_its_lease_comes_again(tmp_path: Path) -> None:
+    body = b"x" * 300_000  # more than a pipe holds
+    with qindex.open(tmp_path) as engine:
+        engine.queue("q").publish_many([b"first", body])
+    process = child("consume", tmp_path, "q", "--lease", "0.5")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"first\n"
+    sleep(1.5)
+    # What the line was read with holds some of the rest already.
+    lines = process.stdout.read().split(b"\n")
+    process.stdout.close()
+    assert process.stderr is not None
+    said = process.stderr.read().decode().splitlines()
+    process.stderr.close()
+    assert process.wait(timeout=20) == 1
+    assert set(lines) == {body, b""}
+    assert lines.count(body) >= 2
+    assert said == ["qindex: seq_id 1 took longer than its lease: it comes again"] * len(said)
+    assert len(said) == lines.count(body) - 1
+    assert run("cat", tmp_path, "q").out == b""
+
+
+def test_a_lease_that_is_long_enough(tmp_path: Path) -> None:
+    run("publish", tmp_path, "q", stdin=b"1\n2\n3\n")
+    result = run("consume", tmp_path, "q", "--lease", "100", "--count", 2)
+    assert (result.code, result.out, result.err) == (0, b"1\n2\n", "")
+    assert bodies(run("cat", tmp_path, "q", "--json")) == [b"3"]
+    for lease in ("0", "-1", "nan", "1e12"):
+        result = run("consume", tmp_path, "q", "--lease", lease)
+        assert (result.code, len(result.complaints)) == (2, 1)
+        assert "a lease must be" in result.err
+    assert run("consume", tmp_path, "q", "--lease", "1", "--peek").code == 2
+
+
 def test_cat_into_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     run("publish", tmp_path, "q", stdin=b"x\n" * 50_000)
     process = child("cat", tmp_path, "q")

@@ -2,95 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import pty
-import select
 import shutil
-import signal
-import struct
-import subprocess
-import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
-import pyte
 import pytest
 
 import qindex
 from qindex.looks import Looker
 from qindex.reader import StoreReader
 from tests.cli.support import run
+from tests.cli.terminal import Terminal
 from tests.golden import golden
-from tests.qindex.support import WAIT, open_quietly
-
-ROOT = Path(__file__).parents[2]
-
-
-class Terminal:
-    """``qindex top`` in a pseudo-terminal; ``lines``: what its screen shows."""
-
-    def __init__(self, *arguments: object, columns: int = 120, rows: int = 24) -> None:
-        self._fd, child = pty.openpty()
-        self.resize(columns, rows)
-        self.screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self.screen)
-        environment = {**os.environ, "TERM": "xterm-256color"}
-        for name in ("COLUMNS", "LINES", "NO_COLOR"):
-            environment.pop(name, None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "qindex.cli", "top", *map(str, arguments)],
-            cwd=ROOT,
-            stdin=child,
-            stdout=child,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-        os.close(child)
-
-    @property
-    def lines(self) -> list[str]:
-        return [line.rstrip() for line in self.screen.display]
-
-    def resize(self, columns: int, rows: int) -> None:
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def press(self, key: str) -> None:
-        os.write(self._fd, key.encode())
-
-    def read(self, seconds: float) -> None:
-        until = monotonic() + seconds
-        while (left := until - monotonic()) > 0:
-            if select.select([self._fd], [], [], left)[0]:
-                with contextlib.suppress(OSError):  # the other end is closed
-                    self._stream.feed(os.read(self._fd, 1 << 16))
-
-    def wait_for(self, text: str) -> str:
-        """Read until a line has ``text``; gives the line."""
-        until = monotonic() + WAIT
-        while monotonic() < until:
-            self.read(0.05)
-            found = [line for line in self.lines if text in line]
-            if found:
-                return found[0]
-        raise AssertionError(f"no {text!r} in\n" + "\n".join(self.lines))
-
-    def end(self) -> int:
-        until = monotonic() + WAIT
-        while self.process.poll() is None and monotonic() < until:
-            self.read(0.05)
-        return self.process.wait(1)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        os.close(self._fd)
+from tests.qindex.support import open_quietly
 
 
 @pytest.fixture
@@ -188,7 +113,7 @@ def test_no_store(tmp_path: Path) -> None:
 
 
 def test_the_screen(engine: qindex.Engine) -> None:
-    terminal = Terminal(engine.directory, "--interval", "0.1")
+    terminal = Terminal("top", engine.directory, "--interval", "0.1")
     try:
         line = terminal.wait_for("small").split()
         assert line[:3] == ["small", "30", "3"]
@@ -209,7 +134,7 @@ def test_the_screen(engine: qindex.Engine) -> None:
 
 
 def test_resized_and_narrow(engine: qindex.Engine) -> None:
-    terminal = Terminal(engine.directory, "--interval", "0.2", columns=40, rows=10)
+    terminal = Terminal("top", engine.directory, "--interval", "0.2", columns=40, rows=10)
     try:
         terminal.wait_for("ready")
         assert not any("pub/s" in line for line in terminal.lines)
@@ -229,7 +154,7 @@ def test_resized_and_narrow(engine: qindex.Engine) -> None:
 def test_a_store_that_vanishes(tmp_path: Path) -> None:
     with open_quietly(tmp_path / "s") as engine:
         engine.queue("q").publish(b"x")
-    terminal = Terminal(tmp_path / "s", "--interval", "0.1")
+    terminal = Terminal("top", tmp_path / "s", "--interval", "0.1")
     try:
         terminal.wait_for("1 queues")
         shutil.rmtree(tmp_path / "s")
@@ -247,7 +172,7 @@ def test_more_queues_than_lines(tmp_path: Path) -> None:
     with open_quietly(tmp_path / "s") as engine:
         for number in range(60):
             engine.queue(f"q{number}").publish_many([b"x"] * (number + 1))
-    terminal = Terminal(tmp_path / "s", rows=16)
+    terminal = Terminal("top", tmp_path / "s", rows=16)
     try:
         assert terminal.wait_for("q59").split()[:2] == ["q59", "60"]
         assert terminal.wait_for("... and 50 more")

@@ -17,6 +17,8 @@ from unittest import mock
 import qindex
 from qindex.delivery import Delivery
 from qindex.housekeeper import Housekeeper
+from qindex.queue_core import QueueCore
+from qindex.resting import Roster
 from tests.crash.ledger import Book, Message
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
@@ -213,7 +215,15 @@ class Driver:
         self._note()
 
     def do_flush(self, name: str) -> None:
-        self._queue(name).flush()
+        """Flush as the engine does by itself: nothing is promised of it."""
+        self._queue(name)._flush()
+        self._note()
+
+    def do_flush_durably(self, name: str) -> None:
+        queue = self._queue(name)
+        synced = self.books[name].syncing()
+        queue.flush()
+        synced()
         self._note()
 
     def do_flush_idle(self, name: str) -> None:
@@ -225,13 +235,26 @@ class Driver:
         self._housekeep(name, looks=1, budget=0)
 
     def _housekeep(self, name: str, looks: int, budget: int) -> None:
-        queue = self._queue(name)
-        keeper = _ByHand(lambda: [queue], idle=1.0, budget=budget)
-        due = []
+        roster = Roster(1, None)
+        roster.admit(self._queue(name))
+        keeper = _ByHand(roster, idle=1.0, budget=budget)
+        due: list[QueueCore] = []
         for _ in range(looks):
-            due = keeper._due()
+            due, _idle = keeper._due()
         for one in due:
             keeper._flush(one)
+        self._note()
+
+    def do_rest(self, name: str) -> None:
+        """Put a queue to rest: all that it holds is durable then, but for messages that are in the
+        message store."""
+        assert self.engine is not None
+        queue = self._queue(name)
+        synced = self.books[name].syncing()
+        if not self.engine._roster.put_to_rest(queue):
+            self.problems.append(f"queue {name} was not put to rest")
+        if not self.engine._messages.in_use:
+            synced()
         self._note()
 
     def do_purge(self, name: str) -> None:
@@ -417,6 +440,15 @@ class Driver:
             letters = self._begin_move(name, target, [one])
             queue.nack(self._deliveries.pop((name, one.number)), requeue=False)
             self._end_move(name, target, letters)
+
+    def do_dead_together(self, name: str, target: str, count: int) -> None:
+        """Reject outstanding deliveries as those who come at a time do: with one move."""
+        queue = self._queue(name)
+        held = self._held(name, 0, count)
+        letters = self._begin_move(name, target, held)
+        nacks = [(self._deliveries.pop((name, one.number)), False) for one in held]
+        assert not any(queue._nack_together(nacks))
+        self._end_move(name, target, letters)
 
     def do_overflow(self, name: str, target: str, count: int = 1, kind: str = "small") -> None:
         """Publish to a full queue, whose oldest messages go to the dead-letter queue."""

@@ -52,6 +52,7 @@ def _step(chance: random.Random, queues: tuple[str, ...], kinds: list[str]) -> S
         (3, ("consume", name, chance.randint(1, 4))),
         (4, ("flush", name)),
         (1, ("flush_idle", name)),
+        (2, ("rest", name)),
         (3, ("sync",)),
         (2, ("sync_queue", name)),
         (4, ("compact",)),

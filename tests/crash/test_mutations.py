@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import journal.rested
 import qindex.flush
 import qindex.opening
 import qindex.queue_core
+import qindex.queue_index
 from journal.files import FileSystem
 from journal.journal import Journal, Retired
 from msgstore import compaction
@@ -23,6 +25,7 @@ from qindex.consumer import Consumer
 from qindex.flush import FlushPlan
 from qindex.queue_core import QueueCore
 from qindex.queue_index import QueueIndex
+from qindex.resting import Roster
 from qindex.seq_file import SeqFile
 from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Limits, Report
@@ -192,6 +195,29 @@ def _journal_not_synced_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Journal, "close", close)
 
 
+def _rest_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a flush has dropped from the journal comes back after a clean close."""
+    real = journal.rested.rest
+
+    def rest(one: Journal) -> None:
+        one._rebased = False
+        real(one)
+
+    monkeypatch.setattr(qindex.queue_index, "rest", rest)
+
+
+def _rest_cuts_the_journal_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue is put to rest with what its journal holds."""
+
+    def put_to_rest(self: Roster, queue: QueueCore) -> bool:
+        queue._index.journal.close(cut=False)
+        queue._index.journal = queue._index._rested_journal(used=True)
+        self.leave(queue)
+        return True
+
+    monkeypatch.setattr(Roster, "put_to_rest", put_to_rest)
+
+
 _FLUSHED = Workload(
     "flushed",
     (("publish_many", "a", 3), ("sync",), ("flush", "a"), ("sync",), ("publish", "a")),
@@ -289,6 +315,19 @@ MUTATIONS = [
         "journal not synced at the end",
         _journal_not_synced_at_the_end,
         Workload("closed", (("publish_many", "a", 2), ("sync",), ("consume", "a", 1), ("close",))),
+    ),
+    Mutation(
+        "journal not synced before a rest",
+        _rest_without_sync,
+        Workload(
+            "rested and closed",
+            (("publish_many", "a", 2), ("sync",), ("consume", "a", 1), ("rest", "a"), ("close",)),
+        ),
+    ),
+    Mutation(
+        "a rest with records in the journal",
+        _rest_cuts_the_journal_off,
+        Workload("rested and synced", (("publish", "a"), ("rest", "a"), ("sync",))),
     ),
 ]
 

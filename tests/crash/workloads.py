@@ -123,6 +123,20 @@ INDEX: tuple[Workload, ...] = (
         ),
     ),
     *_many(
+        "flush on request",
+        (
+            ("publish_many", "a", 3),
+            ("publish", "a", "long"),
+            ("get", "a", 2),
+            ("ack", "a"),
+            ("flush_durably", "a"),
+            ("consume", "a", 3),
+            ("flush_durably", "a"),
+            ("publish", "a"),
+            ("flush_durably", "a"),
+        ),
+    ),
+    *_many(
         "publish during a flush",
         (
             ("publish_many", "a", 3),
@@ -246,6 +260,63 @@ INDEX: tuple[Workload, ...] = (
             ("close",),
         ),
     ),
+    *_many(
+        "rest",
+        (
+            ("publish_many", "a", 3),
+            ("get", "a", 2),
+            ("rest", "a"),
+            ("ack", "a"),
+            ("requeue", "a"),
+            ("rest", "a"),
+            ("sync",),
+            ("publish", "a", "long"),
+            ("consume", "a", 1),
+            ("rest", "a"),
+            ("consume", "a"),
+            ("rest", "a"),
+            ("publish", "a", "small", True),
+        ),
+    ),
+    Workload(
+        "rested and closed",
+        (
+            ("publish", "a"),
+            ("publish", "b", "transient"),
+            ("publish", "b"),
+            ("consume", "a", 1),
+            ("rest", "a"),
+            ("rest", "b"),
+            ("publish", "a"),
+            ("reopen",),
+            ("consume", "b", 1),
+            ("rest", "b"),
+            ("close",),
+            ("open",),
+            ("publish", "b", "small", True),
+        ),
+        setup=(*_OPEN, ("queue", "b")),
+    ),
+    Workload(
+        "one queue awake at a time",
+        (
+            ("publish", "a"),
+            ("publish_many", "b", 2),
+            ("get", "a"),
+            ("publish_to", "ab"),
+            ("sync",),
+            ("consume", "b", 2),
+            ("ack", "a"),
+            ("sync_queue", "b"),
+            ("consume", "b"),
+            ("kill",),
+            ("publish", "b"),
+            ("publish", "a", "small", True),
+        ),
+        setup=(*_OPEN, ("queue", "b")),
+        options={"max_open_files": 64},
+        patches={"qindex.file_budget._FOR_A_JOURNAL": 64},
+    ),
     Workload(
         "killed and opened",
         (
@@ -266,6 +337,16 @@ INDEX: tuple[Workload, ...] = (
 )
 
 STORE: tuple[Workload, ...] = (
+    Workload(
+        "flush of stored messages on request",
+        (
+            ("publish", "a", "stored"),
+            ("flush_durably", "a"),
+            ("publish", "a", "stored"),
+            ("consume", "a"),
+            ("flush_durably", "a"),
+        ),
+    ),
     *_many(
         "stored",
         (
@@ -323,6 +404,23 @@ STORE: tuple[Workload, ...] = (
             ("reopen",),
             ("get", "a", 4),
         ),
+    ),
+    *_many(
+        "stored and at rest",
+        (
+            ("publish", "a", "stored"),
+            ("publish_to", "ab", "stored"),
+            ("rest", "a"),
+            ("sync",),
+            ("consume", "a", 1),
+            ("rest", "a"),
+            ("publish", "b", "stored", True),
+            ("rest", "b"),
+            ("consume", "b", 1),
+            ("compact",),
+            ("sync",),
+        ),
+        setup=(*_OPEN, ("queue", "b")),
     ),
     *_many(
         "stored and flushed",
@@ -462,6 +560,20 @@ LIMITS: tuple[Workload, ...] = (
             ("sync",),
             ("dead", "a", "d"),
             ("flush", "a"),
+        ),
+        setup=_DEAD,
+    ),
+    *_many(
+        "dead letters together",
+        (
+            ("publish_many", "a", 5),
+            ("publish", "a", "stored"),
+            ("sync",),
+            ("get", "a", 6),
+            ("dead_together", "a", "d", 4),
+            ("consume", "d", 1),
+            ("flush", "a"),
+            ("dead_together", "a", "d", 2),
         ),
         setup=_DEAD,
     ),

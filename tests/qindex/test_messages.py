@@ -13,6 +13,7 @@ import pytest
 
 import qindex
 from journal.errors import DamageError, StorageError, UsageError, WritesRefusedError
+from journal.findings import Kind
 from qindex.message import Message
 from qindex.record_format import encode_record
 from tests.faulty_fs import FaultyFileSystem
@@ -575,6 +576,7 @@ def test_a_damaged_message_is_named_set_aside_and_passed(tmp_path: Path) -> None
             with pytest.raises(DamageError, match="seq_id 1 is damaged") as caught:
                 queue.get(0)
             assert (caught.value.path, caught.value.offset) == (str(path), offset)
+            assert engine.findings[-1].kind is Kind.CHECKSUM
             rest = queue.get_many(9)
             assert [one.body for one in rest] == [big(2), big(3)]
             queue.ack_many([*first, *rest])
@@ -596,6 +598,7 @@ def test_a_message_that_is_gone_while_it_is_open_stops_nothing_else(tmp_path: Pa
         assert queue.get(0) is not None
         with pytest.raises(DamageError, match=f"no message {msg_id.hex()}"):
             queue.get(0)
+        assert engine.findings[-1].kind is Kind.ENTRY_WITHOUT_MESSAGE
         last = queue.get(0)
         assert last is not None
         assert last.body == big(2)

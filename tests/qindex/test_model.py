@@ -249,7 +249,7 @@ class EngineMachine(RuleBasedStateMachine):
         for delivery, (seq, sent) in zip(seen, expected, strict=True):
             self._same(delivery, seq, sent)
 
-    @rule(name=NAME, how=st.sampled_from(["flush", "flush all", "compact", "sync"]))
+    @rule(name=NAME, how=st.sampled_from(["flush", "flush all", "compact", "sync", "rest"]))
     def maintain(self, name: str, how: str) -> None:
         if how == "flush":
             queue, _ = self._queue(name)
@@ -259,6 +259,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.flush()
         elif how == "compact":
             self.engine.compact()
+        elif how == "rest":
+            queue, _ = self._queue(name)
+            rested = self.engine._roster.put_to_rest(queue)
+            assert rested or self.background  # the background thread may be using it
         else:
             self.engine.sync()
 

@@ -101,7 +101,7 @@ def test_the_methods_are_those_of_an_engine(tmp_path: Path) -> None:
         with qindex.open(tmp_path, read_only=True) as engine:
             for full, reading in ((writer, engine), (writer.queue("q"), engine.queue("q"))):
                 wanted = {name for name in dir(full) if not name.startswith("_")}
-                plain = {"options", "name", "message_ttl", "unflushed", "directory", "findings"}
+                plain = {"options", "name", "message_ttl", "directory", "findings"}
                 assert wanted - plain <= set(dir(reading))
 
 

@@ -249,6 +249,7 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"flush_idle": 0},
     {"flush_idle": float("nan")},
     {"memory_budget": 1},
+    {"max_open_files": 63},
     {"embed_below": -1},
     {"max_message_bytes": 1 << 32},
     {"segment_entry_count": 0},

@@ -20,6 +20,7 @@ from qindex.rabbitmq.bridge import RabbitProperties  # noqa: E402
 from qindex.transfer.amqp import BrokerError  # noqa: E402
 from qindex.transfer.brokers import pull, push  # noqa: E402
 from tests.cli.support import run  # noqa: E402
+from tests.cli.terminal import Terminal  # noqa: E402
 from tests.qindex.support import WAIT  # noqa: E402
 from tests.rabbitmq_server import RabbitServer, rabbitmq_or_skip  # noqa: E402
 
@@ -280,6 +281,43 @@ def test_a_connection_that_is_cut_in_the_middle(node: RabbitServer, engine: qind
     assert len(queue) > 0
     pull(url(node), "cut", queue, timeout=0.5)
     assert {int(body[:6]) for body in queue.get_many(2000).bodies} == set(range(500))
+
+
+def test_progress_on_a_terminal(node: RabbitServer, tmp_path: Path) -> None:
+    """The screen is read while messages go over, and at the end."""
+    node.declare_queue("bars")
+    with qindex.open(tmp_path) as engine:
+        engine.queue("bars").publish_many([b"%d" % n for n in range(3000)])
+    for doing, arguments, said in (
+        ("pushing", ("push", tmp_path, "bars"), "pushed 3000 of bars"),
+        ("pulling", ("pull", "bars", tmp_path, "--to", "back"), "pulled 3000 to back"),
+    ):
+        terminal = Terminal(*arguments, "--amqp", url(node), errors_too=True)
+        try:
+            terminal.wait_for(doing)
+            assert terminal.end() == 0
+            terminal.read(0.2)
+            bar, line = [one for one in terminal.lines if one][:2]
+            assert bar.startswith(doing)
+            assert " 3000/3000 " in bar
+            assert line == said
+        finally:
+            terminal.close()
+
+
+def test_a_push_that_fails_is_no_delivery(node: RabbitServer, engine: qindex.Engine) -> None:
+    """A broker that goes away says nothing about a message: no limit is used up."""
+    node.declare_queue("limited")
+    queue = engine.queue("limited", delivery_limit=1, dead_letter="dead")
+    bodies = [b"%04d" % n + b"x" * 2000 for n in range(300)]
+    queue.publish_many(bodies)
+    for _ in range(3):
+        with Relay(node._amqp_port, 100_000) as port, pytest.raises(BrokerError):
+            push(queue, f"amqp://127.0.0.1:{port}/", batch=100)
+    assert queue.stats().given_up.total == 0
+    assert "dead" not in engine.queue_names()
+    push(queue, url(node))
+    assert {one.body for one in node.drain("limited")} == set(bodies)
 
 
 class Relay:

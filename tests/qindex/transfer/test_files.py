@@ -354,6 +354,20 @@ def test_a_parquet_of_something_else(
     assert not (tmp_path / "b").exists()
 
 
+def test_an_empty_file_is_no_export(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(FormatError, match="is empty"):
+        import_messages([tmp_path / "empty.jsonl"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_name_that_no_queue_has(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"body": "x", "queue": "q"}\n')
+    with pytest.raises(qindex.UsageError, match="1 to 255 bytes"):
+        import_messages([tmp_path / "one.jsonl"], tmp_path / "new", "")
+    assert not (tmp_path / "new").exists()
+
+
 def test_wrong_use(tmp_path: Path) -> None:
     fill(tmp_path / "a", 2)
     with pytest.raises(qindex.UsageError, match="which format"):
