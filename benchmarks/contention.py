@@ -216,8 +216,8 @@ def _latencies_of_publish(path: Path, messages: int) -> Nanoseconds:
             done += len(some)
         flushes = queue.stats().flushes
     shutil.rmtree(path)
-    if flushes < messages // _FLUSHED // 4:
-        raise RuntimeError(f"{flushes} flushes in {messages} messages: nothing was measured")
+    if not flushes:
+        raise RuntimeError(f"no flush in {messages} messages: nothing was measured")
     return took
 
 

@@ -79,7 +79,7 @@ PROGRAMS = (
         "contention",
         "Threads, and the slowest calls",
         (),
-        ("--messages", "16000", "--rounds", "1"),
+        ("--messages", "64000", "--rounds", "1"),
     ),
     Program("aio", "asyncio", (), ("--count", "10000", "--confirmed", "1000", "--rounds", "1")),
     Program("follow", "A follower in another process", (), ("--count", "100000")),

@@ -201,7 +201,7 @@ class Batch(Sequence[Delivery]):
         self,
         seq_ids: Sequence[int],
         bodies: Sequence[bytes],
-        states: bytes,
+        states: bytes | bytearray,
         extras: Sequence[int | Entry],
     ) -> None:
         self.seq_ids += seq_ids

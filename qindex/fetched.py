@@ -11,11 +11,13 @@ from journal.format import ACTION_WORD, DELIVER, TYPE_SHIFT
 from qindex.entries import Entry
 from qindex.segment import Segment
 
-__all__ = ["NOTHING_FETCHED", "Fetched"]
+__all__ = ["DELIVER_BITS", "NOTHING_FETCHED", "Fetched"]
 
 I64 = npt.NDArray[np.int64]
 
-_DELIVER_BITS = DELIVER << TYPE_SHIFT
+DELIVER_BITS = DELIVER << TYPE_SHIFT
+"""What a deliver record has beside the seq_id."""
+_MOST_ADDED = 128
 
 
 class Fetched:
@@ -25,9 +27,20 @@ class Fetched:
     before. ``extras``: of a plain message its timestamp (nanoseconds), of another the
     :class:`Entry`; ``plain``: all are plain. ``bodies``: empty for a message that is damaged.
     ``delivers``: the deliver record of each. ``base``: seq_id of the segment's first entry.
+    ``most``: up to so many entries a publish adds its own, which is the next; 0: none.
     """
 
-    __slots__ = ("base", "bodies", "delivers", "extras", "plain", "segment", "seqs", "states")
+    __slots__ = (
+        "base",
+        "bodies",
+        "delivers",
+        "extras",
+        "most",
+        "plain",
+        "segment",
+        "seqs",
+        "states",
+    )
 
     def __init__(
         self,
@@ -38,12 +51,13 @@ class Fetched:
         extras: Sequence[int | Entry],
         plain: bool,
     ) -> None:
+        self.most = 0
         self.segment = segment
         self.base = segment.base
         self.seqs: list[int] = seqs.tolist()
-        self.states = states
+        self.states = bytearray(states)
         self.bodies = bodies
-        self.extras = extras
+        self.extras: list[int | Entry] = list(extras)
         self.plain = plain
         words = seqs.astype(np.uint64) | np.uint64(DELIVER << TYPE_SHIFT)
         self.delivers: list[bytes] = words.astype(">u8").view("V8").tolist()
@@ -51,16 +65,17 @@ class Fetched:
     @classmethod
     def few(cls, segment: Segment, seqs: range, bodies: list[bytes], stamps: list[int]) -> Fetched:
         """Of plain messages that can all be delivered; without an array, which would cost more
-        than the messages."""
+        than the messages. A publish may add to them."""
         made = cls.__new__(cls)
+        made.most = _MOST_ADDED
         made.segment = segment
         made.base = base = segment.base
         made.seqs = list(seqs)
-        made.states = bytes(segment.states[seqs.start - base : seqs.stop - base])
+        made.states = segment.states[seqs.start - base : seqs.stop - base]
         made.bodies = bodies
-        made.extras = stamps
+        made.extras = list(stamps)
         made.plain = True
-        made.delivers = [ACTION_WORD.pack(_DELIVER_BITS | seq) for seq in seqs]
+        made.delivers = [ACTION_WORD.pack(DELIVER_BITS | seq) for seq in seqs]
         return made
 
     def __len__(self) -> int:

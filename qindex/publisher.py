@@ -18,7 +18,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
 from journal.errors import UsageError
-from journal.format import pack_publish
+from journal.format import ACTION_WORD, pack_publish
+from qindex.fetched import DELIVER_BITS
 from qindex.limits import Limits, ask_for_room, give_room_back, keep_within
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
@@ -31,6 +32,8 @@ from qindex.seq_file import RESERVE
 __all__ = ["MOST_RESERVED", "Notes", "Prepared", "Publisher", "publish_to_all"]
 
 I64 = npt.NDArray[np.int64]
+
+_pack_word = ACTION_WORD.pack
 
 MOST_RESERVED = RESERVE // 2
 """Messages that :meth:`Publisher.reserve` takes: a segment has room beside them."""
@@ -115,11 +118,12 @@ class Publisher(QueueCore):
             index = self._index
             seq = index.next_seq
             tail = index.tail if seq < index.tail_end else index.roll()
+            stamp = time_ns()
             if size < 256:
                 first, second = PLAIN_HEADS[size]
-                record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, time_ns(), second) + body
+                record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, stamp, second) + body
             else:
-                record = plain_record(seq, self._id_high, body, time_ns())
+                record = plain_record(seq, self._id_high, body, stamp)
             journal = index.journal
             offset = journal.tell()
             try:
@@ -132,6 +136,16 @@ class Publisher(QueueCore):
             index.positions.append(offset)
             tail.states[seq - tail.base] = PUBLISHED
             index.next_seq = seq + 1
+            if seq == self._next_fetch:
+                # The consumer keeps up: it need not read this from the journal.
+                window = self._window
+                if len(window.seqs) < window.most and window.segment is tail:
+                    window.seqs.append(seq)
+                    window.bodies.append(body)
+                    window.extras.append(stamp)
+                    window.states.append(PUBLISHED)
+                    window.delivers.append(_pack_word(DELIVER_BITS | seq))
+                    self._next_fetch = seq + 1
             if self._waiting:
                 self._arrived.notify()
             if not seq & self._check_mask:

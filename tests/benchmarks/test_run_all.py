@@ -45,7 +45,7 @@ def test_a_page_without_marks_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_contention(tmp_path: Path) -> None:
-    given = ["--messages", "16000", "--rounds", "1", "--dir", str(tmp_path)]
+    given = ["--messages", "64000", "--rounds", "1", "--dir", str(tmp_path)]
     assert contention.main([*given, "--json", str(tmp_path / "lines")]) == 0
     bars = {str(line["bar"]): line for line in lines_of(tmp_path / "lines") if "bar" in line}
     assert set(bars) == {

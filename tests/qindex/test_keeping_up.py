@@ -10,6 +10,7 @@ import pytest
 
 import qindex
 from qindex.index_reader import FEW
+from qindex.last import take_last
 from qindex.plain import read_plain
 
 _KINDS: tuple[dict[str, Any], ...] = (
@@ -90,3 +91,63 @@ def test_a_flipped_bit_is_not_handed_out(tmp_path: Path) -> None:
         assert delivery is not None
         assert delivery.body == b"first"
         assert any("one flipped bit" in finding.what for finding in engine.findings)
+
+
+def test_what_a_publish_hands_over_is_bounded(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"0")
+        assert queue.get(timeout=0) is not None
+        for number in range(1, 1000):
+            queue.publish(b"%d" % number)
+        assert len(queue._window) < 200
+        assert [each.body for each in queue.get_many(2000)] == [b"%d" % n for n in range(1, 1000)]
+
+
+@pytest.mark.parametrize("step", ["flush", "purge", "rest", "last", "nack", "batch", "other kind"])
+def test_between_publishes(tmp_path: Path, step: str) -> None:
+    """Whatever happens between publishes that are handed over, all come once, and in order."""
+    with qindex.open(tmp_path, background=False, segment_entry_count=16) as engine:
+        queue = engine.queue("q")
+        taken: list[bytes] = []
+        expected: list[bytes] = []
+        for number in range(100):
+            body = b"%d" % number
+            queue.publish(body)
+            expected.append(body)
+            if number % 3 == 0:
+                continue
+            if number % 7 == 0:
+                if step == "flush":
+                    queue.flush()
+                elif step == "purge":
+                    dropped = queue.purge()
+                    expected = expected[: len(expected) - dropped]
+                elif step == "rest":
+                    assert engine._roster.put_to_rest(queue)
+                elif step == "last":
+                    last = take_last(queue)
+                    assert last is not None
+                    assert last.body == expected.pop()
+                    last.ack()
+                elif step == "nack":
+                    given = queue.get(timeout=0)
+                    assert given is not None
+                    given.nack()
+                elif step == "batch":
+                    more = [b"%d+%d" % (number, each) for each in range(5)]
+                    queue.publish_many(more)
+                    expected += more
+                else:
+                    queue.publish(b"keyed", key="k")
+                    expected.append(b"keyed")
+            delivery = queue.get(timeout=0)
+            if delivery is not None:
+                taken.append(delivery.body)
+                delivery.ack()
+        while (delivery := queue.get(timeout=0)) is not None:
+            taken.append(delivery.body)
+            delivery.ack()
+        assert taken == expected
+    with qindex.open(tmp_path) as engine:
+        assert not len(engine.queue("q"))
