@@ -4,6 +4,7 @@ tests run in one process."""
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("ci", deadline=None, max_examples=60, suppress_health_check=_SLOW)
 settings.register_profile("nightly", deadline=None, max_examples=3000, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell without job control starts what is in the background so, and its children inherit
+    # it; tests interrupt theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in this hook, too
