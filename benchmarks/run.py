@@ -86,7 +86,7 @@ PROGRAMS = (
     Program(
         "spark",
         "Spark",
-        ("--messages", "2000000", "--rounds", "2"),
+        ("--rounds", "2"),
         ("--messages", "40000", "--rounds", "1"),
         directory="--directory",
     ),
