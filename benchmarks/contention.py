@@ -15,27 +15,24 @@ standard error.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 import qindex
 from benchmarks.bodies import Bodies
 from benchmarks.contender import RECORD_BYTES
 from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
+from benchmarks.program import common_parser, reporting
 from benchmarks.session import Round
 from benchmarks.stopwatch import Stopwatch
 
@@ -240,29 +237,14 @@ def _latencies_of_write(path: Path, messages: int) -> Nanoseconds:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.contention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = common_parser("contention", __doc__)
     parser.add_argument("--messages", type=int, default=200_000, help="of a rate; tails take 20x")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
     options = parser.parse_args(arguments)
     if options.messages % (8 * SIDES):
         parser.error(f"--messages must be a multiple of {8 * SIDES}")
-    with ExitStack() as stack:
-        lines: TextIO = sys.stdout
-        if options.json is not None:
-            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
-        root = Path(tempfile.mkdtemp(prefix="contention-", dir=options.dir))
-        stack.callback(shutil.rmtree, root, ignore_errors=True)
-        console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-        report = Report(lines, console)
+    with reporting(options) as (report, root):
         threads(report, root, options.messages, options.rounds)
         tails(report, root, options.messages * _TAILS, min(options.rounds, 2))
-        report.print_tables()
     return 0
 
 

@@ -18,18 +18,15 @@ store, without the index. Both sides do it in the page cache, as they do by defa
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from rich.console import Console
 from xxhash import xxh3_64_digest
 
 import qindex
@@ -37,6 +34,7 @@ from benchmarks.bodies import Bodies
 from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
 from benchmarks.measure import OURS, Bar, Report, Sample
 from benchmarks.msgstore import open_store
+from benchmarks.program import common_parser, console, reporting
 from benchmarks.session import Round, Worker, WorkerDied
 from benchmarks.stopwatch import Stopwatch
 
@@ -273,37 +271,23 @@ def _sealed(body: bytes) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rabbitmq",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = common_parser("rabbitmq", __doc__)
     parser.add_argument("--messages", type=int, default=100_000, help="of a rate")
     parser.add_argument("--entries", type=int, default=1_000_000, help="of the killed queue")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
     options = parser.parse_args(arguments)
     version, code, reason = node_paths()
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
     if reason:
-        console.print(f"nothing to compare with: {reason}", markup=False)
+        console().print(f"nothing to compare with: {reason}", markup=False)
         return 2
-    with ExitStack() as stack:
-        lines: TextIO = sys.stdout
-        if options.json is not None:
-            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
-        root = Path(tempfile.mkdtemp(prefix="rabbitbench-", dir=options.dir))
-        stack.callback(shutil.rmtree, root, ignore_errors=True)
-        report = Report(lines, console)
+    with reporting(options) as (report, root):
         report.say(f"beside the modules of RabbitMQ {version} in the Erlang VM")
         vm = ErlangVM(root / "vm", code)
-        stack.callback(vm.kill)
-        rates(report, root, vm, options.messages, options.rounds)
-        store(report, root, vm, options.rounds)
-        vm.kill()
+        try:
+            rates(report, root, vm, options.messages, options.rounds)
+            store(report, root, vm, options.rounds)
+        finally:
+            vm.kill()
         recovery(report, root, code, options.entries, min(2, options.rounds))
-        report.print_tables()
     return 0
 
 

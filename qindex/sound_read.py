@@ -236,8 +236,16 @@ class _Reader:
             self._last_seq = int(walk.seqs[last])
 
     def _drop_from(self, offset: int) -> None:
-        """Take back what was kept from ``offset`` on: it was misread."""
-        self._pieces = [piece.take(piece.offsets < offset) for piece in self._pieces]
+        """Take back what was kept that reaches behind ``offset``: it was misread."""
+        first = offset
+        for number, piece in enumerate(self._pieces):
+            good = piece.offsets + piece.lengths <= offset
+            if not good.all():
+                first = min(first, int(piece.offsets[~good].min()))
+                self._pieces[number] = piece.take(good)
+        if first < offset:
+            what, lost = "damaged deliver or ack record", "what stood there is lost"
+            self._find(first, offset - first, Cause.DAMAGE, what, lost)
 
     def _is_zero_tail(self, offset: int) -> bool:
         if not self._nothing_from(offset):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import qindex
@@ -80,6 +80,14 @@ def check_reading(data: bytes, layout_: Layout) -> None:
         assert byte or not any(data[at:])
 
 
+OVERLAPPING = (
+    "80000000000000000074657374746573740000000000000000000000000000000000000000000000"
+    "199701cf6dbb1e31e5912a79cf000000003b9aca00c0c0c0c400"
+)
+"""A deliver record, and a sound publish record that starts within it."""
+
+
+@example(bytes.fromhex(OVERLAPPING), 30)
 @given(JOURNAL, st.sampled_from([30, 1 << 20, MAX_SEQ_ID]))
 def test_journals(data: bytes, limit: int) -> None:
     check_reading(data, journal_layout(limit))
