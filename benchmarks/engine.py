@@ -23,22 +23,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
-
-from rich.console import Console
 
 from benchmarks.bars import judge
 from benchmarks.contender import Contender
 from benchmarks.figures import GROUPS
 from benchmarks.measure import Report
 from benchmarks.peers import CONTENDERS, installed
+from benchmarks.program import reporting
 from benchmarks.session import Session
 from benchmarks.sizes import FULL, QUICK
 
@@ -105,14 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--dir {options.dir} is no directory")
     sizes = QUICK if options.quick else FULL
     groups = {name: run for name, run in GROUPS.items() if not options.only or name in options.only}
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-    with ExitStack() as stack:
-        lines: TextIO = sys.stdout
-        if options.json is not None:
-            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
-        report = Report(lines, console)
-        directory = Path(tempfile.mkdtemp(prefix="qindex-benchmark-", dir=options.dir))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    with reporting(options) as (report, directory), ExitStack() as stack:
         report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
         session = Session(_chosen(options.who, report), directory, options.rounds, report)
         stack.callback(session.close)
@@ -123,7 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.quick:
             report.say("--quick is too short to judge by: the bars below show the form only")
         report.judge(judge(report, sizes, set(groups)))
-        report.print_tables()
     return 1 if session.failed else 0
 
 

@@ -20,20 +20,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
-
-from rich.console import Console
 
 from benchmarks.engine import file_system
 from benchmarks.measure import Report
+from benchmarks.program import reporting
 from benchmarks.rocket_lookup import files_walked, lookups, save_plot, text_plot
 from benchmarks.rocket_rates import Real, Sizes, judge, rates, start_real, syncs
 from tests.rocketstore.real_store import class_path
@@ -109,14 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = _sizes(options)
     rounds = options.rounds or (1 if options.quick else 5)
     groups = options.only or GROUPS
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-    with ExitStack() as stack:
-        lines: TextIO = sys.stdout
-        if options.json is not None:
-            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
-        report = Report(lines, console)
-        directory = Path(tempfile.mkdtemp(prefix="rocketbench-", dir=options.dir))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    with reporting(options) as (report, directory), ExitStack() as stack:
         report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
         real = None
         if not options.without_real and set(groups) & {"rates", "syncs"}:
@@ -132,7 +121,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report.say(text_plot(rows))
             if options.plot is not None:
                 save_plot(rows, options.plot)
-        report.print_tables()
     return 0
 
 

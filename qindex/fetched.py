@@ -59,7 +59,7 @@ class Fetched:
         self.bodies = bodies
         self.extras: list[int | Entry] = list(extras)
         self.plain = plain
-        words = seqs.astype(np.uint64) | np.uint64(DELIVER << TYPE_SHIFT)
+        words = seqs.astype(np.uint64) | np.uint64(DELIVER_BITS)
         self.delivers: list[bytes] = words.astype(">u8").view("V8").tolist()
 
     @classmethod
