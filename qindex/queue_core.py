@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from threading import get_ident
+from time import sleep
 from typing import TYPE_CHECKING
 
 from journal.durations import Stopwatch
@@ -24,6 +26,7 @@ from qindex.lease import Leases
 from qindex.limits import Limits
 from qindex.messages import Messages
 from qindex.options import Options
+from qindex.patience import PatientLock
 from qindex.postponed import Postponed
 from qindex.queue_index import QueueIndex
 from qindex.record_format import PLAIN_HEAD_SIZE
@@ -47,9 +50,18 @@ _BURST_FACTOR = 4
 """A flush that is due waits for a burst to end until the journal has this many times
 max_journal_entries: threads of one interpreter get in each other's way."""
 
+_STAND_BACK = 5e-5
+"""Seconds for which a thread that ticks lets a flush under way go on."""
+
+_TICKS_ALONE = 256
+"""Ticks without another thread, after which a queue has the lock of a single thread again."""
+
 _MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
+_SEAL_AT_LEAST_SHARED = 32768
+"""The same while several threads use the queue: each write to the file of checksums hands the
+interpreter over to another thread, with the queue's lock held."""
 
 
 class QueueCore:
@@ -99,10 +111,13 @@ class QueueCore:
         self._request_flush = request_flush
         self._messages = messages
         self._real_lock = threading.Lock()
-        self._lock: threading.Lock | RefusingLock = self._real_lock
-        self._arrived = Bell(self._real_lock)
-        self._flushed = Bell(self._real_lock)
-        self._settled = Bell(self._real_lock)
+        self._patient = PatientLock(self._real_lock)
+        self._lock: threading.Lock | PatientLock | RefusingLock = self._real_lock
+        self._last_user = get_ident()
+        self._waits_seen = self._ticks_alone = 0
+        self._arrived = Bell(self._patient)
+        self._flushed = Bell(self._patient)
+        self._settled = Bell(self._patient)
         # How many wait for a message, and how many for an ack.
         self._waiting = 0
         self._holding = 0
@@ -152,7 +167,7 @@ class QueueCore:
         settings = self.settings
         self._moves = moves
         self._alarm = alarm
-        self._room = Bell(self._real_lock)
+        self._room = Bell(self._patient)
         self._limits: Limits | None = None
         if is_limited:
             size = 0 if settings.max_bytes is None else self._index.ready_bytes()
@@ -232,15 +247,45 @@ class QueueCore:
         """Once in a while, after actions: take checksums of what was appended, and see whether
         a flush is due. Lock held."""
         index = self._index
-        index.journal.seal(_SEAL_AT_LEAST)
+        is_shared = self._lock is self._patient
+        index.journal.seal(_SEAL_AT_LEAST_SHARED if is_shared else _SEAL_AT_LEAST)
         if self._is_due():
             self._flush_due()
         # On a full disk each action may be the one after which a flush makes room.
         self._check_mask = 0 if index.journal.in_reserve else self._usual_mask
+        if self._check_mask and CALLER.waits and (self._flushing or self._patient.wanted):
+            self._stand_back()
+        if is_shared or get_ident() != self._last_user:
+            self._choose_lock()
+
+    def _stand_back(self) -> None:
+        """Let another thread go on: one that wants the lock, or a flush.
+
+        A flush reads, packs and writes in some ten steps a segment, and each has to wait for the
+        interpreter, which a busy thread lets go of every 5 ms only: without this the flush would
+        fall behind, until all wait for it. Lock held; not meanwhile.
+        """
+        self._real_lock.release()
+        self._patient.give_up()
+        sleep(_STAND_BACK)
+        self._patient.acquire()
+
+    def _choose_lock(self) -> None:
+        """Take the patient lock when another thread than the last time is here, and the plain one
+        when for many ticks nobody has waited. Lock held."""
+        user, waits = get_ident(), self._patient.waits
+        if self._lock is self._real_lock:
+            self._lock = self._patient
+        elif user == self._last_user and waits == self._waits_seen:
+            self._ticks_alone += 1
+            if self._ticks_alone >= _TICKS_ALONE and self._lock is self._patient:
+                self._lock = self._real_lock
+            return
+        self._last_user, self._waits_seen, self._ticks_alone = user, waits, 0
 
     def _seal(self) -> None:
         """Take checksums of all that was appended; the housekeeper calls it now and then."""
-        with self._real_lock:
+        with self._patient:
             if not isinstance(self._lock, RefusingLock):
                 self._index.journal.seal()
 
@@ -263,7 +308,7 @@ class QueueCore:
                 except StoreError as error:
                     _log.error("flush of queue %r failed: %s", self.name, error)
                 finally:
-                    self._real_lock.acquire()
+                    self._patient.acquire()
             return
         self._request_flush(self)
         while CALLER.waits and self._is_pressed():
@@ -287,7 +332,7 @@ class QueueCore:
 
     def _flush(self) -> None:
         """Flush; what of it was not durable in the journal need not be in its emptied state."""
-        with self._real_lock:
+        with self._patient:
             while self._flushing:
                 self._flushed.wait()
             self._check_open()
@@ -299,7 +344,7 @@ class QueueCore:
                 self._flush_now()
             self._retry_at = 0
         finally:
-            with self._real_lock:
+            with self._patient:
                 self._flushing = False
                 self._flushed.notify_all()
 
@@ -314,7 +359,7 @@ class QueueCore:
     def _flush_now(self, *, held: bool = False) -> None:
         """Flush; ``held``: the queue's lock is held, and nobody appends meanwhile."""
         index = self._index
-        lock = nullcontext() if held else self._real_lock
+        lock = nullcontext() if held else self._patient
         index.poison.check()
         with lock:
             plan = index.plan()
@@ -348,7 +393,7 @@ class QueueCore:
 
     def _shut(self, lock: RefusingLock) -> None:
         """Refuse all that comes; wake those who wait, they will see it."""
-        with self._real_lock:
+        with self._patient:
             self._lock = lock
             self._arrived.notify_all()
             self._settled.notify_all()
@@ -361,18 +406,18 @@ class QueueCore:
             return
         # First, or those who fill the journal would start one flush after the other.
         self._shut(RefusingLock(ClosedError, f"queue {self.name!r} is closed"))
-        with self._real_lock:
+        with self._patient:
             while self._flushing:
                 self._flushed.wait()
         index = self._index
         try:
             if index.poison.reason is None:
-                with self._real_lock:
+                with self._patient:
                     index.drop_transient()
                 self._flush_now()
         finally:
             # Under the lock: who waited for it since before the end may be appending.
-            with self._real_lock:
+            with self._patient:
                 index.journal.close()
 
     def _abandon(self, lock: RefusingLock) -> list[bytes]:
@@ -380,7 +425,7 @@ class QueueCore:
         its messages that are in the message store: nobody can acknowledge them any more."""
         self._shut(lock)
         stored: list[bytes] = []
-        with self._real_lock:
+        with self._patient:
             while self._flushing:
                 self._flushed.wait()
             try:
@@ -442,3 +487,4 @@ class QueueCore:
             f"queue {self.name!r} was opened by another process; open the store in the child",
         )
         self._real_lock = threading.Lock()
+        self._patient = PatientLock(self._real_lock)

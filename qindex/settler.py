@@ -49,7 +49,7 @@ class Settler(Acker):
         if not requeue:
             if self.settings.dead_letter is None:
                 self.ack(delivery)
-                with self._real_lock:
+                with self._patient:
                     self._tally.given_up["rejected"] += 1
             else:
                 failure = self._reject([delivery])[0]
@@ -263,7 +263,7 @@ class Settler(Acker):
             for at, letter in letters.items():
                 if letter.seq_id in left or not left:
                     failures[at] = error.cause
-        with self._real_lock:
+        with self._patient:
             for at, letter in letters.items():
                 if letter.seq_id in left:
                     self._set_state(letter.seq_id, OUT)
@@ -284,7 +284,7 @@ class Settler(Acker):
         try:
             self._move_waiting()
         finally:
-            self._real_lock.acquire()
+            self._patient.acquire()
         self._check_open()
         return not self._to_move
 
@@ -306,7 +306,7 @@ class Settler(Acker):
     def _move_next(self) -> bool:
         """Move what waits in memory, or the next of what was postponed; false when nothing is
         left, or that failed."""
-        with self._real_lock:
+        with self._patient:
             letters, self._to_move = self._to_move, []
             if not letters and isinstance(self._lock, RefusingLock):
                 return False
@@ -322,7 +322,7 @@ class Settler(Acker):
         try:
             self._moves.move(cast("Queue", self), letters)
         except NotMovedError as error:
-            with self._real_lock:
+            with self._patient:
                 self._to_move = error.left + self._to_move
                 self._stuck = bool(error.left)
             if isinstance(error.cause, ClosedError):
@@ -336,7 +336,7 @@ class Settler(Acker):
 
     def _moved(self, letters: Sequence[Letter], *, dropped: bool = False) -> None:
         """Count messages as gone: they are in the dead-letter queue, or ``dropped`` by it."""
-        with self._real_lock:
+        with self._patient:
             self._index.acks += len(letters)
             if not dropped:
                 self._tally.moved.update(one.reason for one in letters)

@@ -11,6 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import cast
+
+from qindex.patience import PatientLock
 
 __all__ = ["CALLER", "Bell", "Listener", "time_left"]
 
@@ -31,14 +34,14 @@ CALLER = _Caller()
 class Bell:
     """A condition that also calls listeners, each once, in the order in which they came.
 
-    Its lock is held for every call. ``notify(n)`` wakes ``n`` threads and ``n`` listeners: whoever
-    finds nothing left goes on waiting. What it takes for that is made when somebody waits: most
-    bells of thousands of queues never ring.
+    Its lock is held for every call, and taken again with patience. ``notify(n)`` wakes ``n``
+    threads and ``n`` listeners: whoever finds nothing left goes on waiting. What it takes for that
+    is made when somebody waits: most bells of thousands of queues never ring.
     """
 
     __slots__ = ("_condition", "_listeners", "_lock")
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: PatientLock) -> None:
         self._lock = lock
         self._condition: threading.Condition | None = None
         self._listeners: dict[Listener, None] | None = None
@@ -46,7 +49,7 @@ class Bell:
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until the bell rings; false when ``timeout`` seconds have passed without that."""
         if self._condition is None:
-            self._condition = threading.Condition(self._lock)
+            self._condition = threading.Condition(cast("threading.Lock", self._lock))
         return self._condition.wait(timeout)
 
     def listen(self, listener: Listener) -> None:

@@ -318,7 +318,7 @@ class Follower:
                 held, self._held = self._held, None
                 self._take(held)
                 return True
-            piece = self._journal.read()
+            piece = self._journal.read(self._next)
             if piece is not None:
                 self._line_up(piece)
                 return True

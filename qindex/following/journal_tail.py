@@ -30,7 +30,9 @@ from qindex.sound_read import Data, read_soundly
 __all__ = ["Change", "JournalTail"]
 
 _PROBE = 4096
-_MOST = 2 << 20
+_MOST = 1 << 18
+"""Bytes of one read, unless one record is longer: what is read is still in the processor's cache
+when it is verified and decoded."""
 _EMBEDDED_AT = PAYLOAD.size - 4
 
 
@@ -101,11 +103,12 @@ class JournalTail:
         except OSError as error:
             raise StorageError(self._path, "the journal can't be read", error) from error
 
-    def read(self) -> Piece | None:
-        """Give the publish records behind those that were given, some at a time.
+    def read(self, known: int = 0) -> Piece | None:
+        """Give the publish records behind those that were given, some at a time; those of seq_ids
+        below ``known`` are passed over.
 
         ``None``: nothing whole is there. A piece may be empty: deliveries and acks only.
-        O(bytes read), 2 MiB at the most, or one record.
+        O(bytes read), 256 KiB at the most, or one record.
         """
         if self._fd < 0:
             return None
@@ -116,6 +119,9 @@ class JournalTail:
                 return None
             walk = walk_journal(data)
             piece = _publishes(data, walk)
+            if len(piece) and piece.seqs[0] < known:
+                # A flush has copied them from the journal before: they were whole by then.
+                piece = piece.take(piece.seqs >= known)
             end = walk.end
             wrong = np.flatnonzero(~sound_records(piece))
             if len(wrong):
@@ -131,8 +137,9 @@ class JournalTail:
         if not end or not self._has_same_start(data, walk):
             return None
         self._position += end
-        if is_full and self._size < _MOST:
-            self._size *= 4
+        # The file is longer than what is written to it: a read of much more than there is copies
+        # zeros. So the next takes about twice what this one found.
+        self._size = min(max(_PROBE, 1 << (2 * end - 1).bit_length()), _MOST)
         return piece
 
     def _is_long(self, data: bytes) -> bool:

@@ -1,0 +1,130 @@
+"""The lock of a queue that several threads use: exclusive, nobody starves, and not for ever."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import qindex
+from qindex.patience import PatientLock
+from tests.qindex.support import WAIT
+from tests.qindex.test_threads import join, start, until
+
+
+def in_thread(work: object) -> None:
+    assert callable(work)
+    join(start(work))
+
+
+def test_it_excludes_threads_that_use_it_and_the_plain_lock() -> None:
+    plain = threading.Lock()
+    patient = PatientLock(plain)
+    inside = 0
+    most = 0
+    count = [0] * 6
+
+    def work(number: int) -> None:
+        nonlocal inside, most
+        for _ in range(4000):
+            with patient if number % 3 else plain:
+                inside += 1
+                most = max(most, inside)
+                count[number] += 1
+                inside -= 1
+
+    join(start(*(lambda number=number: work(number) for number in range(6))))
+    assert (most, inside, sum(count)) == (1, 0, 24_000)
+    assert not plain.locked()
+
+
+def test_one_that_stands_in_line_gets_in_while_another_never_rests() -> None:
+    plain = threading.Lock()
+    patient = PatientLock(plain)
+    got_in = threading.Event()
+
+    def hog() -> None:
+        while not got_in.is_set():
+            with patient:
+                sum(range(200))
+
+    def guest() -> None:
+        for _ in range(20):
+            with patient:
+                pass
+        got_in.set()
+
+    join(start(hog, guest, hog, guest))
+    assert patient.waits > 0
+
+
+def test_who_holds_it_is_seen_to_be_wanted_and_gives_it_up() -> None:
+    plain = threading.Lock()
+    patient = PatientLock(plain)
+    done = threading.Event()
+
+    def guest() -> None:
+        with patient:
+            done.set()
+
+    patient.give_up()  # nobody wants it: nothing happens
+    with plain:
+        guests = start(guest)
+        until(lambda: patient.wanted)
+        assert not done.is_set()
+    patient.give_up()
+    join(guests)
+    assert done.is_set()
+    assert not patient.wanted
+
+
+def test_a_condition_can_be_made_of_it() -> None:
+    patient = PatientLock(threading.Lock())
+    condition = threading.Condition(patient)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="un-acquired"):
+        condition.notify()
+    rung = []
+
+    def sleeper() -> None:
+        with condition:
+            rung.append(condition.wait(WAIT))
+
+    sleepers = start(sleeper)
+    until(lambda: condition._waiters)  # type: ignore[attr-defined]
+    with condition:
+        condition.notify()
+    join(sleepers)
+    assert rung == [True]
+    with condition:
+        assert condition.wait(0.001) is False
+
+
+def test_a_queue_has_it_while_several_threads_use_it(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "store", background=False) as engine:
+        queue = engine.queue("q")
+        plain = queue._lock
+        for number in range(200):
+            queue.publish(b"%d" % number)
+        assert queue._lock is plain
+        in_thread(lambda: [queue.publish(b"of another thread") for _ in range(64)])
+        assert queue._lock is queue._patient
+        for _ in range(64 * 256):
+            queue.publish(b"alone again")
+        assert queue._lock is queue._patient, "a thread was here, and so was another"
+        for _ in range(64):
+            queue.publish(b"alone again")
+        assert queue._lock is plain
+        queue.ack_many(queue.get_many(30_000))
+        assert len(queue) == 0
+
+
+def test_a_closed_queue_stays_closed_for_one_that_stands_in_line(tmp_path: Path) -> None:
+    engine = qindex.open(tmp_path / "store", background=False)
+    queue = engine.queue("q")
+    in_thread(lambda: [queue.publish(b"x") for _ in range(65)])
+    queue.publish_many([b"x"])
+    assert queue._lock is queue._patient
+    engine.close()
+    with pytest.raises(qindex.ClosedError):
+        queue.publish(b"x")
