@@ -331,10 +331,10 @@ class Consumer(Settler):
                 return False
             at = 0
         window = self._window
-        if window.plain:
-            end = min(len(window.seqs), at + most)
-            part = slice(at, end)
-            self._at = end
+        count = window.as_they_are(at, most)
+        if count:
+            part = slice(at, at + count)
+            self._at = at + count
             batch._extend(
                 window.seqs[part], window.bodies[part], window.states[part], window.extras[part]
             )
@@ -354,8 +354,8 @@ class Consumer(Settler):
                 self._give_back(seq, body, admitted)
                 return False
             extra, body = admitted, self._body(seq, admitted)
-        state = self._index.states_of(np.array([seq])).tobytes()
-        batch._extend((seq,), (body,), state, (extra,))
+        segment = self._index.segment_of(seq)
+        batch._extend((seq,), (body,), bytes((segment.states[seq - segment.base],)), (extra,))
         return True
 
     def _mark_out(self, batch: Batch) -> None:

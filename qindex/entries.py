@@ -19,6 +19,7 @@ from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from qindex import record_format
 from qindex.checks import correct_bit
 from qindex.message import Message
+from qindex.plain import read_plain
 
 __all__ = [
     "Entry",
@@ -26,6 +27,7 @@ __all__ = [
     "journal_words",
     "plain_entries",
     "read_entry",
+    "read_one_by_one",
 ]
 
 I64 = npt.NDArray[np.int64]
@@ -131,6 +133,25 @@ def plain_entries(
     bodies = np.ascontiguousarray(rows[:, body_head + head_size :]).view(f"V{size}").ravel()
     listed: list[bytes] = bodies.tolist()
     return listed, record_format.timestamps(rows)
+
+
+def read_one_by_one(
+    data: ReadBuffer, payloads: I64, words: U64, *, verified: bool
+) -> tuple[list[bytes], list[int | Entry]]:
+    """Read entries of any kind; as :func:`plain_entries`, the whole entry in place of the timestamp
+    of one that is not plain. About 0.8 us for a plain one, 4 us for another."""
+    bodies: list[bytes] = []
+    extras: list[int | Entry] = []
+    for payload, word in zip(payloads.tolist(), words.tolist(), strict=True):
+        plain = read_plain(data, payload, word, verified=verified)
+        if plain is not None:
+            bodies.append(plain[0])
+            extras.append(plain[1])
+            continue
+        entry = read_entry(data, payload, word)
+        bodies.append(b"" if entry.message is None else entry.message.body)
+        extras.append(entry)
+    return bodies, extras
 
 
 def journal_words(kinds: npt.NDArray[np.uint8], seqs: I64) -> U64:

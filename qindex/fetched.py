@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +81,20 @@ class Fetched:
 
     def __len__(self) -> int:
         return len(self.seqs)
+
+    def as_they_are(self, at: int, most: int) -> int:
+        """Count the entries from ``at`` on, up to ``most``, that can be delivered as they are: that
+        never expire, and whose messages were read with them, sound."""
+        if self.plain:
+            return min(len(self.seqs) - at, most)
+        count = 0
+        for extra in islice(self.extras, at, at + most):
+            if extra.__class__ is not int:
+                assert isinstance(extra, Entry)
+                if extra.message is None or extra.stored or extra.expiry or extra.corrected:
+                    break
+            count += 1
+        return count
 
 
 NOTHING_FETCHED = Fetched(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)

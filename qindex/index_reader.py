@@ -21,7 +21,7 @@ from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
 from journal.journal import Journal
 from journal.rested import RestedJournal
-from qindex.entries import Entry, journal_words, plain_entries, read_entry
+from qindex.entries import Entry, journal_words, plain_entries, read_one_by_one
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
 from qindex.plain import read_plain
@@ -43,6 +43,7 @@ _KEPT_BYTES = 8 << 20
 """The bytes of the segment that is being read are kept, once scanned, when they are no more."""
 _SIZE_AT = journal_format.PAYLOAD_SIZE - 8
 """Where in a payload the size of the body stands: before that of the embedded record."""
+_word_at = journal_format.ACTION_WORD.unpack_from
 _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
 _READY = frozenset((PUBLISHED, DELIVERED))
 
@@ -207,9 +208,9 @@ class IndexReader:
         stamps: list[int] = []
         for seq in range(start, end):
             offset = positions[seq - first]
-            if states[seq - base] not in _READY or offset < 0:
+            if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
                 return None
-            found = read_plain(data, offset, seq)
+            found = read_plain(data, offset + _JOURNAL_HEAD, seq)
             if found is None:
                 return None
             bodies.append(found[0])
@@ -262,12 +263,9 @@ class IndexReader:
         columns = plain_entries(data, payloads, words, embedded, verified=verified)
         if columns is not None:
             return Fetched(segment, seqs, states, *columns, True), behind
-        entries = [
-            read_entry(data, payload, word)
-            for payload, word in zip(payloads.tolist(), words.tolist(), strict=True)
-        ]
-        bodies = [b"" if one.message is None else one.message.body for one in entries]
-        return Fetched(segment, seqs, states, bodies, entries, False), behind
+        bodies, extras = read_one_by_one(data, payloads, words, verified=verified)
+        all_plain = Entry not in set(map(type, extras))
+        return Fetched(segment, seqs, states, bodies, extras, all_plain), behind
 
     def _bytes_from(
         self, segment: Segment, offsets: I64, lengths: I64

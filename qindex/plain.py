@@ -16,7 +16,7 @@ from functools import lru_cache
 from xxhash import xxh3_64_digest
 
 from journal.files import ReadBuffer
-from journal.format import PUBLISH_HEAD_SIZE
+from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from qindex.record_format import CHECK_OFFSET, MAGIC, PLAIN_HEAD_SIZE, plain_body_head
 
 __all__ = ["CHECK_END", "CHECK_START", "PLAIN_HEAD", "PLAIN_HEADS", "plain_parts", "read_plain"]
@@ -29,10 +29,12 @@ CHECK_START = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 CHECK_END = CHECK_START + 8
 
 _SIZES = struct.Struct(">QII")
-_HEAD = struct.Struct(">Q16xQII")
+_MOST_BODY_HEAD = 5
+_SIZES_AT = PAYLOAD_SIZE - _SIZES.size
 _ZERO_CHECK = bytes(8)
-_FIRST_AT = PUBLISH_HEAD_SIZE - 16
-_STAMP_AT = CHECK_END + 1
+_TAG = b"\xcf"
+_TAG_AT = CHECK_OFFSET + 8
+_STAMP_AT = _TAG_AT + 1
 _SECOND_AT = _STAMP_AT + 8
 
 
@@ -41,7 +43,7 @@ def plain_parts(size: int) -> tuple[bytes, bytes]:
     """Give the two constant parts of a plain record with a body of ``size`` bytes."""
     body_head = plain_body_head(size)
     record_size = PLAIN_HEAD_SIZE + len(body_head) + size
-    first = _SIZES.pack(0, size, record_size) + MAGIC + bytes(8) + b"\xcf"
+    first = _SIZES.pack(0, size, record_size) + MAGIC + bytes(8) + _TAG
     return first, b"\xc0\xc0\xc0" + body_head
 
 
@@ -49,24 +51,33 @@ PLAIN_HEADS = tuple(plain_parts(size) for size in range(256))
 """The constant parts of the sizes that :data:`PLAIN_HEAD` is for."""
 
 
-def read_plain(data: ReadBuffer, offset: int, seq: int) -> tuple[bytes, int] | None:
-    """Read the record of a plain message with that seq_id at ``offset`` of a journal.
+def read_plain(
+    data: ReadBuffer, payload: int, word: int, *, verified: bool = False
+) -> tuple[bytes, int] | None:
+    """Read the record of a plain message whose message id stands at offset ``payload`` of a journal
+    or segment; ``word``: its type and seq_id as in a journal.
 
     Gives its body and timestamp (nanoseconds); ``None`` when it is of another kind, or when its
-    checksum does not hold. About 1 us: for few records this is quicker than to make arrays of
-    them (:func:`qindex.entries.plain_entries`).
+    checksum does not hold (``verified``: it is known to hold). About 0.8 us: for few records, and
+    for those of many lengths, this is quicker than to make arrays of them
+    (:func:`qindex.entries.plain_entries`).
     """
-    word, expiry, size, embedded = _HEAD.unpack_from(data, offset)
-    if word != seq or expiry or not embedded:
+    head = bytes(data[payload : payload + PAYLOAD_SIZE])
+    _, size, embedded = _SIZES.unpack_from(head, _SIZES_AT)
+    if not 0 < embedded - size - PLAIN_HEAD_SIZE <= _MOST_BODY_HEAD:
         return None
-    record = bytes(data[offset : offset + PUBLISH_HEAD_SIZE + embedded])
-    blank = b"".join((record[:CHECK_START], _ZERO_CHECK, record[CHECK_END:]))
+    record = bytes(data[payload + PAYLOAD_SIZE : payload + PAYLOAD_SIZE + embedded])
     first, second = plain_parts(size)
     body_at = _SECOND_AT + len(second)
     if (
-        blank[_FIRST_AT:_STAMP_AT] != first
+        head[_SIZES_AT:] != first[: _SIZES.size]
+        or record[:CHECK_OFFSET] != MAGIC
+        or record[_TAG_AT:_STAMP_AT] != _TAG
         or record[_SECOND_AT:body_at] != second
-        or xxh3_64_digest(blank) != record[CHECK_START:CHECK_END]
     ):
         return None
+    if not verified:
+        whole = b"".join((word.to_bytes(8, "big"), head, MAGIC, _ZERO_CHECK, record[_TAG_AT:]))
+        if xxh3_64_digest(whole) != record[CHECK_OFFSET:_TAG_AT]:
+            return None
     return record[body_at:], int.from_bytes(record[_STAMP_AT:_SECOND_AT], "big")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from time import time_ns
 from typing import Any, Protocol
@@ -266,7 +266,9 @@ class Publisher(QueueCore):
         for message in messages:
             self._check_message(message)
         stamped = [
-            message if message.timestamp else replace(message, timestamp=now)
+            message
+            if message.timestamp
+            else Message(message.body, message.key, message.headers, message.properties, now)
             for message in messages
         ]
         return self._publish_all(stamped, ttl, persistent, confirm, timeout)
@@ -423,9 +425,10 @@ def _check_message(message: Message) -> None:
         raise UsageError(f"a body must be bytes, not {type(message.body).__name__}")
     if message.key is not None and not isinstance(message.key, str):
         raise UsageError(f"a key must be a str, not {type(message.key).__name__}")
-    for name in ("headers", "properties"):
-        value = getattr(message, name)
-        if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
+    for name, value in (("headers", message.headers), ("properties", message.properties)):
+        if not isinstance(value, Mapping) or (
+            value and not all(isinstance(one, str) for one in value)
+        ):
             raise UsageError(f"{name} must be a mapping with str keys")
 
 

@@ -253,7 +253,7 @@ class QueueCore:
             self._flush_due()
         # On a full disk each action may be the one after which a flush makes room.
         self._check_mask = 0 if index.journal.in_reserve else self._usual_mask
-        if self._check_mask and CALLER.waits and (self._flushing or self._patient.wanted):
+        if self._check_mask and (self._flushing or self._patient.wanted):
             self._stand_back()
         if is_shared or get_ident() != self._last_user:
             self._choose_lock()
@@ -263,7 +263,8 @@ class QueueCore:
 
         A flush reads, packs and writes in some ten steps a segment, and each has to wait for the
         interpreter, which a busy thread lets go of every 5 ms only: without this the flush would
-        fall behind, until all wait for it. Lock held; not meanwhile.
+        fall behind, until all wait for it. An event loop, too, can spare as long as some ten
+        publishes take. Lock held; not meanwhile.
         """
         self._real_lock.release()
         self._patient.give_up()

@@ -28,6 +28,7 @@ the C hash function is mapped over its rows.
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import msgpack
 import numpy as np
@@ -76,7 +77,8 @@ CHECK_SIZE = 8
 _CHECK_IN_ROW = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 _ZERO_CHECK = bytes(CHECK_SIZE)
 _FIXED_HEAD = struct.Struct(">3s8sBQ")
-_NO_KEY_HEADERS_PROPERTIES = b"\xc0\xc0\xc0"
+_NO_TABLES = b"\xc0\xc0"
+_NO_KEY_HEADERS_PROPERTIES = b"\xc0" + _NO_TABLES
 _ROWS_AT_ONCE = 1024
 _ROW_BYTES_AT_ONCE = 1 << 18
 _NOTHING_ROW = np.frombuffer(_NO_KEY_HEADERS_PROPERTIES, np.uint8)
@@ -84,6 +86,8 @@ _MAGIC_ROW = np.frombuffer(MAGIC, np.uint8)
 _NOTHING_AT = _FIXED_HEAD.size
 PLAIN_HEAD_SIZE = _NOTHING_AT + 3
 """Bytes of a record without key, headers and properties, up to its body's own head."""
+
+_pack = partial(msgpack.packb, use_bin_type=True)
 
 _MAX_BODY = (1 << 32) - 1
 MAX_OVERHEAD = 1 << 20
@@ -119,17 +123,14 @@ def encode_front(message: Message) -> bytes:
     if len(message.body) > _MAX_BODY:
         raise UsageError(f"a body may have at most {_MAX_BODY} bytes, not {len(message.body)}")
     try:
-        middle = b"".join(
-            msgpack.packb(value, use_bin_type=True)
-            for value in (
-                message.key,
-                dict(message.headers) or None,
-                dict(message.properties) or None,
-            )
-        )
+        middle = _pack(message.key)
         if message.headers or message.properties:
+            for table in (message.headers, message.properties):
+                middle += _pack(dict(table) or None)
             # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
             msgpack.unpackb(b"\x93" + middle, strict_map_key=False)
+        else:
+            middle += _NO_TABLES
     except (
         TypeError,
         ValueError,

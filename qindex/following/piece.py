@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE
 from qindex.checks import sound_publishes
-from qindex.entries import Entry, journal_words, plain_entries, read_entry
+from qindex.entries import Entry, journal_words, plain_entries, read_one_by_one
 from qindex.sound_read import Data
 from qindex.stored_id import sound_ids
 
@@ -85,7 +85,7 @@ def sound_records(piece: Piece) -> Bools:
 def decode(piece: Piece) -> Decoded:
     """Read the messages of a piece whose records are sound; stored ones are left as entries.
 
-    About 0.2 us for a plain message, 5 us for any other.
+    About 0.2 us for a plain message, 0.8 where few have its length, 4 us for any other.
     """
     seqs: list[int] = piece.seqs.tolist()
     words = journal_words(piece.kinds, piece.seqs)
@@ -97,7 +97,6 @@ def decode(piece: Piece) -> Decoded:
     extras: list[int | Entry] = [0] * len(seqs)
     order = np.argsort(piece.embedded, kind="stable")
     borders = np.flatnonzero(np.diff(piece.embedded[order])) + 1
-    is_plain = True
     for group in np.split(order, borders):
         at = group.tolist()
         columns = None
@@ -111,10 +110,8 @@ def decode(piece: Piece) -> Decoded:
                 bodies[index] = body
                 extras[index] = stamp
             continue
-        is_plain = False
-        for index in at:
-            entry = read_entry(piece.data, int(piece.payloads[index]), int(words[index]))
-            extras[index] = entry
-            if entry.message is not None:
-                bodies[index] = entry.message.body
-    return Decoded(seqs, bodies, extras, is_plain)
+        read = read_one_by_one(piece.data, piece.payloads[group], words[group], verified=True)
+        for index, body, extra in zip(at, *read, strict=True):
+            bodies[index] = body
+            extras[index] = extra
+    return Decoded(seqs, bodies, extras, Entry not in set(map(type, extras)))
