@@ -29,6 +29,8 @@ Bools = npt.NDArray[np.bool_]
 _OURS = record_format.MAGIC[0]
 _STARTS = re.compile(re.escape(record_format.MAGIC) + rb"|\x83h\x06[dsvw]")
 _ROWS_BYTES = 4 << 20
+_ROWS = 32
+"""So many records of one length are worth a numpy array of their own."""
 
 Correction = tuple[int, int, int]
 """Kind, seq_id and embedded length of a publish record whose head was damaged."""
@@ -52,7 +54,15 @@ def sound_publishes(data: ReadBuffer, payloads: I64, words: U64, embedded: I64) 
     sizes = embedded[order]
     borders = np.flatnonzero(np.diff(sizes)) + 1
     for group in np.split(order, borders):
-        if not len(group):
+        if len(group) < _ROWS:
+            for index, payload, word, size in zip(
+                group.tolist(),
+                payloads[group].tolist(),
+                words[group].tolist(),
+                embedded[group].tolist(),
+                strict=True,
+            ):
+                sound[index] = record_format.embedded_is_sound(data, payload, word, size)
             continue
         row_length = int(embedded[group[0]]) + PUBLISH_HEAD_SIZE
         at_once = max(1, _ROWS_BYTES // row_length)
