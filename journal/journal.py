@@ -211,6 +211,14 @@ class Journal:
         self.grow(len(data), reserve=reserve)
         return self.append(data, reserve=reserve)
 
+    def take_back(self, end: int) -> None:
+        """Take back what was appended behind the offset ``end``, by a call that was cut short."""
+        behind = self.tell()
+        if behind > end and self._poison.reason is None:
+            self.map[end:behind] = bytes(behind - end)
+            self.map.seek(end)
+            self._sealed = min(self._sealed, end)
+
     def _append_bulk(self, data: bytes | memoryview, offset: int) -> int:
         """Append much at once with a write: half the cost of touching fresh pages of the map one
         by one, and other threads run meanwhile. Map and file are the same pages."""

@@ -26,10 +26,11 @@ class _Refuser(Protocol):
 class Poison:
     """Shared by all files of one engine; ``reason`` is ``None`` while all is well."""
 
-    __slots__ = ("_writers", "reason")
+    __slots__ = ("_said", "_writers", "reason")
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._said = ""
         self._writers: weakref.WeakSet[_Refuser] = weakref.WeakSet()
 
     def watch(self, writer: _Refuser) -> None:
@@ -38,15 +39,23 @@ class Poison:
 
     def set(self, error: BaseException) -> None:
         """Refuse writes from now on; the first reason is kept."""
+        said = f"an earlier one failed ({error}); close, see to the disk, and open again"
+        self._set(str(error), said)
+
+    def cut_short(self, error: BaseException) -> None:
+        """Refuse writes from now on: a call was ended in the middle by what is no error of its own.
+        A signal's handler has raised (Ctrl-C), or memory ran out; what the call had done is for
+        recovery to judge, as after a crash at that point."""
+        reason = f"a call was cut short by {type(error).__name__}"
+        self._set(reason, f"{reason}; close, and open again")
+
+    def _set(self, reason: str, said: str) -> None:
         if self.reason is None:
-            self.reason = str(error)
+            self.reason, self._said = reason, said
         for writer in list(self._writers):
             writer.refuse()
 
     def check(self) -> None:
         """Raise :class:`WritesRefusedError` when a write or sync has failed before."""
         if self.reason is not None:
-            raise WritesRefusedError(
-                f"no more writes: an earlier one failed ({self.reason}); "
-                "close, see to the disk, and open again"
-            )
+            raise WritesRefusedError(f"no more writes: {self._said}")

@@ -72,6 +72,9 @@ class RestedJournal:
     def seal(self, _at_least: int = 1) -> None:
         """There is nothing to take checksums of."""
 
+    def take_back(self, _end: int) -> None:
+        """Nothing was appended."""
+
     def sync(self) -> None:
         """All is durable. Raises :class:`WritesRefusedError`."""
         self._poison.check()

@@ -24,16 +24,33 @@ __all__ = ["GroupCommit"]
 
 
 class _Waiter:
-    """One blocked caller: ``gate`` is what it sleeps on, ``next`` whom it wakes in turn."""
+    """A caller of ``commit``: sleeps on its gate until ``woken``."""
 
-    __slots__ = ("error", "gate", "leads", "next")
+    __slots__ = ("error", "gate", "leads", "next", "woken")
 
     def __init__(self) -> None:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.next: _Waiter | None = None
         self.leads = False
+        self.woken = False
         self.error: BaseException | None = None
+
+    def wake(self) -> None:
+        """Let it go on."""
+        self.woken = True
+        self.gate.release()
+
+    def sleep(self) -> BaseException | None:
+        """Sleep until woken; a signal's exception is given back, not raised: the chain must go
+        on."""
+        interrupt: BaseException | None = None
+        while not self.woken:
+            try:
+                self.gate.acquire()
+            except BaseException as caught:
+                interrupt = caught
+        return interrupt
 
 
 class GroupCommit:
@@ -43,7 +60,7 @@ class GroupCommit:
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
         self._lock = threading.Lock()
-        self._running = False
+        self._leader: _Waiter | None = None
         self._waiting: list[_Waiter] = []
         self.rounds = 0
         self.stopwatch = Stopwatch()
@@ -53,62 +70,61 @@ class GroupCommit:
 
         Raises what that ``sync`` raised, in every caller that it stood for.
         """
-        with self._lock:
-            if not self._running:
-                self._running = True
-                waiter = None
-            else:
-                waiter = _Waiter()
-                self._waiting.append(waiter)
-        if waiter is None:
-            self._lead()
-            return
-        interrupt = _acquire(waiter.gate)
-        # A leader, too, wakes the rest of the chain it stood in before it is busy with the disk.
-        if waiter.next is not None:
-            waiter.next.gate.release()
-        if waiter.leads:
-            self._lead()
-        elif waiter.error is not None:
-            raise waiter.error
+        me = _Waiter()
+        try:
+            with self._lock:
+                leads = self._leader is None
+                if leads:
+                    self._leader = me
+                else:
+                    self._waiting.append(me)
+            if leads:
+                self._lead(me)
+                return
+            interrupt = me.sleep()
+            # A leader, too, wakes the rest of the chain it stood in before it is busy with the
+            # disk.
+            if me.next is not None:
+                me.next.wake()
+            if me.leads:
+                self._lead(me)
+        except BaseException as error:
+            if self._leader is me:
+                # A signal's handler has raised in between; somebody else has to lead.
+                self._pass_on([], error)
+            raise
+        if me.error is not None and not me.leads:
+            raise me.error
         if interrupt is not None:
             raise interrupt
 
-    def _lead(self) -> None:
-        with self._lock:
-            followers = self._waiting
-            self._waiting = []
+    def _lead(self, me: _Waiter) -> None:
+        followers: list[_Waiter] = []
         error: BaseException | None = None
         try:
+            with self._lock:
+                followers, self._waiting = self._waiting, []
             with self.stopwatch.running():
                 self._sync()
         except BaseException as caught:
             error = caught
             raise
         finally:
-            for waiter in followers:
-                waiter.error = error
-            with self._lock:
-                self.rounds += 1
-                if self._waiting:
-                    leader = self._waiting.pop(0)
-                    leader.leads = True
-                    followers.insert(len(followers) // 2, leader)
-                else:
-                    self._running = False
-            for waiter, following in itertools.pairwise(followers):
-                waiter.next = following
-            if followers:
-                followers[0].gate.release()
+            if self._leader is me:
+                self._pass_on(followers, error)
 
-
-def _acquire(gate: threading.Lock) -> BaseException | None:
-    """Sleep on ``gate``; a signal's exception is given back, not raised: the chain must go on."""
-    interrupt: BaseException | None = None
-    while True:
-        try:
-            gate.acquire()
-        except BaseException as caught:
-            interrupt = caught
-        else:
-            return interrupt
+    def _pass_on(self, followers: list[_Waiter], error: BaseException | None) -> None:
+        """Tell the followers how it went, and let the first of those who came meanwhile lead."""
+        for waiter in followers:
+            waiter.error = error
+        with self._lock:
+            self.rounds += 1
+            leader = self._waiting.pop(0) if self._waiting else None
+            self._leader = leader
+            if leader is not None:
+                leader.leads = True
+                followers.insert(len(followers) // 2, leader)
+        for waiter, following in itertools.pairwise(followers):
+            waiter.next = following
+        if followers:
+            followers[0].wake()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import UsageError
+from journal.errors import StoreError, UsageError
 from journal.format import ACK, TYPE_SHIFT
 from qindex.delivery import Batch, BatchDelivery, Delivery
 from qindex.queue_core import QueueCore
@@ -47,15 +47,23 @@ class Acker(QueueCore):
             if self._nacked_at:
                 self._check_taken(delivery)
             index = self._index
-            try:
-                index.journal.write((_ACK_WORD | seq).to_bytes(8, "big"))
-            except ValueError:
-                index.journal.append((_ACK_WORD | seq).to_bytes(8, "big"), reserve=True)
-                # In the reserve it is time to look whether room can be made.
-                self._check_mask = 0
+            record = (_ACK_WORD | seq).to_bytes(8, "big")
+            # Before the write: behind a call a signal's handler may raise, and then all is done.
             states[rel] = ACKED
             delivery._queue = None
             index.acks += 1
+            try:
+                try:
+                    index.journal.write(record)
+                except ValueError:
+                    index.journal.append(record, reserve=True)
+                    # In the reserve it is time to look whether room can be made.
+                    self._check_mask = 0
+            except StoreError:
+                states[rel] = OUT
+                delivery._queue = self
+                index.acks -= 1
+                raise
             if not seq & self._check_mask:
                 self._tick()
             if index.transient or self._nacked_at or self._holding or self._stored_out:
@@ -87,11 +95,12 @@ class Acker(QueueCore):
 
     def _ack_all(self, seqs: I64) -> None:
         index = self._index
-        index.append_actions(ACK, seqs)
-        index.set_states(seqs, ACKED)
-        index.acks += len(seqs)
-        if index.transient or self._nacked_at or self._holding or self._stored_out:
-            self._forget(seqs.tolist())
+        with self._in_one_piece():
+            index.append_actions(ACK, seqs)
+            index.set_states(seqs, ACKED)
+            index.acks += len(seqs)
+            if index.transient or self._nacked_at or self._holding or self._stored_out:
+                self._forget(seqs.tolist())
         self._tick()
 
     def _outstanding(self, deliveries: Iterable[Delivery]) -> I64:

@@ -20,6 +20,7 @@ from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from msgstore.errors import MissingMessageError
 from qindex.acker import ascending
+from qindex.cut_short import put_back
 from qindex.delivery import Batch, Delivery
 from qindex.entries import Entry
 from qindex.lease import check_lease
@@ -83,17 +84,22 @@ class Consumer(Settler):
                 states = window.segment.states
                 rel = seq - window.base
                 fresh = states[rel] == PUBLISHED
-                if fresh:
-                    try:
-                        index.journal.write(window.delivers[at])
-                    except ValueError:
-                        index.journal.append(window.delivers[at], reserve=True)
-                else:
-                    self._tally.again += 1
+                # Before the write: behind a call a signal's handler may raise, and what has been
+                # taken by then can be told, and put back.
                 states[rel] = OUT
                 self._at = at + 1
                 index.taken += 1
-                given = Delivery(self, seq, body, not fresh, extra)
+                try:
+                    if fresh:
+                        try:
+                            index.journal.write(window.delivers[at])
+                        except ValueError:
+                            index.journal.append(window.delivers[at], reserve=True)
+                    given = Delivery(self, seq, body, not fresh, extra)
+                except BaseException:
+                    put_back(self, window, at, fresh)
+                    raise
+                self._tally.again += not fresh
                 if (self._watched or lease is not None) and not self._hand_out(given, lease):
                     continue
                 return given
@@ -370,11 +376,12 @@ class Consumer(Settler):
             for seq, body, extra in zip(batch.seq_ids, batch.bodies, batch._extras, strict=True):
                 self._give_back(seq, body, extra)
             raise
-        index.set_states(seqs, OUT)
-        index.taken += len(batch)
-        self._tally.again += len(seqs) - len(fresh)
-        if self._limits is not None:
-            self._went_out(len(batch), sum(map(len, batch.bodies)))
+        with self._in_one_piece():
+            index.set_states(seqs, OUT)
+            index.taken += len(batch)
+            self._tally.again += len(seqs) - len(fresh)
+            if self._limits is not None:
+                self._went_out(len(batch), sum(map(len, batch.bodies)))
         self._tick()
 
     def consume(

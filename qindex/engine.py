@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import time_ns
@@ -30,7 +29,7 @@ from msgstore import CompactionReport
 from qindex import layout
 from qindex.alarm import Alarm
 from qindex.file_budget import FileBudget
-from qindex.guards import RefusingLock
+from qindex.guards import RefusingLock, forget_at_fork, refuse_in_child
 from qindex.housekeeper import Housekeeper
 from qindex.message import Message
 from qindex.moves import Moves
@@ -101,7 +100,7 @@ class Engine:
             self._housekeeper = Housekeeper(
                 self._roster, idle=options.flush_idle, budget=options.memory_budget
             )
-        _live_engines.add(self)
+        refuse_in_child(self)
 
     # -- opening --------------------------------------------------------------------------------
 
@@ -425,18 +424,39 @@ class Engine:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
 
         Transient messages end here. Raises :class:`StorageError` when the system refuses; the
-        engine is closed all the same, and the next open recovers from the files.
+        engine is closed all the same, as when a signal's handler raises, and the next open recovers.
         """
         if isinstance(self._lock, RefusingLock):
             return
-        with self._lock:
-            self._lock = RefusingLock(ClosedError, f"{self.directory}: the engine is closed")
-        _live_engines.discard(self)
+        closed = RefusingLock(ClosedError, f"{self.directory}: the engine is closed")
+        try:
+            with self._lock:
+                self._lock = closed
+            forget_at_fork(self)
+            self._stop_threads()
+            # While queues close, nothing vouches any more for the acks of what would be deleted.
+            self._messages.rest()
+            self._close_files()
+        except BaseException as error:
+            if not isinstance(error, StoreError | OSError):
+                self._poison.cut_short(error)
+                # Whatever was waited for: nothing may write once the lock is given back.
+                self._stop_threads()
+            raise
+        finally:
+            if self._lock is closed:
+                try:
+                    self._messages.close()
+                finally:
+                    self._directory_lock.release()
+
+    def _stop_threads(self) -> None:
         if self._housekeeper is not None:
             self._housekeeper.stop()
         self._alarm.stop()
-        # While queues close, nothing vouches any more for the acks of what would be deleted.
-        self._messages.rest()
+
+    def _close_files(self) -> None:
+        """Close the queues, and leave a snapshot if all went well."""
         failure: Exception | None = None
         try:
             self._moves.close()
@@ -447,16 +467,10 @@ class Engine:
                 self._put_to_rest(hashed)
             except (StoreError, OSError) as error:
                 failure = failure or error
-        try:
-            if failure is None and self._poison.reason is None and not self._is_miscounted():
-                self._messages.sync()
-                message_store = self._messages.snapshot()
-                write_snapshot(self._fs, self.directory, self._resting, message_store)
-        finally:
-            try:
-                self._messages.close()
-            finally:
-                self._directory_lock.release()
+        if failure is None and self._poison.reason is None and not self._is_miscounted():
+            self._messages.sync()
+            message_store = self._messages.snapshot()
+            write_snapshot(self._fs, self.directory, self._resting, message_store)
         if failure is not None:
             raise failure
 
@@ -485,14 +499,3 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"
-
-
-_live_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in list(_live_engines):
-        engine._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

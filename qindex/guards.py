@@ -6,11 +6,14 @@ a forked child, puts one of these there.
 
 from __future__ import annotations
 
+import os
+import weakref
 from types import TracebackType
+from typing import Protocol
 
 from journal.errors import StoreError
 
-__all__ = ["RefusingLock"]
+__all__ = ["RefusingLock", "forget_at_fork", "refuse_in_child"]
 
 
 class RefusingLock:
@@ -30,3 +33,28 @@ class RefusingLock:
         trace: TracebackType | None,
     ) -> None:
         return None
+
+
+class _Forkable(Protocol):
+    def _forked(self) -> None: ...
+
+
+_live: weakref.WeakSet[_Forkable] = weakref.WeakSet()
+
+
+def refuse_in_child(engine: _Forkable) -> None:
+    """Tell ``engine`` when it finds itself in a forked child."""
+    _live.add(engine)
+
+
+def forget_at_fork(engine: _Forkable) -> None:
+    """It is closed: a fork is nothing to it any more."""
+    _live.discard(engine)
+
+
+def _after_fork() -> None:
+    for engine in list(_live):
+        engine._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -105,7 +105,7 @@ def ask_for_room(queue: Publisher, items: Sequence[Prepared], timeout: float | N
 
 def note_refusal(queue: Publisher, count: int) -> None:
     """Count messages that were not published, because the queue was full. No lock is held."""
-    with queue._patient:
+    with queue._real_lock:
         queue._tally.refused += count
 
 
@@ -177,7 +177,7 @@ def give_room_back(queue: Publisher, items: Sequence[Prepared]) -> None:
     """Give back the room that was kept for what could not be published."""
     limits = queue._limits
     if limits is not None:
-        with queue._patient:
+        with queue._real_lock:
             limits.give_back(*_sizes(items))
             queue._room.notify_all()
 

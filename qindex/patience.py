@@ -1,66 +1,73 @@
-"""The lock of a queue that several threads use at once.
+"""The lock of a queue; while several threads use the queue, a patient one.
 
 A thread that sleeps on a lock of Python's is woken by each release, and finds it taken again: the
 thread that released it goes on in the same slice of the interpreter's time, and is at its next
 message. So eight threads on one queue spend their time in the system, waking each other in vain.
 
-Here no more than one thread tries for the lock, now and then, and says so; the others stand in line
-behind it. Who holds the lock finishes its call, sees that it is wanted, and stands in line itself.
-As the one that tries gets to run only when the interpreter takes its time from the other, every 5
-ms, a thread has the lock for thousands of calls in a row.
+With the patient lock no more than one thread tries, now and then, and says so; the others stand in
+line behind it. Who holds the lock finishes its call, sees that it is wanted, and stands in line
+itself. As the one that tries gets to run only when the interpreter takes its time from the other,
+every 5 ms, a thread has the lock for thousands of calls in a row.
 
-It costs each call 0.2 us, so a queue has one only while several threads use it, see
-:meth:`qindex.queue_core.QueueCore._tick`; both ways lock the same lock.
+Patience costs each call 40 ns, so a queue has it only while several threads use it, see
+:meth:`QueueLock.choose`. It is one lock all the time, whose class changes.
+
+It knows its owner, for one reason: a signal's handler may raise anywhere in here, and then what is
+to be given back must be known. Nobody takes it twice.
 """
 
 from __future__ import annotations
 
-import threading
+from _thread import RLock, allocate_lock, get_ident
 from contextlib import suppress
-from types import TracebackType
 
-__all__ = ["PatientLock"]
+__all__ = ["PatientLock", "QueueLock"]
 
 _PAUSE = 1e-3
 """Seconds between two looks of the one that tries, where nobody tells it."""
 
 
-class PatientLock:
-    """Locks ``lock``, with patience. ``wanted``: somebody tries for it; ``waits``: how often
-    somebody had to."""
+_ALONE = 256
+"""So many calls of :meth:`QueueLock.choose` without anybody who waits, and it is plain again."""
 
-    __slots__ = ("_exit", "_given_up", "_is_taken", "_line", "_try", "waits", "wanted")
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self._exit = lock.release
-        self._try = lock.acquire
-        self._is_taken = lock.locked
-        self._line = threading.Lock()
-        self._given_up = threading.Lock()
+class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not
+    """The lock of a queue that one thread uses. ``wanted``: somebody tries for the patient one;
+    ``waits``: how often somebody had to."""
+
+    __slots__ = ("_alone", "_given_up", "_line", "_seen", "_user", "waits", "wanted")
+
+    def __init__(self) -> None:
+        self._line = allocate_lock()
+        self._given_up = allocate_lock()
         self.wanted = False
         self.waits = 0
+        self._user = get_ident()
+        self._seen = self._alone = 0
 
-    def __enter__(self) -> None:
-        if self.wanted or not self._try(False):
-            self._stand_in_line()
+    def is_shared(self) -> bool:
+        """Tell whether it is the patient one."""
+        return self.__class__ is PatientLock
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._exit()
+    def choose(self) -> None:
+        """Become patient when another thread than the last time is here, and plain again when
+        nobody has waited for many calls of this. Who holds it calls this once in a while."""
+        user, waits = get_ident(), self.waits
+        if not self.is_shared():
+            if user == self._user:
+                return
+            self.__class__ = PatientLock
+        elif user == self._user and waits == self._seen:
+            self._alone += 1
+            if self._alone >= _ALONE:
+                self.__class__ = QueueLock
+            return
+        self._user, self._seen, self._alone = user, waits, 0
 
-    acquire = __enter__
-
-    def release(self) -> None:
-        """Let go of it."""
-        self._exit()
-
-    def _is_owned(self) -> bool:
-        # What a condition asks of its lock; who asks has taken it, or is wrong to ask.
-        return self._is_taken()
+    def is_mine(self) -> bool:
+        """Tell whether the calling thread has it."""
+        owned: bool = self._is_owned()  # type: ignore[attr-defined]
+        return owned
 
     def give_up(self) -> None:
         """Tell the one that tries that the lock is free."""
@@ -68,11 +75,31 @@ class PatientLock:
             with suppress(RuntimeError):  # another thread has told it meanwhile
                 self._given_up.release()
 
+    def _acquire_restore(self, _state: object) -> None:
+        # How a condition takes it again.
+        self.__enter__()
+
+
+class PatientLock(QueueLock):  # type: ignore[misc]
+    """The same while several threads use it."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        try:
+            if self.wanted or not self.acquire(False):
+                self._stand_in_line()
+        except BaseException:
+            if self.is_mine():
+                self.release()
+            raise
+        return True
+
     def _stand_in_line(self) -> None:
         self.give_up()
         with self._line:
             self.waits += 1
-            while not self._try(False):
+            while not self.acquire(False):
                 self.wanted = True
                 self._given_up.acquire(False)
                 self._given_up.acquire(True, _PAUSE)

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
-from journal.errors import UsageError
+from journal.errors import StoreError, UsageError
 from journal.format import ACTION_WORD, pack_publish
+from qindex.cut_short import set_batch_right, set_right
 from qindex.fetched import DELIVER_BITS
 from qindex.limits import Limits, ask_for_room, give_room_back, keep_within
 from qindex.message import Message
@@ -117,39 +118,44 @@ class Publisher(QueueCore):
         with self._lock:
             index = self._index
             seq = index.next_seq
-            tail = index.tail if seq < index.tail_end else index.roll()
-            stamp = time_ns()
-            if size < 256:
-                first, second = PLAIN_HEADS[size]
-                record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, stamp, second) + body
-            else:
-                record = plain_record(seq, self._id_high, body, stamp)
-            journal = index.journal
-            offset = journal.tell()
+            offset = -1
             try:
-                journal.write(record)
-            except ValueError:
-                journal.grow(len(record))
+                tail = index.tail if seq < index.tail_end else index.roll()
+                stamp = time_ns()
+                if size < 256:
+                    first, second = PLAIN_HEADS[size]
+                    record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, stamp, second) + body
+                else:
+                    record = plain_record(seq, self._id_high, body, stamp)
+                journal = index.journal
                 offset = journal.tell()
-                journal.write(record)
-            journal.map[offset + CHECK_START : offset + CHECK_END] = xxh3_64_digest(record)
-            index.positions.append(offset)
-            tail.states[seq - tail.base] = PUBLISHED
-            index.next_seq = seq + 1
-            if seq == self._next_fetch:
-                # The consumer keeps up: it need not read this from the journal.
-                window = self._window
-                if len(window.seqs) < window.most and window.segment is tail:
-                    window.seqs.append(seq)
-                    window.bodies.append(body)
-                    window.extras.append(stamp)
-                    window.states.append(PUBLISHED)
-                    window.delivers.append(_pack_word(DELIVER_BITS | seq))
-                    self._next_fetch = seq + 1
-            if self._waiting:
-                self._arrived.notify()
-            if not seq & self._check_mask:
-                self._tick()
+                try:
+                    journal.write(record)
+                except ValueError:
+                    journal.grow(len(record))
+                    offset = journal.tell()
+                    journal.write(record)
+                journal.map[offset + CHECK_START : offset + CHECK_END] = xxh3_64_digest(record)
+                index.positions.append(offset)
+                tail.states[seq - tail.base] = PUBLISHED
+                index.next_seq = seq + 1
+                if seq == self._next_fetch:
+                    # The consumer keeps up: it need not read this from the journal.
+                    window = self._window
+                    if len(window.seqs) < window.most and window.segment is tail:
+                        window.seqs.append(seq)
+                        window.bodies.append(body)
+                        window.extras.append(stamp)
+                        window.states.append(PUBLISHED)
+                        window.delivers.append(_pack_word(DELIVER_BITS | seq))
+                        self._next_fetch = seq + 1
+                if self._waiting:
+                    self._arrived.notify()
+                if not seq & self._check_mask:
+                    self._tick()
+            except BaseException:
+                set_right(self, seq, offset)
+                raise
         if confirm or self._sync_each:
             self._sync_each_journal()
         return seq
@@ -165,18 +171,24 @@ class Publisher(QueueCore):
                 return -1
             index = self._index
             seq = index.next_seq
-            tail = index.tail if seq < index.tail_end else index.roll()
-            record = plain_record(seq, self._id_high, body, time_ns())
-            check = xxh3_64_digest(record)
-            offset = index.journal.append(record[:CHECK_START] + check + record[CHECK_END:])
-            index.positions.append(offset)
-            tail.states[seq - tail.base] = PUBLISHED
-            index.next_seq = seq + 1
-            limits.bytes += size
-            if self._waiting:
-                self._arrived.notify()
-            if not seq & self._check_mask:
-                self._tick()
+            offset = -1
+            try:
+                tail = index.tail if seq < index.tail_end else index.roll()
+                record = plain_record(seq, self._id_high, body, time_ns())
+                check = xxh3_64_digest(record)
+                offset = index.journal.tell()
+                at = index.journal.append(record[:CHECK_START] + check + record[CHECK_END:])
+                index.positions.append(at)
+                tail.states[seq - tail.base] = PUBLISHED
+                index.next_seq = seq + 1
+                limits.bytes += size
+                if self._waiting:
+                    self._arrived.notify()
+                if not seq & self._check_mask:
+                    self._tick()
+            except BaseException:
+                set_right(self, seq, offset)
+                raise
         return seq
 
     def publish_many(
@@ -211,8 +223,13 @@ class Publisher(QueueCore):
             if seq >= index.tail_end:
                 index.roll()
             block, offsets = plain_batch(seq, self._id_high, batch, time_ns())
-            base = index.journal.append(block)
-            self._take_batch(seq, offsets + base)
+            end = index.journal.tell()
+            try:
+                base = index.journal.append(block)
+                self._take_batch(seq, offsets + base)
+            except BaseException:
+                set_batch_right(self, seq, len(batch), end)
+                raise
         if confirm or self._sync_each:
             self._sync_each_all()
         return range(seq, seq + len(batch))
@@ -318,11 +335,16 @@ class Publisher(QueueCore):
             stored = self._store_records(items, 1, persistent)
             try:
                 seqs = self._append_entries(items, expiry, persistent, reserved=True)
-            except BaseException:
+            except StoreError:
                 self._release(stored)
                 raise
-        except BaseException:
+        except StoreError:
             give_room_back(self, items)
+            raise
+        except BaseException as error:
+            # What was stored may have its entry or not, and room may be taken or given back.
+            if self._limits is not None or any(item.stored is not None for item in items):
+                self._cut_short(error)
             raise
         keep_within(self)
         if confirm or self._sync_each:
@@ -388,21 +410,28 @@ class Publisher(QueueCore):
                     seq + at, persistent, item.msg_id, expiry, item.size, item.record
                 )
                 records.append(packed if item.sealed else seal_embedded(packed))
-            if notes is not None:
-                notes.before(seq)
-            base = index.journal.append(b"".join(records))
-            if notes is not None:
-                notes.after()
-            limits = self._limits
-            if limits is not None:
-                size = sum(item.size for item in items)
-                limits.bytes += size
-                if reserved:
-                    limits.give_back(len(items), size)
-            if not persistent:
-                index.transient.update(range(seq, seq + len(items)))
-            offsets = accumulate(map(len, records[:-1]), initial=base)
-            self._take_batch(seq, np.fromiter(offsets, np.int64, len(records)))
+            end = index.journal.tell()
+            try:
+                if notes is not None:
+                    notes.before(seq)
+                base = index.journal.append(b"".join(records))
+                if notes is not None:
+                    notes.after()
+                limits = self._limits
+                if limits is not None:
+                    size = sum(item.size for item in items)
+                    limits.bytes += size
+                    if reserved:
+                        limits.give_back(len(items), size)
+                if not persistent:
+                    index.transient.update(range(seq, seq + len(items)))
+                offsets = accumulate(map(len, records[:-1]), initial=base)
+                self._take_batch(seq, np.fromiter(offsets, np.int64, len(records)))
+            except BaseException as error:
+                if notes is not None:
+                    self._cut_short(error)
+                set_batch_right(self, seq, len(items), end)
+                raise
             return range(seq, seq + len(items))
 
     def _check_message(self, message: Message) -> None:

@@ -110,14 +110,15 @@ class Queue(Publisher, Consumer):
                 self._stored_out.pop(seq, None)
             in_use = self._messages is not None and self._messages.in_use
             stored: list[bytes] | None = [] if in_use else None
-            try:
-                dropped = self._index.purge(stored)
-            finally:
-                if stored:
-                    self._release(stored)
-                self._recount()
-            self._forget(returned)
-            self._next_fetch = self._index.next_seq
+            with self._in_one_piece():
+                try:
+                    dropped = self._index.purge(stored)
+                finally:
+                    if stored:
+                        self._release(stored)
+                    self._recount()
+                self._forget(returned)
+                self._next_fetch = self._index.next_seq
         if self._sync_each:
             self._index.journal.sync()
         return dropped

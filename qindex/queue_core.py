@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from threading import get_ident
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from time import sleep
 from typing import TYPE_CHECKING
 
@@ -26,7 +24,7 @@ from qindex.lease import Leases
 from qindex.limits import Limits
 from qindex.messages import Messages
 from qindex.options import Options
-from qindex.patience import PatientLock
+from qindex.patience import QueueLock
 from qindex.postponed import Postponed
 from qindex.queue_index import QueueIndex
 from qindex.record_format import PLAIN_HEAD_SIZE
@@ -52,9 +50,6 @@ max_journal_entries: threads of one interpreter get in each other's way."""
 
 _STAND_BACK = 5e-5
 """Seconds for which a thread that ticks lets a flush under way go on."""
-
-_TICKS_ALONE = 256
-"""Ticks without another thread, after which a queue has the lock of a single thread again."""
 
 _MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
@@ -110,14 +105,11 @@ class QueueCore:
         self._options = options
         self._request_flush = request_flush
         self._messages = messages
-        self._real_lock = threading.Lock()
-        self._patient = PatientLock(self._real_lock)
-        self._lock: threading.Lock | PatientLock | RefusingLock = self._real_lock
-        self._last_user = get_ident()
-        self._waits_seen = self._ticks_alone = 0
-        self._arrived = Bell(self._patient)
-        self._flushed = Bell(self._patient)
-        self._settled = Bell(self._patient)
+        self._real_lock = QueueLock()
+        self._lock: QueueLock | RefusingLock = self._real_lock
+        self._arrived = Bell(self._real_lock)
+        self._flushed = Bell(self._real_lock)
+        self._settled = Bell(self._real_lock)
         # How many wait for a message, and how many for an ack.
         self._waiting = 0
         self._holding = 0
@@ -167,7 +159,7 @@ class QueueCore:
         settings = self.settings
         self._moves = moves
         self._alarm = alarm
-        self._room = Bell(self._patient)
+        self._room = Bell(self._real_lock)
         self._limits: Limits | None = None
         if is_limited:
             size = 0 if settings.max_bytes is None else self._index.ready_bytes()
@@ -247,46 +239,35 @@ class QueueCore:
         """Once in a while, after actions: take checksums of what was appended, and see whether
         a flush is due. Lock held."""
         index = self._index
-        is_shared = self._lock is self._patient
+        is_shared = self._real_lock.is_shared()
         index.journal.seal(_SEAL_AT_LEAST_SHARED if is_shared else _SEAL_AT_LEAST)
         if self._is_due():
             self._flush_due()
         # On a full disk each action may be the one after which a flush makes room.
         self._check_mask = 0 if index.journal.in_reserve else self._usual_mask
-        if self._check_mask and (self._flushing or self._patient.wanted):
+        if self._flushing and self._check_mask:
             self._stand_back()
-        if is_shared or get_ident() != self._last_user:
-            self._choose_lock()
+        self._real_lock.choose()
 
     def _stand_back(self) -> None:
-        """Let another thread go on: one that wants the lock, or a flush.
+        """Let a flush go on.
 
-        A flush reads, packs and writes in some ten steps a segment, and each has to wait for the
+        It reads, packs and writes in some ten steps a segment, and each has to wait for the
         interpreter, which a busy thread lets go of every 5 ms only: without this the flush would
         fall behind, until all wait for it. An event loop, too, can spare as long as some ten
         publishes take. Lock held; not meanwhile.
         """
-        self._real_lock.release()
-        self._patient.give_up()
-        sleep(_STAND_BACK)
-        self._patient.acquire()
-
-    def _choose_lock(self) -> None:
-        """Take the patient lock when another thread than the last time is here, and the plain one
-        when for many ticks nobody has waited. Lock held."""
-        user, waits = get_ident(), self._patient.waits
-        if self._lock is self._real_lock:
-            self._lock = self._patient
-        elif user == self._last_user and waits == self._waits_seen:
-            self._ticks_alone += 1
-            if self._ticks_alone >= _TICKS_ALONE and self._lock is self._patient:
-                self._lock = self._real_lock
-            return
-        self._last_user, self._waits_seen, self._ticks_alone = user, waits, 0
+        lock = self._real_lock
+        try:
+            lock.release()
+            lock.give_up()
+            sleep(_STAND_BACK)
+        finally:
+            lock.__enter__()
 
     def _seal(self) -> None:
         """Take checksums of all that was appended; the housekeeper calls it now and then."""
-        with self._patient:
+        with self._real_lock:
             if not isinstance(self._lock, RefusingLock):
                 self._index.journal.seal()
 
@@ -303,13 +284,13 @@ class QueueCore:
             return
         if self._request_flush is None:
             if not self._flushing and CALLER.waits:
-                self._real_lock.release()
                 try:
+                    self._real_lock.release()
                     self._flush()
                 except StoreError as error:
                     _log.error("flush of queue %r failed: %s", self.name, error)
                 finally:
-                    self._patient.acquire()
+                    self._real_lock.__enter__()
             return
         self._request_flush(self)
         while CALLER.waits and self._is_pressed():
@@ -333,21 +314,41 @@ class QueueCore:
 
     def _flush(self) -> None:
         """Flush; what of it was not durable in the journal need not be in its emptied state."""
-        with self._patient:
-            while self._flushing:
-                self._flushed.wait()
-            self._check_open()
-            self._flushing = True
+        mine = False
         try:
+            with self._real_lock:
+                while self._flushing:
+                    self._flushed.wait()
+                self._check_open()
+                self._flushing = mine = True
             # If it fails it is not tried again at each call, but after as many more actions.
             self._retry_at = self._index.dirty + self._patience()
             with self._flush_times.running():
                 self._flush_now()
             self._retry_at = 0
+        except BaseException as error:
+            if mine:
+                self._cut_short(error)
+            raise
         finally:
-            with self._patient:
-                self._flushing = False
-                self._flushed.notify_all()
+            if mine:
+                with self._real_lock:
+                    self._flushing = False
+                    self._flushed.notify_all()
+
+    @contextmanager
+    def _in_one_piece(self) -> Iterator[None]:
+        """What is done here is done whole, or writes are refused from then on."""
+        try:
+            yield
+        except BaseException as error:
+            self._cut_short(error)
+            raise
+
+    def _cut_short(self, error: BaseException) -> None:
+        """Refuse writes from now on, if this is no error of ours, see :meth:`Poison.cut_short`."""
+        if not isinstance(error, StoreError):
+            self._index.poison.cut_short(error)
 
     def _patience(self) -> int:
         """Count the actions after which a flush that fails is tried again: on a full disk when
@@ -360,7 +361,7 @@ class QueueCore:
     def _flush_now(self, *, held: bool = False) -> None:
         """Flush; ``held``: the queue's lock is held, and nobody appends meanwhile."""
         index = self._index
-        lock = nullcontext() if held else self._patient
+        lock = nullcontext() if held else self._real_lock
         index.poison.check()
         with lock:
             plan = index.plan()
@@ -394,7 +395,7 @@ class QueueCore:
 
     def _shut(self, lock: RefusingLock) -> None:
         """Refuse all that comes; wake those who wait, they will see it."""
-        with self._patient:
+        with self._real_lock:
             self._lock = lock
             self._arrived.notify_all()
             self._settled.notify_all()
@@ -407,18 +408,18 @@ class QueueCore:
             return
         # First, or those who fill the journal would start one flush after the other.
         self._shut(RefusingLock(ClosedError, f"queue {self.name!r} is closed"))
-        with self._patient:
+        with self._real_lock:
             while self._flushing:
                 self._flushed.wait()
         index = self._index
         try:
             if index.poison.reason is None:
-                with self._patient:
+                with self._real_lock:
                     index.drop_transient()
                 self._flush_now()
         finally:
             # Under the lock: who waited for it since before the end may be appending.
-            with self._patient:
+            with self._real_lock:
                 index.journal.close()
 
     def _abandon(self, lock: RefusingLock) -> list[bytes]:
@@ -426,7 +427,7 @@ class QueueCore:
         its messages that are in the message store: nobody can acknowledge them any more."""
         self._shut(lock)
         stored: list[bytes] = []
-        with self._patient:
+        with self._real_lock:
             while self._flushing:
                 self._flushed.wait()
             try:
@@ -487,5 +488,4 @@ class QueueCore:
             ForkedError,
             f"queue {self.name!r} was opened by another process; open the store in the child",
         )
-        self._real_lock = threading.Lock()
-        self._patient = PatientLock(self._real_lock)
+        self._real_lock = QueueLock()

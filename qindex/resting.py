@@ -115,7 +115,7 @@ class Roster:
         :class:`WritesRefusedError`; it is awake as before then.
         """
         lock = queue._real_lock
-        if not lock.acquire(blocking=False):
+        if lock.is_mine() or not lock.acquire(blocking=False):
             return False
         try:
             if queue._flushing or isinstance(queue._lock, RefusingLock):

@@ -49,7 +49,7 @@ class Settler(Acker):
         if not requeue:
             if self.settings.dead_letter is None:
                 self.ack(delivery)
-                with self._patient:
+                with self._real_lock:
                     self._tally.given_up["rejected"] += 1
             else:
                 failure = self._reject([delivery])[0]
@@ -263,7 +263,7 @@ class Settler(Acker):
             for at, letter in letters.items():
                 if letter.seq_id in left or not left:
                     failures[at] = error.cause
-        with self._patient:
+        with self._real_lock:
             for at, letter in letters.items():
                 if letter.seq_id in left:
                     self._set_state(letter.seq_id, OUT)
@@ -280,11 +280,11 @@ class Settler(Acker):
         """Move what is to be moved, with the lock released meanwhile; tells whether it was."""
         if self._stuck:
             return False
-        self._real_lock.release()
         try:
+            self._real_lock.release()
             self._move_waiting()
         finally:
-            self._patient.acquire()
+            self._real_lock.__enter__()
         self._check_open()
         return not self._to_move
 
@@ -306,7 +306,7 @@ class Settler(Acker):
     def _move_next(self) -> bool:
         """Move what waits in memory, or the next of what was postponed; false when nothing is
         left, or that failed."""
-        with self._patient:
+        with self._real_lock:
             letters, self._to_move = self._to_move, []
             if not letters and isinstance(self._lock, RefusingLock):
                 return False
@@ -322,7 +322,7 @@ class Settler(Acker):
         try:
             self._moves.move(cast("Queue", self), letters)
         except NotMovedError as error:
-            with self._patient:
+            with self._real_lock:
                 self._to_move = error.left + self._to_move
                 self._stuck = bool(error.left)
             if isinstance(error.cause, ClosedError):
@@ -336,7 +336,7 @@ class Settler(Acker):
 
     def _moved(self, letters: Sequence[Letter], *, dropped: bool = False) -> None:
         """Count messages as gone: they are in the dead-letter queue, or ``dropped`` by it."""
-        with self._patient:
+        with self._real_lock:
             self._index.acks += len(letters)
             if not dropped:
                 self._tally.moved.update(one.reason for one in letters)
@@ -349,9 +349,10 @@ class Settler(Acker):
         """Acknowledge messages that were moved. Raises :class:`ClosedError`."""
         with self._lock:
             gone = np.array(seqs, np.int64)
-            self._index.append_actions(ACK, gone)
-            self._index.set_states(gone, ACKED)
-            self._forget(seqs)
+            with self._in_one_piece():
+                self._index.append_actions(ACK, gone)
+                self._index.set_states(gone, ACKED)
+                self._forget(seqs)
 
     def _drop_moved(self, seqs: Sequence[int]) -> None:
         """Acknowledge messages that a run before this one has moved."""

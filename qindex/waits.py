@@ -11,9 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import cast
 
-from qindex.patience import PatientLock
+from qindex.patience import QueueLock
 
 __all__ = ["CALLER", "Bell", "Listener", "time_left"]
 
@@ -41,7 +40,7 @@ class Bell:
 
     __slots__ = ("_condition", "_listeners", "_lock")
 
-    def __init__(self, lock: PatientLock) -> None:
+    def __init__(self, lock: QueueLock) -> None:
         self._lock = lock
         self._condition: threading.Condition | None = None
         self._listeners: dict[Listener, None] | None = None
@@ -49,7 +48,7 @@ class Bell:
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until the bell rings; false when ``timeout`` seconds have passed without that."""
         if self._condition is None:
-            self._condition = threading.Condition(cast("threading.Lock", self._lock))
+            self._condition = threading.Condition(self._lock)
         return self._condition.wait(timeout)
 
     def listen(self, listener: Listener) -> None:

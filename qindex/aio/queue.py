@@ -250,7 +250,7 @@ class Queue:
             try:
                 rung = await waiter.wait(1.0)
             finally:
-                with queue._patient:
+                with queue._real_lock:
                     waiter.forget()
             if not rung and not queue._flushing:
                 return
@@ -336,7 +336,7 @@ class Queue:
     def _leave(self, waiter: Waiter, *, rung_for_nothing: bool) -> None:
         """Stop waiting; a ring that was not needed goes to the next who waits."""
         queue = self._queue
-        with queue._patient:
+        with queue._real_lock:
             queue._waiting -= 1
             if not waiter.forget() and rung_for_nothing and queue._waiting:
                 queue._arrived.notify()
@@ -380,7 +380,7 @@ class Queue:
 
     def _stop_holding(self, waiter: Waiter) -> None:
         queue = self._queue
-        with queue._patient:
+        with queue._real_lock:
             queue._holding -= 1
             waiter.forget()
 

@@ -64,5 +64,5 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
 
 def _leave(queue: Publisher | None, waiter: Waiter | None) -> None:
     if queue is not None and waiter is not None:
-        with queue._patient:
+        with queue._real_lock:
             waiter.forget()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 import qindex
-from qindex.patience import PatientLock
+from qindex.patience import PatientLock, QueueLock
 from tests.qindex.support import WAIT
 from tests.qindex.test_threads import join, start, until
 
@@ -18,9 +19,14 @@ def in_thread(work: object) -> None:
     join(start(work))
 
 
-def test_it_excludes_threads_that_use_it_and_the_plain_lock() -> None:
-    plain = threading.Lock()
-    patient = PatientLock(plain)
+def made_patient() -> QueueLock:
+    lock = QueueLock()
+    lock.__class__ = PatientLock
+    return lock
+
+
+def test_it_excludes_threads_before_and_after_it_becomes_patient() -> None:
+    lock = QueueLock()
     inside = 0
     most = 0
     count = [0] * 6
@@ -28,20 +34,21 @@ def test_it_excludes_threads_that_use_it_and_the_plain_lock() -> None:
     def work(number: int) -> None:
         nonlocal inside, most
         for _ in range(4000):
-            with patient if number % 3 else plain:
+            with lock:
                 inside += 1
                 most = max(most, inside)
                 count[number] += 1
                 inside -= 1
+                if count[number] % 500 == 0:
+                    lock.__class__ = QueueLock if lock.__class__ is PatientLock else PatientLock
 
     join(start(*(lambda number=number: work(number) for number in range(6))))
     assert (most, inside, sum(count)) == (1, 0, 24_000)
-    assert not plain.locked()
+    assert lock.acquire(blocking=False)
 
 
 def test_one_that_stands_in_line_gets_in_while_another_never_rests() -> None:
-    plain = threading.Lock()
-    patient = PatientLock(plain)
+    patient = made_patient()
     got_in = threading.Event()
 
     def hog() -> None:
@@ -52,16 +59,17 @@ def test_one_that_stands_in_line_gets_in_while_another_never_rests() -> None:
     def guest() -> None:
         for _ in range(20):
             with patient:
-                pass
+                count.append(1)
+            sleep(0.001)  # the others take it meanwhile
         got_in.set()
 
-    join(start(hog, guest, hog, guest))
-    assert patient.waits > 0
+    count: list[int] = []
+    join(start(hog, hog, guest))
+    assert len(count) == 20
 
 
 def test_who_holds_it_is_seen_to_be_wanted_and_gives_it_up() -> None:
-    plain = threading.Lock()
-    patient = PatientLock(plain)
+    patient = made_patient()
     done = threading.Event()
 
     def guest() -> None:
@@ -69,7 +77,7 @@ def test_who_holds_it_is_seen_to_be_wanted_and_gives_it_up() -> None:
             done.set()
 
     patient.give_up()  # nobody wants it: nothing happens
-    with plain:
+    with patient:
         guests = start(guest)
         until(lambda: patient.wanted)
         assert not done.is_set()
@@ -80,8 +88,8 @@ def test_who_holds_it_is_seen_to_be_wanted_and_gives_it_up() -> None:
 
 
 def test_a_condition_can_be_made_of_it() -> None:
-    patient = PatientLock(threading.Lock())
-    condition = threading.Condition(patient)  # type: ignore[arg-type]
+    patient = made_patient()
+    condition = threading.Condition(patient)
     with pytest.raises(RuntimeError, match="un-acquired"):
         condition.notify()
     rung = []
@@ -103,18 +111,18 @@ def test_a_condition_can_be_made_of_it() -> None:
 def test_a_queue_has_it_while_several_threads_use_it(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "store", background=False) as engine:
         queue = engine.queue("q")
-        plain = queue._lock
+        lock = queue._real_lock
         for number in range(200):
             queue.publish(b"%d" % number)
-        assert queue._lock is plain
+        assert lock.__class__ is QueueLock
         in_thread(lambda: [queue.publish(b"of another thread") for _ in range(64)])
-        assert queue._lock is queue._patient
+        assert lock.__class__ is PatientLock
         for _ in range(64 * 256):
             queue.publish(b"alone again")
-        assert queue._lock is queue._patient, "a thread was here, and so was another"
+        assert lock.__class__ is PatientLock, "a thread was here, and so was another"
         for _ in range(64):
             queue.publish(b"alone again")
-        assert queue._lock is plain
+        assert lock.__class__ is QueueLock
         queue.ack_many(queue.get_many(30_000))
         assert len(queue) == 0
 
@@ -124,7 +132,7 @@ def test_a_closed_queue_stays_closed_for_one_that_stands_in_line(tmp_path: Path)
     queue = engine.queue("q")
     in_thread(lambda: [queue.publish(b"x") for _ in range(65)])
     queue.publish_many([b"x"])
-    assert queue._lock is queue._patient
+    assert queue._real_lock.__class__ is PatientLock
     engine.close()
     with pytest.raises(qindex.ClosedError):
         queue.publish(b"x")

@@ -1,0 +1,1 @@
+"""A signal's handler that raises (Ctrl-C) ends a call at any point."""

@@ -1,0 +1,114 @@
+"""End a call in the middle, as a signal's handler does that raises.
+
+CPython looks for signals behind each call, at the start of each function and when a loop goes
+back, and nowhere else. So a call has a number of points where Ctrl-C can end it; here they are
+counted with a tracer, and at a given one the tracer raises in the handler's stead.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["Interruption", "interrupted_at", "points_of"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_OURS = tuple(str(_ROOT / name) for name in ("qindex", "journal", "msgstore", "rocketstore"))
+_LOOKS = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
+
+
+class Interruption(BaseException):
+    """What the handler raises."""
+
+
+@cache
+def _looks_of(code: CodeType) -> set[tuple[int, int]]:
+    """Give the pairs of instructions (their offsets) between which a signal's handler may raise.
+
+    The interpreter raises at the first of the two, the tracer at the second. Where the one is
+    within a ``try`` or ``with`` and the other is not, they differ, and the point is left out.
+    """
+    instructions = list(dis.get_instructions(code))
+    handlers = _handlers_of(code)
+    return {
+        (one.offset, other.offset)
+        for one in instructions
+        if one.opname in _LOOKS
+        for other in instructions
+        if handlers(one.offset) == handlers(other.offset)
+    }
+
+
+def _handlers_of(code: CodeType) -> Callable[[int], int]:
+    """Give a function that tells where an exception at an offset is handled, -1: nowhere."""
+    table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+
+    def handler(offset: int) -> int:
+        return next((one.target for one in table if one.start <= offset < one.end), -1)
+
+    return handler
+
+
+@cache
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS)
+
+
+class _Tracer:
+    def __init__(self, stop_at: int) -> None:
+        self.count = 0
+        self.where = ""
+        self._stop_at = stop_at
+        self._last: dict[FrameType, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not _is_ours(frame.f_code.co_filename):
+            return None
+        if event == "call":
+            frame.f_trace_opcodes = True
+            frame.f_trace_lines = False
+        elif event == "opcode":
+            before = self._last.get(frame)
+            self._last[frame] = frame.f_lasti
+            if before is not None and (before, frame.f_lasti) in _looks_of(frame.f_code):
+                self._point(frame)
+        elif event == "return":
+            self._last.pop(frame, None)
+        return self
+
+    def _point(self, frame: FrameType) -> None:
+        self.count += 1
+        if self.count == self._stop_at:
+            self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+            raise Interruption(self.where)
+
+
+def _run(call: Callable[[], object], stop_at: int) -> _Tracer:
+    tracer = _Tracer(stop_at)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return tracer
+
+
+def points_of(call: Callable[[], object]) -> int:
+    """Make a call; gives the number of points where it could have been interrupted."""
+    return _run(call, 0).count
+
+
+def interrupted_at(call: Callable[[], object], point: int) -> str | None:
+    """Make a call that is interrupted at this point (from 1); tells where, or ``None`` when it was
+    at its end before."""
+    try:
+        _run(call, point)
+    except Interruption as error:
+        return str(error)
+    return None
