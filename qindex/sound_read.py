@@ -437,6 +437,13 @@ class _Reader:
         data = self._data
         if data.startswith(_NO_START, start):
             return True
+        border = start - start % -_SECTOR
+        if start < border < start + len(_NO_START):
+            # What is stored last of an append reaches into the next sector, which may have been
+            # written before: without it, and with all that follows.
+            rest = data[border : start + len(_NO_START)]
+            if rest.count(0) == len(rest):
+                return True
         for sector in range(start - start % _SECTOR, stop, _SECTOR):
             rest = data[max(sector, start) : sector + _SECTOR]
             if rest.count(0) == len(rest):

@@ -99,6 +99,23 @@ REGRESSIONS = [
         (("publish_many", "a", 2), ("sync",), ("consume", "a", 1), ("close",)),
         patches={"journal.journal._IN_PLACE": 0},
     ),
+    # What is stored last of an append, its first sixteen bytes, reached over the border of two
+    # sectors, and only the first of them was written again before the power went: the record was
+    # taken for a damaged one.
+    Workload(
+        "sector ends in what is stored last of an append",
+        (
+            ("publish", "a", "border", True),
+            ("publish", "a", "ttl", False),
+            ("flush", "a"),
+            ("get", "a", 3),
+            ("publish", "a", "border", False),
+            ("publish", "a", "ttl", False),
+        ),
+        (("open",), ("queue", "a")),
+        {"segment_entry_count": 4, "max_journal_entries": 1000, "durability": "os"},
+        {"journal.journal._IN_PLACE": 0},
+    ),
 ]
 
 

@@ -1,0 +1,125 @@
+"""Whatever point of a call Ctrl-C ends it at: nothing else is lost, doubled, or mixed up.
+
+Each call is made once for each point where a signal's handler can raise, in the profile ``ci`` for
+every seventh, another one for each call. Then:
+
+* the lock is free, and what follows does what it should, or says that writes are refused;
+* after a close and an open all that was there is there, once, in order, and nothing is damaged;
+* of what the call itself was to do, the beginning is done, or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import qindex
+from journal.sync import GroupCommit
+from qindex.patience import PatientLock, QueueLock
+from tests.interrupts.interruption import Interruption, interrupted_at, points_of
+from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+EVERY = 1 if NIGHTLY else 7
+AFTER = b"published behind it"
+
+
+def drained(queue: qindex.Queue) -> list[bytes]:
+    bodies: list[bytes] = []
+    while batch := queue.get_many(100):
+        bodies += batch.bodies
+        queue.ack_many(batch)
+    return bodies
+
+
+def check_bodies(bodies: Sequence[bytes], case: Case) -> None:
+    counts = Counter(bodies)
+    assert not [body for body, count in counts.items() if count > 1], "doubled"
+    assert counts.keys() <= {*case.live, *case.new, *case.gone}, "never published"
+    assert not [body for body in case.live if body not in counts], "lost"
+    order = [*case.gone, *case.live, *case.new]
+    assert list(bodies) == [body for body in order if body in counts], "out of order"
+    new = [body for body in case.new if body in counts]
+    assert new == list(case.new[: len(new)])
+
+
+def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
+    """Tells how the engine goes on."""
+    state = "goes on"
+    before: list[bytes] = []
+    try:
+        queue = engine.queue("q")
+        assert not queue._real_lock.is_mine()
+        queue.publish(AFTER)
+        before = drained(queue)
+        assert before.pop() == AFTER
+        check_bodies(before, case)
+    except qindex.WritesRefusedError as error:
+        assert "was cut short by" in str(error)  # noqa: PT017
+        state = "refuses"
+    except qindex.ClosedError:
+        state = "closed"
+    engine.close()
+    with qindex.open(directory, **OPTIONS) as again:
+        assert all(one.cause is qindex.Cause.CRASH for one in again.findings), again.findings
+        rest = drained(again.queue("q"))
+    if state == "goes on":
+        assert not set(rest) & set(before), "acknowledged, and back"
+    check_bodies([*rest, *before], case)
+    return state
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
+def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation) -> None:
+    def prepared(name: str) -> tuple[qindex.Engine, Case]:
+        engine = qindex.open(tmp_path / name, **OPTIONS)
+        return engine, operation(engine, engine.queue("q"))
+
+    engine, case = prepared("whole")
+    points = points_of(case.call)
+    engine.close()
+    assert points
+    states: Counter[str] = Counter()
+    for point in range(1 + OPERATIONS.index(operation) % min(EVERY, points), points + 1, EVERY):
+        name = f"{point}"
+        engine, case = prepared(name)
+        where = interrupted_at(case.call, point)
+        if where is None:  # it takes fewer steps this time
+            engine.close()
+            continue
+        try:
+            states[check_afterwards(tmp_path / name, engine, case)] += 1
+        except Exception as error:
+            raise AssertionError(f"cut short at {where}: {error!r}") from error
+    assert states.total()
+
+
+@pytest.mark.parametrize("kind", [QueueLock, PatientLock])
+def test_the_lock_is_free_afterwards(kind: type[QueueLock]) -> None:
+    lock = QueueLock()
+    lock.__class__ = kind
+
+    def call() -> None:
+        with lock:
+            pass
+
+    for point in range(1, points_of(call) + 1):
+        assert interrupted_at(call, point)
+        assert not lock.is_mine()
+
+
+def test_a_sync_that_is_cut_short_leaves_the_lead_to_the_next() -> None:
+    calls: list[int] = []
+    commits = GroupCommit(lambda: calls.append(1))
+    points = points_of(commits.commit)
+    assert points > 5
+    for point in range(1, points + 1):
+        with pytest.raises(Interruption):
+            raise Interruption(interrupted_at(commits.commit, point))
+        calls.clear()
+        commits.commit()
+        assert calls == [1]
