@@ -48,8 +48,12 @@ _BURST_FACTOR = 4
 """A flush that is due waits for a burst to end until the journal has this many times
 max_journal_entries: threads of one interpreter get in each other's way."""
 
+_PRESSING_FACTOR = 8
+"""From so many times max_journal_entries on a flush under way is let go on: before, the burst that
+it got in the way of may end."""
 _STAND_BACK = 5e-5
-"""Seconds for which a thread that ticks lets a flush under way go on."""
+"""Seconds for which a thread that ticks lets it go on, once in :data:`_TICKS` ticks."""
+_TICKS = 4
 
 _MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
@@ -135,6 +139,8 @@ class QueueCore:
         # makes no difference.
         self._usual_mask = 63 if options.max_journal_entries >= 4096 else 0
         self._check_mask = self._usual_mask
+        self._ticks = 0
+        self._pressing = options.max_journal_entries * _PRESSING_FACTOR
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
         self._id_high = int.from_bytes(os.urandom(8), "big")
         self._first_seq = index.next_seq
@@ -245,7 +251,7 @@ class QueueCore:
             self._flush_due()
         # On a full disk each action may be the one after which a flush makes room.
         self._check_mask = 0 if index.journal.in_reserve else self._usual_mask
-        if self._flushing and self._check_mask:
+        if self._flushing and self._check_mask and index.dirty > self._pressing:
             self._stand_back()
         self._real_lock.choose()
 
@@ -255,8 +261,11 @@ class QueueCore:
         It reads, packs and writes in some ten steps a segment, and each has to wait for the
         interpreter, which a busy thread lets go of every 5 ms only: without this the flush would
         fall behind, until all wait for it. An event loop, too, can spare as long as some ten
-        publishes take. Lock held; not meanwhile.
+        publishes take. Lock held; not while it stands back.
         """
+        self._ticks += 1
+        if self._ticks % _TICKS:
+            return
         lock = self._real_lock
         try:
             lock.release()
