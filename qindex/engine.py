@@ -386,8 +386,7 @@ class Engine:
 
     def sync(self) -> None:
         """Make all that returned before, on all queues, durable against power loss."""
-        with self._lock:
-            pass
+        self._check_open()
         self._moves.settle()
         self._messages.sync()
         for queue in self._roster.awake():
@@ -396,8 +395,7 @@ class Engine:
     def flush(self) -> None:
         """Bring the journals of all queues into their segment files; all that returned before is
         durable on return."""
-        with self._lock:
-            pass
+        self._check_open()
         for queue in self._roster.awake():
             queue.flush()
 
@@ -416,15 +414,14 @@ class Engine:
     def compact(self) -> CompactionReport | None:
         """Give the space of dead messages in the message store back now; ``None`` where there is
         no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
-        with self._lock:
-            pass
+        self._check_open()
         return self._messages.compact()
 
     def close(self) -> None:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
 
         Transient messages end here. Raises :class:`StorageError` when the system refuses; the
-        engine is closed all the same, as when a signal's handler raises, and the next open recovers.
+        engine is closed all the same, as when a signal's handler raises: the next open recovers.
         """
         if isinstance(self._lock, RefusingLock):
             return
@@ -449,6 +446,10 @@ class Engine:
                     self._messages.close()
                 finally:
                     self._directory_lock.release()
+
+    def _check_open(self) -> None:
+        with self._lock:
+            pass
 
     def _stop_threads(self) -> None:
         if self._housekeeper is not None:

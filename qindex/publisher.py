@@ -161,10 +161,8 @@ class Publisher(QueueCore):
         return seq
 
     def _publish_within(self, body: bytes, limits: Limits) -> int:
-        """Append a plain message to a queue with limits that has room for it; gives its seq_id.
-
-        Gives -1, and has done nothing, where there is more to be seen to first.
-        """
+        """Append a plain message to a queue with limits that has room for it; gives its seq_id, or
+        -1, and has done nothing, where there is more to be seen to first."""
         size = len(body)
         with self._lock:
             if self._stuck or not limits.fits(len(self), 1, size):

@@ -242,8 +242,7 @@ class QueueCore:
     # -- flushing -------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Once in a while, after actions: take checksums of what was appended, and see whether
-        a flush is due. Lock held."""
+        """Once in a while: take checksums of what was appended, see if a flush is due. Lock held."""
         index = self._index
         is_shared = self._real_lock.is_shared()
         index.journal.seal(_SEAL_AT_LEAST_SHARED if is_shared else _SEAL_AT_LEAST)
@@ -470,7 +469,7 @@ class QueueCore:
         )
 
     def _actions(self) -> int:
-        """Count what was done to the queue since it was opened; no lock, of about this moment."""
+        """Count what was done to the queue since it was opened; no lock, about this moment."""
         return self._index.actions
 
     def _is_due(self) -> bool:
