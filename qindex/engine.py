@@ -468,16 +468,14 @@ class Engine:
                 self._put_to_rest(hashed)
             except (StoreError, OSError) as error:
                 failure = failure or error
-        if failure is None and self._poison.reason is None and not self._is_miscounted():
+        # No snapshot may keep the message store's counts where they can't be trusted.
+        miscounted = self._messages.in_use and self._messages.miscounted
+        if failure is None and self._poison.reason is None and not miscounted:
             self._messages.sync()
             message_store = self._messages.snapshot()
             write_snapshot(self._fs, self.directory, self._resting, message_store)
         if failure is not None:
             raise failure
-
-    def _is_miscounted(self) -> bool:
-        """Tell whether the message store's counts can't be trusted: no snapshot may keep them."""
-        return self._messages.in_use and self._messages.miscounted
 
     def _forked(self) -> None:
         text = f"{self.directory}: was opened by another process; open it again in the child"

@@ -242,7 +242,7 @@ class QueueCore:
     # -- flushing -------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Once in a while: take checksums of what was appended, see if a flush is due. Lock held."""
+        """Once in a while: take checksums of what was appended, see if a flush is due; locked."""
         index = self._index
         is_shared = self._real_lock.is_shared()
         index.journal.seal(_SEAL_AT_LEAST_SHARED if is_shared else _SEAL_AT_LEAST)
