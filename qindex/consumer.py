@@ -152,27 +152,33 @@ class Consumer(Settler):
 
     def _take_returned(self, lease: float | None) -> Delivery | None:
         """Deliver the first of what was given back; ``None`` when it may not be delivered."""
-        seq = heapq.heappop(self._returned)
-        body, extra = self._returned_by_seq.pop(seq)
-        if not isinstance(extra, int):
-            admitted = self._admit(seq, body, extra)
-            if admitted is None:
-                return None
-            extra, body = admitted, self._body(seq, admitted)
+        seq = self._returned[0]
         index = self._index
         try:
+            heapq.heappop(self._returned)
+            body, extra = self._returned_by_seq[seq]
+            if not isinstance(extra, int):
+                admitted = self._admit(seq, body, extra)
+                del self._returned_by_seq[seq]
+                if admitted is None:
+                    return None
+                body = self._body(seq, admitted)
+                self._returned_by_seq[seq] = body, admitted
+                extra = admitted
             segment = index.segment_of(seq)
             # If so, it is here because it could not be marked as delivered before.
             fresh = segment.states[seq - segment.base] == PUBLISHED
+            given = Delivery(self, seq, body, not fresh, extra)
             if fresh:
                 index.append_actions(DELIVER, np.array([seq]))
         except BaseException:
-            self._give_back(seq, body, extra)
+            if seq in self._returned_by_seq and seq not in self._returned:
+                heapq.heappush(self._returned, seq)
             raise
+        del self._returned_by_seq[seq]
         self._tally.again += not fresh
         segment.states[seq - segment.base] = OUT
         index.taken += 1
-        given = Delivery(self, seq, body, not fresh, extra)
         return given if self._hand_out(given, lease) else None
 
     def _admit(self, seq: int, body: bytes, extra: int | Entry) -> Entry | None:

@@ -25,7 +25,7 @@ LARGE = b"L" * 900
 class Case:
     """``call``: what is interrupted. ``live``: bodies that must be in the queue whatever happens;
     ``new``: bodies it publishes, in order, any number of the first of which may be there;
-    ``gone``: bodies that may be gone, or with a consumer, afterwards."""
+    ``gone``: bodies that may be gone, or with nobody until the next open."""
 
     call: Callable[[], object]
     live: Sequence[bytes]
