@@ -190,9 +190,12 @@ def scan_segment(
         in_place = (offsets[steps] >= 0) & (offsets[steps] < step_offsets)
         counts = np.bincount(steps[in_place], minlength=entry_count)
         filed += np.minimum(counts, ACKED - PUBLISHED).astype(np.uint8)
-        what = "deliver or ack before any publish"
+        lost = [one.offset for one in findings if power_lost and one.cause is Cause.CRASH]
         for at in step_offsets[~in_place].tolist():
-            findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED, Kind.STEP))
+            # Of an entry before it that did not reach the disk; else nothing explains it.
+            cause = Cause.CRASH if lost and at > min(lost) else Cause.DAMAGE
+            what = "deliver or ack before any publish"
+            findings.append(Finding(path, at, 2, cause, what, DROPPED, Kind.STEP))
         for rel in np.flatnonzero(counts > ACKED - PUBLISHED).tolist():
             what = f"more than one ack of seq_id {number * entry_count + rel}"
             for at in step_offsets[in_place & (steps == rel)][ACKED - PUBLISHED :].tolist():

@@ -437,13 +437,11 @@ class _Reader:
         data = self._data
         if data.startswith(_NO_START, start):
             return True
-        border = start - start % -_SECTOR
-        if start < border < start + len(_NO_START):
-            # What is stored last of an append reaches into the next sector, which may have been
-            # written before: without it, and with all that follows.
-            rest = data[border : start + len(_NO_START)]
-            if rest.count(0) == len(rest):
-                return True
+        # What is stored last of an append, and the checksum that a publish puts in last, may reach
+        # over the border of two sectors, of which one was written before and one after.
+        check = start + self._layout.head_size + CHECK_OFFSET
+        if _is_half(data, start, len(_NO_START)) or _is_half(data, check, CHECK_SIZE):
+            return True
         for sector in range(start - start % _SECTOR, stop, _SECTOR):
             rest = data[max(sector, start) : sector + _SECTOR]
             if rest.count(0) == len(rest):
@@ -470,6 +468,15 @@ class _Reader:
         kind: Kind = Kind.RECORD,
     ) -> None:
         self._findings.append(Finding(self._path, offset, length, cause, what, consequence, kind))
+
+
+def _is_half(data: Data, start: int, length: int) -> bool:
+    """Tell whether the border of two sectors is within these bytes, and there is nothing on one
+    side of it."""
+    border = start - start % -_SECTOR
+    if not start < border < start + length:
+        return False
+    return not any(data[start:border]) or not any(data[border : start + length])
 
 
 def _has_zero_page(lost: Data, offset: int) -> bool:

@@ -116,6 +116,44 @@ REGRESSIONS = [
         {"segment_entry_count": 4, "max_journal_entries": 1000, "durability": "os"},
         {"journal.journal._IN_PLACE": 0},
     ),
+    # So with the checksum, which a publish puts in last.
+    Workload(
+        "sector ends in a checksum",
+        (
+            ("publish", "a", "border", False),
+            ("publish", "a", "border", False),
+            (
+                "meanwhile",
+                ("flush", "a"),
+                ("get", "a"),
+                ("publish", "a", "border", False),
+            ),
+        ),
+        (("open",), ("queue", "a")),
+        {"segment_entry_count": 8, "max_journal_entries": 1000, "durability": "os"},
+    ),
+    # A sector of a segment that was not synced was lost with an entry, and the deliver and ack of
+    # it, in a later sector, were not.
+    Workload(
+        "sector with an entry lost, the one with its ack not",
+        (
+            ("publish_to", "abc", "border", False),
+            ("requeue", "a", 0),
+            (
+                "meanwhile",
+                ("flush", "a"),
+                ("consume", "a", 1),
+                ("publish", "a", "border", False),
+                ("get", "a"),
+            ),
+            ("publish", "b", "border", False),
+            ("publish", "a", "border", False),
+            ("get", "a", 2),
+            ("reopen",),
+        ),
+        (("open",), *(("queue", name) for name in "abc")),
+        {"segment_entry_count": 4, "max_journal_entries": 1000, "durability": "os"},
+    ),
 ]
 
 
