@@ -95,12 +95,15 @@ class Acker(QueueCore):
 
     def _ack_all(self, seqs: I64) -> None:
         index = self._index
-        with self._in_one_piece():
+        try:
             index.append_actions(ACK, seqs)
             index.set_states(seqs, ACKED)
             index.acks += len(seqs)
             if index.transient or self._nacked_at or self._holding or self._stored_out:
                 self._forget(seqs.tolist())
+        except BaseException as error:
+            self._cut_short(error)
+            raise
         self._tick()
 
     def _outstanding(self, deliveries: Iterable[Delivery]) -> I64:
@@ -124,8 +127,8 @@ class Acker(QueueCore):
             seqs = np.array([delivery.seq_id for delivery in deliveries], np.int64)
             if len(np.unique(seqs)) != len(seqs):
                 raise UsageError("a delivery stands twice in the batch")
-        settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
-        if len(settled):
+        if not self._index.all_are(seqs, OUT):
+            settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
             raise _not_ours(deliveries[int(settled[0])], self)
         return seqs
 

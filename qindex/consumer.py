@@ -382,12 +382,15 @@ class Consumer(Settler):
             for seq, body, extra in zip(batch.seq_ids, batch.bodies, batch._extras, strict=True):
                 self._give_back(seq, body, extra)
             raise
-        with self._in_one_piece():
+        try:
             index.set_states(seqs, OUT)
             index.taken += len(batch)
             self._tally.again += len(seqs) - len(fresh)
             if self._limits is not None:
                 self._went_out(len(batch), sum(map(len, batch.bodies)))
+        except BaseException as error:
+            self._cut_short(error)
+            raise
         self._tick()
 
     def consume(

@@ -168,8 +168,33 @@ class QueueIndex(IndexReader):
             words = seqs.astype(np.uint64) | np.uint64(kind << TYPE_SHIFT)
             self.journal.append(words.astype(">u8").tobytes(), reserve=True)
 
+    def _run_of(self, seqs: I64) -> tuple[Segment, int, int] | None:
+        """Give the segment of these entries, and the first and the end in it, if they are a run."""
+        count = len(seqs)
+        if not count:
+            return None
+        first = int(seqs[0])
+        if int(seqs[-1]) - first != count - 1 or (count > 2 and not (np.diff(seqs) == 1).all()):
+            return None
+        segment = self.segment_of(first)
+        rel = first - segment.base
+        return (segment, rel, rel + count) if rel + count <= self.entry_count else None
+
+    def all_are(self, seqs: I64, state: int) -> bool:
+        """Tell whether these entries, whose segments are loaded, all have this state."""
+        run = self._run_of(seqs)
+        if run is None:
+            return bool((self.states_of(seqs) == state).all())
+        segment, first, end = run
+        return segment.states.count(state, first, end) == end - first
+
     def set_states(self, seqs: I64, state: int) -> None:
         """Set the state of entries whose segments are loaded."""
+        run = self._run_of(seqs)
+        if run is not None:
+            segment, first, end = run
+            segment.states[first:end] = bytes((state,)) * (end - first)
+            return
         for segment, inside in self._by_segment(seqs):
             np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base] = state
 
