@@ -19,7 +19,6 @@ from qindex.delivery import Delivery
 from qindex.housekeeper import Housekeeper
 from qindex.queue_core import QueueCore
 from qindex.resting import Roster
-from qindex.waits import CALLER
 from tests.crash.ledger import Book, Message
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
@@ -58,6 +57,7 @@ _NOT_LASTING = {"expired", "transient", "stored_expired", "stored_transient"}
 Step = tuple[Any, ...]
 
 _CLOCK = 1_700_000_000 * 10**9
+_LATER = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,16 @@ class Driver:
 
         def others() -> None:
             # Another thread would wait for this sync where a flush became due; here that is the
-            # same thread, so the flush is left for later, as an event loop leaves it.
-            CALLER.waits = steps[0][0] == "flush"
+            # same thread, so the flush is left for later, as one that has just failed.
+            queues = [] if self.engine is None else list(self.engine._awake.values())
+            for queue in queues:
+                queue._retry_at += _LATER
             try:
                 for step in steps[1:]:
                     self.run(step)
             finally:
-                CALLER.waits = True
+                for queue in queues:
+                    queue._retry_at -= _LATER
 
         for name in {step[1] for step in steps if len(step) > 1}:
             if self.engine is not None:
