@@ -25,8 +25,6 @@ __all__ = ["PatientLock", "QueueLock"]
 
 _PAUSE = 1e-3
 """Seconds between two looks of the one that tries, where nobody tells it."""
-
-
 _ALONE = 256
 """So many calls of :meth:`QueueLock.choose` without anybody who waits, and it is plain again."""
 

@@ -13,11 +13,15 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
-from xxhash import xxh3_64_digest
-
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
-from qindex.record_format import CHECK_OFFSET, MAGIC, PLAIN_HEAD_SIZE, plain_body_head
+from qindex.record_format import (
+    CHECK_OFFSET,
+    MAGIC,
+    PLAIN_HEAD_SIZE,
+    embedded_is_sound,
+    plain_body_head,
+)
 
 __all__ = ["CHECK_END", "CHECK_START", "PLAIN_HEAD", "PLAIN_HEADS", "plain_parts", "read_plain"]
 
@@ -31,7 +35,6 @@ CHECK_END = CHECK_START + 8
 _SIZES = struct.Struct(">QII")
 _MOST_BODY_HEAD = 5
 _SIZES_AT = PAYLOAD_SIZE - _SIZES.size
-_ZERO_CHECK = bytes(8)
 _TAG = b"\xcf"
 _TAG_AT = CHECK_OFFSET + 8
 _STAMP_AT = _TAG_AT + 1
@@ -76,8 +79,6 @@ def read_plain(
         or record[_SECOND_AT:body_at] != second
     ):
         return None
-    if not verified:
-        whole = b"".join((word.to_bytes(8, "big"), head, MAGIC, _ZERO_CHECK, record[_TAG_AT:]))
-        if xxh3_64_digest(whole) != record[CHECK_OFFSET:_TAG_AT]:
-            return None
+    if not verified and not embedded_is_sound(data, payload, word, embedded):
+        return None
     return record[body_at:], int.from_bytes(record[_STAMP_AT:_SECOND_AT], "big")
