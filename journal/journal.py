@@ -262,18 +262,18 @@ class Journal:
 
     def _give_up_sums(self) -> None:
         try:
-            if self._sums_fd is not None:
-                close_quietly(self._fs, self._sums_fd, self.path + SUMS_SUFFIX)
-                self._sums_fd = None
+            fd, self._sums_fd = self._sums_fd, None
+            if fd is not None:
+                close_quietly(self._fs, fd, self.path + SUMS_SUFFIX)
             unlink_if_there(self._fs, self.path + SUMS_SUFFIX)
         except OSError as error:
             _log.warning("%s: can't be removed: %s", self.path + SUMS_SUFFIX, error)
 
     def _drop_sums(self) -> None:
         """Remove the checksums, before the bytes they are of go."""
-        if self._sums_fd is not None:
-            self._fs.close(self._sums_fd)
-            self._sums_fd = None
+        fd, self._sums_fd = self._sums_fd, None
+        if fd is not None:
+            self._fs.close(fd)
             unlink_if_there(self._fs, self.path + SUMS_SUFFIX)
         self._sealed = 0
 

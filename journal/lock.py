@@ -41,9 +41,11 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would race with the next owner."""
-        if self._fd is not None:
-            close_quietly(self._fs, self._fd, "the lock of the directory")
-            self._fd = None
+        # Taken first, here and wherever a file is closed: a call that is cut short behind the close
+        # must not leave a number that is another file's the next time.
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_quietly(self._fs, fd, "the lock of the directory")
 
 
 def open_claimed(fs: FileSystem, path: PathLike, flags: int, take: Callable[[int], None]) -> int:

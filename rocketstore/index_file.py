@@ -132,9 +132,9 @@ class IndexFile:
         if self._map is not None:
             self._map.close()
             self._map = None
-        if self.fd >= 0:
-            close_quietly(self._fs, self.fd, self.path)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close_quietly(self._fs, fd, self.path)
 
     @property
     def is_full(self) -> bool:

@@ -69,8 +69,8 @@ class StoreLock:
 
     def release(self) -> None:
         """Give the lock back. The file stays, as the broker leaves it."""
-        if self._fd is not None:
-            close_quietly(self._fs, self._fd, self._path)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_quietly(self._fs, fd, self._path)
             if _held.get(self._key) is self:
                 del _held[self._key]

@@ -95,9 +95,9 @@ class MappedFile:
         if self._map is not None:
             self._map.close()
             self._map = None
-        if self.fd >= 0:
-            close_quietly(self._fs, self.fd, self.path)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close_quietly(self._fs, fd, self.path)
 
     def reserve(self, end: int) -> int:
         """Have the disk's blocks for bytes up to ``end``; gives how far they reach now.

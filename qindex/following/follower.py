@@ -274,11 +274,11 @@ class Follower:
             raise StorageError(path, "the queue can't be followed", error) from error
 
     def _leave(self) -> None:
-        if self._queue_fd >= 0:
-            self._journal.close()
-            self._fs.close(self._queue_fd)
-        self._queue_fd = -1
+        fd, self._queue_fd = self._queue_fd, -1
         self._path = ""
+        if fd >= 0:
+            self._journal.close()
+            self._fs.close(fd)
 
     def _begin(self, one: QueueDirectory, store: StoreReader) -> None:
         if isinstance(self._start, int):

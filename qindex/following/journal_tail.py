@@ -73,12 +73,13 @@ class JournalTail:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-        self._fd = self._inode = -1
+        fd, self._fd = self._fd, -1
+        self._inode = -1
         self._start = b""
         self._position = 0
         self._size = _PROBE
+        if fd >= 0:
+            self._fs.close(fd)
 
     def change(self) -> Change:
         """Tell what became of the journal since :meth:`attach`."""
