@@ -28,7 +28,9 @@ class Acker(QueueCore):
 
         Raises :class:`UsageError` for a delivery of another queue, or one that was settled.
         """
-        with self._lock:
+        lock = self._lock
+        try:
+            lock.take()
             try:
                 owner = delivery._queue
             except AttributeError:
@@ -68,6 +70,10 @@ class Acker(QueueCore):
                 self._tick()
             if index.transient or self._nacked_at or self._holding or self._stored_out:
                 self._forget((seq,))
+            lock.release()
+        except BaseException:
+            lock.let_go()
+            raise
         if self._sync_each:
             self._sync_each_journal()
 

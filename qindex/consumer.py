@@ -21,7 +21,7 @@ from journal.format import DELIVER
 from msgstore.errors import MissingMessageError
 from qindex.acker import ascending
 from qindex.cut_short import put_back
-from qindex.delivery import Batch, Delivery
+from qindex.delivery import Batch, Delivery, make_delivery
 from qindex.entries import Entry
 from qindex.lease import check_lease
 from qindex.postponed import MOST_WAITING
@@ -55,18 +55,22 @@ class Consumer(Settler):
         """
         if lease is not None:
             check_lease(lease)
-        with self._lock:
+        lock = self._lock
+        given: Delivery | None
+        try:
+            lock.take()
             while True:
                 window = self._window
                 at = self._at
                 if self._returned or at == len(window.seqs):
+                    given = None
                     if (self._returned or not self._fill_few()) and not self._available(timeout):
-                        return None
+                        break
                     if self._returned:
                         given = self._take_returned(lease)
                         if given is None:
                             continue
-                        return given
+                        break
                     window = self._window
                     at = self._at
                 seq = window.seqs[at]
@@ -95,14 +99,25 @@ class Consumer(Settler):
                             index.journal.write(window.delivers[at])
                         except ValueError:
                             index.journal.append(window.delivers[at], reserve=True)
-                    given = Delivery(self, seq, body, not fresh, extra)
+                    given = Delivery()
                 except BaseException:
                     put_back(self, window, at, fresh)
                     raise
-                self._tally.again += not fresh
+                given._queue = self
+                given.seq_id = seq
+                given.body = body
+                given.redelivered = not fresh
+                given._extra = extra
+                if not fresh:
+                    self._tally.again += 1
                 if (self._watched or lease is not None) and not self._hand_out(given, lease):
                     continue
-                return given
+                break
+            lock.release()
+        except BaseException:
+            lock.let_go()
+            raise
+        return given
 
     def _available(self, timeout: float | None) -> bool:
         """Wait until something is given back or in the window; false when the time is up."""
@@ -168,7 +183,7 @@ class Consumer(Settler):
             segment = index.segment_of(seq)
             # If so, it is here because it could not be marked as delivered before.
             fresh = segment.states[seq - segment.base] == PUBLISHED
-            given = Delivery(self, seq, body, not fresh, extra)
+            given = make_delivery(self, seq, body, not fresh, extra)
             if fresh:
                 index.append_actions(DELIVER, np.array([seq]))
         except BaseException:

@@ -15,7 +15,7 @@ from qindex.segment import DELIVERED
 if TYPE_CHECKING:
     from qindex.settler import Settler
 
-__all__ = ["Batch", "BatchDelivery", "Delivery"]
+__all__ = ["Batch", "BatchDelivery", "Delivery", "make_delivery"]
 
 
 class Delivery:
@@ -28,24 +28,16 @@ class Delivery:
 
     __slots__ = ("_count", "_extra", "_queue", "body", "redelivered", "seq_id")
 
+    # Without an __init__, which would cost as much as all that it sets: made by make_delivery, and
+    # in the path of a single get.
+    _queue: Settler | None
+    seq_id: int
     body: bytes
+    redelivered: bool
+    _extra: int | Entry
+    """The timestamp of a plain message, or all there is of another."""
     _count: int
     """Set where it is known; a plain first delivery pays nothing for it."""
-
-    def __init__(
-        self,
-        queue: Settler | None,
-        seq_id: int,
-        body: bytes,
-        redelivered: bool,
-        extra: int | Entry,
-    ) -> None:
-        self._queue = queue
-        self.seq_id = seq_id
-        self.body = body
-        self.redelivered = redelivered
-        # The timestamp of a plain message, or all there is of another.
-        self._extra = extra
 
     @property
     def message(self) -> Message:
@@ -137,6 +129,19 @@ class Delivery:
     def __repr__(self) -> str:
         again = ", redelivered" if self.redelivered else ""
         return f"<Delivery seq_id={self.seq_id}, {len(self.body)} bytes{again}>"
+
+
+def make_delivery(
+    queue: Settler | None, seq_id: int, body: bytes, redelivered: bool, extra: int | Entry
+) -> Delivery:
+    """Make one; ``queue``: where it is to be settled."""
+    made = Delivery()
+    made._queue = queue
+    made.seq_id = seq_id
+    made.body = body
+    made.redelivered = redelivered
+    made._extra = extra
+    return made
 
 
 class BatchDelivery(Delivery):

@@ -1,6 +1,6 @@
 """Locks that refuse: what stands in the place of a queue's lock after close or fork.
 
-The hot paths check nothing: they enter ``with self._lock``. Closing a queue, or finding oneself in
+The hot paths check nothing: they take ``self._lock``. Closing a queue, or finding oneself in
 a forked child, puts one of these there.
 """
 
@@ -23,8 +23,16 @@ class RefusingLock:
         self._kind = kind
         self._text = text
 
-    def __enter__(self) -> bool:
+    def take(self) -> bool:
+        """Refuse."""
         raise self._kind(self._text)
+
+    __enter__ = take
+
+    def release(self) -> None:
+        """Do nothing: nobody has it."""
+
+    let_go = release
 
     def __exit__(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 
 from journal.format import DELIVER
 from qindex.consumer import Consumer
-from qindex.delivery import Delivery
+from qindex.delivery import Delivery, make_delivery
 from qindex.entries import Entry
 from qindex.fetched import NOTHING_FETCHED
 from qindex.queue_index import QueueIndex
@@ -45,7 +45,7 @@ def take_last(queue: Consumer) -> Delivery | None:
             segment.states[seq - segment.base] = OUT
             index.taken += 1
             queue._tick()
-            given = Delivery(queue, seq, body, not fresh, extra)
+            given = make_delivery(queue, seq, body, not fresh, extra)
             if queue._hand_out(given, None):
                 return given
         queue._move_unlocked()

@@ -18,7 +18,8 @@ from qindex.settings import QueueSettings
 from qindex.waits import CALLER, time_left
 
 if TYPE_CHECKING:
-    from qindex.publisher import Prepared, Publisher
+    from qindex.prepared import Prepared
+    from qindex.publisher import Publisher
     from qindex.queue import Queue
 
 __all__ = [

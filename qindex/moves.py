@@ -39,7 +39,8 @@ from qindex.limits import give_room_back, keep_within, take_room
 from qindex.message import Message
 from qindex.move_format import DONE, Intent, pack_intent
 from qindex.options import Options
-from qindex.publisher import Notes, Prepared, Publisher
+from qindex.prepared import Notes, Prepared
+from qindex.publisher import Publisher
 from qindex.waits import CALLER
 
 if TYPE_CHECKING:

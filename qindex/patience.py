@@ -62,6 +62,16 @@ class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class 
             return
         self._user, self._seen, self._alone = user, waits, 0
 
+    take = RLock.acquire
+    """What ``with`` begins with, for the paths that spare themselves the rest of it: a third of
+    what it costs. Each of them ends with ``release``, and with :meth:`let_go` after an
+    exception."""
+
+    def let_go(self) -> None:
+        """Release it, if the calling thread has it: a handler may raise before and after."""
+        if self.is_mine():
+            self.release()
+
     def is_mine(self) -> bool:
         """Tell whether the calling thread has it."""
         owned: bool = self._is_owned()  # type: ignore[attr-defined]
@@ -83,15 +93,17 @@ class PatientLock(QueueLock):  # type: ignore[misc]
 
     __slots__ = ()
 
-    def __enter__(self) -> bool:  # type: ignore[override]
+    def take(self) -> bool:  # type: ignore[override]
+        """What ``with`` begins with."""
         try:
             if self.wanted or not self.acquire(False):
                 self._stand_in_line()
         except BaseException:
-            if self.is_mine():
-                self.release()
+            self.let_go()
             raise
         return True
+
+    __enter__ = take  # type: ignore[assignment]
 
     def _stand_in_line(self) -> None:
         self.give_up()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from time import time_ns
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +23,14 @@ from qindex.fetched import DELIVER_BITS
 from qindex.limits import Limits, ask_for_room, give_room_back, keep_within
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
+from qindex.prepared import Notes, Prepared
 from qindex.publish_records import plain_batch, plain_record
 from qindex.queue_core import QueueCore
 from qindex.record_format import encode_front, seal_embedded, seal_stored
 from qindex.segment import PUBLISHED
 from qindex.seq_file import RESERVE
 
-__all__ = ["MOST_RESERVED", "Notes", "Prepared", "Publisher", "publish_to_all"]
+__all__ = ["MOST_RESERVED", "Publisher", "publish_to_all"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -38,28 +38,6 @@ _pack_word = ACTION_WORD.pack
 
 MOST_RESERVED = RESERVE // 2
 """Messages that :meth:`Publisher.reserve` takes: a segment has room beside them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A message ready to be appended: ``record`` is what the index embeds (empty: none),
-    ``stored`` what the message store gets, ``sealed`` whether ``record`` needs no checksum."""
-
-    msg_id: bytes
-    size: int
-    record: bytes
-    stored: bytes | None
-    sealed: bool
-
-
-class Notes(Protocol):
-    """What is noted elsewhere of an append, with the queue's lock held."""
-
-    def before(self, first: int) -> None:
-        """The messages are about to get the seq_ids from ``first`` on."""
-
-    def after(self) -> None:
-        """They have them."""
 
 
 class Publisher(QueueCore):
@@ -115,7 +93,9 @@ class Publisher(QueueCore):
                 timeout=timeout,
             )
         size = len(body)
-        with self._lock:
+        lock = self._lock
+        try:
+            lock.take()
             index = self._index
             seq = index.next_seq
             offset = -1
@@ -156,6 +136,10 @@ class Publisher(QueueCore):
             except BaseException:
                 set_right(self, seq, offset)
                 raise
+            lock.release()
+        except BaseException:
+            lock.let_go()
+            raise
         if confirm or self._sync_each:
             self._sync_each_journal()
         return seq

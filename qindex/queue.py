@@ -8,7 +8,7 @@ from time import time_ns
 
 from journal.errors import UsageError
 from qindex.consumer import READ_AHEAD, Consumer
-from qindex.delivery import Delivery
+from qindex.delivery import Delivery, make_delivery
 from qindex.entries import Entry
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.publisher import Publisher
@@ -40,11 +40,11 @@ class Queue(Publisher, Consumer):
                 return seen
             for seq, body, again, extra in self._ahead(most):
                 if isinstance(extra, int):
-                    seen.append(Delivery(None, seq, body, again, extra))
+                    seen.append(make_delivery(None, seq, body, again, extra))
                 elif not 0 < extra.expiry <= now:
                     entry = self._with_message(extra)
                     if entry.message is not None:
-                        seen.append(Delivery(None, seq, entry.message.body, again, entry))
+                        seen.append(make_delivery(None, seq, entry.message.body, again, entry))
                 if len(seen) == most:
                     break
             return seen

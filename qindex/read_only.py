@@ -15,7 +15,7 @@ from typing import NoReturn
 from journal.errors import ClosedError, UsageError
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
-from qindex.delivery import Delivery
+from qindex.delivery import Delivery, make_delivery
 from qindex.entries import Entry
 from qindex.message import Message
 from qindex.reader import QueueReader, QueueSummary, Row, StoreReader
@@ -168,7 +168,7 @@ class ReadOnlyEngine:
 def _delivery(row: Row, body: bytes) -> Delivery:
     message = Message(body, row.key, row.headers, row.properties, row.timestamp)
     entry = Entry(row.msg_id, row.expiry, row.size, message)
-    return Delivery(None, row.seq_id, body, row.redelivered, entry)
+    return make_delivery(None, row.seq_id, body, row.redelivered, entry)
 
 
 def _stats(found: QueueSummary) -> QueueStats:

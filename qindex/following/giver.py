@@ -9,7 +9,7 @@ from itertools import repeat
 from journal.errors import StoreError
 from journal.files import FileSystem
 from journal.format import PUBLISH_PERSISTENT
-from qindex.delivery import Delivery
+from qindex.delivery import Delivery, make_delivery
 from qindex.entries import Entry, decode_any
 from qindex.following.gap import MISSING, Gap
 from qindex.following.piece import Decoded, Piece, decode
@@ -34,7 +34,7 @@ class Giver:
         found = decode(piece)
         if found.is_plain:
             return map(
-                Delivery, repeat(None), found.seqs, found.bodies, repeat(False), found.extras
+                make_delivery, repeat(None), found.seqs, found.bodies, repeat(False), found.extras
             )
         kinds: list[int] = piece.kinds.tolist()
         # No generator: one that has raised is at its end, and what it had not given is lost.
@@ -83,6 +83,6 @@ class _Mixed:
                 body = b"" if extra.message is None else extra.message.body
             self._at += 1
             if not isinstance(extra, Entry) or extra.message is not None:
-                return Delivery(None, seq, body, False, extra)
+                return make_delivery(None, seq, body, False, extra)
             self._report(Gap(seq, seq + 1, extra.damage))
         return None

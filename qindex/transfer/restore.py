@@ -8,7 +8,8 @@ from itertools import groupby
 import numpy as np
 
 from journal.format import DELIVER
-from qindex.publisher import Prepared, Publisher
+from qindex.prepared import Prepared
+from qindex.publisher import Publisher
 from qindex.queue import Queue
 from qindex.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
 from qindex.segment import DELIVERED, PUBLISHED

@@ -1,0 +1,30 @@
+"""Messages that are ready to be appended, and what takes note of an append."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Notes", "Prepared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A message ready to be appended: ``record`` is what the index embeds (empty: none),
+    ``stored`` what the message store gets, ``sealed`` whether ``record`` needs no checksum."""
+
+    msg_id: bytes
+    size: int
+    record: bytes
+    stored: bytes | None
+    sealed: bool
+
+
+class Notes(Protocol):
+    """What is noted elsewhere of an append, with the queue's lock held."""
+
+    def before(self, first: int) -> None:
+        """The messages are about to get the seq_ids from ``first`` on."""
+
+    def after(self) -> None:
+        """They have them."""
