@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.erlang_vm import node_paths
 from benchmarks.measure import human
 
-__all__ = ["write_page"]
+__all__ = ["split_page", "write_page"]
 
 _BEGIN = "<!-- figures: begin -->"
 _END = "<!-- figures: end -->"
@@ -38,15 +38,22 @@ Section = tuple[str, str, Sequence[dict[str, Any]], float]
 
 
 def write_page(page: Path, sections: Iterable[Section]) -> None:
-    """Put the tables between the marks of ``page``. Raises :class:`ValueError` without marks."""
+    """Put the tables between the marks of ``page``. Raises as :func:`split_page`."""
+    before, after = split_page(page)
+    parts = [_machine(), *(_section(*each) for each in sections)]
+    body = "\n\n".join(part for part in parts if part)
+    page.write_text(f"{before}{_BEGIN}\n\n{body}\n\n{_END}{after}", "utf-8")
+
+
+def split_page(page: Path) -> tuple[str, str]:
+    """Give what stands before and behind the marks of a page. Raises :class:`ValueError` without
+    marks, and :class:`OSError`."""
     text = page.read_text("utf-8")
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise ValueError(f"{page} has no marks {_BEGIN} and {_END}")
-    parts = [_machine(), *(_section(*each) for each in sections)]
-    body = "\n\n".join(part for part in parts if part)
-    page.write_text(f"{before}{_BEGIN}\n\n{body}\n\n{_END}{after}", "utf-8")
+    return before, after
 
 
 def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: float) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import write_page
+from benchmarks.page import split_page, write_page
 
 __all__ = ["PROGRAMS", "Program", "main"]
 
@@ -33,6 +34,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _LEFT_OUT = 2
 """Exit status of a program that has nothing to compare with."""
 _MOST_SECONDS = 420
+_PAUSE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,12 @@ class Result:
         return not self.lines and self.status != _LEFT_OUT
 
 
+def _let_settle() -> None:
+    """Have on the disk what the program before has written and removed: not a load of the next."""
+    os.sync()
+    time.sleep(_PAUSE)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
     names = [program.name for program in PROGRAMS]
@@ -141,11 +149,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
     parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
     options = parser.parse_args(arguments)
+    if options.page is not None:
+        try:
+            split_page(options.page)
+        except (OSError, ValueError) as error:
+            parser.error(f"--page: {error}")
     results: list[Result] = []
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
         print(f"-- {program.name}: {program.title}", file=sys.stderr, flush=True)
+        _let_settle()
         result = run_program(program, quick=options.quick, directory=options.dir)
         results.append(result)
         end = f"failed, status {result.status}" if result.failed else "done"

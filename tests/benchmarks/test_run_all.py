@@ -44,6 +44,20 @@ def test_a_page_without_marks_stays_as_it_is(tmp_path: Path) -> None:
     assert page.read_text() == "nothing"
 
 
+@pytest.mark.parametrize("content", [None, "nothing"])
+def test_a_page_that_can_not_be_written_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    page = tmp_path / "page.md"
+    if content is not None:
+        page.write_text(content)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--page", str(page)])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "--page" in last
+    assert str(page) in last
+
+
 def test_contention(tmp_path: Path) -> None:
     given = ["--messages", "64000", "--rounds", "1", "--dir", str(tmp_path)]
     assert contention.main([*given, "--json", str(tmp_path / "lines")]) == 0
