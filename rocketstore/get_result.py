@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rocketstore.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
 from rocketstore.crc import crc32
-from rocketstore.message import BODY_AT, FRAME, StoredMessage
+from rocketstore.message import BODY_AT, FRAME, StoredMessage, framed
 
 __all__ = ["GetResult", "GetStatus"]
 
@@ -81,6 +81,9 @@ class GetResult:
         """
         if not self._places:
             return [message.body for message in self.messages]
+        alike = self._alike()
+        if alike is not None:
+            return alike
         data, frame, check = self._data, FRAME, crc32
         at = 0
         found = []
@@ -99,6 +102,26 @@ class GetResult:
             found.append(body)
             at += size
         return found
+
+    def _alike(self) -> list[bytes] | None:
+        """The bodies of usual records that are all of one size, in columns: half the time that one
+        by one takes. ``None`` where they are not, or one of them is damaged."""
+        data, sizes = self._data, self._sizes
+        count, size, length = len(sizes), sizes[0], FRAME(self._data)[-1]
+        if sizes.count(size) != count or not 0 < length <= size - FIXED_SIZE:
+            return None
+        columns = zip(*framed(size, length).iter_unpack(data), strict=True)
+        magics, crcs, places, flags, lengths, bodies = columns
+        if (
+            magics.count(MESSAGE_MAGIC) != count
+            or lengths.count(length) != count
+            or flags.count(flags[0]) != count
+            or flags[0] & _OTHER_HOSTS
+            or places != self._places
+            or crcs != tuple([crc & 0x7FFFFFFF for crc in map(crc32, bodies)])
+        ):
+            return None
+        return list(bodies)
 
     def __repr__(self) -> str:
         count = len(self._places) if self._messages is None else len(self._messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from journal.errors import DamageError
@@ -18,14 +19,23 @@ from rocketstore.commitlog_format import (
 from rocketstore.crc import crc32
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
-__all__ = ["BODY_AT", "FRAME", "BatchResult", "PutResult", "StoredMessage"]
+__all__ = ["BODY_AT", "FRAME", "BatchResult", "PutResult", "StoredMessage", "framed"]
 
 _CHECK = struct.Struct(">ii20xq").unpack_from
 _INT = struct.Struct(">i").unpack_from
-FRAME = struct.Struct(">4xii16xq3xB44xi").unpack_from
+BODY_AT = HEADERS[0].size
+_FRAME = ">4xii16xq3xB44xi"
+FRAME = struct.Struct(_FRAME).unpack_from
 """Magic, CRC, physical offset, the low byte of sysFlag, and length of the body of a record with
 two IPv4 hosts."""
-BODY_AT = HEADERS[0].size
+
+
+@lru_cache(maxsize=256)
+def framed(size: int, length: int) -> struct.Struct:
+    """:data:`FRAME` and the body of a record of ``size`` bytes whose body has ``length``."""
+    return struct.Struct(f"{_FRAME}{length}s{size - BODY_AT - length}x")
+
+
 _SHORT = struct.Struct(">h").unpack_from
 
 

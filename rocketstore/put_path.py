@@ -64,11 +64,11 @@ class Route:
     """One topic and queue as a put sees it: ``ordinal`` is the next message's number there.
 
     ``start`` are the bytes of queue id and flag (0), ``field`` is the topic as a record has it,
-    ``plain`` that field and the length of no properties. Raises :class:`UsageError` for what
-    can't be a topic or a queue id.
+    ``plain`` that field and the length of no properties, ``leads`` what :meth:`lead` has given, by
+    length. Raises :class:`UsageError` for what can't be a topic or a queue id.
     """
 
-    __slots__ = ("_leads", "field", "key", "ordinal", "plain", "start")
+    __slots__ = ("field", "key", "leads", "ordinal", "plain", "start")
 
     def __init__(self, topic: str, queue_id: int, ordinal: int) -> None:
         if not isinstance(topic, str):
@@ -85,15 +85,15 @@ class Route:
         self.start = _TWO_INTS(queue_id, 0)
         self.field = bytes((len(data),)) + data
         self.plain = self.field + b"\0\0"
-        self._leads: dict[int, bytes] = {}
+        self.leads: dict[int, bytes] = {}
 
     def lead(self, length: int) -> bytes:
         """The topic's field and the two bytes that say how long the properties are."""
-        found = self._leads.get(length)
+        found = self.leads.get(length)
         if found is None:
-            if len(self._leads) >= _LEADS_MAX:
-                self._leads.clear()
-            found = self._leads[length] = self.field + length.to_bytes(2, "big")
+            if len(self.leads) >= _LEADS_MAX:
+                self.leads.clear()
+            found = self.leads[length] = self.field + length.to_bytes(2, "big")
         return found
 
 

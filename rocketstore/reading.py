@@ -129,10 +129,7 @@ def _take_all(parts: Parts, data: bytes, result: GetResult, most: int, max_bytes
     if written - first > _near_bytes():
         return 0
     # Records of a burst stand one after another: one copy takes them all.
-    if (
-        min(sizes) >= FIXED_SIZE
-        and (*places[1:], end) == tuple(accumulate(sizes, initial=first))[1:]
-    ):
+    if min(sizes) >= FIXED_SIZE and places == tuple(accumulate(sizes[:-1], initial=first)):
         result._hold(view[first - base : end - base], places, sizes)
         return count
     result.status = GetStatus.FOUND

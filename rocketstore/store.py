@@ -207,8 +207,10 @@ class Store(Reader):
             if keys is not None and not isinstance(keys, str):
                 keys = join_keys(keys)
             data, found = encode_usual(keys, unique_key, tags)
-            tail = route.lead(len(data)) + data
-            code = tags_code(tags)
+            size = len(data)
+            tail = (route.leads.get(size) or route.lead(size)) + data
+            if tags:
+                code = tags_code(tags)
         length = len(body)
         size = _HEAD_SIZE + length + len(tail)
         crc = crc32(body) & 0x7FFFFFFF

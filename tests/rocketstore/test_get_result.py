@@ -33,6 +33,25 @@ def test_bodies_are_those_of_the_messages(tmp_path: Path) -> None:
         assert store.get("A", 0, 99).bodies == []
 
 
+def test_bodies_of_records_of_one_size(tmp_path: Path) -> None:
+    """Alike in all but what they hold; then with bodies of two lengths, with none, and from far."""
+    far = ("::1", 9)
+    with rocketstore.open(tmp_path / "s") as store:
+        for number in range(9):
+            store.put("A", b"body %d" % number)
+            length = 3 + number % 2
+            store.put("B", b"x" * length, keys="k" * (9 - length))
+            store.put("C", b"")
+            store.put("D", b"%d" % number, born_host=far, store_host=far)
+            store.put("E", b"%d" % number, sys_flag=1 + number % 2)
+        for topic in "ABCDE":
+            store.put_many(topic, [b"in a row %d" % number for number in range(9)])
+            for first, number in ((0, 9), (9, 9), (5, 9)):
+                answer = store.get(topic, 0, first, number)
+                assert len(answer.bodies) == number
+                assert answer.bodies == [message.body for message in answer.messages]
+
+
 @pytest.mark.parametrize("at", [4, 8, 28, 39, 84, 90])
 def test_damaged_record_among_bodies(at: int, tmp_path: Path) -> None:
     """Magic, CRC, physical offset, flags, length and body: each is noticed, in one record only."""
