@@ -130,9 +130,10 @@ class Acker(QueueCore):
                 if delivery._queue is not self:
                     raise _not_ours(delivery, self)
                 self._check_taken(delivery)
-            seqs = np.array([delivery.seq_id for delivery in deliveries], np.int64)
-            if len(np.unique(seqs)) != len(seqs):
+            listed = [delivery.seq_id for delivery in deliveries]
+            if len(set(listed)) != len(listed):
                 raise UsageError("a delivery stands twice in the batch")
+            seqs = np.array(listed, np.int64)
         if not self._index.all_are(seqs, OUT):
             settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
             raise _not_ours(deliveries[int(settled[0])], self)

@@ -22,7 +22,7 @@ from msgstore.errors import MissingMessageError
 from qindex.acker import ascending
 from qindex.cut_short import put_back
 from qindex.delivery import Batch, Delivery, make_delivery
-from qindex.entries import Entry
+from qindex.entries import Entry, is_special
 from qindex.lease import check_lease
 from qindex.postponed import MOST_WAITING
 from qindex.quarantine import quarantine
@@ -75,7 +75,7 @@ class Consumer(Settler):
                     at = self._at
                 seq = window.seqs[at]
                 extra = window.extras[at]
-                if extra.__class__ is not int:
+                if extra.__class__ is not int and is_special(extra):
                     self._at = at + 1
                     admitted = self._admit(seq, window.bodies[at], extra)
                     if admitted is None:

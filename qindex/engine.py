@@ -28,6 +28,7 @@ from journal.poison import Poison
 from msgstore import CompactionReport
 from qindex import layout
 from qindex.alarm import Alarm
+from qindex.fan_out import publish_to_all
 from qindex.file_budget import FileBudget
 from qindex.guards import RefusingLock, forget_at_fork, refuse_in_child
 from qindex.housekeeper import Housekeeper
@@ -35,7 +36,6 @@ from qindex.message import Message
 from qindex.moves import Moves
 from qindex.opening import Opening, remove_queue_directory, stored_name
 from qindex.options import Options
-from qindex.publisher import publish_to_all
 from qindex.queue import Queue
 from qindex.queue_core import QueueCore
 from qindex.queue_index import QueueIndex

@@ -7,6 +7,7 @@ as rows of one numpy array; others one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from qindex.plain import read_plain
 __all__ = [
     "Entry",
     "decode_any",
+    "is_special",
     "journal_words",
     "plain_entries",
     "read_entry",
@@ -34,6 +36,7 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 _CORRECTABLE = 8 << 10
+_NO_CHECK = bytes(8)
 _NOT_HELD = "the checksum does not hold"
 
 
@@ -55,6 +58,44 @@ class Entry:
     damage: str = ""
     corrected: bool = False
     kind: Kind = Kind.RECORD
+
+
+def is_special(extra: int | Entry) -> bool:
+    """Tell whether there is something to be seen to before this (of a plain message its timestamp)
+    is handed out: it expires, its message is in the message store, damaged, or was corrected."""
+    if isinstance(extra, int):
+        return False
+    return extra.message is None or extra.stored or extra.expiry != 0 or extra.corrected
+
+
+class _Open:
+    """An entry in the making: see :func:`qindex.message.make_message`."""
+
+    __slots__ = (
+        "corrected",
+        "damage",
+        "expiry",
+        "kind",
+        "message",
+        "msg_id",
+        "size",
+        "stored",
+    )
+
+
+def _sound_entry(msg_id: bytes, expiry: int, size: int, message: Message) -> Entry:
+    made: Any = _Open()
+    made.msg_id = msg_id
+    made.expiry = expiry
+    made.size = size
+    made.message = message
+    made.stored = False
+    made.damage = ""
+    made.corrected = False
+    made.kind = Kind.RECORD
+    made.__class__ = Entry
+    entry: Entry = made
+    return entry
 
 
 def decode_any(record: bytes, msg_id: bytes) -> Message:
@@ -80,27 +121,35 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
         what = "the record is cut off"
         return Entry(msg_id, expiry, size, None, damage=what, kind=Kind.TORN)
     corrected = False
-    if record[:3] == record_format.MAGIC or record[:1] != b"\x83":
-        head = word.to_bytes(8, "big") + bytes(data[payload:head_end])
-        at = record_format.CHECK_OFFSET
-        blank = b"".join((head, record[:at], bytes(8), record[at + 8 :]))
-        if xxh3_64_digest(blank) != record[at : at + 8] or record[:3] != record_format.MAGIC:
-            whole = bytearray(head + record)
-            bit = correct_bit(bytes(whole)) if len(whole) <= _CORRECTABLE else None
-            if bit is None:
-                return Entry(msg_id, expiry, size, None, damage=_NOT_HELD, kind=Kind.CHECKSUM)
-            whole[bit >> 3] ^= 0x80 >> (bit & 7)
-            fixed_word = int.from_bytes(whole[:8], "big")
-            if fixed_word != word or len(whole) != PUBLISH_HEAD_SIZE + embedded:
-                return Entry(msg_id, expiry, size, None, damage=_NOT_HELD, kind=Kind.CHECKSUM)
-            msg_id, expiry, size, _ = PAYLOAD.unpack_from(whole, 8)
-            record = bytes(whole[PUBLISH_HEAD_SIZE:])
-            corrected = True
+    ours = record[:3] == record_format.MAGIC or record[:1] != b"\x83"
+    if ours and not _is_sound(data, payload, word, record):
+        whole = bytearray(word.to_bytes(8, "big") + bytes(data[payload:head_end]) + record)
+        bit = correct_bit(bytes(whole)) if len(whole) <= _CORRECTABLE else None
+        if bit is None:
+            return Entry(msg_id, expiry, size, None, damage=_NOT_HELD, kind=Kind.CHECKSUM)
+        whole[bit >> 3] ^= 0x80 >> (bit & 7)
+        fixed_word = int.from_bytes(whole[:8], "big")
+        if fixed_word != word or len(whole) != PUBLISH_HEAD_SIZE + embedded:
+            return Entry(msg_id, expiry, size, None, damage=_NOT_HELD, kind=Kind.CHECKSUM)
+        msg_id, expiry, size, _ = PAYLOAD.unpack_from(whole, 8)
+        record = bytes(whole[PUBLISH_HEAD_SIZE:])
+        corrected = True
     try:
         message = decode_any(record, msg_id)
     except StoreError as error:
         return Entry(msg_id, expiry, size, None, damage=str(error))
-    return Entry(msg_id, expiry, size, message, corrected=corrected)
+    if corrected:
+        return Entry(msg_id, expiry, size, message, corrected=True)
+    return _sound_entry(msg_id, expiry, size, message)
+
+
+def _is_sound(data: ReadBuffer, payload: int, word: int, record: bytes) -> bool:
+    """Tell whether ``record``, of the entry at ``payload``, begins as ours do, and its checksum
+    holds."""
+    start, behind = record_format.CHECK_OFFSET, record_format.CHECK_OFFSET + 8
+    head = bytes(data[payload : payload + PAYLOAD_SIZE])
+    blank = b"".join((word.to_bytes(8, "big"), head, record[:start], _NO_CHECK, record[behind:]))
+    return record[:start] == record_format.MAGIC and xxh3_64_digest(blank) == record[start:behind]
 
 
 def plain_entries(

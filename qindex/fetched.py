@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.format import ACTION_WORD, DELIVER, TYPE_SHIFT
-from qindex.entries import Entry
+from qindex.entries import Entry, is_special
 from qindex.segment import Segment
 
 __all__ = ["DELIVER_BITS", "NOTHING_FETCHED", "Fetched"]
@@ -64,9 +64,11 @@ class Fetched:
         self.delivers: list[bytes] = words.astype(">u8").view("V8").tolist()
 
     @classmethod
-    def few(cls, segment: Segment, seqs: range, bodies: list[bytes], stamps: list[int]) -> Fetched:
-        """Of plain messages that can all be delivered; without an array, which would cost more
-        than the messages. A publish may add to them."""
+    def few(
+        cls, segment: Segment, seqs: range, bodies: list[bytes], extras: list[int | Entry]
+    ) -> Fetched:
+        """Of messages that were all read with their entries; without an array, which would cost
+        more than the messages. A publish may add to them."""
         made = cls.__new__(cls)
         made.most = _MOST_ADDED
         made.segment = segment
@@ -74,8 +76,8 @@ class Fetched:
         made.seqs = list(seqs)
         made.states = segment.states[seqs.start - base : seqs.stop - base]
         made.bodies = bodies
-        made.extras = list(stamps)
-        made.plain = True
+        made.extras = extras
+        made.plain = Entry not in set(map(type, extras))
         made.delivers = [ACTION_WORD.pack(DELIVER_BITS | seq) for seq in seqs]
         return made
 
@@ -87,14 +89,9 @@ class Fetched:
         never expire, and whose messages were read with them, sound."""
         if self.plain:
             return min(len(self.seqs) - at, most)
-        count = 0
-        for extra in islice(self.extras, at, at + most):
-            if extra.__class__ is not int:
-                assert isinstance(extra, Entry)
-                if extra.message is None or extra.stored or extra.expiry or extra.corrected:
-                    break
-            count += 1
-        return count
+        some = islice(self.extras, at, at + most)
+        end = next((number for number, extra in enumerate(some) if is_special(extra)), most)
+        return min(end, len(self.seqs) - at)
 
 
 NOTHING_FETCHED = Fetched(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)

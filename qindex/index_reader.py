@@ -21,7 +21,7 @@ from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
 from journal.journal import Journal
 from journal.rested import RestedJournal
-from qindex.entries import Entry, journal_words, plain_entries, read_one_by_one
+from qindex.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
 from qindex.plain import read_plain
@@ -195,8 +195,9 @@ class IndexReader:
         return None, start
 
     def fetch_few(self, start: int, most: int = FEW) -> Fetched | None:
-        """Read the newest entries, from ``start`` on, when they are few, and all of them plain,
-        ready and in the journal: what a consumer finds who keeps up with the publishers."""
+        """Read the newest entries, from ``start`` on, when they are few, and all of them
+        persistent, ready and in the journal, whole and sound: what a consumer finds who keeps up
+        with the publishers."""
         end = self.next_seq
         segment = self.tail
         base = segment.base
@@ -205,17 +206,22 @@ class IndexReader:
             return None
         states, positions, data = segment.states, self.positions, self.journal.map
         bodies: list[bytes] = []
-        stamps: list[int] = []
+        extras: list[int | Entry] = []
         for seq in range(start, end):
             offset = positions[seq - first]
             if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
                 return None
             found = read_plain(data, offset + _JOURNAL_HEAD, seq)
-            if found is None:
+            if found is not None:
+                bodies.append(found[0])
+                extras.append(found[1])
+                continue
+            entry = read_entry(data, offset + _JOURNAL_HEAD, seq)
+            if entry.message is None or entry.corrected:
                 return None
-            bodies.append(found[0])
-            stamps.append(found[1])
-        return Fetched.few(segment, range(start, end), bodies, stamps)
+            bodies.append(entry.message.body)
+            extras.append(entry)
+        return Fetched.few(segment, range(start, end), bodies, extras)
 
     def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT

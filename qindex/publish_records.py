@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, plain_parts
-from qindex.record_format import row_sums
+from qindex.record_format import CHECK_SIZE, MAGIC, plain_body_head, row_sums
 
-__all__ = ["plain_batch", "plain_record"]
+__all__ = ["NOTHING", "framed_batch", "framed_record", "plain_batch"]
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
+NOTHING = b"\xc0\xc0\xc0"
+"""Neither key, headers nor properties, as a record has them."""
+
+_HEAD = struct.Struct(">QQQQII12sQ")
+"""Word, two halves of the message id, expiry, size, E, the record's start, timestamp."""
+_RECORD_START = MAGIC + bytes(CHECK_SIZE) + b"\xcf"
+_RECORD_HEAD_SIZE = len(_RECORD_START) + 8
 _ID_LOW_AT = 16
 _STAMP_AT = PLAIN_HEAD.size - 13
 
 
-def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
-    """Give the publish record of a plain message of any size, without its checksum."""
-    first, second = plain_parts(len(body))
-    words = (seq_id.to_bytes(8, "big"), id_high.to_bytes(8, "big"), seq_id.to_bytes(8, "big"))
-    return b"".join((*words, first, stamp.to_bytes(8, "big"), second, body))
+def framed_record(
+    seq_id: int, id_high: int, body: bytes, stamp: int, middle: bytes, expiry: int = 0
+) -> bytes:
+    """Give the publish record of a persistent message of any size, without its checksum.
+
+    ``middle``: its key, headers and properties (:func:`qindex.record_format.encode_middle`),
+    ``stamp``: when it was published, in nanoseconds, ``expiry``: microseconds, 0 = never.
+    """
+    size = len(body)
+    body_head = plain_body_head(size)
+    record_size = _RECORD_HEAD_SIZE + len(middle) + len(body_head) + size
+    head = _HEAD.pack(seq_id, id_high, seq_id, expiry, size, record_size, _RECORD_START, stamp)
+    return b"".join((head, middle, body_head, body))
+
+
+def framed_batch(
+    first_seq: int,
+    id_high: int,
+    bodies: Sequence[bytes],
+    stamps: Iterable[int],
+    middles: Iterable[bytes],
+    expiry: int = 0,
+) -> tuple[bytes, I64]:
+    """Give the publish records of messages with seq_ids from ``first_seq`` on, sealed, and the
+    offset of each in them; see :func:`framed_record`. About 0.7 us a message."""
+    parts: list[bytes] = []
+    offsets: list[int] = []
+    position = 0
+    seq_ids = range(first_seq, first_seq + len(bodies))
+    for seq_id, body, stamp, middle in zip(seq_ids, bodies, stamps, middles, strict=False):
+        record = framed_record(seq_id, id_high, body, stamp, middle, expiry)
+        offsets.append(position)
+        position += len(record)
+        parts += (record[:CHECK_START], xxh3_64_digest(record), record[CHECK_END:])
+    return b"".join(parts), np.array(offsets, np.int64)
 
 
 def plain_batch(
@@ -33,27 +72,19 @@ def plain_batch(
     """Give the publish records of plain messages with seq_ids from ``first_seq`` on, sealed.
 
     Also gives the offset of each record in them. About 0.15 us a message where all bodies have
-    one length, 0.6 us else.
+    one length, 0.7 us else.
     """
     sizes = set(map(len, bodies))
     if len(sizes) == 1:
         return _equal_batch(first_seq, id_high, bodies, stamp, sizes.pop())
-    parts: list[bytes] = []
-    offsets = np.empty(len(bodies), np.int64)
-    position = 0
-    for index, body in enumerate(bodies):
-        record = plain_record(first_seq + index, id_high, body, stamp)
-        offsets[index] = position
-        position += len(record)
-        parts += (record[:CHECK_START], xxh3_64_digest(record), record[CHECK_END:])
-    return b"".join(parts), offsets
+    return framed_batch(first_seq, id_high, bodies, repeat(stamp), repeat(NOTHING))
 
 
 def _equal_batch(
     first_seq: int, id_high: int, bodies: Sequence[bytes], stamp: int, size: int
 ) -> tuple[memoryview, I64]:
     count = len(bodies)
-    template = plain_record(0, id_high, b"", stamp)
+    template = framed_record(0, id_high, b"", stamp, NOTHING)
     first, second = plain_parts(size)
     head = b"".join((template[:24], first, stamp.to_bytes(8, "big"), second))
     width = len(head) + size

@@ -7,8 +7,9 @@ each method call it does not make is a twentieth of its cost.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, repeat
+from operator import add
 from time import time_ns
 from typing import Any
 
@@ -20,17 +21,17 @@ from journal.errors import StoreError, UsageError
 from journal.format import ACTION_WORD, pack_publish
 from qindex.cut_short import set_batch_right, set_right
 from qindex.fetched import DELIVER_BITS
-from qindex.limits import Limits, ask_for_room, give_room_back, keep_within
+from qindex.limits import ask_for_room, give_room_back, keep_within
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
 from qindex.prepared import Notes, Prepared
-from qindex.publish_records import plain_batch, plain_record
+from qindex.publish_records import NOTHING, framed_batch, framed_record, plain_batch
 from qindex.queue_core import QueueCore
-from qindex.record_format import encode_front, seal_embedded, seal_stored
+from qindex.record_format import encode_front, encode_middle, seal_embedded, seal_stored
 from qindex.segment import PUBLISHED
 from qindex.seq_file import RESERVE
 
-__all__ = ["MOST_RESERVED", "Publisher", "publish_to_all"]
+__all__ = ["MOST_RESERVED", "Publisher"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -64,6 +65,7 @@ class Publisher(QueueCore):
         :class:`~journal.errors.QueueFullError`; nothing has changed then.
         O(size of the message).
         """
+        middle, expiry, limits = NOTHING, 0, None
         if (
             key is not None
             or headers is not None
@@ -73,40 +75,31 @@ class Publisher(QueueCore):
             or body.__class__ is not bytes
             or len(body) > self._most_plain
         ):
-            if (
-                self._limits is not None
-                and (key, headers, properties, ttl) == (None, None, None, None)
-                and persistent is True
-                and body.__class__ is bytes
-                and len(body) <= self._most_within
-            ):
-                seq = self._publish_within(body, self._limits)
-                if seq >= 0:
-                    if confirm or self._sync_each:
-                        self._sync_each_journal()
-                    return seq
-            return self._publish_any(
-                Message(body, key, headers or {}, properties or {}),
-                ttl=ttl,
-                persistent=persistent,
-                confirm=confirm,
-                timeout=timeout,
-            )
+            frame = self._frame(body, key, headers, properties, ttl, persistent)
+            if frame is None:
+                message = Message(body, key, headers or {}, properties or {})
+                return self._publish_any(message, ttl, persistent, confirm, timeout)
+            middle, expiry = frame
+            limits = self._limits
         size = len(body)
         lock = self._lock
         try:
             lock.take()
+            if limits is not None and (self._stuck or not limits.fits(len(self), 1, size)):
+                lock.release()
+                message = Message(body, key, headers or {}, properties or {})
+                return self._publish_any(message, ttl, persistent, confirm, timeout)
             index = self._index
             seq = index.next_seq
             offset = -1
             try:
                 tail = index.tail if seq < index.tail_end else index.roll()
                 stamp = time_ns()
-                if size < 256:
+                if size < 256 and middle is NOTHING and not expiry:
                     first, second = PLAIN_HEADS[size]
                     record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, stamp, second) + body
                 else:
-                    record = plain_record(seq, self._id_high, body, stamp)
+                    record = framed_record(seq, self._id_high, body, stamp, middle, expiry)
                 journal = index.journal
                 offset = journal.tell()
                 try:
@@ -119,7 +112,9 @@ class Publisher(QueueCore):
                 index.positions.append(offset)
                 tail.states[seq - tail.base] = PUBLISHED
                 index.next_seq = seq + 1
-                if seq == self._next_fetch:
+                if limits is not None:
+                    limits.bytes += size
+                if seq == self._next_fetch and middle is NOTHING and not expiry:
                     # The consumer keeps up: it need not read this from the journal.
                     window = self._window
                     if len(window.seqs) < window.most and window.segment is tail:
@@ -144,34 +139,31 @@ class Publisher(QueueCore):
             self._sync_each_journal()
         return seq
 
-    def _publish_within(self, body: bytes, limits: Limits) -> int:
-        """Append a plain message to a queue with limits that has room for it; gives its seq_id, or
-        -1, and has done nothing, where there is more to be seen to first."""
-        size = len(body)
-        with self._lock:
-            if self._stuck or not limits.fits(len(self), 1, size):
-                return -1
-            index = self._index
-            seq = index.next_seq
-            offset = -1
-            try:
-                tail = index.tail if seq < index.tail_end else index.roll()
-                record = plain_record(seq, self._id_high, body, time_ns())
-                check = xxh3_64_digest(record)
-                offset = index.journal.tell()
-                at = index.journal.append(record[:CHECK_START] + check + record[CHECK_END:])
-                index.positions.append(at)
-                tail.states[seq - tail.base] = PUBLISHED
-                index.next_seq = seq + 1
-                limits.bytes += size
-                if self._waiting:
-                    self._arrived.notify()
-                if not seq & self._check_mask:
-                    self._tick()
-            except BaseException:
-                set_right(self, seq, offset)
-                raise
-        return seq
+    def _frame(
+        self,
+        body: bytes,
+        key: str | None,
+        headers: Mapping[str, Any] | None,
+        properties: Mapping[str, Any] | None,
+        ttl: float | None,
+        persistent: bool,
+    ) -> tuple[bytes, int] | None:
+        """Give key, headers and properties as the record has them, and the expiry, of a message
+        that is embedded whole; ``None`` for any other, and where there is more to be seen to."""
+        if persistent is not True or body.__class__ is not bytes:
+            return None
+        room = self._most_embedded - len(body)
+        if room < 0:
+            return None
+        expiry = 0
+        if ttl is not None or self.message_ttl is not None:
+            expiry = self._expiry(ttl)
+        if key is None and not headers and not properties:
+            return NOTHING, expiry
+        headers, properties = headers or {}, properties or {}
+        _check_parts(key, headers, properties)
+        middle = encode_middle(key, headers, properties)
+        return None if len(middle) - len(NOTHING) > room else (middle, expiry)
 
     def publish_many(
         self,
@@ -194,27 +186,42 @@ class Publisher(QueueCore):
             raise UsageError("a body must be bytes")
         largest = max(map(len, batch))
         self._check_size(largest)
-        if largest > self._most_plain or ttl is not None or not persistent:
+        if largest > self._most_embedded or self._limits is not None or not persistent:
             return self._publish_any_many(batch, ttl, persistent, confirm, timeout)
+        expiry, now = self._expiry(ttl), time_ns()
+
+        def make(seq: int) -> tuple[bytes | memoryview, I64]:
+            if expiry:
+                plain = repeat(NOTHING)
+                return framed_batch(seq, self._id_high, batch, repeat(now), plain, expiry)
+            return plain_batch(seq, self._id_high, batch, now)
+
+        return self._append_block(len(batch), make, confirm)
+
+    def _append_block(
+        self, count: int, make: Callable[[int], tuple[bytes | memoryview, I64]], confirm: bool
+    ) -> range:
+        """Append ``count`` publish records with one write: ``make`` gives them, and the offset of
+        each, for the first one's seq_id."""
         with self._lock:
             index = self._index
             seq = index.next_seq
             # Checked while nothing has changed: seq_ids for all of the batch.
-            if seq + len(batch) + index.entry_count > index.seq_file.reserved:
-                index.seq_file.reserve(seq + len(batch))
+            if seq + count + index.entry_count > index.seq_file.reserved:
+                index.seq_file.reserve(seq + count)
             if seq >= index.tail_end:
                 index.roll()
-            block, offsets = plain_batch(seq, self._id_high, batch, time_ns())
+            block, offsets = make(seq)
             end = index.journal.tell()
             try:
                 base = index.journal.append(block)
                 self._take_batch(seq, offsets + base)
             except BaseException:
-                set_batch_right(self, seq, len(batch), end)
+                set_batch_right(self, seq, count, end)
                 raise
         if confirm or self._sync_each:
             self._sync_each_all()
-        return range(seq, seq + len(batch))
+        return range(seq, seq + count)
 
     def _take_batch(self, seq: int, offsets: I64) -> None:
         """Make the entries known whose publish records were just appended."""
@@ -236,7 +243,6 @@ class Publisher(QueueCore):
     def _publish_any(
         self,
         message: Message,
-        *,
         ttl: float | None,
         persistent: bool,
         confirm: bool,
@@ -264,6 +270,18 @@ class Publisher(QueueCore):
         now = time_ns()
         for message in messages:
             self._check_message(message)
+        if messages and persistent and self._limits is None and self._most_embedded >= 0:
+            middles = [encode_middle(one.key, one.headers, one.properties) for one in messages]
+            bodies = [message.body for message in messages]
+            largest = max(map(add, map(len, bodies), map(len, middles)))
+            if largest <= self._most_embedded + len(NOTHING):
+                expiry = self._expiry(ttl)
+                stamps = [message.timestamp or now for message in messages]
+                return self._append_block(
+                    len(bodies),
+                    lambda seq: framed_batch(seq, self._id_high, bodies, stamps, middles, expiry),
+                    confirm,
+                )
         stamped = [
             message
             if message.timestamp
@@ -434,50 +452,16 @@ class Publisher(QueueCore):
 def _check_message(message: Message) -> None:
     if not isinstance(message.body, bytes):
         raise UsageError(f"a body must be bytes, not {type(message.body).__name__}")
-    if message.key is not None and not isinstance(message.key, str):
-        raise UsageError(f"a key must be a str, not {type(message.key).__name__}")
-    for name, value in (("headers", message.headers), ("properties", message.properties)):
-        if not isinstance(value, Mapping) or (
-            value and not all(isinstance(one, str) for one in value)
-        ):
+    _check_parts(message.key, message.headers, message.properties)
+
+
+def _check_parts(
+    key: str | None, headers: Mapping[str, Any], properties: Mapping[str, Any]
+) -> None:
+    if key is not None and not isinstance(key, str):
+        raise UsageError(f"a key must be a str, not {type(key).__name__}")
+    for name, value in (("headers", headers), ("properties", properties)):
+        if value.__class__ is dict and not value:
+            continue
+        if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
             raise UsageError(f"{name} must be a mapping with str keys")
-
-
-def publish_to_all(
-    queues: Sequence[Publisher],
-    message: Message,
-    ttl: float | None,
-    persistent: bool,
-    confirm: bool,
-    timeout: float | None,
-) -> list[int]:
-    """Publish one message to several queues of an engine; see :meth:`Engine.publish_to`."""
-    first = queues[0]
-    first._check_message(message)
-    expiries = [queue._expiry(ttl) for queue in queues]
-    item = first._prepared(message, persistent)
-    roomy: list[Publisher] = []
-    seqs: list[int] = []
-    try:
-        for queue in queues:
-            if queue._limits is not None:
-                ask_for_room(queue, [item], timeout)
-                roomy.append(queue)
-        stored = first._store_records([item], len(queues), persistent)
-        try:
-            for queue, expiry in zip(queues, expiries, strict=True):
-                seqs.append(queue._append_entries([item], expiry, persistent, reserved=True)[0])
-        except BaseException:
-            first._release(stored * (len(queues) - len(seqs)))
-            raise
-    except BaseException:
-        for queue in roomy:
-            if queue not in queues[: len(seqs)]:
-                give_room_back(queue, [item])
-        raise
-    for queue in queues:
-        keep_within(queue)
-    if confirm or first._sync_each:
-        for queue in queues:
-            queue._sync_each_all()
-    return seqs

@@ -121,17 +121,16 @@ class QueueCore:
         self._flush_times = Stopwatch()
         # The dirty_count from which on a flush that has failed is tried again.
         self._retry_at = 0
-        # The paths of plain messages take bodies up to this size, those that are embedded: the one
-        # without limits, and the one of a queue that has some.
-        self._most_plain = self._most_within = -1
+        # Bodies up to this size are embedded, those of messages with neither key, headers nor
+        # properties; and where such a message has nothing else to be seen to.
+        self._most_embedded = self._most_plain = -1
         is_limited = settings.max_length is not None or settings.max_bytes is not None
-        if options.record_format == "qindex" and settings.message_ttl is None:
+        if options.record_format == "qindex":
             most = options.max_message_bytes
             if messages is not None:
                 most = min(most, options.embed_below - 1 - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD)
-            if is_limited:
-                self._most_within = most
-            else:
+            self._most_embedded = most
+            if settings.message_ttl is None and not is_limited:
                 self._most_plain = most
         self._sync_each = options.durability == "fsync"
         self._max_dirty = options.max_journal_entries

@@ -28,7 +28,9 @@ the C hash function is mapped over its rows.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -39,7 +41,7 @@ from journal.errors import StoreError, UsageError
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from journal.packed import unpack
-from qindex.message import Message
+from qindex.message import Message, make_message
 
 __all__ = [
     "CHECK_OFFSET",
@@ -53,6 +55,7 @@ __all__ = [
     "embedded_is_sound",
     "embedded_length",
     "encode_front",
+    "encode_middle",
     "encode_record",
     "gather_bytes",
     "gather_rows",
@@ -89,6 +92,8 @@ PLAIN_HEAD_SIZE = _NOTHING_AT + 3
 """Bytes of a record without key, headers and properties, up to its body's own head."""
 
 _pack = partial(msgpack.packb, use_bin_type=True)
+_PACKER = msgpack.Packer(use_bin_type=True)
+_SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 
 _MAX_BODY = (1 << 32) - 1
 MAX_OVERHEAD = 1 << 20
@@ -123,13 +128,22 @@ def encode_front(message: Message) -> bytes:
     """
     if len(message.body) > _MAX_BODY:
         raise UsageError(f"a body may have at most {_MAX_BODY} bytes, not {len(message.body)}")
+    middle = encode_middle(message.key, message.headers, message.properties)
+    head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, message.timestamp)
+    return b"".join((head, middle, plain_body_head(len(message.body))))
+
+
+def encode_middle(
+    key: str | None, headers: Mapping[str, Any], properties: Mapping[str, Any]
+) -> bytes:
+    """Give what a record has between timestamp and body.
+
+    Raises as :func:`encode_record`.
+    """
     try:
-        middle = _pack(message.key)
-        if message.headers or message.properties:
-            for table in (message.headers, message.properties):
-                middle += _pack(dict(table) or None)
-            # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
-            msgpack.unpackb(b"\x93" + middle, strict_map_key=False)
+        middle = b"\xc0" if key is None else _pack_text(key)
+        if headers or properties:
+            middle += _pack_table(headers) + _pack_table(properties)
         else:
             middle += _NO_TABLES
     except (
@@ -144,8 +158,34 @@ def encode_front(message: Message) -> bytes:
         raise UsageError(
             f"key, headers and properties may take {MAX_OVERHEAD} bytes, not {len(middle)}"
         )
-    head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, message.timestamp)
-    return b"".join((head, middle, plain_body_head(len(message.body))))
+    return middle
+
+
+def _pack_text(text: str) -> bytes:
+    """Pack a short text: a packer that is made for it would take ten times as long."""
+    data = text.encode()
+    size = len(data)
+    if size < 1 << 5:
+        return b"%c%b" % (0xA0 | size, data)
+    if size < 1 << 8:
+        return b"\xd9%c%b" % (size, data)
+    packed: bytes = _pack(text)
+    return packed
+
+
+def _pack_table(table: Mapping[str, Any]) -> bytes:
+    if not table:
+        return b"\xc0"
+    plain = dict(table)
+    packed: bytes
+    if _SIMPLE.issuperset(map(type, plain.values())) and set(map(type, plain)) == {str}:
+        # No code of anybody else's runs in between: threads can share a packer.
+        packed = _PACKER.pack(plain)
+        return packed
+    packed = _pack(plain)
+    # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
+    msgpack.unpackb(b"\x91" + packed, strict_map_key=False)
+    return packed
 
 
 def seal_embedded(publish_record: bytes) -> bytes:
@@ -292,14 +332,13 @@ def decode_record(record: bytes) -> Message:
         _version, _check, timestamp, key, headers, properties, body = unpack(record)
     except ValueError as error:
         raise RecordError(f"not a message record: {error}") from error
-    shapes = (
-        (timestamp, int),
-        (key, str | None),
-        (headers, dict | None),
-        (properties, dict | None),
-        (body, bytes),
-    )
-    for value, kind in shapes:
-        if not isinstance(value, kind):
-            raise RecordError(f"not a message record: {type(value).__name__} out of place")
-    return Message(body, key, headers or {}, properties or {}, timestamp)
+    if (
+        timestamp.__class__ is int
+        and (key is None or key.__class__ is str)
+        and (headers is None or headers.__class__ is dict)
+        and (properties is None or properties.__class__ is dict)
+        and body.__class__ is bytes
+    ):
+        return make_message(body, key, headers or {}, properties or {}, timestamp)
+    kinds = ", ".join(type(one).__name__ for one in (timestamp, key, headers, properties, body))
+    raise RecordError(f"not a message record: {kinds} in place of its fields")

@@ -20,9 +20,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     seen: list[bytes] = []
     real = qindex.Queue._publish_any
 
-    def publish_any(queue: qindex.Queue, message: Message, **options: Any) -> int:
+    def publish_any(queue: qindex.Queue, message: Message, *options: Any) -> int:
         seen.append(message.body)
-        return real(queue, message, **options)
+        return real(queue, message, *options)
 
     monkeypatch.setattr(qindex.Queue, "_publish_any", publish_any)
     return seen
@@ -97,10 +97,28 @@ def test_what_comes_back_counts(tmp_path: Path, slow: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"key": "k"}, {"headers": {"a": 1}}, {"properties": {"a": 1}}, {"ttl": 9}]
-    + [{"persistent": False}],
+    "options", [{"key": "k"}, {"headers": {"a": 1}}, {"properties": {"a": 1}}, {"ttl": 9.0}]
 )
+def test_the_quick_way_with_all_that_is_embedded(
+    tmp_path: Path, slow: list[bytes], options: dict[str, Any]
+) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", max_bytes=2)
+        queue.publish(b"x", **options)
+        queue.publish(b"y", **options)
+        assert not slow
+        with pytest.raises(qindex.QueueFullError):
+            queue.publish(b"z", **options)
+        assert slow == [b"z"]
+        delivery = queue.get(0)
+        assert delivery is not None
+        assert (delivery.body, delivery.key) == (b"x", options.get("key"))
+        assert delivery.headers == options.get("headers", {})
+        assert delivery.properties == options.get("properties", {})
+        assert (delivery.expires is None) == ("ttl" not in options)
+
+
+@pytest.mark.parametrize("options", [{"persistent": False}, {"headers": {"a": bytes(5_000)}}])
 def test_other_messages_take_the_slow_way(
     tmp_path: Path, slow: list[bytes], options: dict[str, Any]
 ) -> None:

@@ -1,0 +1,51 @@
+"""One message for several queues: stored once, and in all of them or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qindex.limits import ask_for_room, give_room_back, keep_within
+from qindex.message import Message
+from qindex.publisher import Publisher
+
+__all__ = ["publish_to_all"]
+
+
+def publish_to_all(
+    queues: Sequence[Publisher],
+    message: Message,
+    ttl: float | None,
+    persistent: bool,
+    confirm: bool,
+    timeout: float | None,
+) -> list[int]:
+    """Publish one message to several queues of an engine; see :meth:`Engine.publish_to`."""
+    first = queues[0]
+    first._check_message(message)
+    expiries = [queue._expiry(ttl) for queue in queues]
+    item = first._prepared(message, persistent)
+    roomy: list[Publisher] = []
+    seqs: list[int] = []
+    try:
+        for queue in queues:
+            if queue._limits is not None:
+                ask_for_room(queue, [item], timeout)
+                roomy.append(queue)
+        stored = first._store_records([item], len(queues), persistent)
+        try:
+            for queue, expiry in zip(queues, expiries, strict=True):
+                seqs.append(queue._append_entries([item], expiry, persistent, reserved=True)[0])
+        except BaseException:
+            first._release(stored * (len(queues) - len(seqs)))
+            raise
+    except BaseException:
+        for queue in roomy:
+            if queue not in queues[: len(seqs)]:
+                give_room_back(queue, [item])
+        raise
+    for queue in queues:
+        keep_within(queue)
+    if confirm or first._sync_each:
+        for queue in queues:
+            queue._sync_each_all()
+    return seqs
