@@ -7,8 +7,8 @@ the same reader.
 JSON lines go to standard output (``--json FILE`` puts them there instead), tables to standard
 error. ``entries`` and ``messages`` are all columns into Spark's sink that keeps nothing;
 ``numbers``, ``bodies`` and ``states`` read fewer columns, ``states`` into a count by state. What
-is read is in the page cache. A session is started once; the first round, which pays for its
-workers, is thrown away.
+is read is in the page cache. A session is started once; the first rounds of each operation, which
+pay for its workers and for the JVM's compiler, are thrown away.
 The CPU time beside a rate is that of Spark's JVM and all its Python processes; a bar's "by CPU" is
 the rate that it would allow two cores with nobody else on them.
 """
@@ -44,6 +44,7 @@ MASTERS = {"spark, 1 core": "local[1]", "spark, 2 cores": "local[2]"}
 BAR_ENTRIES = 3e6
 BODY = b"x" * 100
 _BATCH = 50_000
+_WARM_UP = 3
 
 
 def make_stores(directory: Path, stores: int, messages: int) -> None:
@@ -141,7 +142,8 @@ def measure(report: Report, directory: Path, rounds: int) -> None:
         for name, options in OPERATIONS.items():
             count = plain_loop(directory, options)
             for one in running.values():
-                one.sample(name, count)
+                for _ in range(_WARM_UP):
+                    one.sample(name, count)
             samples = []
             for _ in range(rounds):
                 cpu, start = time.process_time(), time.perf_counter()

@@ -92,7 +92,6 @@ PLAIN_HEAD_SIZE = _NOTHING_AT + 3
 """Bytes of a record without key, headers and properties, up to its body's own head."""
 
 _pack = partial(msgpack.packb, use_bin_type=True)
-_PACKER = msgpack.Packer(use_bin_type=True)
 _SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 
 _MAX_BODY = (1 << 32) - 1
@@ -179,13 +178,32 @@ def _pack_table(table: Mapping[str, Any]) -> bytes:
     plain = dict(table)
     packed: bytes
     if _SIMPLE.issuperset(map(type, plain.values())) and set(map(type, plain)) == {str}:
-        # No code of anybody else's runs in between: threads can share a packer.
-        packed = _PACKER.pack(plain)
+        packed = _SHARED.pack(plain) if _SHARED is not None else _pack(plain)
+        if len(packed) > _SHARED_MOST:
+            _share_a_packer()
         return packed
     packed = _pack(plain)
     # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
     msgpack.unpackb(b"\x91" + packed, strict_map_key=False)
     return packed
+
+
+_SHARED_MOST = 1 << 16
+_SHARED: msgpack.Packer | None = None
+
+
+def _share_a_packer() -> None:
+    """Make the packer of simple tables anew: it keeps the memory of its largest one.
+
+    To make one costs more than to use it. Threads can share it where it is the one in C, in which
+    nobody else's code runs while it packs values of simple types.
+    """
+    global _SHARED
+    if msgpack.Packer.__module__ == "msgpack._cmsgpack":
+        _SHARED = msgpack.Packer(use_bin_type=True)
+
+
+_share_a_packer()
 
 
 def seal_embedded(publish_record: bytes) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import msgpack
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 
 from journal.errors import UsageError
 from journal.format import PUBLISH_HEAD_SIZE, pack_publish
-from qindex.message import Message
+from qindex import record_format
+from qindex.message import Message, make_message
 from qindex.record_format import (
     MAGIC,
     RecordError,
@@ -46,6 +50,39 @@ MESSAGE = st.builds(
     st.dictionaries(st.text(max_size=5), VALUE, max_size=2),
     st.integers(0, (1 << 64) - 1),
 )
+
+
+@given(MESSAGE)
+def test_a_message_is_made_as_its_constructor_does(message: Message) -> None:
+    made = make_message(
+        message.body, message.key, message.headers, message.properties, message.timestamp
+    )
+    assert type(made) is Message
+    assert made == message
+    assert repr(made) == repr(message)
+    assert pickle.loads(pickle.dumps(made)) == copy.copy(made) == replace(made) == message
+    with pytest.raises(FrozenInstanceError):
+        made.body = b""  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65_535, 65_536])
+def test_keys_of_any_length(size: int) -> None:
+    for key in ("k" * size, "\N{SNOWMAN}" * (size // 3)):
+        record = encode_record(Message(b"body", key))
+        assert msgpack.unpackb(record)[3] == key
+        assert decode_record(record).key == key
+
+
+def test_a_table_after_one_that_can_not_be_packed() -> None:
+    """One packer is used for all of them, and does not keep the memory of a large one."""
+    for bad in ({"a": "b" * 100, "n": 1 << 70}, {"a": 1, "text": "\ud800"}):
+        with pytest.raises(UsageError):
+            encode_record(Message(b"", headers=bad))
+        assert decode_record(encode_record(Message(b"", headers={"a": 1}))).headers == {"a": 1}
+    before = record_format._SHARED
+    large = {"a": bytes(100_000)}
+    assert decode_record(encode_record(Message(b"", headers=large))).headers == large
+    assert record_format._SHARED is not before
 
 
 @given(MESSAGE)
