@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -152,21 +151,7 @@ class BatchDelivery(Delivery):
 
     __slots__ = ("taken",)
 
-    def __init__(
-        self,
-        queue: Settler | None,
-        seq_id: int,
-        body: bytes,
-        redelivered: bool,
-        extra: int | Entry,
-        taken: int,
-    ) -> None:
-        self._queue = queue
-        self.seq_id = seq_id
-        self.body = body
-        self.redelivered = redelivered
-        self._extra = extra
-        self.taken = taken
+    taken: int
 
     @property
     def settled(self) -> bool:
@@ -224,16 +209,14 @@ class Batch(Sequence[Delivery]):
     def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        return self._counted(
-            BatchDelivery(
-                self._queue,
-                self.seq_ids[index],
-                self.bodies[index],
-                self._states[index] == DELIVERED,
-                self._extras[index],
-                self._taken,
-            )
-        )
+        made = BatchDelivery()
+        made._queue = self._queue
+        made.seq_id = self.seq_ids[index]
+        made.body = self.bodies[index]
+        made.redelivered = self._states[index] == DELIVERED
+        made._extra = self._extras[index]
+        made.taken = self._taken
+        return self._counted(made)
 
     def _counted(self, delivery: Delivery) -> Delivery:
         count = self._counts.get(delivery.seq_id)
@@ -242,16 +225,21 @@ class Batch(Sequence[Delivery]):
         return delivery
 
     def __iter__(self) -> Iterator[Delivery]:
-        made = map(
-            BatchDelivery,
-            repeat(self._queue),
-            self.seq_ids,
-            self.bodies,
-            map(DELIVERED.__eq__, self._states),
-            self._extras,
-            repeat(self._taken),
-        )
+        made = self._each()
         return map(self._counted, made) if self._counts else made
+
+    def _each(self) -> Iterator[Delivery]:
+        queue, taken = self._queue, self._taken
+        columns = zip(self.seq_ids, self.bodies, self._states, self._extras, strict=True)
+        for seq_id, body, state, extra in columns:
+            made = BatchDelivery()
+            made._queue = queue
+            made.seq_id = seq_id
+            made.body = body
+            made.redelivered = state == DELIVERED
+            made._extra = extra
+            made.taken = taken
+            yield made
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} deliveries>"

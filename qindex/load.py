@@ -34,7 +34,7 @@ from journal.format import ACK, DELIVER, PUBLISH_TRANSIENT, SEQ_MASK
 from journal.replay import Walk
 from qindex.layouts import journal_layout, segment_layout
 from qindex.record_format import gather_bytes
-from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment
+from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, segment_numbers
 from qindex.segment_format import PUBLISH_HEAD_SIZE, STEP_SIZE, file_number
 from qindex.sound_read import Data, Elsewhere, Reading, read_soundly
 from qindex.steps import ahead_findings, ahead_of_publishes
@@ -279,7 +279,7 @@ def load_queue(
     reading = read_soundly(journal_path, healed.data, layout, healed.whole)
     loaded.findings += reading.findings
     loaded.journal_size = reading.walk.end
-    touched = set(np.unique(reading.walk.seqs // entry_count).tolist())
+    touched = set(segment_numbers(reading.walk.seqs, entry_count))
     # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
     published = Elsewhere.of(reading.walk, _JOURNAL_HEAD)
     elsewhere = published if seq_limit < SEQ_MASK else None
@@ -366,7 +366,7 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
     last_delivered = int(delivered.max()) if len(delivered) else -1
     in_journal = np.ones(len(seqs), np.bool_)
     count = loaded.entry_count
-    for number in np.unique(walk.seqs // count).tolist():
+    for number in segment_numbers(walk.seqs, count):
         segment = loaded.segments.get(number)
         if segment is None:
             segment = loaded.segments[number] = Segment(number, count)

@@ -23,6 +23,7 @@ from qindex.pinned import BusyError
 from qindex.queue_view import QueueView
 from qindex.rabbitmq.vhost import QueueDirectory
 from qindex.reader import QueueReader, StoreReader
+from qindex.segment import segment_numbers
 from qindex.stillness import Stillness, seq_mark
 from qindex.view_columns import Columns, entry_heads
 
@@ -247,7 +248,7 @@ class Looker:
     def _segments(self, one: QueueDirectory, view: QueueView, count: int) -> list[SegmentLook]:
         known = self._known.setdefault(one.directory, _Known())
         pinned = view.pinned.segments
-        touched = set(np.unique(view.pinned.reading.walk.seqs // count).tolist())
+        touched = set(segment_numbers(view.pinned.reading.walk.seqs, count))
         kept: dict[int, tuple[tuple[int, int], SegmentLook]] = {}
         found = []
         for number in view.numbers:

@@ -25,7 +25,7 @@ from journal.rested import RestedJournal, rest
 from qindex.fetched import NOTHING_FETCHED
 from qindex.flush import FlushPlan, SegmentPlan, plan_segment, remove_sums
 from qindex.index_reader import IndexReader
-from qindex.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment
+from qindex.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment, segment_numbers
 from qindex.segment_format import file_name
 from qindex.seq_file import SeqFile
 
@@ -202,12 +202,12 @@ class QueueIndex(IndexReader):
         """Group seq_ids by their segments; each group as an index into ``seqs``."""
         if not len(seqs):
             return
-        numbers = seqs // self.entry_count
-        if (numbers == numbers[0]).all():
+        numbers = segment_numbers(seqs, self.entry_count)
+        if len(numbers) == 1:
             yield self.segment_of(int(seqs[0])), slice(None)
             return
-        for number in np.unique(numbers).tolist():
-            yield self.segment_of(number * self.entry_count), numbers == number
+        for number in numbers:
+            yield self.segment_of(number * self.entry_count), seqs // self.entry_count == number
 
     def states_of(self, seqs: I64) -> U8:
         """Give the states of entries that were published."""

@@ -36,7 +36,7 @@ from qindex.layouts import journal_layout
 from qindex.load import SegmentScan, apply_steps, last_of_each, read_healed, scan_segment
 from qindex.pinned import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
 from qindex.rules import DirectoryRules, Transient
-from qindex.segment import ABSENT, DELIVERED, PUBLISHED
+from qindex.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
 from qindex.segment_format import PERSISTENT, STEP_SIZE, file_name
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
@@ -121,7 +121,7 @@ class QueueView:
         self._find(self._pinned.reading.findings)
         if rules.repeats_are_damage and len(self._seqs) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))
-        touched = np.unique(walk.seqs // rules.entry_count).tolist()
+        touched = segment_numbers(walk.seqs, rules.entry_count)
         self.numbers: list[int] = sorted({*self._pinned.segments, *touched})
 
     def _layout_of(self, directory: str) -> Callable[[], Layout]:

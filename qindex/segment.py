@@ -28,6 +28,7 @@ __all__ = [
     "Segment",
     "Segments",
     "as_filed",
+    "segment_numbers",
 ]
 
 ABSENT = 0
@@ -185,3 +186,14 @@ class Segments(dict[int, Segment]):
     def following(self, number: int) -> int | None:
         """Give the lowest number from this one on. O(n)."""
         return next((each for each in self if each >= number), None)
+
+
+def segment_numbers(seqs: I64, entry_count: int) -> list[int]:
+    """Give the numbers of the segments that these seq_ids are in, ascending, each once.
+
+    O(n), and more only for seq_ids out of order. (``numpy.unique`` imports more of numpy at its
+    first call, which here would be in the middle of somebody's ack.)
+    """
+    numbers = seqs // entry_count
+    changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+    return sorted({*numbers[:1].tolist(), *numbers[changes].tolist()})

@@ -16,6 +16,7 @@ from journal.files import FileSystem, make_dirs, replace_file, write_all
 from journal.format import PAYLOAD_SIZE
 from qindex import layout
 from qindex.flush import append_sums
+from qindex.segment import segment_numbers
 from qindex.segment_format import (
     NEXT_STEP,
     PERSISTENT,
@@ -55,7 +56,7 @@ class QueueWriter:
         """Append entries under these seq_ids, ascending, with these body sizes. The seq_ids may
         only differ from the batch's where no embedded record is ours: its checksum covers it."""
         numbers = seqs // self._entry_count
-        for number in np.unique(numbers).tolist():
+        for number in segment_numbers(seqs, self._entry_count):
             mine = numbers == number
             part = batch.take(mine)
             rels = seqs[mine] - number * self._entry_count
