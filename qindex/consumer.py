@@ -22,7 +22,7 @@ from msgstore.errors import MissingMessageError
 from qindex.acker import ascending
 from qindex.cut_short import put_back
 from qindex.delivery import Batch, Delivery, make_delivery
-from qindex.entries import Entry, is_special
+from qindex.entries import Entry, is_special, make_entry
 from qindex.lease import check_lease
 from qindex.postponed import MOST_WAITING
 from qindex.quarantine import quarantine
@@ -243,7 +243,7 @@ class Consumer(Settler):
             return replace(entry, damage=str(error), kind=Kind.ENTRY_WITHOUT_MESSAGE)
         except DamageError as error:
             return replace(entry, damage=str(error), kind=Kind.CHECKSUM)
-        return Entry(msg_id, entry.expiry, entry.size, message, stored=True)
+        return make_entry(msg_id, entry.expiry, entry.size, message, stored=True)
 
     def _expire(self, seq: int, entry: Entry) -> None:
         """Drop an entry whose time is up, or let it go to the dead-letter queue."""

@@ -48,8 +48,8 @@ from qindex.segment_format import DEFAULT_ENTRY_COUNT
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.settings import (
+    NO_SETTINGS,
     Overflow,
-    QueueSettings,
     Unset,
     adopt_settings,
     checked_name,
@@ -217,7 +217,7 @@ class Engine:
             "delivery_limit": delivery_limit,
             "dead_letter": dead_letter,
         }
-        QueueSettings().changed(**given)
+        NO_SETTINGS.changed(**given)
         if dead_letter == name:
             raise UsageError(f"queue {name!r} can't be its own dead-letter queue")
         with self._lock:
@@ -233,7 +233,7 @@ class Engine:
                 self._awake[hashed] = queue
                 return queue
             wanted = queue.settings.changed(**given)
-            if wanted != queue.settings:
+            if wanted is not queue.settings and wanted != queue.settings:
                 there, asked = differences(queue.settings, wanted)
                 raise UsageError(f"queue {name!r} is open with {there}, not {asked}")
             return queue

@@ -27,6 +27,7 @@ __all__ = [
     "decode_any",
     "is_special",
     "journal_words",
+    "make_entry",
     "plain_entries",
     "read_entry",
     "read_one_by_one",
@@ -83,13 +84,16 @@ class _Open:
     )
 
 
-def _sound_entry(msg_id: bytes, expiry: int, size: int, message: Message) -> Entry:
+def make_entry(
+    msg_id: bytes, expiry: int, size: int, message: Message | None, stored: bool = False
+) -> Entry:
+    """Make one that is sound, as its constructor does, in a third of the time."""
     made: Any = _Open()
     made.msg_id = msg_id
     made.expiry = expiry
     made.size = size
     made.message = message
-    made.stored = False
+    made.stored = stored
     made.damage = ""
     made.corrected = False
     made.kind = Kind.RECORD
@@ -114,7 +118,7 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
     """
     msg_id, expiry, size, embedded = PAYLOAD.unpack_from(data, payload)
     if not embedded:
-        return Entry(msg_id, expiry, size, None, stored=True)
+        return make_entry(msg_id, expiry, size, None, stored=True)
     head_end = payload + PAYLOAD_SIZE
     record = bytes(data[head_end : head_end + embedded])
     if len(record) < embedded:
@@ -140,7 +144,7 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
         return Entry(msg_id, expiry, size, None, damage=str(error))
     if corrected:
         return Entry(msg_id, expiry, size, message, corrected=True)
-    return _sound_entry(msg_id, expiry, size, message)
+    return make_entry(msg_id, expiry, size, message)
 
 
 def _is_sound(data: ReadBuffer, payload: int, word: int, record: bytes) -> bool:

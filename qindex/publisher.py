@@ -223,6 +223,17 @@ class Publisher(QueueCore):
             self._sync_each_all()
         return range(seq, seq + count)
 
+    def _take_one(self, seq: int, offset: int) -> None:
+        """Make the entry known whose publish record was just appended."""
+        index = self._index
+        tail = index.tail if seq < index.tail_end else index.roll()
+        index.positions.append(offset)
+        tail.states[seq - tail.base] = PUBLISHED
+        index.next_seq = seq + 1
+        if self._waiting:
+            self._arrived.notify()
+        self._tick()
+
     def _take_batch(self, seq: int, offsets: I64) -> None:
         """Make the entries known whose publish records were just appended."""
         index = self._index
@@ -425,8 +436,11 @@ class Publisher(QueueCore):
                         limits.give_back(len(items), size)
                 if not persistent:
                     index.transient.update(range(seq, seq + len(items)))
-                offsets = accumulate(map(len, records[:-1]), initial=base)
-                self._take_batch(seq, np.fromiter(offsets, np.int64, len(records)))
+                if len(records) == 1:
+                    self._take_one(seq, base)
+                else:
+                    offsets = accumulate(map(len, records[:-1]), initial=base)
+                    self._take_batch(seq, np.fromiter(offsets, np.int64, len(records)))
             except BaseException as error:
                 if notes is not None:
                     self._cut_short(error)

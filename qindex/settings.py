@@ -93,13 +93,14 @@ class QueueSettings:
     def changed(self, **given: Any) -> QueueSettings:
         """Give these settings with those that are ``given``: ``None`` leaves one as it is, and
         :data:`UNSET` takes it away. Raises :class:`UsageError`."""
+        asked = {name: value for name, value in given.items() if value is not None}
+        if not asked:
+            return self
         defaults: dict[str, Any] = {one.name: one.default for one in fields(self)}
         new: dict[str, Any] = {
-            name: defaults[name] if value is UNSET else value
-            for name, value in given.items()
-            if value is not None
+            name: defaults[name] if value is UNSET else value for name, value in asked.items()
         }
-        return replace(self, **new) if new else self
+        return replace(self, **new)
 
 
 _DELIVERIES = ("delivery_limit", (1 << 31) - 1)

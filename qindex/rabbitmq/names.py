@@ -15,6 +15,7 @@ A queue directory holds its name in ``.queue_name``, for people alone (a node ne
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from journal.errors import StoreError, UsageError
@@ -107,6 +108,7 @@ def parse_queue_name(raw: bytes, directory: str) -> QueueName:
     raise QueueNameError(f"{directory}: .queue_name holds the name of another directory")
 
 
+@lru_cache(maxsize=4096)
 def _base36_md5(name: bytes) -> str:
     number = int.from_bytes(hashlib.md5(name, usedforsecurity=False).digest(), "big")
     digits = []
