@@ -196,8 +196,8 @@ class IndexReader:
 
     def fetch_few(self, start: int, most: int = FEW) -> Fetched | None:
         """Read the newest entries, from ``start`` on, when they are few, and all of them
-        persistent, ready and in the journal, whole and sound: what a consumer finds who keeps up
-        with the publishers."""
+        persistent, ready, sound and in the journal: what a consumer finds who keeps up with the
+        publishers."""
         end = self.next_seq
         segment = self.tail
         base = segment.base
@@ -217,9 +217,9 @@ class IndexReader:
                 extras.append(found[1])
                 continue
             entry = read_entry(data, offset + _JOURNAL_HEAD, seq)
-            if entry.message is None or entry.corrected:
+            if entry.damage or entry.corrected:
                 return None
-            bodies.append(entry.message.body)
+            bodies.append(b"" if entry.message is None else entry.message.body)
             extras.append(entry)
         return Fetched.few(segment, range(start, end), bodies, extras)
 
