@@ -466,6 +466,9 @@ class Publisher(QueueCore):
 def _check_message(message: Message) -> None:
     if not isinstance(message.body, bytes):
         raise UsageError(f"a body must be bytes, not {type(message.body).__name__}")
+    stamp = message.timestamp
+    if not isinstance(stamp, int) or not 0 <= stamp < 1 << 64:
+        raise UsageError(f"a timestamp is nanoseconds, an int from 0 to 2^64 - 1, not {stamp!r}")
     _check_parts(message.key, message.headers, message.properties)
 
 

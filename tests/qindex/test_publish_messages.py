@@ -18,11 +18,12 @@ from qindex.segment import ACKED, DELIVERED, PUBLISHED
 from tests.qindex.reader_support import open_small
 
 
-def test_messages_keep_what_they_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [100, 10_000], ids=["all embedded", "one in the store"])
+def test_messages_keep_what_they_have(tmp_path: Path, last: int) -> None:
     messages = [
         Message(b"a", "k", {"n": 1}, {"content_type": "x"}, 1_600_000_000_123_456_789),
         Message(b"b"),
-        Message(b"c" * 10_000, "large"),
+        Message(b"c" * last, "large"),
     ]
     with open_small(tmp_path) as engine:
         queue = engine.queue("q")
@@ -31,6 +32,9 @@ def test_messages_keep_what_they_have(tmp_path: Path) -> None:
         assert queue.publish_messages([]) == range(4, 4)
         with pytest.raises(qindex.UsageError, match="a key must be a str"):
             queue.publish_messages([Message(b"d"), Message(b"e", key=5)])  # type: ignore[arg-type]
+        for stamp in (-1, 1 << 64, 1.5):
+            with pytest.raises(qindex.UsageError, match="a timestamp is nanoseconds"):
+                queue.publish_messages([Message(b"d"), Message(b"e", timestamp=stamp)])  # type: ignore[arg-type]
     rows = list(StoreReader(tmp_path).queue("q").entries())
     assert [(row.body, row.key) for row in rows[1:]] == [(one.body, one.key) for one in messages]
     assert (rows[1].headers, rows[1].properties) == ({"n": 1}, {"content_type": "x"})
