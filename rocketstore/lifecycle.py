@@ -16,6 +16,7 @@ from journal.files import close_quietly, make_dirs, replace_file
 from rocketstore.compose import Delivered
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT
+from rocketstore.cut_short import WholeOrNothing
 from rocketstore.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from rocketstore.derived import Derived, save_derived
 from rocketstore.message import StoredMessage
@@ -71,11 +72,13 @@ class Keeper:
         """Make all durable and remove ``abort``. Raises :class:`StorageError` and
         :class:`WritesRefusedError`; ``abort`` then stays."""
         self.checkpoint()
-        try:
-            self._fs.unlink(self._paths.abort)
-            self._fs.sync_dir(self._paths.root)
-        except OSError as error:
-            raise StorageError(self._paths.abort, "can't be removed", error) from error
+        # Cut short behind the unlink, nothing may be put that no ``abort`` stands for.
+        with WholeOrNothing(self._store):
+            try:
+                self._fs.unlink(self._paths.abort)
+                self._fs.sync_dir(self._paths.root)
+            except OSError as error:
+                raise StorageError(self._paths.abort, "can't be removed", error) from error
 
     # Syncing
 
@@ -102,6 +105,10 @@ class Keeper:
 
     def checkpoint(self) -> None:
         """Sync log, queues and index, then say so in ``checkpoint`` and our own file."""
+        with WholeOrNothing(self._store):
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
         store = self._store
         parts = store._parts
         with store._lock:
@@ -222,7 +229,7 @@ class Keeper:
 
     def _deliver(self, queue: ConsumeQueue, level: int, at: int, now: int) -> bool:
         store = self._store
-        with store._lock:
+        with store._lock, WholeOrNothing(store):
             data = queue.read(at, 1)
             if not data:
                 return False
@@ -280,7 +287,7 @@ class Keeper:
         parts = store._parts
         files = parts.commitlog.files
         removed = 0
-        with self._sync_lock, store._lock:
+        with self._sync_lock, store._lock, WholeOrNothing(store):
             store._pending.dispatch()
             for start in list(files.files)[:-1]:
                 modified = self._fs.stat(files.files[start].path).st_mtime

@@ -68,9 +68,10 @@ class StoreLock:
             fs.pwrite(fd, _CONTENT, 0)
 
     def release(self) -> None:
-        """Give the lock back. The file stays, as the broker leaves it."""
+        """Give the lock back; can be repeated. The file stays, as the broker leaves it."""
         fd, self._fd = self._fd, None
         if fd is not None:
             close_quietly(self._fs, fd, self._path)
-            if _held.get(self._key) is self:
-                del _held[self._key]
+        # Behind the close: that gives back the lock of any store of this process.
+        if _held.get(self._key) is self:
+            del _held[self._key]

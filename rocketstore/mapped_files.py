@@ -22,7 +22,15 @@ from journal.errors import StorageError
 from journal.files import FileSystem, close_quietly, unlink_if_there
 from rocketstore.commitlog_format import file_name
 
-__all__ = ["MappedFile", "MappedFiles", "Stranger", "create_file", "open_mapped", "scan_directory"]
+__all__ = [
+    "MappedFile",
+    "MappedFiles",
+    "Stranger",
+    "close_map",
+    "create_file",
+    "open_mapped",
+    "scan_directory",
+]
 
 RESERVE_STEP = 16 << 20
 """Bytes of blocks reserved at a time."""
@@ -68,6 +76,13 @@ def open_mapped(fs: FileSystem, path: str, size: int, *, writable: bool) -> tupl
         raise StorageError(path, "can't be mapped", cause) from error
 
 
+def close_map(data: mmap.mmap) -> None:
+    """Unmap a file, or leave that to its last reader: the frames of a call that was cut short keep
+    what they looked at for as long as its exception is."""
+    with contextlib.suppress(BufferError):
+        data.close()
+
+
 class MappedFile:
     """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count."""
 
@@ -92,9 +107,9 @@ class MappedFile:
 
     def unmap(self) -> None:
         """Give map and descriptor back; the file's bytes stay as they are."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        data, self._map = self._map, None
+        if data is not None:
+            close_map(data)
         fd, self.fd = self.fd, -1
         if fd >= 0:
             close_quietly(self._fs, fd, self.path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import StorageError, UsageError
+from journal.errors import StorageError, StoreError, UsageError
 from journal.poison import Poison
 from rocketstore.columns import HEADER_DTYPE, Columns, KeyColumns, build_columns
 from rocketstore.commitlog_format import (
@@ -21,6 +21,7 @@ from rocketstore.commitlog_format import (
     with_host_bits,
 )
 from rocketstore.consumequeue_format import UNIT
+from rocketstore.cut_short import WholeOrNothing
 from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
 from rocketstore.javahash import hash_code, index_hash, index_hash_many
 from rocketstore.message import BatchResult
@@ -56,7 +57,7 @@ class Pending:
         self._parts = parts
         self._poison = poison
         self._seeds: dict[str, int] = {}
-        self.broken: StorageError | None = None
+        self.broken: StoreError | None = None
         self.route: Route | None = None
         self.queues: dict[int, QueueKey] = {}
         self.codes: dict[int, int] = {}
@@ -83,27 +84,40 @@ class Pending:
             return
         if self.broken is not None:
             raise self.broken
-        rows: Any = np.frombuffer(b"".join(heads), HEADER_DTYPE)
         try:
+            rows: Any = np.frombuffer(b"".join(heads), HEADER_DTYPE)
             if len(heads) <= _FEW:
                 self._one_by_one(rows)
             else:
                 self._parts.dispatch(self._columns(rows))
+            last = rows[-1]
+            self._parts.commitlog.last = (int(last["offset"]), int(last["size"]))
+            self.route = None
+            self.queues.clear()
+            self.codes.clear()
+            self.keys.clear()
+            heads.clear()
         except StorageError as error:
             self.broke(error)
             raise
-        last = rows[-1]
-        self._parts.commitlog.last = (int(last["offset"]), int(last["size"]))
-        self.route = None
-        self.queues.clear()
-        self.codes.clear()
-        self.keys.clear()
-        heads.clear()
+        except BaseException as error:
+            self.cut_short(error)
+            raise
 
     def broke(self, error: StorageError) -> None:
         """Queues or index could not be written: nobody may ask them, or write, from here on."""
         self.broken = error
         self._poison.set(error)
+
+    def cut_short(self, error: BaseException) -> None:
+        """The same after a call was cut short (:mod:`rocketstore.cut_short`)."""
+        self._poison.cut_short(error)
+        if self.broken is None:
+            name = type(error).__name__
+            self.broken = StoreError(
+                f"queues and index are not asked: a call was cut short by {name}; close, and "
+                "open again"
+            )
 
     def dispatch_quietly(self) -> None:
         """:meth:`dispatch` for a put: its message is stored, so an error is for the next one."""
@@ -222,7 +236,7 @@ def append_columns(
         )
     if largest > most:
         raise UsageError(f"record of {largest} bytes: a file of the commit log holds {most}")
-    with store._lock:
+    with store._lock, WholeOrNothing(store):
         store._check_writable()
         store._pending.dispatch()
         now = store._now()

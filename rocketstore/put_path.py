@@ -22,6 +22,7 @@ from rocketstore.commitlog_format import (
     with_host_bits,
 )
 from rocketstore.compose import compose
+from rocketstore.cut_short import WholeOrNothing
 from rocketstore.delay import deliver_time
 from rocketstore.dispatch import QueueKey
 from rocketstore.javahash import tags_code
@@ -128,7 +129,7 @@ def put_general(
     sys_flag = with_host_bits(sys_flag, born_by, stored_by)
     header = HEADERS[(sys_flag >> 4) & 3]
     transaction = sys_flag & TRANSACTION_MASK
-    with store._lock:
+    with store._lock, WholeOrNothing(store):
         store._check_writable()
         route = store._route(topic, queue_id)
         tail = route.lead(len(data)) + data

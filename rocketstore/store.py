@@ -36,6 +36,7 @@ from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC, TRANSACTION_MAS
 from rocketstore.compose import join_properties, raw_properties
 from rocketstore.config_check import check_config, mend_config
 from rocketstore.crc import crc32
+from rocketstore.cut_short import WholeOrNothing
 from rocketstore.derived import Derived, load_derived
 from rocketstore.dispatch import QueueKey
 from rocketstore.index_rebuild import rebuild_index
@@ -274,7 +275,8 @@ class Store(Reader):
         """Have room for a record; gives its place in the last file."""
         if size > self._max_size:
             raise UsageError(f"record of {size} bytes: the limit is {self._max_size}")
-        self._commitlog.make_room(size)
+        with WholeOrNothing(self):
+            self._commitlog.make_room(size)
         return self._commitlog.at
 
     def _now(self) -> int:
@@ -405,7 +407,7 @@ class Store(Reader):
     def rebuild_index(self) -> None:
         """Delete all index files and build them anew from the log. O(bytes of the log)."""
         self._check_writable()
-        with self._lock:
+        with self._lock, WholeOrNothing(self):
             self._pending.dispatch()
             log = self._parts.commitlog
             log.settle()
@@ -425,6 +427,8 @@ class Store(Reader):
     def close(self) -> None:
         """Sync all, write the checkpoint, remove ``abort``, release the lock. Can be repeated."""
         if isinstance(self._refusal, ClosedError):
+            if self._file_lock is not None:  # a close before may have been cut short
+                self._file_lock.release()
             return
         background, self._background = self._background, None
         if background is not None:
@@ -432,15 +436,18 @@ class Store(Reader):
         with self._lock:
             if isinstance(self._refusal, ClosedError):
                 return
+            closed = ClosedError(f"{self.path}: the store is closed")
             try:
                 if not self.options.read_only and self._poison.reason is None:
                     self._keeper.finish()
             finally:
-                self._refusal = ClosedError(f"{self.path}: the store is closed")
-                _open_stores.discard(self)
-                self._parts.close()
-                if self._file_lock is not None:
-                    self._file_lock.release()
+                try:
+                    self._refusal = closed
+                    _open_stores.discard(self)
+                    self._parts.close()
+                finally:
+                    if self._file_lock is not None:
+                        self._file_lock.release()
 
     def __enter__(self) -> Self:
         return self
