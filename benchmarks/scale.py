@@ -398,7 +398,7 @@ def _run(
 
 
 def _print_tables(results: dict[str, dict[str, float]], bars: list[Bar]) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     common = ("cpu_s", "wall_s", "cpu_us_each", "resident_mb", "handles", "threads")
     table = Table(title="scale", header_style="bold")
     table.add_column("step", no_wrap=True)

@@ -67,7 +67,8 @@ class QueueCore:
     """State of one queue. ``live - out`` messages are ready, ``out`` are with consumers."""
 
     # What the paths of single messages touch is found at once, however many attributes there are
-    # beside it: without this, those above thirty make all of them slower.
+    # beside it. Of those beside it there must be no more than thirty: one above, and the dictionary
+    # of every queue has its own keys, which takes a kilobyte and a half and makes all of it slower.
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -75,16 +76,22 @@ class QueueCore:
         "_arrived",
         "_at",
         "_check_mask",
+        "_flushing",
         "_holding",
         "_id_high",
         "_index",
         "_limits",
         "_lock",
+        "_most_embedded",
         "_most_plain",
         "_nacked_at",
+        "_next_fetch",
         "_returned",
         "_stored_out",
         "_sync_each",
+        "_tally",
+        "_ticks",
+        "_to_move",
         "_waiting",
         "_watched",
         "_window",
