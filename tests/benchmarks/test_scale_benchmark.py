@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scale
+from qindex.file_budget import FileBudget
 
 _COUNT = 40
 
 
-def _step(directory: Path, name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+def _step(
+    directory: Path, name: str, capsys: pytest.CaptureFixture[str], idle: str = "0.02"
+) -> dict[str, float]:
     arguments = ["--queues", str(_COUNT), "--messages", "3", "--open-files", "64"]
-    assert not scale.main([*arguments, "--idle", "0.02", "--dir", str(directory), "--step", name])
+    assert not scale.main([*arguments, "--idle", idle, "--dir", str(directory), "--step", name])
     figures: dict[str, float] = json.loads(capsys.readouterr().out)
     return figures
 
@@ -25,7 +28,10 @@ def test_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "store"
     assert _step(store, "publish", capsys)["threads"] >= 2
     assert _step(store, "open, closed cleanly", capsys)["messages_of_some"] == 3 * _COUNT
-    assert before + 20 < _step(store, "in turn", capsys)["handles"] <= before + 64
+    # None becomes idle on the way, however slow the machine is: as many are open as may be, each
+    # with its journal, and the checksums of that once there are some.
+    in_turn = _step(store, "in turn", capsys, idle="600")
+    assert before + FileBudget(64).journals < in_turn["handles"] <= before + 64
     at_rest = _step(store, "rest", capsys)
     assert at_rest["handles"] < before + 10
     assert 1000 < at_rest["traced_per_queue"] < 8192
