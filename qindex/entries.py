@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest
 
 from journal.errors import StoreError
 from journal.files import ReadBuffer
@@ -37,7 +36,6 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 _CORRECTABLE = 8 << 10
-_NO_CHECK = bytes(8)
 _NOT_HELD = "the checksum does not hold"
 
 
@@ -126,7 +124,10 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
         return Entry(msg_id, expiry, size, None, damage=what, kind=Kind.TORN)
     corrected = False
     ours = record[:3] == record_format.MAGIC or record[:1] != b"\x83"
-    if ours and not _is_sound(data, payload, word, record):
+    if ours and (
+        record[:3] != record_format.MAGIC
+        or not record_format.embedded_is_sound(data, payload, word, embedded)
+    ):
         whole = bytearray(word.to_bytes(8, "big") + bytes(data[payload:head_end]) + record)
         bit = correct_bit(bytes(whole)) if len(whole) <= _CORRECTABLE else None
         if bit is None:
@@ -145,15 +146,6 @@ def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:
     if corrected:
         return Entry(msg_id, expiry, size, message, corrected=True)
     return make_entry(msg_id, expiry, size, message)
-
-
-def _is_sound(data: ReadBuffer, payload: int, word: int, record: bytes) -> bool:
-    """Tell whether ``record``, of the entry at ``payload``, begins as ours do, and its checksum
-    holds."""
-    start, behind = record_format.CHECK_OFFSET, record_format.CHECK_OFFSET + 8
-    head = bytes(data[payload : payload + PAYLOAD_SIZE])
-    blank = b"".join((word.to_bytes(8, "big"), head, record[:start], _NO_CHECK, record[behind:]))
-    return record[:start] == record_format.MAGIC and xxh3_64_digest(blank) == record[start:behind]
 
 
 def plain_entries(

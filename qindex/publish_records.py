@@ -11,20 +11,24 @@ import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, plain_parts
-from qindex.record_format import CHECK_SIZE, MAGIC, plain_body_head, row_sums
+from qindex.record_format import (
+    CHECK_SIZE,
+    MAGIC,
+    NOTHING,
+    PLAIN_HEAD_SIZE,
+    plain_body_head,
+    row_sums,
+)
 
-__all__ = ["NOTHING", "framed_batch", "framed_record", "plain_batch"]
+__all__ = ["framed_batch", "framed_record", "plain_batch"]
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-NOTHING = b"\xc0\xc0\xc0"
-"""Neither key, headers nor properties, as a record has them."""
-
 _HEAD = struct.Struct(">QQQQII12sQ")
 """Word, two halves of the message id, expiry, size, E, the record's start, timestamp."""
 _RECORD_START = MAGIC + bytes(CHECK_SIZE) + b"\xcf"
-_RECORD_HEAD_SIZE = len(_RECORD_START) + 8
+_RECORD_HEAD_SIZE = PLAIN_HEAD_SIZE - len(NOTHING)
 _ID_LOW_AT = 16
 _STAMP_AT = PLAIN_HEAD.size - 13
 

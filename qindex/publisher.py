@@ -25,9 +25,9 @@ from qindex.limits import ask_for_room, give_room_back, keep_within
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
 from qindex.prepared import Notes, Prepared
-from qindex.publish_records import NOTHING, framed_batch, framed_record, plain_batch
+from qindex.publish_records import framed_batch, framed_record, plain_batch
 from qindex.queue_core import QueueCore
-from qindex.record_format import encode_front, encode_middle, seal_embedded, seal_stored
+from qindex.record_format import NOTHING, encode_front, encode_middle, seal_embedded, seal_stored
 from qindex.segment import PUBLISHED
 from qindex.seq_file import RESERVE
 

@@ -48,6 +48,7 @@ __all__ = [
     "CHECK_SIZE",
     "MAGIC",
     "MAX_OVERHEAD",
+    "NOTHING",
     "PLAIN_HEAD_SIZE",
     "RecordError",
     "all_plain",
@@ -82,13 +83,14 @@ _CHECK_IN_ROW = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 _ZERO_CHECK = bytes(CHECK_SIZE)
 _FIXED_HEAD = struct.Struct(">3s8sBQ")
 _NO_TABLES = b"\xc0\xc0"
-_NO_KEY_HEADERS_PROPERTIES = b"\xc0" + _NO_TABLES
+NOTHING = b"\xc0" + _NO_TABLES
+"""Neither key, headers nor properties, as a record has them."""
 _ROWS_AT_ONCE = 1024
 _ROW_BYTES_AT_ONCE = 1 << 18
-_NOTHING_ROW = np.frombuffer(_NO_KEY_HEADERS_PROPERTIES, np.uint8)
+_NOTHING_ROW = np.frombuffer(NOTHING, np.uint8)
 _MAGIC_ROW = np.frombuffer(MAGIC, np.uint8)
 _NOTHING_AT = _FIXED_HEAD.size
-PLAIN_HEAD_SIZE = _NOTHING_AT + 3
+PLAIN_HEAD_SIZE = _NOTHING_AT + len(NOTHING)
 """Bytes of a record without key, headers and properties, up to its body's own head."""
 
 _pack = partial(msgpack.packb, use_bin_type=True)

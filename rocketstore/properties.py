@@ -84,17 +84,6 @@ def encode_usual(
     if keys and unique_key:
         text = f"KEYS\x01{keys}\x02UNIQ_KEY\x01{unique_key}"
         found = (unique_key, keys)
-        # The usual message, in as few steps as there are: plain text, one key.
-        if (
-            not tags
-            and text.isascii()
-            and len(text) <= PROPERTIES_MAX
-            and " " not in keys
-            and _PAIR_END not in keys
-            and _PAIR_END not in unique_key
-            and "\0" not in text
-        ):
-            return text.encode(), found
     elif keys:
         text, found = f"KEYS\x01{keys}", (keys,)
     elif unique_key:
