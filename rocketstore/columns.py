@@ -19,21 +19,20 @@ from journal.errors import UsageError
 from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
 from rocketstore.crc import crc32
 from rocketstore.javahash import hash_code, index_hash_many, tags_code
+from rocketstore.key_columns import KeyColumns, key_columns
 from rocketstore.properties import (
     KEYS,
     PROPERTIES_MAX,
     TAGS,
     UNIQ_KEY,
-    decode_properties,
     encode_properties,
     index_keys,
     java_map_order,
 )
 
 __all__ = [
-    "HEADER_DTYPE",
+    "HEADER_DTYPES",
     "Columns",
-    "KeyColumns",
     "build_columns",
     "keys_of_properties",
     "make_properties",
@@ -66,28 +65,9 @@ def _header_dtype(number: int) -> np.dtype[np.void]:
     )
 
 
-_DTYPES = tuple(_header_dtype(number) for number in range(4))
-_ONE_HEAD = tuple(struct.Struct(f"{dtype.itemsize}s") for dtype in _DTYPES)
-HEADER_DTYPE = _DTYPES[0]
-"""The record up to its body, when both hosts are IPv4."""
-
-
-@dataclass(slots=True)
-class KeyColumns:
-    """Index hashes of all keys in order, the message each is of, and each message's tagsCode."""
-
-    hashes: npt.NDArray[np.int32]
-    messages: Int64Array
-    tags_codes: Int64Array
-
-    def part(self, first: int, last: int) -> KeyColumns:
-        """Those of messages ``first`` to ``last``, numbered from 0."""
-        low, high = np.searchsorted(self.messages, (first, last))
-        return KeyColumns(
-            self.hashes[low:high],
-            self.messages[low:high] - first,
-            self.tags_codes[first:last],
-        )
+HEADER_DTYPES = tuple(_header_dtype(number) for number in range(4))
+"""The record up to its body, by ``(sysFlag >> 4) & 3``."""
+_ONE_HEAD = tuple(struct.Struct(f"{dtype.itemsize}s") for dtype in HEADER_DTYPES)
 
 
 @dataclass(slots=True)
@@ -122,7 +102,7 @@ class Columns:
         """The records of messages ``first`` to ``last``, to stand at ``offsets``."""
         count = last - first
         kind = (sys_flag >> 4) & 3
-        heads: Any = np.empty(count, _DTYPES[kind])
+        heads: Any = np.empty(count, HEADER_DTYPES[kind])
         heads["size"] = self.sizes[first:last]
         heads["magic"] = MESSAGE_MAGIC
         heads["crc"] = self.crcs[first:last]
@@ -300,17 +280,6 @@ def _column_keys(
 
 def keys_of_properties(topic: str, properties: Sequence[bytes]) -> KeyColumns:
     """Keys and tagsCodes of messages whose properties are given as they are stored."""
-    names: list[str] = []
-    owners: list[int] = []
-    codes: list[int] = []
-    for number, data in enumerate(properties):
-        found = decode_properties(data)
-        codes.append(tags_code(found.get(TAGS)))
-        keys = index_keys(found)
-        names += keys
-        owners += [number] * len(keys)
-    return KeyColumns(
-        index_hash_many(names, hash_code(f"{topic}#")),
-        np.array(owners, np.int64),
-        np.array(codes, np.int64),
-    )
+    lengths = np.fromiter(map(len, properties), np.int64, len(properties))
+    data = np.frombuffer(b"".join(properties), np.uint8)
+    return key_columns(data, np.cumsum(lengths) - lengths, lengths, hash_code(f"{topic}#"))

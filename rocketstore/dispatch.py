@@ -15,8 +15,9 @@ import numpy.typing as npt
 from journal.errors import UsageError
 from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK, encode_topic
 from rocketstore.delay import SCHEDULE_TOPIC, deliver_time, level_of
-from rocketstore.javahash import index_hash_many, tags_code
-from rocketstore.properties import DELAY, TAGS, decode_properties, index_keys
+from rocketstore.javahash import hash_code
+from rocketstore.key_columns import KeyColumns, key_columns
+from rocketstore.properties import DELAY, decode_properties
 from rocketstore.scan import Records
 
 __all__ = ["DispatchBatch", "QueueKey", "from_records"]
@@ -101,43 +102,40 @@ def from_records(records: Records, start: int, *, delays: bool = True) -> Dispat
     ``delays=False`` gives messages of the schedule topic the hash of their tags, as the real
     store does while it recovers from a crash.
     """
-    queues: list[QueueKey] = []
     numbers: dict[tuple[bytes, int], int] = {}
-    names: list[str] = []
-    queue_numbers: list[int] = []
-    codes: list[int] = []
-    keys: list[str] = []
-    key_messages: list[int] = []
-    columns = zip(records.topics, records.queue_ids.tolist(), records.properties, strict=True)
-    for message, (topic, queue_id, data) in enumerate(columns):
-        number = numbers.get((topic, queue_id))
-        if number is None:
-            number = numbers[topic, queue_id] = len(queues)
-            names.append(_queue_topic(topic))
-            queues.append((names[number], queue_id))
-        queue_numbers.append(number)
-        if not data:
-            codes.append(0)
-            continue
-        properties = decode_properties(data)
-        name = names[number]
-        level = level_of(properties.get(DELAY, "")) if delays and name == SCHEDULE_TOPIC else 0
-        if level:
-            codes.append(deliver_time(level, int(records.store_times[message])))
-        else:
-            codes.append(tags_code(properties.get(TAGS)))
-        for key in index_keys(properties):
-            keys.append(f"{name}#{key}")
-            key_messages.append(message)
+    queue_numbers = np.array(
+        [
+            numbers.setdefault(key, len(numbers))
+            for key in zip(records.topics, records.queue_ids.tolist(), strict=True)
+        ],
+        np.int64,
+    )
+    queues = [(_queue_topic(topic), queue_id) for topic, queue_id in numbers]
+    seeds = np.array([hash_code(f"{topic}#") for topic, _ in queues], np.int64)
+    lengths = np.fromiter(map(len, records.properties), np.int64, len(records))
+    data = np.frombuffer(b"".join(records.properties), np.uint8)
+    keys = key_columns(data, np.cumsum(lengths) - lengths, lengths, seeds[queue_numbers])
+    if delays:
+        for number, (topic, _) in enumerate(queues):
+            if topic == SCHEDULE_TOPIC:
+                _note_delays(records, np.flatnonzero(queue_numbers == number), keys)
     return DispatchBatch(
         queues=queues,
-        queue_numbers=np.array(queue_numbers, np.int64),
+        queue_numbers=queue_numbers,
         offsets=records.positions + start,
         sizes=records.sizes,
         queue_offsets=records.queue_offsets,
-        tags_codes=np.array(codes, np.int64),
+        tags_codes=keys.tags_codes,
         store_times=records.store_times,
         transactions=records.sys_flags & TRANSACTION_MASK,
-        key_hashes=index_hash_many(keys),
-        key_messages=np.array(key_messages, np.int64),
+        key_hashes=keys.hashes,
+        key_messages=keys.messages,
     )
+
+
+def _note_delays(records: Records, messages: Int64Array, keys: KeyColumns) -> None:
+    """Instead of their tags: when these messages are to be delivered."""
+    for message in messages.tolist():
+        level = level_of(decode_properties(records.properties[message]).get(DELAY, ""))
+        if level:
+            keys.tags_codes[message] = deliver_time(level, int(records.store_times[message]))

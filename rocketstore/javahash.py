@@ -16,12 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rocketstore.rows import rows_at
+
 __all__ = [
     "BLOCK",
+    "Seed",
     "hash_code",
     "hash_many",
+    "hash_table",
     "index_hash",
     "index_hash_many",
+    "index_hashes",
     "tags_code",
     "utf16_length",
 ]
@@ -106,7 +111,7 @@ def hash_many(strings: Sequence[str], seed: Seed = 0) -> UInt32Array:
     longest = int(lengths.max())
     powers = _powers(longest + 1)
     if int(lengths.min()) == longest:
-        hashes = _hash_rows(units, starts, longest, powers)
+        hashes = _hash_rows(units, starts, longest)
     else:
         hashes = _hash_ragged(units, starts, lengths, powers)
     if not isinstance(seed, int):
@@ -140,29 +145,40 @@ def _joined(strings: Sequence[str]) -> tuple[npt.NDArray[Any], Int64Array, Int64
 
 def index_hash_many(strings: Sequence[str], seed: Seed = 0) -> Int32Array:
     """:func:`index_hash` of each string."""
-    signed = hash_many(strings, seed).view(np.int32)
-    absolute = np.abs(signed)
+    return index_hashes(hash_many(strings, seed))
+
+
+def index_hashes(hashes: UInt32Array) -> Int32Array:
+    """The hashes an IndexFile keeps, of hash codes as unsigned 32 bits: :func:`index_hash`."""
+    absolute = np.abs(hashes.view(np.int32))
     absolute[absolute < 0] = 0
     return absolute
 
 
-def _hash_rows(
-    units: npt.NDArray[Any], starts: Int64Array, length: int, powers: UInt32Array
-) -> UInt32Array:
+def _hash_rows(units: npt.NDArray[Any], starts: Int64Array, length: int) -> UInt32Array:
     """Hashes of texts of one length: they are the rows of one matrix."""
     if length == 0:
         return np.zeros(len(starts), np.uint32)
-    # As items of one opaque type, rows are gathered by one copy each.
-    item = units.itemsize
-    rows = np.ndarray((len(units) - length + 1,), f"V{length * item}", units, strides=(item,))
-    table = rows[starts].view(units.dtype).reshape(-1, length)
-    if len(starts) < _MANY_ROWS:
-        return table.astype(np.uint32) @ powers[:length][::-1]
-    # Column by column nothing larger than the result is needed besides.
-    hashes = table[:, 0].astype(np.uint32)
-    for column in range(1, length):
-        hashes *= 31
-        hashes += table[:, column]
+    return hash_table(rows_at(units, starts, length))
+
+
+def hash_table(table: npt.NDArray[Any], seed: Seed = 0) -> UInt32Array:
+    """``String.hashCode`` of each row of code units, as unsigned 32 bits, each after a prefix
+    hashed to ``seed`` (one for all, or one for each). O(units)."""
+    length = table.shape[1]
+    powers = _powers(length + 1)
+    if len(table) < _MANY_ROWS:
+        hashes: UInt32Array = table.astype(np.uint32) @ powers[:length][::-1]
+    else:
+        # Column by column nothing larger than the result is needed besides.
+        hashes = table[:, 0].astype(np.uint32)
+        for column in range(1, length):
+            hashes *= 31
+            hashes += table[:, column]
+    if not isinstance(seed, int):
+        hashes += (seed & _MASK).astype(np.uint32) * powers[length]
+    elif seed:
+        hashes += np.uint32(seed * int(powers[length]) & _MASK)
     return hashes
 
 
@@ -176,7 +192,7 @@ def _hash_ragged(
     hashes = np.zeros(len(lengths), np.uint32)
     for length in np.flatnonzero(counts).tolist():
         chosen = np.flatnonzero(lengths == length)
-        hashes[chosen] = _hash_rows(units, starts[chosen], length, powers)
+        hashes[chosen] = _hash_rows(units, starts[chosen], length)
     return hashes
 
 

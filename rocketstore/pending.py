@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from itertools import chain
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from journal.errors import StorageError, StoreError, UsageError
+from journal.errors import DamageError, StorageError, StoreError, UsageError
 from journal.poison import Poison
-from rocketstore.columns import HEADER_DTYPE, Columns, KeyColumns, build_columns
+from rocketstore.columns import Columns, build_columns
 from rocketstore.commitlog_format import (
     COMMIT,
     ROLLBACK,
@@ -23,9 +22,12 @@ from rocketstore.commitlog_format import (
 from rocketstore.consumequeue_format import UNIT
 from rocketstore.cut_short import WholeOrNothing
 from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
-from rocketstore.javahash import hash_code, index_hash, index_hash_many
+from rocketstore.heads import read_head, read_heads
+from rocketstore.javahash import hash_code, index_hash, tags_code
+from rocketstore.key_columns import KeyColumns, key_columns
 from rocketstore.message import BatchResult
 from rocketstore.parts import Parts
+from rocketstore.properties import TAGS, decode_properties, index_keys
 from rocketstore.put_path import Route
 
 if TYPE_CHECKING:
@@ -42,12 +44,11 @@ _FEW = 24
 class Pending:
     """Messages that wait to be dispatched. The store holds its lock around all calls.
 
-    A put leaves its record's first 88 bytes in ``heads`` (in the form with two IPv4 hosts), which
-    tell nearly all that queues and index need. The rest stands beside it by physical offset:
-    ``queues`` says where the messages from that one on go, up to the next that is named, ``codes``
-    the tagsCodes that are not 0, ``keys`` what the index finds a message by. ``route`` is the last
-    put's, ``None`` at first. (:meth:`rocketstore.Store.put` does :meth:`note` itself: a call would
-    cost as much again.)
+    ``offsets`` says where their records stand in the last file of the log: these tell what queues
+    and index need, as they do after a crash. What they don't tell stands beside it by offset:
+    ``queues`` says where the messages from that one on go, up to the next that is named, and
+    ``codes`` the tagsCodes that are no tags'. ``route`` is the last put's, ``None`` at first.
+    (:meth:`rocketstore.Store.put` does :meth:`note` itself: a call would cost as much again.)
 
     When queues or index can't be written (``broken`` is the error) the store takes no more
     writes: what waits is in the log, and open puts it where it belongs.
@@ -61,50 +62,46 @@ class Pending:
         self.route: Route | None = None
         self.queues: dict[int, QueueKey] = {}
         self.codes: dict[int, int] = {}
-        self.keys: dict[int, Sequence[str]] = {}
-        self.heads: list[bytes] = []
+        self.offsets: list[int] = []
 
-    def note(self, head: bytes, offset: int, route: Route, code: int, keys: Sequence[str]) -> None:
-        """One message more waits."""
+    def note(self, offset: int, route: Route, code: int) -> None:
+        """One message more waits; ``code`` is its tagsCode, if that is not its tags'."""
         if route is not self.route:
             self.route = route
             self.queues[offset] = route.key
         if code:
             self.codes[offset] = code
-        if keys:
-            self.keys[offset] = keys
-        self.heads.append(head)
-        if len(self.heads) >= PENDING_MAX:
+        self.offsets.append(offset)
+        if len(self.offsets) >= PENDING_MAX:
             self.dispatch_quietly()
 
     def dispatch(self) -> None:
-        """Bring queues and index up to the log. Raises :class:`StorageError`."""
-        heads = self.heads
-        if not heads:
+        """Bring queues and index up to the log. Raises :class:`StorageError`, or
+        :class:`DamageError` when somebody else has written into what was put."""
+        offsets = self.offsets
+        if not offsets:
             return
         if self.broken is not None:
             raise self.broken
         try:
-            rows: Any = np.frombuffer(b"".join(heads), HEADER_DTYPE)
-            if len(heads) <= _FEW:
-                self._one_by_one(rows)
+            if len(offsets) <= _FEW:
+                self._one_by_one()
             else:
-                self._parts.dispatch(self._columns(rows))
-            last = rows[-1]
-            self._parts.commitlog.last = (int(last["offset"]), int(last["size"]))
+                self._parts.dispatch(self._columns())
+            log = self._parts.commitlog
+            log.last = (offsets[-1], log.max_offset - offsets[-1])
             self.route = None
             self.queues.clear()
             self.codes.clear()
-            self.keys.clear()
-            heads.clear()
-        except StorageError as error:
+            offsets.clear()
+        except (StorageError, DamageError) as error:
             self.broke(error)
             raise
         except BaseException as error:
             self.cut_short(error)
             raise
 
-    def broke(self, error: StorageError) -> None:
+    def broke(self, error: StoreError) -> None:
         """Queues or index could not be written: nobody may ask them, or write, from here on."""
         self.broken = error
         self._poison.set(error)
@@ -121,22 +118,30 @@ class Pending:
 
     def dispatch_quietly(self) -> None:
         """:meth:`dispatch` for a put: its message is stored, so an error is for the next one."""
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(StorageError, DamageError):
             self.dispatch()
 
-    def _one_by_one(self, rows: Any) -> None:
+    def _one_by_one(self) -> None:
         parts = self._parts
+        log = parts.commitlog
         index = parts.index if parts.options.index else None
+        view = log.view
+        assert view is not None
         topic, queue_id, now = "", 0, 0
-        for offset, size, ordinal, sys_flag, now in rows[list(_NOTED)].tolist():
+        base = log.base
+        for offset, end in pairwise((*self.offsets, log.max_offset)):
             topic, queue_id = self.queues.get(offset, (topic, queue_id))
-            transaction = sys_flag & TRANSACTION_MASK
+            record = read_head(view, offset - base, end - base, base)
+            now = record.store_timestamp
+            found = decode_properties(record.properties)
+            transaction = record.sys_flag & TRANSACTION_MASK
             if transaction in (0, COMMIT):
-                unit = UNIT.pack(offset, size, self.codes.get(offset, 0))
-                parts.queue(topic, queue_id).put_one(ordinal, offset, size, unit)
+                code = self.codes.get(offset) or tags_code(found.get(TAGS))
+                unit = UNIT.pack(offset, record.size, code)
+                parts.queue(topic, queue_id).put_one(record.queue_offset, offset, record.size, unit)
             if index is None:
                 continue
-            keys = self.keys.get(offset)
+            keys = index_keys(found)
             if keys and transaction != ROLLBACK:
                 seed = self._seed(topic)
                 index.put_one([index_hash(key, seed) for key in keys], offset, now)
@@ -150,51 +155,40 @@ class Pending:
             seed = self._seeds[topic] = hash_code(f"{topic}#")
         return seed
 
-    def _columns(self, rows: Any) -> DispatchBatch:
-        count = len(rows)
-        offsets = rows["offset"].astype(np.int64)
+    def _columns(self) -> DispatchBatch:
+        log = self._parts.commitlog
+        count = len(self.offsets)
+        offsets = np.fromiter(self.offsets, np.int64, count)
+        first = self.offsets[0]
+        assert log.view is not None
+        data = np.frombuffer(log.view, np.uint8, log.max_offset - first, first - log.base)
+        heads = read_heads(data, offsets - first, first)
         numbers = {key: number for number, key in enumerate(dict.fromkeys(self.queues.values()))}
         starts = _places(self.queues, offsets)
         queue_numbers = np.repeat(
             np.array([numbers[key] for key in self.queues.values()], np.int64),
             np.diff(starts, append=count),
         )
-        codes = np.zeros(count, np.int64)
-        codes[_places(self.codes, offsets)] = list(self.codes.values())
-        key_hashes, key_messages = self._hashes(list(numbers), queue_numbers, offsets)
+        seeds = [self._seed(topic) for topic, _ in numbers]
+        seed = np.array(seeds, np.int64)[queue_numbers] if len(set(seeds)) > 1 else seeds[0]
+        keys = key_columns(data, heads.properties_at, heads.property_lengths, seed)
+        keys.tags_codes[_places(self.codes, offsets)] = list(self.codes.values())
         return DispatchBatch(
             queues=list(numbers),
             queue_numbers=queue_numbers,
             offsets=offsets,
-            sizes=rows["size"].astype(np.int64),
-            queue_offsets=rows["queue_offset"].astype(np.int64),
-            tags_codes=codes,
-            store_times=rows["store"].astype(np.int64),
-            transactions=rows["sys_flag"].astype(np.int64) & TRANSACTION_MASK,
-            key_hashes=key_hashes,
-            key_messages=key_messages,
+            sizes=heads.sizes,
+            queue_offsets=heads.queue_offsets,
+            tags_codes=keys.tags_codes,
+            store_times=heads.store_times,
+            transactions=heads.sys_flags & TRANSACTION_MASK,
+            key_hashes=keys.hashes,
+            key_messages=keys.messages,
         )
-
-    def _hashes(
-        self, queues: list[QueueKey], queue_numbers: Int64Array, offsets: Int64Array
-    ) -> tuple[npt.NDArray[np.int32], Int64Array]:
-        """Index hashes of all keys, and the number of the message that each is of."""
-        lengths = np.fromiter(map(len, self.keys.values()), np.int64, len(self.keys))
-        messages = np.repeat(_places(self.keys, offsets), lengths)
-        names = list(chain.from_iterable(self.keys.values()))
-        seeds = [self._seed(topic) for topic, _ in queues]
-        if len(set(seeds)) == 1:
-            return index_hash_many(names, seeds[0]), messages
-        return index_hash_many(names, np.array(seeds, np.int64)[queue_numbers[messages]]), messages
-
-
-_NOTED = ("offset", "size", "queue_offset", "sys_flag", "store")
 
 
 def _places(noted: dict[int, Any], offsets: Int64Array) -> Int64Array:
     """The numbers of the messages that a note by offset is of."""
-    if len(noted) == len(offsets):
-        return np.arange(len(offsets), dtype=np.int64)
     return np.searchsorted(offsets, np.fromiter(noted, np.int64, len(noted)))
 
 

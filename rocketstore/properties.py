@@ -7,7 +7,7 @@ ours are byte-identical. No reader depends on the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from journal.errors import UsageError
@@ -75,33 +75,25 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return _encoded(text)
 
 
-def encode_usual(
-    keys: str | None, unique_key: str | None, tags: str | None
-) -> tuple[bytes, Sequence[str]]:
-    """:func:`encode_properties` of nothing but KEYS, UNIQ_KEY and TAGS, whose order is known, and
-    :func:`index_keys` of them."""
-    found: Sequence[str]
+def encode_usual(keys: str | None, unique_key: str | None, tags: str | None) -> bytes:
+    """:func:`encode_properties` of nothing but KEYS, UNIQ_KEY and TAGS, whose order is known."""
     if keys and unique_key:
         text = f"KEYS\x01{keys}\x02UNIQ_KEY\x01{unique_key}"
-        found = (unique_key, keys)
+        wrong = _PAIR_END in keys or _PAIR_END in unique_key
     elif keys:
-        text, found = f"KEYS\x01{keys}", (keys,)
+        text, wrong = f"KEYS\x01{keys}", _PAIR_END in keys
     elif unique_key:
-        text, found = f"UNIQ_KEY\x01{unique_key}", (unique_key,)
+        text, wrong = f"UNIQ_KEY\x01{unique_key}", _PAIR_END in unique_key
     else:
-        text, found = "", ()
+        text, wrong = "", False
     if tags:
         text = f"{text}\x02TAGS\x01{tags}" if text else f"TAGS\x01{tags}"
-    if (
-        "\0" in text
-        or (keys and _PAIR_END in keys)
-        or (unique_key and _PAIR_END in unique_key)
-        or (tags and _PAIR_END in tags)
-    ):
+        wrong = wrong or _PAIR_END in tags
+    if wrong or "\0" in text:
         raise UsageError(_SEPARATOR)
-    if keys and " " in keys:
-        found = index_keys({UNIQ_KEY: unique_key or "", KEYS: keys})
-    return _encoded(text), found
+    if text.isascii() and len(text) <= PROPERTIES_MAX:
+        return text.encode()  # what is usual goes without another call
+    return _encoded(text)
 
 
 def _encoded(text: str) -> bytes:

@@ -25,9 +25,8 @@ from rocketstore.compose import compose
 from rocketstore.cut_short import WholeOrNothing
 from rocketstore.delay import deliver_time
 from rocketstore.dispatch import QueueKey
-from rocketstore.javahash import tags_code
 from rocketstore.message import PutResult
-from rocketstore.properties import TAGS, WAIT, index_keys
+from rocketstore.properties import WAIT
 
 if TYPE_CHECKING:
     from rocketstore.store import Store
@@ -37,7 +36,6 @@ __all__ = ["PutFields", "Route", "pack_head", "put_general"]
 _INT_MAX = 0x7FFFFFFF
 _LEADS_MAX = 256
 _TWO_INTS = struct.Struct(">ii").pack
-_NO_HOST = bytes(8)
 
 pack_head = struct.Struct(">iiI8sqq48si").pack
 """A record's first 88 bytes when both hosts are IPv4: size, magic, CRC, :attr:`Route.start`,
@@ -151,10 +149,7 @@ def put_general(
             raise UsageError(f"a field does not fit into the record: {error}") from error
         store._commitlog.write(head + body + tail)
         route.ordinal += counted
-        if header is not HEADERS[0]:
-            head = HEADERS[0].pack(*fields[:9], _NO_HOST, now, _NO_HOST, *fields[12:])
-        code = deliver_time(level, now) if level else tags_code(found.get(TAGS))
-        store._pending.note(head, offset, route, code, index_keys(found))
+        store._pending.note(offset, route, deliver_time(level, now) if level else 0)
     if wait and store._fsync and found.get(WAIT) != "false":
         store._group.commit()
     return PutResult(offset, size, queue_id, ordinal, now, stored_by)

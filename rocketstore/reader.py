@@ -164,5 +164,5 @@ class Reader:
         pending = self._pending
         if pending.broken is not None:
             raise pending.broken
-        if pending.heads:
+        if pending.offsets:
             pending.dispatch()

@@ -40,7 +40,6 @@ from rocketstore.cut_short import WholeOrNothing
 from rocketstore.derived import Derived, load_derived
 from rocketstore.dispatch import QueueKey
 from rocketstore.index_rebuild import rebuild_index
-from rocketstore.javahash import tags_code
 from rocketstore.layout import Paths, look
 from rocketstore.lifecycle import Background, Keeper
 from rocketstore.lock import StoreLock
@@ -60,7 +59,6 @@ __all__ = ["Store", "open_store"]
 
 _HEAD_SIZE = HEADERS[0].size
 _STAMP = struct.Struct(">iq8sq8siq").pack
-_NO_KEYS: Sequence[str] = ()
 _new_tuple = tuple.__new__
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -203,15 +201,13 @@ class Store(Reader):
         if fields or self._wide or body.__class__ is not bytes:
             return put_general(self, topic, body, queue_id, tags, keys, unique_key, **fields)
         route = self._routes.get((topic, queue_id)) or self._route(topic, queue_id)
-        tail, found, code = route.plain, _NO_KEYS, 0
+        tail = route.plain
         if keys or unique_key or tags:
             if keys is not None and not isinstance(keys, str):
                 keys = join_keys(keys)
-            data, found = encode_usual(keys, unique_key, tags)
+            data = encode_usual(keys, unique_key, tags)
             size = len(data)
             tail = (route.leads.get(size) or route.lead(size)) + data
-            if tags:
-                code = tags_code(tags)
         length = len(body)
         size = _HEAD_SIZE + length + len(tail)
         crc = crc32(body) & 0x7FFFFFFF
@@ -243,13 +239,9 @@ class Store(Reader):
             if route is not pending.route:
                 pending.route = route
                 pending.queues[offset] = route.key
-            if found:
-                pending.keys[offset] = found
-            if code:
-                pending.codes[offset] = code
-            heads = pending.heads
-            heads.append(head)
-            if len(heads) >= PENDING_MAX:
+            offsets = pending.offsets
+            offsets.append(offset)
+            if len(offsets) >= PENDING_MAX:
                 pending.dispatch_quietly()
         except BaseException:
             # A signal's exception can also come while the lock is waited for.
@@ -275,9 +267,13 @@ class Store(Reader):
         """Have room for a record; gives its place in the last file."""
         if size > self._max_size:
             raise UsageError(f"record of {size} bytes: the limit is {self._max_size}")
-        with WholeOrNothing(self):
-            self._commitlog.make_room(size)
-        return self._commitlog.at
+        log = self._commitlog
+        if log.at + size > log.room:
+            with WholeOrNothing(self):
+                # What waits is in the last file, which may become another one now.
+                self._pending.dispatch()
+                log.make_room(size)
+        return log.at
 
     def _now(self) -> int:
         """The store time (ms) of a message that is put now: it never runs backwards."""

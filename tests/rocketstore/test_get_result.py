@@ -57,6 +57,7 @@ def test_damaged_record_among_bodies(at: int, tmp_path: Path) -> None:
     """Magic, CRC, physical offset, flags, length and body: each is noticed, in one record only."""
     with rocketstore.open(tmp_path / "s") as store:
         places = [store.put("A", b"some body") for _ in range(5)]
+        assert len(store.get("A", 0, 0).messages) == 5  # they are in their queue now
         log = next((tmp_path / "s" / "commitlog").iterdir())
         with log.open("r+b") as file:
             file.seek(places[2].offset + at)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import rocketstore.crc
-from journal.errors import UsageError
+from journal.errors import DamageError, UsageError, WritesRefusedError
 from rocketstore import Store
 from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
 from rocketstore.pending import PENDING_MAX
@@ -37,6 +37,8 @@ USUAL: list[dict[str, Any]] = [
     {"tags": "t"},
     {"queue_id": 3, "keys": "", "tags": "", "unique_key": ""},
 ]
+
+HOSTS = ["127.0.0.1:1"] * 5 + ["127.0.0.1:1", "[::1]:1"] * 20
 
 
 def put_all(store: Store, **general: Any) -> None:
@@ -95,10 +97,39 @@ def test_what_waits_is_found_by_queue_and_key_whatever_it_is(tmp_path: Path) -> 
 def test_a_full_batch_is_dispatched_by_the_put_that_fills_it(tmp_path: Path) -> None:
     with rocketstore.open(tmp_path / "s", background=False) as store:
         for number in range(PENDING_MAX):
-            assert len(store._pending.heads) == number
+            assert len(store._pending.offsets) == number
             store.put("T", b"")
-        assert store._pending.heads == []
+        assert store._pending.offsets == []
         assert store._parts.queues["T", 0].max_offset == PENDING_MAX
+
+
+@pytest.mark.parametrize("count", [5, 40], ids=["one by one", "in columns"])
+@pytest.mark.parametrize("at", [0, 4, 28, 39, 84, 97])
+def test_what_waits_and_is_overwritten_by_somebody_else(
+    at: int, count: int, tmp_path: Path
+) -> None:
+    """Size, magic, offset, flags, length of the body and of the topic: the message is named, no
+    more is written, and open with ``repair`` finds all the others."""
+    root = tmp_path / "s"
+    store = rocketstore.open(root, background=False)
+    puts = [store.put("A", b"some body", keys="k", born_host=host) for host in HOSTS[:count]]
+    log = next((root / "commitlog").iterdir())
+    with log.open("r+b") as file:
+        file.seek(puts[3].offset + at)
+        byte = file.read(1)
+        file.seek(puts[3].offset + at)
+        file.write(bytes((byte[0] ^ 16,)))
+    for _ in range(2):
+        with pytest.raises(DamageError) as error:
+            store.query("A", "k")
+        assert error.value.offset == puts[3].offset
+    with pytest.raises(WritesRefusedError):
+        store.put("A", b"")
+    store.close()
+    with rocketstore.open(root, background=False, repair=True) as store:
+        found = {message.offset for message in store.query("A", "k", count)}
+        assert found >= {put.offset for put in puts} - {puts[3].offset}
+        store.put("A", b"goes on", keys="k")
 
 
 def test_store_times_never_run_backwards(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Heads of records in the log, for the dispatch: of one record, or of many in columns.
+
+The records are the store's own, at places where it put them a moment ago.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import DamageError
+from rocketstore.columns import HEADER_DTYPES
+from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
+from rocketstore.rows import rows_at
+
+__all__ = ["Head", "Heads", "read_head", "read_heads"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_LOW_SYS_FLAG_AT = 39
+
+
+class Head(NamedTuple):
+    """Of one record: its size, ordinal, sysFlag, store timestamp (ms) and properties."""
+
+    size: int
+    queue_offset: int
+    sys_flag: int
+    store_timestamp: int
+    properties: bytes
+
+
+@dataclass(slots=True)
+class Heads:
+    """The same of many. Properties are named by place and length in the buffer."""
+
+    sizes: Int64Array
+    queue_offsets: Int64Array
+    sys_flags: Int64Array
+    store_times: Int64Array
+    properties_at: Int64Array
+    property_lengths: Int64Array
+
+
+def read_head(buffer: bytes | mmap.mmap, at: int, end: int, base: int) -> Head:
+    """The head of the record from ``at`` to ``end`` in a file that begins at physical offset
+    ``base``. Raises :class:`DamageError` when it is not there."""
+    header = HEADERS[buffer[at + _LOW_SYS_FLAG_AT] >> 4 & 3]
+    if header.size > end - at:
+        raise _changed(base + at)
+    size, magic, _, _, _, queue_offset, offset, sys_flag, _, _, store_timestamp, *_, body_length = (
+        header.unpack_from(buffer, at)
+    )
+    topic_at = at + header.size + body_length
+    if magic != MESSAGE_MAGIC or offset != base + at or size != end - at or not at < topic_at < end:
+        raise _changed(base + at)
+    properties_at = topic_at + 3 + buffer[topic_at]
+    if properties_at > end:
+        raise _changed(base + at)
+    return Head(size, queue_offset, sys_flag, store_timestamp, buffer[properties_at:end])
+
+
+def read_heads(data: npt.NDArray[np.uint8], places: Int64Array, base: int) -> Heads:
+    """The heads of the records at these positions of a buffer that begins at physical offset
+    ``base`` and ends behind the last of them. Raises :class:`DamageError` when they are not
+    there, one behind the other."""
+    rows: Any = rows_at(data, places, HEADERS[0].size).view(HEADER_DTYPES[0]).reshape(-1)
+    sizes = np.diff(places, append=len(data))
+    sys_flags = rows["sys_flag"].astype(np.int64)
+    store_times = rows["store"].astype(np.int64)
+    body_ends = rows["body_length"] + (places + HEADERS[0].size)
+    kinds = sys_flags >> 4 & 3
+    if kinds.any():
+        for kind in (1, 2, 3):
+            # The last record of another kind, if damage made it one, need not have as many bytes.
+            chosen = np.flatnonzero((kinds == kind) & (sizes >= HEADERS[kind].size))
+            if len(chosen):
+                size = HEADERS[kind].size
+                wide: Any = rows_at(data, places[chosen], size).view(HEADER_DTYPES[kind])
+                store_times[chosen] = wide["store"].reshape(-1)
+                body_ends[chosen] = wide["body_length"].reshape(-1) + (places[chosen] + size)
+    ends = places + sizes
+    sound = (rows["magic"] == MESSAGE_MAGIC) & (rows["offset"] == places + base)
+    sound &= (rows["size"] == sizes) & (body_ends > places) & (body_ends < ends)
+    body_ends[~sound] = 0
+    properties_at = body_ends + data[body_ends] + 3
+    sound &= properties_at <= ends
+    if not sound.all():
+        raise _changed(base + int(places[sound.argmin()]))
+    return Heads(
+        sizes=sizes,
+        queue_offsets=rows["queue_offset"].astype(np.int64),
+        sys_flags=sys_flags,
+        store_times=store_times,
+        properties_at=properties_at,
+        property_lengths=ends - properties_at,
+    )
+
+
+def _changed(offset: int) -> DamageError:
+    return DamageError("commitlog", offset, "the record was changed after it had been put")
