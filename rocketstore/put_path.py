@@ -60,14 +60,15 @@ class PutFields(TypedDict, total=False):
 
 
 class Route:
-    """One topic and queue as a put sees it: ``ordinal`` is the next message's number there.
+    """One topic and queue as a put sees it (``key`` is both): ``ordinal`` is the number of the next
+    message there.
 
     ``start`` are the bytes of queue id and flag (0), ``field`` is the topic as a record has it,
     ``plain`` that field and the length of no properties, ``leads`` what :meth:`lead` has given, by
     length. Raises :class:`UsageError` for what can't be a topic or a queue id.
     """
 
-    __slots__ = ("field", "key", "leads", "ordinal", "plain", "start")
+    __slots__ = ("field", "key", "leads", "ordinal", "plain", "queue_id", "start", "topic")
 
     def __init__(self, topic: str, queue_id: int, ordinal: int) -> None:
         if not isinstance(topic, str):
@@ -79,6 +80,8 @@ class Route:
                 f"queue id {queue_id} does not fit into the record: the limit is {_INT_MAX}"
             )
         data = encode_topic(topic)
+        self.topic = topic
+        self.queue_id = queue_id
         self.key: QueueKey = (topic, queue_id)
         self.ordinal = ordinal
         self.start = _TWO_INTS(queue_id, 0)
@@ -94,6 +97,10 @@ class Route:
                 self.leads.clear()
             found = self.leads[length] = self.field + length.to_bytes(2, "big")
         return found
+
+
+NOWHERE = Route("".join(("no", "where")), 0, 0)
+"""Where a store's last put went before the first: no caller's topic is the same object."""
 
 
 def put_general(

@@ -49,7 +49,7 @@ from rocketstore.options import Options, clock_ms
 from rocketstore.parts import build_parts
 from rocketstore.pending import PENDING_MAX, Pending, append_columns
 from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY, encode_usual, join_keys
-from rocketstore.put_path import PutFields, Route, pack_head, put_general
+from rocketstore.put_path import NOWHERE, PutFields, Route, pack_head, put_general
 from rocketstore.reader import Reader
 from rocketstore.rebuild import Rebuilt, recover_full
 from rocketstore.recovery import recover_compatible, recover_read_only
@@ -145,6 +145,7 @@ class Store(Reader):
             raise
         self._pending = Pending(parts, self._poison)
         self._routes: dict[QueueKey, Route] = {}
+        self._last_route = NOWHERE
         self._store_host = host_bytes(options.store_host)
         self._wide = len(self._store_host) != 8
         # The system's clock is asked in its own unit: most readings need no division then.
@@ -200,7 +201,10 @@ class Store(Reader):
         """
         if fields or self._wide or body.__class__ is not bytes:
             return put_general(self, topic, body, queue_id, tags, keys, unique_key, **fields)
-        route = self._routes.get((topic, queue_id)) or self._route(topic, queue_id)
+        route = self._last_route
+        if topic is not route.topic or queue_id != route.queue_id:
+            route = self._routes.get((topic, queue_id)) or self._route(topic, queue_id)
+            self._last_route = route
         tail = route.plain
         if keys or unique_key or tags:
             if keys is not None and not isinstance(keys, str):

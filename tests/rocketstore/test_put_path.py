@@ -154,6 +154,17 @@ def test_store_times_never_run_backwards(tmp_path: Path) -> None:
         assert store.put("T", b"").store_timestamp - start == times[-1]
 
 
+def test_equal_topics_are_one_topic(tmp_path: Path) -> None:
+    """Also those that are other objects, and another queue of the topic of the put before."""
+    with open_tiny(tmp_path / "s") as store:
+        for number in range(8):
+            topic = "nowhere" if number % 3 else "".join(("no", "where"))
+            put = store.put(topic, b"%d" % number, queue_id=number // 2 % 2)
+            assert put.queue_offset == number // 4 * 2 + number % 2
+        bodies = [[m.body for m in store.messages("nowhere", queue_id)] for queue_id in (0, 1)]
+        assert bodies == [[b"0", b"1", b"4", b"5"], [b"2", b"3", b"6", b"7"]]
+
+
 def test_the_system_clock(tmp_path: Path) -> None:
     with open_tiny(tmp_path / "s") as store:
         before = store.options.clock()
