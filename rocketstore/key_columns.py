@@ -30,6 +30,8 @@ _SHAPES = 8
 """Most shapes of one length: a key may be longer where a tag is shorter."""
 _LONG = 4096
 """Properties of more bytes are decoded by themselves: a table of them would be large."""
+_AT_ONCE = 1 << 15
+"""Bytes compared at a time: larger arrays are new pages from the kernel, each time."""
 _KEYS, _TAGS, _UNIQ_KEY = KEYS.encode(), TAGS.encode(), UNIQ_KEY.encode()
 _ASCII_END = 0x7F
 
@@ -99,11 +101,15 @@ class _Shape:
 
     def holds(self, table: UInt8Array) -> BoolArray:
         """Which rows look like that."""
-        # Unsigned: what is less than the least becomes very large.
-        alike: BoolArray = table - self._least <= self._more
-        if alike.all():
-            return np.ones(len(table), np.bool_)
-        return np.asarray(alike.all(axis=1))
+        count, length = table.shape
+        alike = np.empty(count, np.bool_)
+        step = max(1, _AT_ONCE // length)
+        for at in range(0, count, step):
+            rows = slice(at, at + step)
+            # Unsigned: what is less than the least becomes very large.
+            found = table[rows] - self._least <= self._more
+            alike[rows] = True if found.all() else found.all(axis=1)
+        return alike
 
 
 def key_columns(
