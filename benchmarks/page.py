@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -109,12 +110,18 @@ def _machine() -> str:
         ["processor", f"{_processor()}, {os.cpu_count()} of them"],
         ["memory", f"{memory:.0f} GiB"],
         ["system", f"{platform.system()} {platform.release()}, {platform.machine()}"],
-        ["Python", f"{platform.python_implementation()} {platform.python_version()}"],
+        ["Python", _python()],
         ["packages", ", ".join(_versions())],
         ["RabbitMQ's modules", node_paths()[0] or "not installed"],
         ["Java", _java()],
     ]
     return _table(("what", "which"), rows)
+
+
+def _python() -> str:
+    """Its version, and whether it is the distribution's: how it was built makes a quarter."""
+    version = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"{version}, the distribution's" if sys.base_prefix == "/usr" else version
 
 
 def _processor() -> str:

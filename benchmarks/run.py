@@ -60,13 +60,13 @@ PROGRAMS = (
     Program(
         "rabbitmq",
         "Beside RabbitMQ's own modules in the Erlang VM",
-        (),
+        ("--rounds", "2"),
         ("--messages", "20000", "--entries", "50000", "--rounds", "1"),
     ),
     Program(
         "rocketstore",
         "The RocketMQ store beside the real one in a warm JVM",
-        ("--only", "rates", "--rounds", "3", "--index-keys", "5000000"),
+        ("--only", "rates", "--rounds", "5", "--index-keys", "5000000"),
         ("--quick", "--only", "rates"),
     ),
     Program(

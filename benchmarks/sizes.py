@@ -47,14 +47,14 @@ FULL = Sizes(
     fsync_threads=16,
     fsync_each=250,
     fsync_many=500_000,
-    phases_fsync=300,
-    phases_os=2_000,
+    phases_fsync=100,
+    phases_os=500,
     written=20_000,
     at_rest=100_000,
     slow_at_rest=20_000,
     drain=100_000,
     slow_drain=3_000,
-    drain_seconds=3.0,
+    drain_seconds=2.0,
     million=1_000_000,
 )
 
