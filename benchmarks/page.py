@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -119,9 +119,9 @@ def _machine() -> str:
 
 
 def _python() -> str:
-    """Its version, and whether it is the distribution's: how it was built makes a quarter."""
-    version = f"{platform.python_implementation()} {platform.python_version()}"
-    return f"{version}, the distribution's" if sys.base_prefix == "/usr" else version
+    """Which it is, and whether the distribution built it: how it was built counts."""
+    which = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"{which}, the distribution's" if sys.base_prefix == "/usr" else which
 
 
 def _processor() -> str:
