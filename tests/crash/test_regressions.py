@@ -159,7 +159,7 @@ REGRESSIONS = [
 
 @pytest.mark.parametrize("workload", REGRESSIONS, ids=lambda workload: workload.name)
 def test_stays_mended(workload: Workload) -> None:
-    report = Explorer(Limits(seconds=60)).explore(workload)
+    report = Explorer(Limits()).explore(workload)
     assert report.complete
     assert report.opened > 20
     assert not report.failures, report.failures[0]
