@@ -18,8 +18,8 @@ import numpy.typing as npt
 from journal.errors import UsageError
 from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
 from rocketstore.crc import crc32
-from rocketstore.javahash import hash_code, index_hash_many, tags_code
-from rocketstore.key_columns import KeyColumns, key_columns
+from rocketstore.javahash import index_hash_many, tags_code, topic_seed
+from rocketstore.key_columns import KeyColumns, keys_of_properties
 from rocketstore.properties import (
     KEYS,
     PROPERTIES_MAX,
@@ -34,7 +34,6 @@ __all__ = [
     "HEADER_DTYPES",
     "Columns",
     "build_columns",
-    "keys_of_properties",
     "make_properties",
 ]
 
@@ -212,7 +211,7 @@ def make_properties(
             for number in range(count)
         ]
         data_list = [encode_properties({k: v for k, v in row.items() if v}) for row in rows]
-        return data_list, keys_of_properties(topic, data_list)
+        return data_list, keys_of_properties(data_list, topic_seed(topic))
     # Names and common values are checked by encoding them once.
     encode_properties({name: common.get(name, "-") for name in columns})
     template: list[str] = []
@@ -223,7 +222,9 @@ def make_properties(
     rendered = "\x02".join(template)
     lists = [several[name] for name in order if name in several]
     data_list = [(rendered % row).encode() for row in zip(*lists, strict=True)]
-    return data_list, _column_keys(count, topic, common, several, joined)
+    if " " in joined.get(KEYS, "") or UNIQ_KEY in common or KEYS in common:
+        return data_list, keys_of_properties(data_list, topic_seed(topic))
+    return data_list, _column_keys(count, topic, common, several)
 
 
 def _value(column: Column, number: int) -> str:
@@ -241,7 +242,7 @@ def _codes(count: int, tags: Column) -> Int64Array:
 def _same_keys(count: int, topic: str, properties: dict[str, str]) -> KeyColumns:
     keys = index_keys(properties)
     codes = _codes(count, properties.get(TAGS))
-    hashes = index_hash_many(keys, hash_code(f"{topic}#"))
+    hashes = index_hash_many(keys, topic_seed(topic))
     return KeyColumns(
         np.tile(hashes, count), np.repeat(np.arange(count, dtype=np.int64), len(keys)), codes
     )
@@ -252,34 +253,14 @@ def _column_keys(
     topic: str,
     common: dict[str, str],
     several: dict[str, Sequence[str]],
-    joined: dict[str, str],
 ) -> KeyColumns:
-    seed = hash_code(f"{topic}#")
+    seed = topic_seed(topic)
     codes = _codes(count, several.get(TAGS, common.get(TAGS)))
     unique = several.get(UNIQ_KEY)
     keys = several.get(KEYS)
-    if " " in joined.get(KEYS, "") or UNIQ_KEY in common or KEYS in common:
-        names: list[str] = []
-        owners: list[int] = []
-        for number in range(count):
-            row = {
-                UNIQ_KEY: _value(unique or common.get(UNIQ_KEY), number),
-                KEYS: _value(keys or common.get(KEYS), number),
-            }
-            found = index_keys(row)
-            names += found
-            owners += [number] * len(found)
-        return KeyColumns(index_hash_many(names, seed), np.array(owners, np.int64), codes)
     hashed = [index_hash_many(column, seed) for column in (unique, keys) if column is not None]
     if not hashed:
         return KeyColumns(np.zeros(0, np.int32), np.zeros(0, np.int64), codes)
     messages = np.repeat(np.arange(count, dtype=np.int64), len(hashed))
     hashes = hashed[0] if len(hashed) == 1 else np.column_stack(hashed).reshape(-1)
     return KeyColumns(hashes, messages, codes)
-
-
-def keys_of_properties(topic: str, properties: Sequence[bytes]) -> KeyColumns:
-    """Keys and tagsCodes of messages whose properties are given as they are stored."""
-    lengths = np.fromiter(map(len, properties), np.int64, len(properties))
-    data = np.frombuffer(b"".join(properties), np.uint8)
-    return key_columns(data, np.cumsum(lengths) - lengths, lengths, hash_code(f"{topic}#"))

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from journal.errors import UsageError
 from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK, encode_topic
 from rocketstore.delay import SCHEDULE_TOPIC, deliver_time, level_of
-from rocketstore.javahash import hash_code
-from rocketstore.key_columns import KeyColumns, key_columns
+from rocketstore.javahash import topic_seed
+from rocketstore.key_columns import KeyColumns, keys_of_properties
 from rocketstore.properties import DELAY, decode_properties
 from rocketstore.scan import Records
 
@@ -111,10 +111,8 @@ def from_records(records: Records, start: int, *, delays: bool = True) -> Dispat
         np.int64,
     )
     queues = [(_queue_topic(topic), queue_id) for topic, queue_id in numbers]
-    seeds = np.array([hash_code(f"{topic}#") for topic, _ in queues], np.int64)
-    lengths = np.fromiter(map(len, records.properties), np.int64, len(records))
-    data = np.frombuffer(b"".join(records.properties), np.uint8)
-    keys = key_columns(data, np.cumsum(lengths) - lengths, lengths, seeds[queue_numbers])
+    seeds = np.array([topic_seed(topic) for topic, _ in queues], np.int64)
+    keys = keys_of_properties(records.properties, seeds[queue_numbers])
     if delays:
         for number, (topic, _) in enumerate(queues):
             if topic == SCHEDULE_TOPIC:

@@ -28,6 +28,7 @@ __all__ = [
     "index_hash_many",
     "index_hashes",
     "tags_code",
+    "topic_seed",
     "utf16_length",
 ]
 
@@ -89,6 +90,12 @@ def index_hash(topic_and_key: str, seed: int = 0) -> int:
 def tags_code(tags: str | None) -> int:
     """The ConsumeQueue's tagsCode of a TAGS property: its hash, 0 if missing or empty."""
     return hash_code(tags) if tags else 0
+
+
+@lru_cache(maxsize=4096)
+def topic_seed(topic: str) -> int:
+    """The hash of ``topic#``: what precedes a key in the index."""
+    return hash_code(f"{topic}#")
 
 
 def hash_many(strings: Sequence[str], seed: Seed = 0) -> UInt32Array:

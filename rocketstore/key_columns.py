@@ -8,6 +8,7 @@ hashed column by column. What looks like no other row is decoded by itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from rocketstore.javahash import Seed, hash_table, index_hash_many, index_hashes
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, index_keys
 from rocketstore.rows import rows_at
 
-__all__ = ["KeyColumns", "key_columns"]
+__all__ = ["KeyColumns", "key_columns", "keys_of_properties"]
 
 BoolArray = npt.NDArray[np.bool_]
 Int32Array = npt.NDArray[np.int32]
@@ -124,6 +125,13 @@ def key_columns(
     for length in np.flatnonzero(counts).tolist():
         collector.take(length, np.flatnonzero(lengths == length))
     return collector.columns()
+
+
+def keys_of_properties(properties: Sequence[bytes], seed: Seed) -> KeyColumns:
+    """:func:`key_columns` of messages whose properties are given one by one."""
+    lengths = np.fromiter(map(len, properties), np.int64, len(properties))
+    data = np.frombuffer(b"".join(properties), np.uint8)
+    return key_columns(data, np.cumsum(lengths) - lengths, lengths, seed)
 
 
 class _Collector:

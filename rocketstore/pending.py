@@ -23,7 +23,7 @@ from rocketstore.consumequeue_format import UNIT
 from rocketstore.cut_short import WholeOrNothing
 from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
 from rocketstore.heads import read_head, read_heads
-from rocketstore.javahash import hash_code, index_hash, tags_code
+from rocketstore.javahash import index_hash, tags_code, topic_seed
 from rocketstore.key_columns import KeyColumns, key_columns
 from rocketstore.message import BatchResult
 from rocketstore.parts import Parts
@@ -57,7 +57,6 @@ class Pending:
     def __init__(self, parts: Parts, poison: Poison) -> None:
         self._parts = parts
         self._poison = poison
-        self._seeds: dict[str, int] = {}
         self.broken: StoreError | None = None
         self.route: Route | None = None
         self.queues: dict[int, QueueKey] = {}
@@ -143,17 +142,11 @@ class Pending:
                 continue
             keys = index_keys(found)
             if keys and transaction != ROLLBACK:
-                seed = self._seed(topic)
+                seed = topic_seed(topic)
                 index.put_one([index_hash(key, seed) for key in keys], offset, now)
             else:
                 index.current()
         parts.checkpoint.logical = now
-
-    def _seed(self, topic: str) -> int:
-        seed = self._seeds.get(topic)
-        if seed is None:
-            seed = self._seeds[topic] = hash_code(f"{topic}#")
-        return seed
 
     def _columns(self) -> DispatchBatch:
         log = self._parts.commitlog
@@ -169,7 +162,7 @@ class Pending:
             np.array([numbers[key] for key in self.queues.values()], np.int64),
             np.diff(starts, append=count),
         )
-        seeds = [self._seed(topic) for topic, _ in numbers]
+        seeds = [topic_seed(topic) for topic, _ in numbers]
         seed = np.array(seeds, np.int64)[queue_numbers] if len(set(seeds)) > 1 else seeds[0]
         keys = key_columns(data, heads.properties_at, heads.property_lengths, seed)
         keys.tags_codes[_places(self.codes, offsets)] = list(self.codes.values())

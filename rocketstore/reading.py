@@ -14,7 +14,7 @@ from rocketstore.commitlog_format import BODY_LENGTH_AT, FIXED_SIZE
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT, UNIT_SIZE
 from rocketstore.get_result import GetResult, GetStatus
-from rocketstore.javahash import hash_code, index_hash
+from rocketstore.javahash import hash_code, index_hash, topic_seed
 from rocketstore.message import StoredMessage
 from rocketstore.parts import Parts
 
@@ -265,7 +265,7 @@ def query_exact(
 def _topic_parts(topic: str) -> tuple[int, bytes]:
     """The hash of ``topic#``, to which a key's is added, and the topic's field in a record."""
     name = topic.encode(errors="replace")
-    return hash_code(f"{topic}#"), bytes((len(name) & 0xFF,)) + name
+    return topic_seed(topic), bytes((len(name) & 0xFF,)) + name
 
 
 def _is_wanted(raw: bytes, field: bytes, key: str, first_key: bytes | None) -> bool:

@@ -31,7 +31,7 @@ from journal.files import PathLike, make_dirs, read_optional
 from journal.poison import Poison
 from journal.sync import GroupCommit
 from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.columns import keys_of_properties, make_properties
+from rocketstore.columns import make_properties
 from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC, TRANSACTION_MASK, host_bytes
 from rocketstore.compose import join_properties, raw_properties
 from rocketstore.config_check import check_config, mend_config
@@ -40,6 +40,8 @@ from rocketstore.cut_short import WholeOrNothing
 from rocketstore.derived import Derived, load_derived
 from rocketstore.dispatch import QueueKey
 from rocketstore.index_rebuild import rebuild_index
+from rocketstore.javahash import topic_seed
+from rocketstore.key_columns import keys_of_properties
 from rocketstore.layout import Paths, look
 from rocketstore.lifecycle import Background, Keeper
 from rocketstore.lock import StoreLock
@@ -356,8 +358,8 @@ class Store(Reader):
         bodies = [body for _, body, _ in messages]
         flags = [own_flag for own_flag, _, _ in messages]
         return append_columns(
-            self, topic, bodies, rows, keys_of_properties(topic, rows), queue_id, flags, sys_flag,
-            born_timestamp, born_host, store_host, wait, whole=True,
+            self, topic, bodies, rows, keys_of_properties(rows, topic_seed(topic)), queue_id,
+            flags, sys_flag, born_timestamp, born_host, store_host, wait, whole=True,
         )  # fmt: skip
 
     def sync(self) -> None:
