@@ -356,7 +356,9 @@ def _unpack(archive: str) -> Path:
     directory = Path(tempfile.mkdtemp(prefix="golden-"))
     atexit.register(_remove, directory, os.getpid())
     with tarfile.open(DATA_DIR / archive, mode="r:xz") as tar:
-        tar.extractall(directory, filter="data")
+        # Python before 3.11.4 has no filters.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(directory)
     return directory
 
 
