@@ -30,7 +30,9 @@ class Acker(QueueCore):
         """
         lock = self._lock
         try:
-            lock.take()
+            take = lock.take
+            if not take():
+                lock.stand_in_line()
             try:
                 owner = delivery._queue
             except AttributeError:

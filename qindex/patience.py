@@ -4,48 +4,72 @@ A thread that sleeps on a lock of Python's is woken by each release, and finds i
 thread that released it goes on in the same slice of the interpreter's time, and is at its next
 message. So eight threads on one queue spend their time in the system, waking each other in vain.
 
-With the patient lock no more than one thread tries, now and then, and says so; the others stand in
-line behind it. Who holds the lock finishes its call, sees that it is wanted, and stands in line
-itself. As the one that tries gets to run only when the interpreter takes its time from the other,
-every 5 ms, a thread has the lock for thousands of calls in a row.
+With a patient lock no more than one thread tries, now and then, and says so; the others stand in
+line behind it. Who holds the lock finishes its call, is refused the lock at the next one, and
+stands in line itself. As the one that tries gets to run only when the interpreter takes its time
+from the other, every 5 ms, a thread has the lock for thousands of calls in a row.
 
-Patience costs each call 40 ns, so a queue has it only while several threads use it, see
-:meth:`QueueLock.choose`. It is one lock all the time, whose class changes.
+All of this is in what :attr:`QueueLock.take` is at the moment, always one call of C for the paths
+of single messages: they ask nothing else. It is one lock all the time, whose class changes for
+those that take it by ``with``.
 
-It knows its owner, for one reason: a signal's handler may raise anywhere in here, and then what is
-to be given back must be known. Nobody takes it twice.
+The lock knows its owner, for one reason: a signal's handler may raise anywhere in here, and then
+what is to be given back must be known. Nobody takes it twice.
 """
 
 from __future__ import annotations
 
 from _thread import RLock, allocate_lock, get_ident
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
-__all__ = ["PatientLock", "QueueLock"]
+__all__ = ["QueueLock"]
 
 _PAUSE = 1e-3
 """Seconds between two looks of the one that tries, where nobody tells it."""
 _ALONE = 256
 """So many calls of :meth:`QueueLock.choose` without anybody who waits, and it is plain again."""
+_REFUSE = bool
+"""What gives false, and takes nothing."""
 
 
 class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not
-    """The lock of a queue that one thread uses. ``wanted``: somebody tries for the patient one;
-    ``waits``: how often somebody had to."""
+    """The lock of a queue.
 
-    __slots__ = ("_alone", "_given_up", "_line", "_seen", "_user", "waits", "wanted")
+    ``take``: takes the lock, or gives false; then :meth:`stand_in_line` is to be called. The two
+    are what ``with`` begins with, for the paths that spare themselves the rest of it; each of them
+    ends with ``release``, and with :meth:`let_go` after an exception. ``waits``: how often somebody
+    had to stand in line.
+    """
+
+    __slots__ = ("_alone", "_given_up", "_line", "_seen", "_user", "take", "waits")
+
+    take: Callable[[], bool]
 
     def __init__(self) -> None:
         self._line = allocate_lock()
         self._given_up = allocate_lock()
-        self.wanted = False
+        self.take = self._first_try()
         self.waits = 0
         self._user = get_ident()
         self._seen = self._alone = 0
 
     def is_shared(self) -> bool:
-        """Tell whether it is the patient one."""
-        return self.__class__ is PatientLock
+        """Tell whether it is patient: several threads use it."""
+        return self.__class__ is _PatientLock
+
+    def is_wanted(self) -> bool:
+        """Tell whether somebody tries for it who gets it next."""
+        return self.take is _REFUSE
+
+    def share(self, shared: bool) -> None:
+        """Make it patient, or plain; who holds it calls this."""
+        self.__class__ = _PatientLock if shared else QueueLock
+        self.take = self._first_try()
+
+    def _first_try(self) -> Callable[[], bool]:
+        return partial(self.acquire, False) if self.is_shared() else self.acquire
 
     def choose(self) -> None:
         """Become patient when another thread than the last time is here, and plain again when
@@ -54,18 +78,24 @@ class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class 
         if not self.is_shared():
             if user == self._user:
                 return
-            self.__class__ = PatientLock
+            self.share(True)
         elif user == self._user and waits == self._seen:
             self._alone += 1
             if self._alone >= _ALONE:
-                self.__class__ = QueueLock
+                self.share(False)
             return
         self._user, self._seen, self._alone = user, waits, 0
 
-    take = RLock.acquire
-    """What ``with`` begins with, for the paths that spare themselves the rest of it: a third of
-    what it costs. Each of them ends with ``release``, and with :meth:`let_go` after an
-    exception."""
+    def stand_in_line(self) -> None:
+        """Take it when it is one's turn."""
+        self.give_up()
+        with self._line:
+            self.waits += 1
+            while not self.acquire(False):
+                self.take = _REFUSE
+                self._given_up.acquire(False)
+                self._given_up.acquire(True, _PAUSE)
+            self.take = self._first_try()
 
     def let_go(self) -> None:
         """Release it, if the calling thread has it: a handler may raise before and after."""
@@ -83,34 +113,29 @@ class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class 
             with suppress(RuntimeError):  # another thread has told it meanwhile
                 self._given_up.release()
 
+    def retake(self) -> None:
+        """Take it again, where it is to be held whatever is raised meanwhile."""
+        try:
+            self.__enter__()
+        finally:
+            if not self.is_mine():
+                self.acquire()
+
     def _acquire_restore(self, _state: object) -> None:
         # How a condition takes it again.
-        self.__enter__()
+        self.retake()
 
 
-class PatientLock(QueueLock):  # type: ignore[misc]
-    """The same while several threads use it."""
+class _PatientLock(QueueLock):  # type: ignore[misc]
+    """The same while several threads use it: what ``with`` begins with is not a call of C."""
 
     __slots__ = ()
 
-    def take(self) -> bool:  # type: ignore[override]
-        """What ``with`` begins with."""
+    def __enter__(self) -> bool:  # type: ignore[override]
         try:
-            if self.wanted or not self.acquire(False):
-                self._stand_in_line()
+            if not self.take():
+                self.stand_in_line()
         except BaseException:
             self.let_go()
             raise
         return True
-
-    __enter__ = take  # type: ignore[assignment]
-
-    def _stand_in_line(self) -> None:
-        self.give_up()
-        with self._line:
-            self.waits += 1
-            while not self.acquire(False):
-                self.wanted = True
-                self._given_up.acquire(False)
-                self._given_up.acquire(True, _PAUSE)
-            self.wanted = False

@@ -84,7 +84,9 @@ class Publisher(QueueCore):
         size = len(body)
         lock = self._lock
         try:
-            lock.take()
+            take = lock.take
+            if not take():
+                lock.stand_in_line()
             if limits is not None and (self._stuck or not limits.fits(len(self), 1, size)):
                 lock.release()
                 message = Message(body, key, headers or {}, properties or {})

@@ -98,8 +98,7 @@ class Queue(Publisher, Consumer):
     def purge(self) -> int:
         """Drop all ready messages; gives their number. Those with consumers stay theirs."""
         with self._lock:
-            while self._flushing:
-                self._flushed.wait()
+            self._await_flush()
             # First, so that a purge that fails half-way leaves nothing here that is gone there.
             self._window = NOTHING_FETCHED
             self._at = 0

@@ -55,10 +55,14 @@ _STAND_BACK = 5e-5
 """Seconds for which a thread that ticks lets it go on, once in :data:`_TICKS` ticks."""
 _TICKS = 4
 
+_LOOK_AGAIN = 1.0
+"""Seconds after which who waits for a flush looks whether it is over: one that a signal's handler
+has cut short may not have told."""
+
 _MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
-_SEAL_AT_LEAST_SHARED = 32768
+_SEAL_AT_LEAST_SHARED = 65536
 """The same while several threads use the queue: each write to the file of checksums hands the
 interpreter over to another thread, with the queue's lock held."""
 
@@ -277,7 +281,7 @@ class QueueCore:
             lock.give_up()
             sleep(_STAND_BACK)
         finally:
-            lock.__enter__()
+            lock.retake()
 
     def _seal(self) -> None:
         """Take checksums of all that was appended; the housekeeper calls it now and then."""
@@ -304,11 +308,11 @@ class QueueCore:
                 except StoreError as error:
                     _log.error("flush of queue %r failed: %s", self.name, error)
                 finally:
-                    self._real_lock.__enter__()
+                    self._real_lock.retake()
             return
         self._request_flush(self)
         while CALLER.waits and self._is_pressed():
-            if not self._flushed.wait(1.0) and not self._flushing:
+            if not self._flushed.wait(_LOOK_AGAIN) and not self._flushing:
                 break
 
     def _is_pressed(self) -> bool:
@@ -331,8 +335,7 @@ class QueueCore:
         mine = False
         try:
             with self._real_lock:
-                while self._flushing:
-                    self._flushed.wait()
+                self._await_flush()
                 self._check_open()
                 self._flushing = mine = True
             # If it fails it is not tried again at each call, but after as many more actions.
@@ -346,9 +349,15 @@ class QueueCore:
             raise
         finally:
             if mine:
+                # At once: a signal's handler may raise while the lock is taken.
+                self._flushing = False
                 with self._real_lock:
-                    self._flushing = False
                     self._flushed.notify_all()
+
+    def _await_flush(self) -> None:
+        """Wait until no flush is under way. Lock held, though not meanwhile."""
+        while self._flushing:
+            self._flushed.wait(_LOOK_AGAIN)
 
     @contextmanager
     def _in_one_piece(self) -> Iterator[None]:
@@ -423,8 +432,7 @@ class QueueCore:
         # First, or those who fill the journal would start one flush after the other.
         self._shut(RefusingLock(ClosedError, f"queue {self.name!r} is closed"))
         with self._real_lock:
-            while self._flushing:
-                self._flushed.wait()
+            self._await_flush()
         index = self._index
         try:
             if index.poison.reason is None:
@@ -442,8 +450,7 @@ class QueueCore:
         self._shut(lock)
         stored: list[bytes] = []
         with self._real_lock:
-            while self._flushing:
-                self._flushed.wait()
+            self._await_flush()
             try:
                 if self._messages is not None and self._messages.in_use:
                     stored = self._index.all_stored_ids()

@@ -284,7 +284,7 @@ class Settler(Acker):
             self._real_lock.release()
             self._move_waiting()
         finally:
-            self._real_lock.__enter__()
+            self._real_lock.retake()
         self._check_open()
         return not self._to_move
 

@@ -1,7 +1,8 @@
 """Whatever point of a call Ctrl-C ends it at: nothing else is lost, doubled, or mixed up.
 
 Each call is made once for each point where a signal's handler can raise, in the profile ``ci`` for
-every seventh, another one for each call. Then:
+every fourteenth, another one for each call; with the lock of a queue that one thread uses, and with
+that of one that several use. Then:
 
 * the lock is free, and what follows does what it should, or says that writes are refused;
 * after a close and an open all that was there is there, once, in order, and nothing is damaged;
@@ -19,12 +20,12 @@ import pytest
 
 import qindex
 from journal.sync import GroupCommit
-from qindex.patience import PatientLock, QueueLock
+from qindex.patience import QueueLock
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-EVERY = 1 if NIGHTLY else 7
+EVERY = 1 if NIGHTLY else 14
 AFTER = b"published behind it"
 
 
@@ -73,18 +74,23 @@ def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
     return state
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
-def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation) -> None:
+def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation, shared: bool) -> None:
     def prepared(name: str) -> tuple[qindex.Engine, Case]:
         engine = qindex.open(tmp_path / name, **OPTIONS)
-        return engine, operation(engine, engine.queue("q"))
+        queue = engine.queue("q")
+        case = operation(engine, queue)
+        queue._real_lock.share(shared)
+        return engine, case
 
     engine, case = prepared("whole")
     points = points_of(case.call)
     engine.close()
     assert points
     states: Counter[str] = Counter()
-    for point in range(1 + OPERATIONS.index(operation) % min(EVERY, points), points + 1, EVERY):
+    first = (2 * OPERATIONS.index(operation) + shared) % min(EVERY, points)
+    for point in range(1 + first, points + 1, EVERY):
         name = f"{point}"
         engine, case = prepared(name)
         where = interrupted_at(case.call, point)
@@ -98,10 +104,10 @@ def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation) -> None:
     assert states.total()
 
 
-@pytest.mark.parametrize("kind", [QueueLock, PatientLock])
-def test_the_lock_is_free_afterwards(kind: type[QueueLock]) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_lock_is_free_afterwards(shared: bool) -> None:
     lock = QueueLock()
-    lock.__class__ = kind
+    lock.share(shared)
 
     def call() -> None:
         with lock:

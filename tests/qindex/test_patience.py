@@ -9,7 +9,7 @@ from time import sleep
 import pytest
 
 import qindex
-from qindex.patience import PatientLock, QueueLock
+from qindex.patience import QueueLock
 from tests.qindex.support import WAIT
 from tests.qindex.test_threads import join, start, until
 
@@ -21,7 +21,7 @@ def in_thread(work: object) -> None:
 
 def made_patient() -> QueueLock:
     lock = QueueLock()
-    lock.__class__ = PatientLock
+    lock.share(True)
     return lock
 
 
@@ -40,7 +40,7 @@ def test_it_excludes_threads_before_and_after_it_becomes_patient() -> None:
                 count[number] += 1
                 inside -= 1
                 if count[number] % 500 == 0:
-                    lock.__class__ = QueueLock if lock.__class__ is PatientLock else PatientLock
+                    lock.share(not lock.is_shared())
 
     join(start(*(lambda number=number: work(number) for number in range(6))))
     assert (most, inside, sum(count)) == (1, 0, 24_000)
@@ -79,12 +79,39 @@ def test_who_holds_it_is_seen_to_be_wanted_and_gives_it_up() -> None:
     patient.give_up()  # nobody wants it: nothing happens
     with patient:
         guests = start(guest)
-        until(lambda: patient.wanted)
+        until(patient.is_wanted)
         assert not done.is_set()
     patient.give_up()
     join(guests)
     assert done.is_set()
-    assert not patient.wanted
+    assert not patient.is_wanted()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_that_was_refused_gets_in_whatever_it_has_become_meanwhile(shared: bool) -> None:
+    lock = made_patient()
+    refused = threading.Event()
+    goes_on = threading.Event()
+    got_in: list[bool] = []
+
+    def guest() -> None:
+        assert not lock.take()
+        refused.set()
+        goes_on.wait(WAIT)
+        lock.stand_in_line()
+        got_in.append(lock.is_mine())
+        lock.release()
+
+    with lock:
+        guests = start(guest)
+        assert refused.wait(WAIT)
+        lock.share(shared)
+        goes_on.set()
+        until(lock.is_wanted)
+    join(guests)
+    assert got_in == [True]
+    assert lock.is_shared() == shared
+    assert lock.take()
 
 
 def test_a_condition_can_be_made_of_it() -> None:
@@ -114,15 +141,15 @@ def test_a_queue_has_it_while_several_threads_use_it(tmp_path: Path) -> None:
         lock = queue._real_lock
         for number in range(200):
             queue.publish(b"%d" % number)
-        assert lock.__class__ is QueueLock
+        assert not lock.is_shared()
         in_thread(lambda: [queue.publish(b"of another thread") for _ in range(64)])
-        assert lock.__class__ is PatientLock
+        assert lock.is_shared()
         for _ in range(64 * 256):
             queue.publish(b"alone again")
-        assert lock.__class__ is PatientLock, "a thread was here, and so was another"
+        assert lock.is_shared(), "a thread was here, and so was another"
         for _ in range(64):
             queue.publish(b"alone again")
-        assert lock.__class__ is QueueLock
+        assert not lock.is_shared()
         queue.ack_many(queue.get_many(30_000))
         assert len(queue) == 0
 
@@ -132,7 +159,7 @@ def test_a_closed_queue_stays_closed_for_one_that_stands_in_line(tmp_path: Path)
     queue = engine.queue("q")
     in_thread(lambda: [queue.publish(b"x") for _ in range(65)])
     queue.publish_many([b"x"])
-    assert queue._real_lock.__class__ is PatientLock
+    assert queue._real_lock.is_shared()
     engine.close()
     with pytest.raises(qindex.ClosedError):
         queue.publish(b"x")
