@@ -38,6 +38,9 @@ _LONG_AGO = 1 << 50
 """Microseconds since 1970, in September 2005: no message expired then."""
 READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
+_READ_AHEAD_SHARED = 480
+"""The same while several threads use the queue: of 500 items and more numpy lets other threads run,
+and each step of reading ahead would wait for the interpreter, with the queue's lock held."""
 
 
 class Consumer(Settler):
@@ -58,7 +61,9 @@ class Consumer(Settler):
         lock = self._lock
         given: Delivery | None
         try:
-            lock.take()
+            take = lock.take
+            if not take():
+                lock.stand_in_line()
             while True:
                 window = self._window
                 at = self._at
@@ -130,7 +135,7 @@ class Consumer(Settler):
                     break
             if len(self._to_move) >= MOST_WAITING and self._move_unlocked():
                 continue
-            if self._fill(READ_AHEAD):
+            if self._fill(_READ_AHEAD_SHARED if self._real_lock.is_shared() else READ_AHEAD):
                 break
             if self._to_move and self._move_unlocked():
                 continue

@@ -166,7 +166,7 @@ def plain_entries(
         return None
     if not record_format.all_plain(rows):
         return None
-    if rows[:, 24:32].any():
+    if record_format.column(rows, 24, "u8").any():
         return None
     body_head = PUBLISH_HEAD_SIZE + record_format.PLAIN_HEAD_SIZE
     for head_size, most in ((2, 0xFF), (3, 0xFFFF), (5, (1 << 32) - 1)):
@@ -175,9 +175,8 @@ def plain_entries(
             break
     if size <= 0:
         return None
-    bodies = np.ascontiguousarray(rows[:, body_head + head_size :]).view(f"V{size}").ravel()
-    listed: list[bytes] = bodies.tolist()
-    return listed, record_format.timestamps(rows)
+    bodies: list[bytes] = record_format.column(rows, body_head + head_size, f"V{size}").tolist()
+    return bodies, record_format.timestamps(rows)
 
 
 def read_one_by_one(

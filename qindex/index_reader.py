@@ -26,7 +26,7 @@ from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
 from qindex.plain import read_plain
 from qindex.quarantine import quarantine_findings
-from qindex.record_format import gather_bytes
+from qindex.record_format import column, gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
 from qindex.segment_format import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
 
@@ -240,7 +240,7 @@ class IndexReader:
                 rels, offsets, lengths = rels[: gone[0]], offsets[: gone[0]], lengths[: gone[0]]
             # What is read is one piece of the file, with all that was acknowledged in between.
             spans = np.maximum.accumulate(offsets + lengths) - np.minimum.accumulate(offsets)
-            fit = max(1, int(np.searchsorted(spans, _WINDOW_BYTES, side="right")))
+            fit = _window(spans)
             rels, offsets, lengths = rels[:fit], offsets[:fit], lengths[:fit]
             data, low, verified = self._bytes_from(segment, offsets, lengths)
             offsets = offsets - low
@@ -256,10 +256,9 @@ class IndexReader:
             flat = np.frombuffer(data, np.uint8)
             kinds = flat[offsets] >> 6
             payloads = offsets + _JOURNAL_HEAD
-            at = payloads[:, None] + (journal_format.PAYLOAD_SIZE - 4 + np.arange(4))
-            embedded = flat[at].view(">u4").ravel().astype(np.int64)
-            ends = np.cumsum(embedded)
-            fit = max(1, int(np.searchsorted(ends, _WINDOW_BYTES, side="right")))
+            sizes_at = payloads + (journal_format.PAYLOAD_SIZE - 4)
+            embedded = column(gather_bytes(data, sizes_at, 4), 0, ">u4").astype(np.int64)
+            fit = _window(np.cumsum(embedded))
             rels, kinds, payloads = rels[:fit], kinds[:fit], payloads[:fit]
             embedded = embedded[:fit]
         seqs = rels + segment.base
@@ -401,6 +400,14 @@ class IndexReader:
             payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
             total += _sum_sizes(self.journal.map, payloads)
         return total
+
+
+def _window(spans: I64) -> int:
+    """Count the entries that one window holds, one at least; ``spans``: bytes up to the end of
+    each."""
+    if spans[-1] <= _WINDOW_BYTES:
+        return len(spans)  # as a rule: a search would let go of the interpreter
+    return max(1, int(np.searchsorted(spans, _WINDOW_BYTES, side="right")))
 
 
 def _gone(segment: Segment, rels: I64) -> tuple[Fetched, int]:

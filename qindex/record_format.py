@@ -41,6 +41,7 @@ from journal.errors import StoreError, UsageError
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from journal.packed import unpack
+from journal.rows import rows_at
 from qindex.message import Message, make_message
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "PLAIN_HEAD_SIZE",
     "RecordError",
     "all_plain",
+    "column",
     "decode_record",
     "embedded_is_sound",
     "embedded_length",
@@ -87,8 +89,8 @@ NOTHING = b"\xc0" + _NO_TABLES
 """Neither key, headers nor properties, as a record has them."""
 _ROWS_AT_ONCE = 1024
 _ROW_BYTES_AT_ONCE = 1 << 18
-_NOTHING_ROW = np.frombuffer(NOTHING, np.uint8)
-_MAGIC_ROW = np.frombuffer(MAGIC, np.uint8)
+_MAGIC_NUMBER = int.from_bytes(MAGIC, "big")
+_NOTHING_NUMBER = int.from_bytes(NOTHING, "big")
 _NOTHING_AT = _FIXED_HEAD.size
 PLAIN_HEAD_SIZE = _NOTHING_AT + len(NOTHING)
 """Bytes of a record without key, headers and properties, up to its body's own head."""
@@ -242,11 +244,19 @@ def gather_rows(data: ReadBuffer, payloads: I64, words: U64, row_length: int) ->
     segment. ``words``: the first eight bytes of each as a number. ``row_length``: bytes of the
     whole journal record. Gives shape ``(n, row_length)``; O(n * row_length).
     """
-    count = len(payloads)
-    rows = np.empty((count, row_length), np.uint8)
-    rows[:, :8] = words.astype(">u8").view(np.uint8).reshape(count, 8)
-    rows[:, 8:] = gather_bytes(data, payloads, row_length - 8)
+    rows = np.empty((len(payloads), row_length), np.uint8)
+    column(rows, 0, ">u8")[:] = words
+    rest = f"V{row_length - 8}"
+    column(rows, 8, rest)[:] = column(gather_bytes(data, payloads, row_length - 8), 0, rest)
     return rows
+
+
+def column(rows: U8, start: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Give the field of type ``kind`` that stands at byte ``start`` of each row: a view, shape
+    ``(n,)``, unaligned. As opaque items (``V20``), fields are copied in one piece each."""
+    dtype = np.dtype(kind)
+    field: npt.NDArray[Any] = rows[:, start : start + dtype.itemsize].view(dtype)[:, 0]
+    return field
 
 
 def gather_bytes(data: ReadBuffer, offsets: I64, width: int) -> U8:
@@ -260,7 +270,7 @@ def gather_bytes(data: ReadBuffer, offsets: I64, width: int) -> U8:
     stride = int(steps[0]) if len(steps) else width
     if stride >= 0 and (not len(steps) or (steps == stride).all()):
         return np.ndarray((len(offsets), width), np.uint8, data, int(offsets[0]), (stride, 1))
-    rows: U8 = np.frombuffer(data, np.uint8)[offsets[:, None] + np.arange(width)]
+    rows: U8 = rows_at(np.frombuffer(data, np.uint8), offsets, width)
     return rows
 
 
@@ -290,8 +300,9 @@ def verify_rows(rows: U8) -> Bools:
     if width < PUBLISH_HEAD_SIZE + PLAIN_HEAD_SIZE:
         return np.zeros(count, np.bool_)
     at = _CHECK_IN_ROW
-    checks = rows[:, at : at + CHECK_SIZE].copy().view(">u8").ravel()
-    rows[:, at : at + CHECK_SIZE] = 0
+    field = column(rows, at, ">u8")
+    checks = field.astype(np.uint64)
+    field[:] = 0
     sound: Bools = row_sums(rows) == checks
     return sound
 
@@ -313,17 +324,15 @@ def embedded_is_sound(data: ReadBuffer, payload: int, word: int, embedded: int) 
 
 def all_plain(rows: U8) -> bool:
     """Tell whether every row embeds a record of ours without key, headers and properties."""
-    start = PUBLISH_HEAD_SIZE + _NOTHING_AT
-    magic = rows[:, PUBLISH_HEAD_SIZE : PUBLISH_HEAD_SIZE + 3]
-    return bool((rows[:, start : start + 3] == _NOTHING_ROW).all() and (magic == _MAGIC_ROW).all())
+    starts = column(rows, PUBLISH_HEAD_SIZE, ">u4").astype(np.uint32) >> 8
+    middles = column(rows, PUBLISH_HEAD_SIZE + _NOTHING_AT, ">u4").astype(np.uint32) >> 8
+    return bool((starts == _MAGIC_NUMBER).all() and (middles == _NOTHING_NUMBER).all())
 
 
 def timestamps(rows: U8) -> list[int]:
     """Give the timestamps of rows, in nanoseconds."""
     start = PUBLISH_HEAD_SIZE + CHECK_OFFSET + CHECK_SIZE + 1
-    stamps: list[int] = (
-        np.ascontiguousarray(rows[:, start : start + 8]).view(">u8").ravel().tolist()
-    )
+    stamps: list[int] = column(rows, start, ">u8").astype(np.uint64).tolist()
     return stamps
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import DamageError
+from journal.rows import rows_at
 from rocketstore.columns import HEADER_DTYPES
 from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
-from rocketstore.rows import rows_at
 
 __all__ = ["Head", "Heads", "read_head", "read_heads"]
 

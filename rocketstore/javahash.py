@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocketstore.rows import rows_at
+from journal.rows import rows_at
 
 __all__ = [
     "BLOCK",

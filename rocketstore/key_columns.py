@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from journal.rows import rows_at
 from rocketstore.javahash import Seed, hash_table, index_hash_many, index_hashes, tags_code
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, index_keys
-from rocketstore.rows import rows_at
 
 __all__ = ["KeyColumns", "key_columns", "keys_of_properties"]
 

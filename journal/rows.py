@@ -19,5 +19,7 @@ def rows_at(
     As items of one opaque type, rows are gathered by one copy each.
     """
     item = units.itemsize
-    pieces = np.ndarray((len(units) - length + 1,), f"V{length * item}", units, strides=(item,))
+    pieces = np.ndarray(
+        (max(len(units) - length + 1, 0),), f"V{length * item}", units, strides=(item,)
+    )
     return pieces[starts].view(units.dtype).reshape(-1, length)
