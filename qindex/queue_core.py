@@ -62,7 +62,7 @@ has cut short may not have told."""
 _MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
-_SEAL_AT_LEAST_SHARED = 65536
+_SEAL_AT_LEAST_SHARED = 32768
 """The same while several threads use the queue: each write to the file of checksums hands the
 interpreter over to another thread, with the queue's lock held."""
 
