@@ -60,9 +60,12 @@ def extent(data: ReadBuffer, offset: int) -> bytes:
     """Give the extent for ``data``, the bytes appended at ``offset`` of a file. About 0.3 us for
     each 4 KiB."""
     with memoryview(data) as view:
-        length = len(view)
-        sums = [xxh3_64_intdigest(view[at : at + BLOCK]) for at in range(0, length, BLOCK)]
-    return struct.pack(f">QQ{len(sums)}Q", offset, length, *sums)
+        sums = _digests(view)
+        return struct.pack(f">QQ{len(sums)}Q", offset, len(view), *sums)
+
+
+def _digests(view: memoryview) -> list[int]:
+    return [xxh3_64_intdigest(view[at : at + BLOCK]) for at in range(0, len(view), BLOCK)]
 
 
 def _blocks(sums: bytes, size: int) -> Iterator[tuple[int, int, int]]:
@@ -102,12 +105,7 @@ def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed
     if not sums:
         return Healed(data)
     view = memoryview(data)
-    wrong = []
-    covered = 0
-    for start, stop, check in _blocks(sums, len(data)):
-        covered += stop - start
-        if xxh3_64_intdigest(view[start:stop]) != check:
-            wrong.append((start, stop, check))
+    covered, wrong = _compare(view, sums)
     if len(wrong) > _MOST_BROKEN:
         return Healed(data)
     healed = Healed(data, whole=covered == len(data))
@@ -129,6 +127,29 @@ def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed
         healed.data[at] ^= 0x80 >> (bit & 7)
         healed.fixed.append(at)
     return healed
+
+
+def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """Count the bytes that are covered, and give start, end and checksum of each block that does
+    not hold. An extent at a time: as a rule all of it holds."""
+    size = len(view)
+    covered = 0
+    wrong: list[tuple[int, int, int]] = []
+    for position, _, offset, length in extents(sums):
+        end = offset + length
+        count = -(-length // BLOCK) if end <= size else max(size - offset, 0) // BLOCK
+        end = min(end, offset + count * BLOCK)
+        checks = struct.unpack_from(f">{count}Q", sums, position + _HEAD.size)
+        found = _digests(view[offset:end])
+        covered += end - offset
+        if tuple(found) != checks:
+            starts = range(offset, end, BLOCK)
+            wrong += [
+                (start, min(start + BLOCK, end), check)
+                for start, check, digest in zip(starts, checks, found, strict=True)
+                if digest != check
+            ]
+    return covered, wrong
 
 
 def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:

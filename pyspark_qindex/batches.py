@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ __all__ = [
     "tell",
 ]
 
+_KEPT = 8
+"""Columns of one value that are kept, with some 50 bytes a row each."""
+
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
@@ -54,8 +58,10 @@ def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+@lru_cache(maxsize=_KEPT)
 def constant(value: str | int | None, count: int, kind: pa.DataType | None = None) -> pa.Array:
-    """Give ``value`` repeated."""
+    """Give ``value`` repeated. The last few are kept: the batches of a queue, which have the rows
+    of one segment each, share them."""
     return pa.repeat(pa.scalar(value, kind or pa.string()), count)
 
 
@@ -67,6 +73,9 @@ def numbers(values: npt.NDArray[np.generic], absent: int | None = None) -> pa.Ar
 
 def choices(which: npt.NDArray[np.integer], names: Sequence[str]) -> pa.Array:
     """Give text: ``names[which[i]]``."""
+    first = which[:1].tolist()
+    if first and (which == first[0]).all():
+        return constant(names[first[0]], len(which))
     indexes = pa.array(which.astype(np.int8))
     return pa.DictionaryArray.from_arrays(indexes, pa.array(names, pa.string())).cast(pa.string())
 
