@@ -68,19 +68,6 @@ def _digests(view: memoryview) -> list[int]:
     return [xxh3_64_intdigest(view[at : at + BLOCK]) for at in range(0, len(view), BLOCK)]
 
 
-def _blocks(sums: bytes, size: int) -> Iterator[tuple[int, int, int]]:
-    """Give start, end and checksum of each block that lies within ``size`` bytes; ends where the
-    extents stop making sense."""
-    for position, _, offset, length in extents(sums):
-        end = offset + length
-        first = position + _HEAD.size
-        for start in range(offset, min(end, size), BLOCK):
-            stop = min(start + BLOCK, end)
-            if stop <= size:
-                (check,) = _SUM.unpack_from(sums, first + (start - offset) // BLOCK * _SUM.size)
-                yield start, stop, check
-
-
 def read_sums(fs: FileSystem, path: PathLike) -> bytes | None:
     """Read the sum file of ``path``; ``None`` where there is none, or none that can be read: it
     is a help, and no reason to do without the file itself."""
@@ -201,7 +188,7 @@ def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
                 yield Finding(path, len(data), 0, Cause.DAMAGE, what, gone, Kind.TORN)
         end = offset + length
         extent_sums = _HEAD.pack(offset, length) + sums[position + _HEAD.size : following]
-        for start, stop, check in _blocks(extent_sums, len(data)):
+        for start, stop, check in _compare(memoryview(data), extent_sums)[1]:
             off = xxh3_64_intdigest(memoryview(data)[start:stop]) ^ check
             if off.bit_count() == 1:
                 at = position + _HEAD.size + (start - offset) // BLOCK * _SUM.size
@@ -230,9 +217,8 @@ def _flipped_head(
         following = position + _HEAD.size + count * _SUM.size
         if offset < end or not length or offset + length > len(data) or following > len(sums):
             continue
-        blocks = list(_blocks(bytes(head) + sums[position + _HEAD.size : following], len(data)))
-        view = memoryview(data)
-        if all(xxh3_64_intdigest(view[start:stop]) == check for start, stop, check in blocks):
+        head += sums[position + _HEAD.size : following]
+        if not _compare(memoryview(data), bytes(head))[1]:
             return position + (bit >> 3), offset, length
     return None
 

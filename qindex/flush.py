@@ -271,9 +271,8 @@ def _heads_and_lengths(journal: ReadBuffer, rels: I64, offsets: I64) -> tuple[I6
         kinds = np.ndarray(shape, np.uint8, journal, first, strides) >> 6
         embedded = np.ndarray(shape, ">u4", journal, first + _EMBEDDED_AT, strides)
     else:
-        flat = np.frombuffer(journal, np.uint8)
-        kinds = flat[offsets] >> 6
-        embedded = flat[offsets[:, None] + (_EMBEDDED_AT + np.arange(4))].view(">u4").ravel()
+        kinds = np.frombuffer(journal, np.uint8)[offsets] >> 6
+        embedded = gather_bytes(journal, offsets + _EMBEDDED_AT, 4).view(">u4").ravel()
     heads = PUBLISH | np.where(kinds == PUBLISH_TRANSIENT, 0, PERSISTENT) | rels
     return heads, embedded.astype(np.int64) + PUBLISH_HEAD_SIZE
 

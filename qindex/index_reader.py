@@ -43,6 +43,8 @@ _KEPT_BYTES = 8 << 20
 """The bytes of the segment that is being read are kept, once scanned, when they are no more."""
 _SIZE_AT = journal_format.PAYLOAD_SIZE - 8
 """Where in a payload the size of the body stands: before that of the embedded record."""
+_EMBEDDED_AT = journal_format.PAYLOAD_SIZE - 4
+"""Where that of the embedded record stands."""
 _word_at = journal_format.ACTION_WORD.unpack_from
 _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
 _READY = frozenset((PUBLISHED, DELIVERED))
@@ -256,8 +258,7 @@ class IndexReader:
             flat = np.frombuffer(data, np.uint8)
             kinds = flat[offsets] >> 6
             payloads = offsets + _JOURNAL_HEAD
-            sizes_at = payloads + (journal_format.PAYLOAD_SIZE - 4)
-            embedded = column(gather_bytes(data, sizes_at, 4), 0, ">u4").astype(np.int64)
+            embedded = _sizes_at(data, payloads + _EMBEDDED_AT)
             fit = _window(np.cumsum(embedded))
             rels, kinds, payloads = rels[:fit], kinds[:fit], payloads[:fit]
             embedded = embedded[:fit]
@@ -350,9 +351,8 @@ class IndexReader:
         if len(fresh):
             positions = np.array(self.positions, np.int64)
             payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
-            at = payloads + (journal_format.PAYLOAD_SIZE - 4)
-            embedded = gather_bytes(self.journal.map, at, 4).copy().view(">u4").ravel()
-            found += stored_entries(self.journal.map, fresh, payloads, embedded.astype(np.int64))
+            embedded = _sizes_at(self.journal.map, payloads + _EMBEDDED_AT)
+            found += stored_entries(self.journal.map, fresh, payloads, embedded)
         return [msg_id for _, msg_id in found]
 
     def all_stored_ids(self) -> list[bytes]:
@@ -394,11 +394,11 @@ class IndexReader:
             assert segment.lengths is not None
             offsets = segment.offsets[filed]
             data, low, _ = self._bytes_from(segment, offsets, segment.lengths[filed])
-            total += _sum_sizes(data, offsets - low + STEP_SIZE)
+            total += int(_sizes_at(data, offsets - low + (STEP_SIZE + _SIZE_AT)).sum())
         if len(fresh):
             positions = np.array(self.positions, np.int64)
             payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
-            total += _sum_sizes(self.journal.map, payloads)
+            total += int(_sizes_at(self.journal.map, payloads + _SIZE_AT).sum())
         return total
 
 
@@ -418,7 +418,6 @@ def _gone(segment: Segment, rels: I64) -> tuple[Fetched, int]:
     return Fetched(segment, seqs, states, [b""], [entry], False), int(seqs[0]) + 1
 
 
-def _sum_sizes(data: ReadBuffer, payloads: I64) -> int:
-    """Add up the sizes of the bodies of entries whose message ids stand at ``payloads``."""
-    sizes = gather_bytes(data, payloads + _SIZE_AT, 4).copy().view(">u4")
-    return int(sizes.sum(dtype=np.int64))
+def _sizes_at(data: ReadBuffer, places: I64) -> I64:
+    """Give the sizes, of four bytes each, that stand at these places."""
+    return column(gather_bytes(data, places, 4), 0, ">u4").astype(np.int64)

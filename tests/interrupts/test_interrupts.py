@@ -1,7 +1,7 @@
 """Whatever point of a call Ctrl-C ends it at: nothing else is lost, doubled, or mixed up.
 
 Each call is made once for each point where a signal's handler can raise, in the profile ``ci`` for
-every fourteenth, another one for each call; with the lock of a queue that one thread uses, and with
+every seventh, another one for each call; with the lock of a queue that one thread uses, and with
 that of one that several use. Then:
 
 * the lock is free, and what follows does what it should, or says that writes are refused;
@@ -25,7 +25,7 @@ from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-EVERY = 1 if NIGHTLY else 14
+EVERY = 1 if NIGHTLY else 7
 AFTER = b"published behind it"
 
 

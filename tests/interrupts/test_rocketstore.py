@@ -21,10 +21,9 @@ from rocketstore import pending
 from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.verify import verify
 from tests.interrupts.interruption import interrupted_at, points_of
-from tests.interrupts.test_interrupts import NIGHTLY
+from tests.interrupts.test_interrupts import EVERY
 from tests.rocketstore.support import TINY, Clock
 
-EVERY = 1 if NIGHTLY else 7
 AFTER = b"put behind it"
 
 
