@@ -15,6 +15,7 @@ A sum file is a sequence of extents, each for bytes that were appended at once, 
     +--------+---------+-----------------------+
 
 The first checksum covers the extent's first 4,096 bytes, and so on; the last one what is left.
+Behind the last extent of a journal's sum file there may be zeros: room for more.
 """
 
 from __future__ import annotations
@@ -25,12 +26,23 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from journal.files import FileSystem, PathLike, ReadBuffer, read_optional
 from journal.findings import Cause, Finding, Kind
 
-__all__ = ["BLOCK", "SUFFIX", "Healed", "check_sums", "extent", "extents", "heal", "read_sums"]
+__all__ = [
+    "BLOCK",
+    "HEAD_SIZE",
+    "SUFFIX",
+    "Healed",
+    "check_sums",
+    "extent",
+    "extents",
+    "heal",
+    "read_sums",
+    "without_room",
+]
 
 _log = logging.getLogger("qindex.block_sums")
 
@@ -38,6 +50,8 @@ SUFFIX = ".sum"
 BLOCK = 4096
 
 _HEAD = struct.Struct(">QQ")
+HEAD_SIZE = _HEAD.size
+"""Bytes of an extent before its checksums: a processor stores them at once."""
 _SUM = struct.Struct(">Q")
 _SURE = 64
 _MOST_BROKEN = 8
@@ -60,8 +74,9 @@ def extent(data: ReadBuffer, offset: int) -> bytes:
     """Give the extent for ``data``, the bytes appended at ``offset`` of a file. About 0.3 us for
     each 4 KiB."""
     with memoryview(data) as view:
-        sums = _digests(view)
-        return struct.pack(f">QQ{len(sums)}Q", offset, len(view), *sums)
+        size = len(view)
+        sums = [xxh3_64_digest(view[at : at + BLOCK]) for at in range(0, size, BLOCK)]
+        return b"".join((_HEAD.pack(offset, size), *sums))
 
 
 def _digests(view: memoryview) -> list[int]:
@@ -126,7 +141,7 @@ def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, i
         end = offset + length
         count = -(-length // BLOCK) if end <= size else max(size - offset, 0) // BLOCK
         end = min(end, offset + count * BLOCK)
-        checks = struct.unpack_from(f">{count}Q", sums, position + _HEAD.size)
+        checks = struct.unpack_from(f">{count}Q", sums, position + HEAD_SIZE)
         found = _digests(view[offset:end])
         covered += end - offset
         if tuple(found) != checks:
@@ -143,14 +158,24 @@ def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Give each extent of a sum file: its offset and length there, and the offset and length of
     what it covers. Ends where they stop making sense."""
     position = end = 0
-    while position + _HEAD.size <= len(sums):
+    while position + HEAD_SIZE <= len(sums):
         offset, length = _HEAD.unpack_from(sums, position)
-        size = _HEAD.size + -(-length // BLOCK) * _SUM.size
+        size = HEAD_SIZE + -(-length // BLOCK) * _SUM.size
         if offset < end or not length or position + size > len(sums):
             return
         yield position, size, offset, length
         end = offset + length
         position += size
+
+
+def without_room(sums: bytes) -> bytes:
+    """Give the bytes of a journal's sum file up to the room behind its last extent.
+
+    A head of zeros is where it begins: what stands behind one was being appended, or is the rest
+    of what a loss of power left.
+    """
+    end = max((position + size for position, size, _, _ in extents(sums)), default=0)
+    return sums if any(sums[end : end + HEAD_SIZE]) else sums[:end]
 
 
 def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
@@ -162,13 +187,13 @@ def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
     own = path + SUFFIX
     lost = "a flipped bit of the file could not be put right"
     position = end = 0
-    while position + _HEAD.size <= len(sums):
+    while position + HEAD_SIZE <= len(sums):
         rest = len(sums) - position
         if not any(sums[position:]):
             yield Finding(own, position, rest, Cause.CRASH, "zeros", lost, Kind.ZEROS)
             return
         offset, length = _HEAD.unpack_from(sums, position)
-        following = position + _HEAD.size + -(-length // BLOCK) * _SUM.size
+        following = position + HEAD_SIZE + -(-length // BLOCK) * _SUM.size
         fits = end <= offset and length and following <= len(sums)
         if not fits or offset + length > len(data):
             if end <= offset and following > len(sums) and offset + length <= len(data):
@@ -177,21 +202,21 @@ def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
             if flipped is not None:
                 at, offset, length = flipped
                 yield _flipped(own, at)
-                following = position + _HEAD.size + -(-length // BLOCK) * _SUM.size
+                following = position + HEAD_SIZE + -(-length // BLOCK) * _SUM.size
             elif not fits:
                 what = "no extent stands here"
-                yield Finding(own, position, _HEAD.size, Cause.DAMAGE, what, lost)
+                yield Finding(own, position, HEAD_SIZE, Cause.DAMAGE, what, lost)
                 return
             else:
                 what = f"the file ends at {len(data)}; it had at least {offset + length} bytes"
                 gone = "what stood behind its end is lost"
                 yield Finding(path, len(data), 0, Cause.DAMAGE, what, gone, Kind.TORN)
         end = offset + length
-        extent_sums = _HEAD.pack(offset, length) + sums[position + _HEAD.size : following]
+        extent_sums = _HEAD.pack(offset, length) + sums[position + HEAD_SIZE : following]
         for start, stop, check in _compare(memoryview(data), extent_sums)[1]:
             off = xxh3_64_intdigest(memoryview(data)[start:stop]) ^ check
             if off.bit_count() == 1:
-                at = position + _HEAD.size + (start - offset) // BLOCK * _SUM.size
+                at = position + HEAD_SIZE + (start - offset) // BLOCK * _SUM.size
                 yield _flipped(own, at + _SUM.size - 1 - ((off.bit_length() - 1) >> 3))
         position = following
     if position < len(sums):
@@ -209,15 +234,15 @@ def _flipped_head(
 ) -> tuple[int, int, int] | None:
     """Find the bit of the extent's head at ``position`` whose flip makes its checksums hold:
     gives its byte, and the true offset and length."""
-    for bit in range(8 * _HEAD.size):
-        head = bytearray(sums[position : position + _HEAD.size])
+    for bit in range(8 * HEAD_SIZE):
+        head = bytearray(sums[position : position + HEAD_SIZE])
         head[bit >> 3] ^= 0x80 >> (bit & 7)
         offset, length = _HEAD.unpack(head)
         count = -(-length // BLOCK)
-        following = position + _HEAD.size + count * _SUM.size
+        following = position + HEAD_SIZE + count * _SUM.size
         if offset < end or not length or offset + length > len(data) or following > len(sums):
             continue
-        head += sums[position + _HEAD.size : following]
+        head += sums[position + HEAD_SIZE : following]
         if not _compare(memoryview(data), bytes(head))[1]:
             return position + (bit >> 3), offset, length
     return None

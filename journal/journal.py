@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import extent
 from journal.durations import Durations
 from journal.errors import ClosedError, StorageError
@@ -32,10 +31,10 @@ from journal.files import (
     close_quietly,
     pwrite_all,
     unlink_if_there,
-    write_all,
 )
 from journal.poison import PASSING, Poison
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
+from journal.sum_file import SumFile
 from journal.sync import GroupCommit
 
 __all__ = ["Journal", "Retired"]
@@ -100,9 +99,10 @@ class Journal:
         self.in_reserve = False
         self.synced = 0
         """Bytes from the start known to be durable."""
+        self._sums = SumFile(fs, self.path)
         try:
             # Before the bytes change that they are of.
-            unlink_if_there(fs, self.path + SUMS_SUFFIX)
+            self._sums.remove()
             self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 size = fs.fstat(self._fd).st_size
@@ -120,7 +120,6 @@ class Journal:
                 raise
         except OSError as error:
             raise StorageError(self.path, "the journal can't be opened", error) from error
-        self._sums_fd: int | None = None
         self._sealed = position
         self._commits = GroupCommit(self._sync_now)
         # Held while a sync uses the descriptor, so that no rebase closes it under the call.
@@ -231,7 +230,7 @@ class Journal:
             raise failure from error
         self.seal()
         self.map.seek(offset + len(data))
-        self._put_sums(extent(data, offset))
+        self._sums.append(extent(data, offset))
         self._sealed = offset + len(data)
         return offset
 
@@ -245,37 +244,8 @@ class Journal:
         start, end = self._sealed, self.tell()
         if end - start < at_least or self._closed:
             return
-        self._put_sums(extent(self.map[start:end], start))
+        self._sums.append(extent(self.map[start:end], start))
         self._sealed = end
-
-    def _put_sums(self, sums: bytes) -> None:
-        fs = self._fs
-        try:
-            if self._sums_fd is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-                self._sums_fd = fs.open(self.path + SUMS_SUFFIX, flags, 0o644)
-            write_all(fs, self._sums_fd, sums)
-        except OSError as error:
-            _log.warning("%s: can't be written: %s", self.path + SUMS_SUFFIX, error)
-            # A part may have been written, behind which nothing would make sense.
-            self._give_up_sums()
-
-    def _give_up_sums(self) -> None:
-        try:
-            fd, self._sums_fd = self._sums_fd, None
-            if fd is not None:
-                close_quietly(self._fs, fd, self.path + SUMS_SUFFIX)
-            unlink_if_there(self._fs, self.path + SUMS_SUFFIX)
-        except OSError as error:
-            _log.warning("%s: can't be removed: %s", self.path + SUMS_SUFFIX, error)
-
-    def _drop_sums(self) -> None:
-        """Remove the checksums, before the bytes they are of go."""
-        fd, self._sums_fd = self._sums_fd, None
-        if fd is not None:
-            self._fs.close(fd)
-            unlink_if_there(self._fs, self.path + SUMS_SUFFIX)
-        self._sealed = 0
 
     def sync(self) -> None:
         """Make durable all that was appended before the call; concurrent callers share one sync.
@@ -359,7 +329,9 @@ class Journal:
             was_in_reserve = self.in_reserve
             self._rebased = True
             try:
-                self._drop_sums()
+                # The checksums go before the bytes they are of.
+                self._sums.remove()
+                self._sealed = 0
                 empties = old.size == front and prepared is None
                 if empties and len(self.map) <= _IN_PLACE:
                     self._empty()
@@ -464,7 +436,7 @@ class Journal:
         self._use(new_map, end - front)
         self.synced = end - front if durable else 0
         if prepared is not None:
-            self._put_sums(prepared.sums)
+            self._sums.append(prepared.sums)
             self._sealed = prepared.size
 
     def close(self, *, cut: bool = True) -> None:
@@ -482,8 +454,7 @@ class Journal:
             self._use(mmap.mmap(-1, mmap.PAGESIZE), mmap.PAGESIZE)
             try:
                 try:
-                    if self._sums_fd is not None:
-                        self._fs.close(self._sums_fd)
+                    self._sums.close()
                     if cut:
                         self._fs.truncate(self._fd, end)
                     if cut and self._rebased and self._poison.reason is None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from time import sleep
 
 from journal import format as journal_format
-from journal.block_sums import Healed, heal, read_sums
+from journal.block_sums import Healed, heal, read_sums, without_room
 from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, pread_all, read_optional
 from journal.findings import Cause, Finding
@@ -84,7 +84,7 @@ def pin_queue(
         try:
             before = _segments(fs, directory)
             # Read first, so that they are not ahead of the journal.
-            sums = read_sums(fs, path) or b""
+            sums = without_room(read_sums(fs, path) or b"")
             journal = read_optional(fs, path) or b""
             if before is None or not _same_start(fs, path, journal):
                 continue

@@ -62,9 +62,6 @@ has cut short may not have told."""
 _MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
-_SEAL_AT_LEAST_SHARED = 32768
-"""The same while several threads use the queue: each write to the file of checksums hands the
-interpreter over to another thread, with the queue's lock held."""
 
 
 class QueueCore:
@@ -254,8 +251,7 @@ class QueueCore:
     def _tick(self) -> None:
         """Once in a while: take checksums of what was appended, see if a flush is due; locked."""
         index = self._index
-        is_shared = self._real_lock.is_shared()
-        index.journal.seal(_SEAL_AT_LEAST_SHARED if is_shared else _SEAL_AT_LEAST)
+        index.journal.seal(_SEAL_AT_LEAST)
         if self._is_due():
             self._flush_due()
         # On a full disk each action may be the one after which a flush makes room.

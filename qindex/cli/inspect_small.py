@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import check_sums, extents
+from journal.block_sums import check_sums, extents, without_room
 from journal.errors import StorageError, StoreError
 from journal.files import REAL, read_file, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -73,6 +74,8 @@ def _wrong(path: str, data: bytes, what: object) -> Finding:
 def _sums(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     of = path.removesuffix(SUMS_SUFFIX)
     covered = read_optional(REAL, of)
+    if os.path.basename(of) == journal_format.FILE_NAME:
+        data = without_room(data)
     for position, length, start, count in extents(data):
         yield {
             "offset": position,

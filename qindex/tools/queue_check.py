@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import check_sums, extents
+from journal.block_sums import check_sums, extents, without_room
 from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -221,6 +221,8 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
             own, cause = path + SUMS_SUFFIX, Cause.DAMAGE
             yield Finding(own, 0, 0, cause, what, lost, Kind.UNREADABLE)
             continue
+        if sums is not None and now is not None and is_journal:
+            sums, now = without_room(sums), without_room(now)
         if sums is None or now is None or not now.startswith(sums):
             continue  # the file was emptied or deleted
         if data is None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from journal.block_sums import check_sums, heal
 from journal.errors import ClosedError, StorageError, WritesRefusedError
 from journal.files import REAL, FileSystem
 from journal.format import ACK, pack_action, pack_publish
@@ -319,25 +318,6 @@ def test_room_that_was_taken_in_vain_is_given_back(tmp_path: Path) -> None:
     assert (tmp_path / "journal.jif").stat().st_size == size
     del fs.fallocate
     assert seqs_on_disk(tmp_path) == [0, 1, 2]
-    journal.close()
-
-
-def test_checksums_of_which_a_part_was_written_go(tmp_path: Path) -> None:
-    fs = FaultyFileSystem()
-    journal = open_journal(tmp_path, fs=fs)
-    journal.append(acks(0, 3))
-    journal.seal()
-    journal.append(acks(3, 3))
-    fs.fail("write", errno.ENOSPC, short=5)
-    journal.seal()
-    assert not (tmp_path / "journal.jif.sum").exists()
-    journal.append(acks(6, 3))
-    journal.seal()
-    sums = (tmp_path / "journal.jif.sum").read_bytes()
-    data = (tmp_path / "journal.jif").read_bytes()
-    assert list(check_sums("journal.jif", data, sums)) == []
-    assert heal(data, sums).broken == []
-    assert len(sums) == 24
     journal.close()
 
 

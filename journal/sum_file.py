@@ -1,0 +1,106 @@
+"""The writer of a journal's sum file (:mod:`journal.block_sums`).
+
+The file is memory-mapped, as the journal is: a ``write`` would let go of the interpreter, with the
+queue's lock held, each time that some sums are due, and wake whoever waits for it. Behind the last
+extent there are zeros until it is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+
+from journal.block_sums import HEAD_SIZE, SUFFIX
+from journal.files import FileSystem, PathLike, unlink_if_there
+from journal.room import whole_pages
+
+__all__ = ["SumFile"]
+
+_log = logging.getLogger("qindex.journal")
+
+
+class SumFile:
+    """Appends extents to the sum file of ``path``, which is made with the first one.
+
+    Checksums are a help against bit rot: when they can't be written, that is logged, the file goes,
+    and the next extent begins a new one. Holds one file handle (the map's own).
+    """
+
+    __slots__ = ("_at", "_fs", "_map", "path")
+
+    def __init__(self, fs: FileSystem, path: PathLike) -> None:
+        self._fs = fs
+        self.path = os.fspath(path) + SUFFIX
+        self._map: mmap.mmap | None = None
+        self._at = 0
+
+    def append(self, extent: bytes) -> None:
+        """Append one extent; in the operating system on return. Its head is stored last: until
+        then zeros stand there, behind which nothing counts."""
+        start = self._at
+        end = start + len(extent)
+        try:
+            room = self._map
+            if room is None or end > len(room):
+                room = self._grow(end)
+            try:
+                room[start + HEAD_SIZE : end] = extent[HEAD_SIZE:]
+                room[start : start + HEAD_SIZE] = extent[:HEAD_SIZE]
+                self._at = end
+            except BaseException:  # a signal's handler
+                self._at = start
+                room[start:end] = bytes(end - start)
+                raise
+        except OSError as error:
+            _log.warning("%s: can't be written: %s", self.path, error)
+            self._give_up()
+
+    def _grow(self, end: int) -> mmap.mmap:
+        """Make room for bytes up to ``end``, at least twice what there was."""
+        fs = self._fs
+        had = 0 if self._map is None else len(self._map)
+        size = whole_pages(max(end, 2 * had))
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if had else os.O_CREAT | os.O_TRUNC)
+        fd = fs.open(self.path, flags, 0o644)
+        try:
+            fs.fallocate(fd, 0, size)
+            room = fs.mmap(fd, size, True)
+        finally:
+            fs.close(fd)
+        self._unmap()
+        self._map = room
+        return room
+
+    def _unmap(self) -> None:
+        old, self._map = self._map, None
+        if old is not None:
+            old.close()
+
+    def _give_up(self) -> None:
+        try:
+            self._unmap()
+            self._at = 0
+            unlink_if_there(self._fs, self.path)
+        except OSError as error:
+            _log.warning("%s: can't be removed: %s", self.path, error)
+
+    def remove(self) -> None:
+        """Remove the file, before the bytes it is of go. Raises :class:`OSError`."""
+        self._unmap()
+        self._at = 0
+        unlink_if_there(self._fs, self.path)
+
+    def close(self) -> None:
+        """Cut off the room behind the last extent, and close the file."""
+        if self._map is None:
+            return
+        self._unmap()
+        try:
+            fd = self._fs.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                self._fs.truncate(fd, self._at)
+            finally:
+                self._fs.close(fd)
+        except OSError as error:
+            _log.warning("%s: the room behind its end can't be cut off: %s", self.path, error)
