@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from journal.errors import StorageError
-from journal.files import FileSystem, close_quietly, unlink_if_there
+from journal.files import FileSystem, ReadBuffer, close_quietly, pwrite_all, unlink_if_there
 from rocketstore.commitlog_format import file_name
 
 __all__ = [
@@ -127,6 +127,14 @@ class MappedFile:
             raise StorageError(self.path, "can't reserve space", error) from error
         self.reserved = target
         return target
+
+    def write(self, data: ReadBuffer, position: int) -> None:
+        """Write into a mapped file, where blocks are reserved. Raises :class:`StorageError`; a part
+        may have been written then."""
+        try:
+            pwrite_all(self._fs, self.fd, data, position)
+        except OSError as error:
+            raise StorageError(self.path, "can't be written", error) from error
 
     def zero_from(self, position: int) -> bool:
         """Zero every byte from ``position`` on that is not zero; tells whether any was."""

@@ -274,7 +274,11 @@ def _append_part(
         data = columns.encode(first, first + part, places, **fields)  # type: ignore[arg-type]
     except (OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"a field does not fit into the record: {error}") from error
-    log.write(data)
+    try:
+        log.write(data)
+    except StorageError as error:
+        store._pending.broke(error)  # a part of it may stand behind the log's end
+        raise
     log.last = (int(places[-1]), int(columns.sizes[first + part - 1]))
     return part, places
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -129,6 +130,16 @@ def rolls(store: Store, promises: Promises) -> None:
     promises.put_many(store, 7, 900)
 
 
+def long_batches(store: Store, promises: Promises) -> None:
+    """Batches that are written, not copied into the map, and one that is not; over two files."""
+    with patch("rocketstore.commitlog._BULK", 1000):
+        promises.put_many(store, 4, 300)
+        promises.put(store, 40)
+        promises.put_many(store, 3, 100)
+        promises.put_many(store, 9, 400)
+        promises.put_batch(store, 4, 300)
+
+
 def queue_rolls(store: Store, promises: Promises) -> None:
     """Consume queue files of ten units: some are begun, one is filled to its end."""
     for number in range(3):
@@ -184,6 +195,7 @@ WORKLOADS: list[Workload] = [
     puts,
     batches,
     rolls,
+    long_batches,
     queue_rolls,
     index_rotation,
     deletion,

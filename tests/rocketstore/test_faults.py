@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -109,6 +110,31 @@ def test_failed_sync_refuses_writes(tmp_path: Path) -> None:
     check_kept(tmp_path / "s", done, exactly=False)
 
 
+@pytest.mark.parametrize("cut", [None, 0, 1000, 5000])
+def test_a_batch_that_can_not_be_written(tmp_path: Path, cut: int | None) -> None:
+    """A part of it may stand in the log then: writing stops, reading goes on, and the next open
+    keeps whole messages only."""
+    fs = FaultyFileSystem()
+    with patch("rocketstore.commitlog._BULK", 1000):
+        store = open_tiny(tmp_path / "s", fs=fs, commitlog_file_size=65536)
+        done = store.put_many("T", [b"x" * 100] * 9, keys=[f"k{n}" for n in range(9)]).offsets
+        fs.fail("pwrite", errno.EIO, path="commitlog", short=cut)
+        with pytest.raises(StorageError, match="can't be written"):
+            store.put_many("T", [b"x" * 100] * 40, keys=[f"k{n}" for n in range(9, 49)])
+        with pytest.raises(WritesRefusedError):
+            store.put("T", b"y")
+        assert store.lookup(done[8]) is not None
+        assert store.max_offset == done[8] + store.lookup(done[8]).size  # type: ignore[union-attr]
+        store.close()
+    with open_tiny(tmp_path / "s", commitlog_file_size=65536) as store:
+        found = list(store.messages("T", 0))
+        assert [message.body for message in found] == [b"x" * 100] * len(found)
+        assert [message.offset for message in found[:9]] == done
+        assert len(found) == 9 + (cut or 0) // found[0].size
+        for number, message in enumerate(found):
+            assert [hit.offset for hit in store.query("T", f"k{number}")] == [message.offset]
+
+
 def test_errors_at_open_leave_no_lock(tmp_path: Path) -> None:
     open_tiny(tmp_path / "s").close()
     for operation, path in (
@@ -161,8 +187,13 @@ def work(store: Store, done: list[int]) -> None:
 def run_with(fs: FaultyFileSystem) -> tuple[list[int], bool]:
     """Offsets of the puts that returned, and whether anything was refused."""
     done: list[int] = []
+    options: dict[str, Any] = {"clock": Clock(), "name_clock": Clock()}
     try:
-        with open_tiny(ROOT, fs=fs, durability="fsync", clock=Clock(), name_clock=Clock()) as store:
+        # Batches of work are long ones: written, not copied into the map.
+        with (
+            patch("rocketstore.commitlog._BULK", 1000),
+            open_tiny(ROOT, fs=fs, durability="fsync", **options) as store,
+        ):
             work(store, done)
     except StoreError:
         return done, True
