@@ -197,6 +197,7 @@ class LmdbQueue(Contender):
     """lmdb-queue: acks and leases on LMDB. Its ``sync=True`` does not sync: no fsync figures."""
 
     name = "lmdb-queue"
+    max_backlog = 100_000  # it takes longer to fill a million than all others together
     module = "equeue"
     threads = True
 

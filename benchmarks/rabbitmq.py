@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             store(report, root, vm, options.rounds)
         finally:
             vm.kill()
-        recovery(report, root, code, options.entries, min(2, options.rounds))
+        recovery(report, root, code, options.entries, 1 + options.rounds // 3)
     return 0
 
 

@@ -45,6 +45,7 @@ BAR_ENTRIES = 3e6
 BODY = b"x" * 100
 _BATCH = 50_000
 _JUDGED = {"entries": "all columns", "numbers": "four columns"}
+_JUDGED_WITH = "spark, 2 cores"
 _WARM_UP = 3
 """Rounds that the virtual machine has for compiling, before a figure that is held to a bar; the
 others, after these, have one."""
@@ -144,8 +145,8 @@ def measure(report: Report, directory: Path, rounds: int) -> None:
     with sessions(directory) as running:
         for name, options in OPERATIONS.items():
             count = plain_loop(directory, options)
-            for one in running.values():
-                for _ in range(_WARM_UP if name in _JUDGED else 1):
+            for who, one in running.items():
+                for _ in range(_WARM_UP if name in _JUDGED and who == _JUDGED_WITH else 1):
                     one.sample(name, count)
             samples = []
             for _ in range(rounds):
@@ -162,7 +163,7 @@ def measure(report: Report, directory: Path, rounds: int) -> None:
 def judge(report: Report) -> list[Bar]:
     bars = []
     for figure, what in _JUDGED.items():
-        two = report.find(figure, "spark, 2 cores")
+        two = report.find(figure, _JUDGED_WITH)
         assert two is not None
         by_cpu = 2e6 / two.cpu_us_per_op if two.cpu_us_per_op else None
         name = f"entries as Arrow batches on two cores, {what}"
