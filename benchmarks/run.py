@@ -88,7 +88,7 @@ PROGRAMS = (
     Program(
         "spark",
         "Spark",
-        ("--rounds", "2", "--messages", "3000000"),
+        ("--rounds", "2"),
         ("--messages", "40000", "--rounds", "1"),
         directory="--directory",
     ),
