@@ -3,8 +3,8 @@
     python -m benchmarks.run [--only NAME ...] [--quick] [--page FILE] [--json FILE] [--dir DIR]
 
 Each program runs by itself, one after the other, with sizes that let all of them end in less than
-ten minutes; ``--quick`` shows in two that all works. Their JSON lines go to standard output (or into
-FILE), each with ``"benchmark": NAME``. Between the two marks of ``--page`` (docs/benchmarks.md
+ten minutes; ``--quick`` shows in two that all works. Their JSON lines go to standard output (or
+into FILE), each with ``"benchmark": NAME``. Between the two marks of ``--page`` (docs/benchmarks.md
 when it is named so; nothing is written without it) the machine, the versions, the bars and the
 figures are put anew.
 

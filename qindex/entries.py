@@ -168,14 +168,10 @@ def plain_entries(
         return None
     if record_format.column(rows, 24, "u8").any():
         return None
-    body_head = PUBLISH_HEAD_SIZE + record_format.PLAIN_HEAD_SIZE
-    for head_size, most in ((2, 0xFF), (3, 0xFFFF), (5, (1 << 32) - 1)):
-        size = length - record_format.PLAIN_HEAD_SIZE - head_size
-        if size <= most:
-            break
+    size = record_format.plain_body_size(length)
     if size <= 0:
         return None
-    bodies: list[bytes] = record_format.column(rows, body_head + head_size, f"V{size}").tolist()
+    bodies: list[bytes] = record_format.column(rows, row_length - size, f"V{size}").tolist()
     return bodies, record_format.timestamps(rows)
 
 

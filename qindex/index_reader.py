@@ -24,7 +24,7 @@ from journal.rested import RestedJournal
 from qindex.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
-from qindex.plain import read_plain
+from qindex.plain import read_plain, read_plain_run, read_verified_run
 from qindex.quarantine import quarantine_findings
 from qindex.record_format import column, gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
@@ -186,6 +186,10 @@ class IndexReader:
                 self.load(segment)
             rel = start - segment.base
             end = min(rel + most, count, self.next_seq - segment.base)
+            if segment.states.count(PUBLISHED, rel, end) == end - rel:
+                run = self._read_run(segment, rel, end)
+                if run is not None:
+                    return run, run.seqs[-1] + 1
             window = np.frombuffer(segment.states, np.uint8, end - rel, rel)
             rels = np.flatnonzero((window == PUBLISHED) | (window == DELIVERED)) + rel
             if len(rels):
@@ -224,6 +228,50 @@ class IndexReader:
             bodies.append(b"" if entry.message is None else entry.message.body)
             extras.append(entry)
         return Fetched.few(segment, range(start, end), bodies, extras)
+
+    def _read_run(self, segment: Segment, rel: int, end: int) -> Fetched | None:
+        """Read entries that were never delivered, from ``rel`` on, which stand in the journal as
+        publishers left them, or in a file as a flush did; ``None`` where they do not."""
+        first_seq = segment.base + rel
+        absent = segment.filed.count(ABSENT, rel, end)
+        if absent == end - rel:
+            found = self._run_of_journal(first_seq, absent)
+        elif not absent:
+            found = self._run_of_file(segment, rel, end)
+        else:
+            return None
+        if found is None:
+            return None
+        bodies, stamps = found
+        seqs = np.arange(first_seq, first_seq + len(bodies), dtype=np.int64)
+        return Fetched(segment, seqs, bytes((PUBLISHED,)) * len(bodies), bodies, stamps, True)
+
+    def _run_of_journal(self, first_seq: int, count: int) -> tuple[list[bytes], list[int]] | None:
+        first = first_seq - self.positions_base
+        if first < 0:
+            return None
+        offsets = np.array(self.positions[first : first + count])
+        stride = int(offsets[1] - offsets[0]) if count > 1 else 0
+        if stride > 0:
+            offsets = offsets[: max(1, _WINDOW_BYTES // stride)]
+        return read_plain_run(self.journal.map, offsets, first_seq)
+
+    def _run_of_file(
+        self, segment: Segment, rel: int, end: int
+    ) -> tuple[list[bytes], list[int]] | None:
+        self.place(segment)
+        assert segment.offsets is not None
+        assert segment.lengths is not None
+        length = int(segment.lengths[rel])
+        end = min(end, rel + max(1, _WINDOW_BYTES // max(length, 1)))
+        offsets, lengths = segment.offsets[rel:end], segment.lengths[rel:end]
+        start = int(offsets[0])
+        if start < 0 or (lengths != length).any() or (np.diff(offsets) != length).any():
+            return None
+        data, low, verified = self._bytes_from(segment, offsets, lengths)
+        if not verified:
+            return None
+        return read_verified_run(data, start - low + STEP_SIZE, length, len(offsets))
 
     def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT

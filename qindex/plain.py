@@ -13,17 +13,37 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from qindex.record_format import (
     CHECK_OFFSET,
     MAGIC,
     PLAIN_HEAD_SIZE,
+    column,
     embedded_is_sound,
     plain_body_head,
+    plain_body_size,
+    row_sums,
 )
+from qindex.segment_format import STEP_SIZE
 
-__all__ = ["CHECK_END", "CHECK_START", "PLAIN_HEAD", "PLAIN_HEADS", "plain_parts", "read_plain"]
+__all__ = [
+    "CHECK_END",
+    "CHECK_START",
+    "PLAIN_HEAD",
+    "PLAIN_HEADS",
+    "plain_parts",
+    "read_plain",
+    "read_plain_run",
+    "read_verified_run",
+]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+Columns = tuple[list[bytes], list[int]]
 
 PLAIN_HEAD = struct.Struct(">QQQ28sQ5s")
 """Word, two halves of the message id, first constant part, timestamp, second constant part, for
@@ -39,6 +59,8 @@ _TAG = b"\xcf"
 _TAG_AT = CHECK_OFFSET + 8
 _STAMP_AT = _TAG_AT + 1
 _SECOND_AT = _STAMP_AT + 8
+_FIRST_AT = PUBLISH_HEAD_SIZE - _SIZES.size
+_SHORTEST_RUN = 64
 
 
 @lru_cache(maxsize=4096)
@@ -82,3 +104,70 @@ def read_plain(
     if not verified and not embedded_is_sound(data, payload, word, embedded):
         return None
     return record[body_at:], int.from_bytes(record[_STAMP_AT:_SECOND_AT], "big")
+
+
+def read_plain_run(data: ReadBuffer, offsets: I64, first_seq: int) -> Columns | None:
+    """Read the records of plain messages with bodies of one length, which stand one behind the
+    other in a journal, as publishers leave them: at ``offsets``, for seq_ids ``first_seq,
+    first_seq + 1, ...``.
+
+    Gives their bodies and timestamps (nanoseconds), of the first so many at least where something
+    else stands between them; ``None`` when they are of another kind, too few, or when a checksum
+    does not hold. About 0.25 us a record of 500: for one length, and without a search for where
+    each part stands, a third less than :func:`qindex.entries.plain_entries`.
+    """
+    count = len(offsets)
+    start = int(offsets[0])
+    stride = int(offsets[1]) - start if count > 1 else 0
+    size = plain_body_size(stride - PUBLISH_HEAD_SIZE)
+    if start < 0 or size <= 0:
+        return None
+    first, second = plain_parts(size)
+    if data[start + _FIRST_AT : start + CHECK_START] != first[: CHECK_START - _FIRST_AT]:
+        return None
+    if int(offsets[-1]) - start != stride * (count - 1):
+        count = int((np.diff(offsets) != stride).argmax()) + 1
+    if count < _SHORTEST_RUN or start + count * stride > len(data):
+        return None
+    block = np.frombuffer(data, np.uint8, count * stride, start)
+    rows = block.copy().reshape(count, stride)
+    field = column(rows, CHECK_START, ">u8")
+    checks = field.astype(np.uint64)
+    field[:] = 0
+    if (
+        (column(rows, 0, ">u8") != np.arange(first_seq, first_seq + count)).any()
+        or column(rows, _FIRST_AT, f"V{len(first)}").tobytes() != first * count
+        or column(rows, PUBLISH_HEAD_SIZE + _SECOND_AT, f"V{len(second)}").tobytes()
+        != second * count
+        or (row_sums(rows) != checks).any()
+    ):
+        return None
+    return _bodies_and_stamps(rows, PUBLISH_HEAD_SIZE + _STAMP_AT, size)
+
+
+def read_verified_run(data: ReadBuffer, payload: int, stride: int, count: int) -> Columns | None:
+    """Read the records of a segment that are known to be sound, each ``stride`` bytes behind the
+    one before; ``payload``: offset of the first one's message id.
+
+    Gives what :func:`read_plain_run` gives, of all; about 0.07 us a record of 2,000.
+    """
+    size = plain_body_size(stride - STEP_SIZE - PAYLOAD_SIZE)
+    if size <= 0:
+        return None
+    first, second = plain_parts(size)
+    rows = np.ndarray((count, stride - STEP_SIZE), np.uint8, data, payload, (stride, 1))
+    constants = (
+        (_SIZES_AT, first[: _SIZES.size] + MAGIC),
+        (PAYLOAD_SIZE + _TAG_AT, _TAG),
+        (PAYLOAD_SIZE + _SECOND_AT, second),
+    )
+    for at, part in constants:
+        if column(rows, at, f"V{len(part)}").tobytes() != part * count:
+            return None
+    return _bodies_and_stamps(rows, PAYLOAD_SIZE + _STAMP_AT, size)
+
+
+def _bodies_and_stamps(rows: U8, stamp_at: int, size: int) -> Columns:
+    stamps: list[int] = column(rows, stamp_at, ">u8").astype(np.uint64).tolist()
+    bodies: list[bytes] = column(rows, rows.shape[1] - size, f"V{size}").tolist()
+    return bodies, stamps

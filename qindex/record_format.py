@@ -63,6 +63,7 @@ __all__ = [
     "gather_bytes",
     "gather_rows",
     "plain_body_head",
+    "plain_body_size",
     "row_sums",
     "seal_embedded",
     "seal_stored",
@@ -114,6 +115,17 @@ def plain_body_head(size: int) -> bytes:
     if size < 1 << 16:
         return b"\xc5" + size.to_bytes(2, "big")
     return b"\xc6" + size.to_bytes(4, "big")
+
+
+def plain_body_size(length: int) -> int:
+    """Give the size of the body of a record of ``length`` bytes without key, headers and
+    properties; nothing or less where it has none."""
+    size = 0
+    for head_size, most in ((2, 0xFF), (3, 0xFFFF), (5, _MAX_BODY)):
+        size = length - PLAIN_HEAD_SIZE - head_size
+        if size <= most:
+            break
+    return size
 
 
 def encode_record(message: Message) -> bytes:
