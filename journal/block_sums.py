@@ -36,6 +36,7 @@ __all__ = [
     "HEAD_SIZE",
     "SUFFIX",
     "Healed",
+    "check_room",
     "check_sums",
     "extent",
     "extents",
@@ -222,6 +223,20 @@ def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
     if position < len(sums):
         what, rest = "a torn extent at the end", len(sums) - position
         yield Finding(own, position, rest, Cause.CRASH, what, lost, Kind.TORN)
+
+
+def check_room(path: str, sums: bytes) -> Iterator[Finding]:
+    """Look into the room of the sum file of the journal ``path``: zeros, or an extent that was
+    being appended, without its head."""
+    own = os.fspath(path) + SUFFIX
+    start = len(without_room(sums))
+    rest = sums[start:]
+    used = len(rest.rstrip(b"\0"))
+    if used and int.from_bytes(rest[:used], "big").bit_count() == 1:
+        yield _flipped(own, start + used - 1)
+    elif used:
+        what, nothing = "an extent that was being appended", "nothing is lost"
+        yield Finding(own, start, used, Cause.CRASH, what, nothing, Kind.TORN)
 
 
 def _flipped(path: str, at: int) -> Finding:

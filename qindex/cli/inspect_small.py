@@ -10,7 +10,7 @@ from typing import Any
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import check_sums, extents, without_room
+from journal.block_sums import check_room, check_sums, extents, without_room
 from journal.errors import StorageError, StoreError
 from journal.files import REAL, read_file, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -75,6 +75,7 @@ def _sums(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     of = path.removesuffix(SUMS_SUFFIX)
     covered = read_optional(REAL, of)
     if os.path.basename(of) == journal_format.FILE_NAME:
+        findings += check_room(of, data)
         data = without_room(data)
     for position, length, start, count in extents(data):
         yield {

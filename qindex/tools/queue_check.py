@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import check_sums, extents, without_room
+from journal.block_sums import check_room, check_sums, extents, without_room
 from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -222,6 +222,8 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
             yield Finding(own, 0, 0, cause, what, lost, Kind.UNREADABLE)
             continue
         if sums is not None and now is not None and is_journal:
+            if sums == now:
+                yield from check_room(path, sums)
             sums, now = without_room(sums), without_room(now)
         if sums is None or now is None or not now.startswith(sums):
             continue  # the file was emptied or deleted

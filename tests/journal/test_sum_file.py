@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from journal.block_sums import check_sums, extent, extents, heal, without_room
+from journal.block_sums import check_room, check_sums, extent, extents, heal, without_room
 from journal.files import RealFileSystem
+from journal.findings import Cause, Kind
 from journal.sum_file import SumFile
 from tests.faulty_fs import FaultyFileSystem
 from tests.recording_fs import RecordingFileSystem, crash_states
@@ -51,6 +52,12 @@ def test_what_stands_behind_a_head_of_zeros_does_not_count() -> None:
     assert without_room(b"") == b""
     assert without_room(first + bytes(16) + second[16:] + bytes(100)) == first
     assert without_room(first + second + bytes(7)) == first + second
+    being_appended = first + bytes(16) + second[16:] + bytes(100)
+    (torn,) = check_room("journal.jif", being_appended)
+    assert (torn.offset, torn.length, torn.cause) == (24, 24, Cause.CRASH)
+    assert list(check_room("journal.jif", first + bytes(100))) == []
+    (flipped,) = check_room("journal.jif", first + bytes(50) + b"\x20" + bytes(50))
+    assert (flipped.offset, flipped.length, flipped.kind) == (74, 1, Kind.CORRECTED)
     # Other bytes than zeros are no room: they are looked at.
     assert without_room(first + second[:8]) == first + second[:8]
     assert len(list(check_sums("journal.jif", DATA, first + b"?" * 16))) == 1
