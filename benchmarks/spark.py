@@ -8,10 +8,10 @@ JSON lines go to standard output (``--json FILE`` puts them there instead), tabl
 error. ``entries`` and ``messages`` are all columns into Spark's sink that keeps nothing;
 ``numbers``, ``bodies`` and ``states`` read fewer columns, ``states`` into a count by state.
 ``entries`` and ``numbers`` read all stores, the others the first one. What is read is in the page
-cache. A session is started once; the first rounds of each operation, which
-pay for its workers and for the JVM's compiler, are thrown away.
-The CPU time beside a rate is that of Spark's JVM and all its Python processes; a bar's "by CPU" is
-the rate that it would allow two cores with nobody else on them.
+cache. A session is started once; the first rounds of each operation, which pay for its workers and
+for the JVM's compiler, are thrown away. The CPU time beside a rate is that of Spark's JVM and all
+its Python processes; a bar's "by CPU" is the rate that it would allow two cores with nobody else on
+them.
 """
 
 from __future__ import annotations

@@ -268,10 +268,10 @@ class IndexReader:
         start = int(offsets[0])
         if start < 0 or (lengths != length).any() or (np.diff(offsets) != length).any():
             return None
-        data, low, verified = self._bytes_from(segment, offsets, lengths)
-        if not verified:
+        if int(offsets[-1]) + length > len(segment.verified):
             return None
-        return read_verified_run(data, start - low + STEP_SIZE, length, len(offsets))
+        data, _, _ = self._bytes_from(segment, offsets, lengths)
+        return read_verified_run(data, start + STEP_SIZE, length, len(offsets))
 
     def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT

@@ -17,6 +17,7 @@ from qindex.entries import Entry
 from qindex.plain import read_plain_run, read_verified_run
 from qindex.queue_index import QueueIndex
 from qindex.record_format import PLAIN_HEAD_SIZE, plain_body_head, plain_body_size
+from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,6 +121,20 @@ def test_a_run_is_read_at_once(size: int, flushed: bool) -> None:
             found = list(everything(queue._index, 1000))
         assert [body for _, body, _, _ in found] == [bytes((n,)) * size for n in range(100)]
         assert seen.call_count == 1
+
+
+def test_a_segment_too_large_to_be_kept_is_read_once_for_each_window() -> None:
+    fs = FaultyFileSystem(MemoryFileSystem(root="/"))
+    with qindex.open("/s", fs=fs) as engine, patch.object(index_reader, "_KEPT_BYTES", 1000):
+        queue = engine.queue("q")
+        perform(queue, "run", 100, 200)
+        queue._flush()
+        index = queue._index
+        index.place(index.segments[0])
+        before = fs.calls["pread"]
+        found = list(everything(index, 50))
+        assert fs.calls["pread"] - before == 4
+        assert [body for _, body, _, _ in found] == [bytes((n,)) * 100 for n in range(200)]
 
 
 @pytest.mark.parametrize("at", [0, 5, 8, 20, 27, 34, 38, 44, 47, 55, 60, 63, 64, 65, 164])
