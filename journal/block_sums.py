@@ -75,13 +75,12 @@ def extent(data: ReadBuffer, offset: int) -> bytes:
     """Give the extent for ``data``, the bytes appended at ``offset`` of a file. About 0.3 us for
     each 4 KiB."""
     with memoryview(data) as view:
-        size = len(view)
-        sums = [xxh3_64_digest(view[at : at + BLOCK]) for at in range(0, size, BLOCK)]
-        return b"".join((_HEAD.pack(offset, size), *sums))
+        return _HEAD.pack(offset, len(view)) + _digests(view)
 
 
-def _digests(view: memoryview) -> list[int]:
-    return [xxh3_64_intdigest(view[at : at + BLOCK]) for at in range(0, len(view), BLOCK)]
+def _digests(view: memoryview) -> bytes:
+    """Give the checksums of the bytes of one extent, as they stand behind its head."""
+    return b"".join([xxh3_64_digest(view[at : at + BLOCK]) for at in range(0, len(view), BLOCK)])
 
 
 def read_sums(fs: FileSystem, path: PathLike) -> bytes | None:
@@ -142,14 +141,16 @@ def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, i
         end = offset + length
         count = -(-length // BLOCK) if end <= size else max(size - offset, 0) // BLOCK
         end = min(end, offset + count * BLOCK)
-        checks = struct.unpack_from(f">{count}Q", sums, position + HEAD_SIZE)
+        first = position + HEAD_SIZE
+        checks = sums[first : first + count * _SUM.size]
         found = _digests(view[offset:end])
         covered += end - offset
-        if tuple(found) != checks:
+        if found != checks:
             starts = range(offset, end, BLOCK)
+            pairs = zip(_SUM.iter_unpack(checks), _SUM.iter_unpack(found), strict=True)
             wrong += [
                 (start, min(start + BLOCK, end), check)
-                for start, check, digest in zip(starts, checks, found, strict=True)
+                for start, ((check,), (digest,)) in zip(starts, pairs, strict=True)
                 if digest != check
             ]
     return covered, wrong

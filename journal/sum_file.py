@@ -79,9 +79,7 @@ class SumFile:
 
     def _give_up(self) -> None:
         try:
-            self._unmap()
-            self._at = 0
-            unlink_if_there(self._fs, self.path)
+            self.remove()
         except OSError as error:
             _log.warning("%s: can't be removed: %s", self.path, error)
 

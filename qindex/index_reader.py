@@ -24,7 +24,7 @@ from journal.rested import RestedJournal
 from qindex.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
-from qindex.plain import read_plain, read_plain_run, read_verified_run
+from qindex.plain import Columns, read_plain, read_plain_run, read_verified_run
 from qindex.quarantine import quarantine_findings
 from qindex.record_format import column, gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
@@ -246,7 +246,7 @@ class IndexReader:
         seqs = np.arange(first_seq, first_seq + len(bodies), dtype=np.int64)
         return Fetched(segment, seqs, bytes((PUBLISHED,)) * len(bodies), bodies, stamps, True)
 
-    def _run_of_journal(self, first_seq: int, count: int) -> tuple[list[bytes], list[int]] | None:
+    def _run_of_journal(self, first_seq: int, count: int) -> Columns | None:
         first = first_seq - self.positions_base
         if first < 0:
             return None
@@ -256,9 +256,7 @@ class IndexReader:
             offsets = offsets[: max(1, _WINDOW_BYTES // stride)]
         return read_plain_run(self.journal.map, offsets, first_seq)
 
-    def _run_of_file(
-        self, segment: Segment, rel: int, end: int
-    ) -> tuple[list[bytes], list[int]] | None:
+    def _run_of_file(self, segment: Segment, rel: int, end: int) -> Columns | None:
         self.place(segment)
         assert segment.offsets is not None
         assert segment.lengths is not None
@@ -268,10 +266,10 @@ class IndexReader:
         start = int(offsets[0])
         if start < 0 or (lengths != length).any() or (np.diff(offsets) != length).any():
             return None
+        self._turn_to(segment)
         if int(offsets[-1]) + length > len(segment.verified):
             return None
-        data, _, _ = self._bytes_from(segment, offsets, lengths)
-        return read_verified_run(data, start + STEP_SIZE, length, len(offsets))
+        return read_verified_run(segment.verified, start + STEP_SIZE, length, len(offsets))
 
     def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
@@ -326,12 +324,16 @@ class IndexReader:
     ) -> tuple[ReadBuffer, int, bool]:
         """Give bytes that hold these records, the file offset of the first byte, and whether
         the records' checksums were verified when they were read."""
-        if segment is not self._reading:
-            self._reading.verified = b""
-            self._reading = segment
+        self._turn_to(segment)
         if int((offsets + lengths).max()) <= len(segment.verified):
             return segment.verified, 0, True
         return *self._pread(segment, offsets, lengths), False
+
+    def _turn_to(self, segment: Segment) -> None:
+        """Keep the bytes of no other segment than the one that is read now."""
+        if segment is not self._reading:
+            self._reading.verified = b""
+            self._reading = segment
 
     def _pread(self, segment: Segment, offsets: I64, lengths: I64) -> tuple[ReadBuffer, int]:
         """Read the bytes that hold these records; gives them and the offset of the first."""

@@ -26,7 +26,7 @@ from qindex.record_format import (
     embedded_is_sound,
     plain_body_head,
     plain_body_size,
-    row_sums,
+    verify_rows,
 )
 from qindex.segment_format import STEP_SIZE
 
@@ -35,6 +35,7 @@ __all__ = [
     "CHECK_START",
     "PLAIN_HEAD",
     "PLAIN_HEADS",
+    "Columns",
     "plain_parts",
     "read_plain",
     "read_plain_run",
@@ -44,6 +45,7 @@ __all__ = [
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Columns = tuple[list[bytes], list[int]]
+"""Bodies, and timestamps in nanoseconds."""
 
 PLAIN_HEAD = struct.Struct(">QQQ28sQ5s")
 """Word, two halves of the message id, first constant part, timestamp, second constant part, for
@@ -122,27 +124,18 @@ def read_plain_run(data: ReadBuffer, offsets: I64, first_seq: int) -> Columns | 
     size = plain_body_size(stride - PUBLISH_HEAD_SIZE)
     if start < 0 or size <= 0:
         return None
-    first, second = plain_parts(size)
+    first, _ = plain_parts(size)
     if data[start + _FIRST_AT : start + CHECK_START] != first[: CHECK_START - _FIRST_AT]:
         return None
     if int(offsets[-1]) - start != stride * (count - 1):
         count = int((np.diff(offsets) != stride).argmax()) + 1
     if count < _SHORTEST_RUN or start + count * stride > len(data):
         return None
-    block = np.frombuffer(data, np.uint8, count * stride, start)
-    rows = block.copy().reshape(count, stride)
-    field = column(rows, CHECK_START, ">u8")
-    checks = field.astype(np.uint64)
-    field[:] = 0
-    if (
-        (column(rows, 0, ">u8") != np.arange(first_seq, first_seq + count)).any()
-        or column(rows, _FIRST_AT, f"V{len(first)}").tobytes() != first * count
-        or column(rows, PUBLISH_HEAD_SIZE + _SECOND_AT, f"V{len(second)}").tobytes()
-        != second * count
-        or (row_sums(rows) != checks).any()
-    ):
+    rows = np.frombuffer(data, np.uint8, count * stride, start).copy().reshape(count, stride)
+    if (column(rows, 0, ">u8") != np.arange(first_seq, first_seq + count)).any():
         return None
-    return _bodies_and_stamps(rows, PUBLISH_HEAD_SIZE + _STAMP_AT, size)
+    found = _columns(rows, PUBLISH_HEAD_SIZE - PAYLOAD_SIZE, size)
+    return found if found is not None and verify_rows(rows).all() else None
 
 
 def read_verified_run(data: ReadBuffer, payload: int, stride: int, count: int) -> Columns | None:
@@ -154,20 +147,23 @@ def read_verified_run(data: ReadBuffer, payload: int, stride: int, count: int) -
     size = plain_body_size(stride - STEP_SIZE - PAYLOAD_SIZE)
     if size <= 0:
         return None
-    first, second = plain_parts(size)
     rows = np.ndarray((count, stride - STEP_SIZE), np.uint8, data, payload, (stride, 1))
+    return _columns(rows, 0, size)
+
+
+def _columns(rows: U8, payload: int, size: int) -> Columns | None:
+    """Give bodies of ``size`` bytes and timestamps of rows in which a message id stands at byte
+    ``payload``; ``None`` where one of them is not plain."""
+    first, second = plain_parts(size)
+    record = payload + PAYLOAD_SIZE
     constants = (
-        (_SIZES_AT, first[: _SIZES.size] + MAGIC),
-        (PAYLOAD_SIZE + _TAG_AT, _TAG),
-        (PAYLOAD_SIZE + _SECOND_AT, second),
+        (payload + _SIZES_AT, first[: _SIZES.size] + MAGIC),
+        (record + _TAG_AT, _TAG),
+        (record + _SECOND_AT, second),
     )
     for at, part in constants:
-        if column(rows, at, f"V{len(part)}").tobytes() != part * count:
+        if column(rows, at, f"V{len(part)}").tobytes() != part * len(rows):
             return None
-    return _bodies_and_stamps(rows, PAYLOAD_SIZE + _STAMP_AT, size)
-
-
-def _bodies_and_stamps(rows: U8, stamp_at: int, size: int) -> Columns:
-    stamps: list[int] = column(rows, stamp_at, ">u8").astype(np.uint64).tolist()
+    stamps: list[int] = column(rows, record + _STAMP_AT, ">u8").astype(np.uint64).tolist()
     bodies: list[bytes] = column(rows, rows.shape[1] - size, f"V{size}").tolist()
     return bodies, stamps
