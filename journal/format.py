@@ -34,9 +34,11 @@ import struct
 
 __all__ = [
     "ACK",
+    "ACK_BITS",
     "ACTION_SIZE",
     "ACTION_WORD",
     "DELIVER",
+    "DELIVER_BITS",
     "FILE_NAME",
     "MAX_SEQ_ID",
     "PAYLOAD",
@@ -59,6 +61,10 @@ DELIVER = 0b10
 ACK = 0b11
 
 TYPE_SHIFT = 62
+DELIVER_BITS = DELIVER << TYPE_SHIFT
+"""What a deliver record has beside the seq_id."""
+ACK_BITS = ACK << TYPE_SHIFT
+"""What an ack record has."""
 SEQ_MASK = (1 << TYPE_SHIFT) - 1
 MAX_SEQ_ID = SEQ_MASK
 

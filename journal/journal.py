@@ -73,6 +73,9 @@ class Journal:
     room was needed last.
     """
 
+    # Slots: what each append touches.
+    __slots__ = ("__dict__", "__weakref__", "map", "tell", "write")
+
     def __init__(
         self,
         fs: FileSystem,

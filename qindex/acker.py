@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import StoreError, UsageError
-from journal.format import ACK, TYPE_SHIFT
+from journal.format import ACK, ACK_BITS
 from qindex.delivery import Batch, BatchDelivery, Delivery
 from qindex.queue_core import QueueCore
 from qindex.segment import ACKED, OUT
@@ -16,8 +16,6 @@ from qindex.segment import ACKED, OUT
 __all__ = ["Acker", "ascending"]
 
 I64 = npt.NDArray[np.int64]
-
-_ACK_WORD = ACK << TYPE_SHIFT
 
 
 class Acker(QueueCore):
@@ -51,7 +49,7 @@ class Acker(QueueCore):
             if self._nacked_at:
                 self._check_taken(delivery)
             index = self._index
-            record = (_ACK_WORD | seq).to_bytes(8, "big")
+            record = (ACK_BITS | seq).to_bytes(8, "big")
             # Before the write: behind a call a signal's handler may raise, and then all is done.
             states[rel] = ACKED
             delivery._queue = None

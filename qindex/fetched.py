@@ -8,16 +8,14 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from journal.format import ACTION_WORD, DELIVER, TYPE_SHIFT
+from journal.format import ACTION_WORD, DELIVER_BITS
 from qindex.entries import Entry, is_special
-from qindex.segment import Segment
+from qindex.segment import PUBLISHED, Segment
 
-__all__ = ["DELIVER_BITS", "NOTHING_FETCHED", "Fetched"]
+__all__ = ["NOTHING_FETCHED", "Fetched"]
 
 I64 = npt.NDArray[np.int64]
 
-DELIVER_BITS = DELIVER << TYPE_SHIFT
-"""What a deliver record has beside the seq_id."""
 _MOST_ADDED = 128
 
 
@@ -79,6 +77,28 @@ class Fetched:
         made.extras = extras
         made.plain = Entry not in set(map(type, extras))
         made.delivers = [ACTION_WORD.pack(DELIVER_BITS | seq) for seq in seqs]
+        return made
+
+    @classmethod
+    def run(
+        cls,
+        segment: Segment,
+        first_seq: int,
+        bodies: list[bytes],
+        stamps: list[int],
+        delivers: list[bytes],
+    ) -> Fetched:
+        """Of plain messages from ``first_seq`` on that were never delivered."""
+        made = cls.__new__(cls)
+        made.most = 0
+        made.segment = segment
+        made.base = segment.base
+        made.seqs = list(range(first_seq, first_seq + len(bodies)))
+        made.states = bytearray((PUBLISHED,)) * len(bodies)
+        made.bodies = bodies
+        made.extras = [*stamps]
+        made.plain = True
+        made.delivers = delivers
         return made
 
     def __len__(self) -> int:

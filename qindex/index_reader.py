@@ -21,10 +21,11 @@ from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
 from journal.journal import Journal
 from journal.rested import RestedJournal
+from qindex.compiled import read_run
 from qindex.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
-from qindex.plain import Columns, read_plain, read_plain_run, read_verified_run
+from qindex.plain import SHORTEST_RUN, read_plain
 from qindex.quarantine import quarantine_findings
 from qindex.record_format import column, gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
@@ -58,6 +59,9 @@ class IndexReader:
     to damage, and with them which messages they referred to. ``tail``: the segment that the next
     publish goes to. ``findings``: what was met since the queue was opened.
     """
+
+    # Slots: what the paths of single messages touch.
+    __slots__ = ("__dict__", "__weakref__", "journal", "next_seq", "positions", "tail")
 
     journal: Journal | RestedJournal
 
@@ -232,44 +236,23 @@ class IndexReader:
     def _read_run(self, segment: Segment, rel: int, end: int) -> Fetched | None:
         """Read entries that were never delivered, from ``rel`` on, which stand in the journal as
         publishers left them, or in a file as a flush did; ``None`` where they do not."""
-        first_seq = segment.base + rel
+        count, first_seq = end - rel, segment.base + rel
         absent = segment.filed.count(ABSENT, rel, end)
-        if absent == end - rel:
-            found = self._run_of_journal(first_seq, absent)
+        if absent == count and first_seq >= self.positions_base:
+            at = first_seq - self.positions_base
+            data: ReadBuffer = self.journal.map
+            columns = read_run(data, self.positions, at, count, first_seq, _WINDOW_BYTES, True)
         elif not absent:
-            found = self._run_of_file(segment, rel, end)
+            self.place(segment)
+            self._turn_to(segment)
+            assert segment.offsets is not None
+            data, offsets = segment.verified, segment.offsets
+            columns = read_run(data, offsets, rel, count, first_seq, _WINDOW_BYTES, False)
         else:
             return None
-        if found is None:
+        if len(columns[0]) < min(count, SHORTEST_RUN):
             return None
-        bodies, stamps = found
-        seqs = np.arange(first_seq, first_seq + len(bodies), dtype=np.int64)
-        return Fetched(segment, seqs, bytes((PUBLISHED,)) * len(bodies), bodies, stamps, True)
-
-    def _run_of_journal(self, first_seq: int, count: int) -> Columns | None:
-        first = first_seq - self.positions_base
-        if first < 0:
-            return None
-        offsets = np.array(self.positions[first : first + count])
-        stride = int(offsets[1] - offsets[0]) if count > 1 else 0
-        if stride > 0:
-            offsets = offsets[: max(1, _WINDOW_BYTES // stride)]
-        return read_plain_run(self.journal.map, offsets, first_seq)
-
-    def _run_of_file(self, segment: Segment, rel: int, end: int) -> Columns | None:
-        self.place(segment)
-        assert segment.offsets is not None
-        assert segment.lengths is not None
-        length = int(segment.lengths[rel])
-        end = min(end, rel + max(1, _WINDOW_BYTES // max(length, 1)))
-        offsets, lengths = segment.offsets[rel:end], segment.lengths[rel:end]
-        start = int(offsets[0])
-        if start < 0 or (lengths != length).any() or (np.diff(offsets) != length).any():
-            return None
-        self._turn_to(segment)
-        if int(offsets[-1]) + length > len(segment.verified):
-            return None
-        return read_verified_run(segment.verified, start + STEP_SIZE, length, len(offsets))
+        return Fetched.run(segment, first_seq, *columns)
 
     def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT

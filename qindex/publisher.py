@@ -18,9 +18,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
 from journal.errors import StoreError, UsageError
-from journal.format import ACTION_WORD, pack_publish
+from journal.format import ACTION_WORD, DELIVER_BITS, pack_publish
 from qindex.cut_short import set_batch_right, set_right
-from qindex.fetched import DELIVER_BITS
 from qindex.limits import ask_for_room, give_room_back, keep_within
 from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS

@@ -10,6 +10,7 @@ from journal.errors import UsageError
 from qindex.consumer import READ_AHEAD, Consumer
 from qindex.delivery import Delivery, make_delivery
 from qindex.entries import Entry
+from qindex.fast_paths import install
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.publisher import Publisher
 from qindex.segment import DELIVERED
@@ -128,3 +129,6 @@ class Queue(Publisher, Consumer):
         if limits is not None:
             limits.bytes = 0 if limits.max_bytes is None else self._index.ready_bytes()
             self._room.notify_all()
+
+
+install(Queue)

@@ -46,6 +46,8 @@ class QueueIndex(IndexReader):
     before its file is opened.
     """
 
+    __slots__ = ("acks", "tail_end", "taken", "transient")
+
     def __init__(
         self,
         fs: FileSystem,

@@ -29,7 +29,9 @@ __all__ = ["Queue"]
 
 T = TypeVar("T")
 
-_TURN = 63
+_LOOK = 63
+"""One call in so many + 1 looks whether a flush is due."""
+_TURN = 255
 """One call in so many + 1 lets the loop's other tasks have their turn."""
 _ON_LOOP = 64 << 10
 """Messages with bodies up to this many bytes are published on the loop's thread."""
@@ -42,7 +44,7 @@ class Queue:
     """One durable queue. Made by :meth:`qindex.aio.engine.Engine.queue`.
 
     All methods raise as those of :class:`qindex.queue.Queue` do. May be used from several loops
-    and threads at a time. Calls that find what they need do not suspend, but one in 64.
+    and threads at a time. Calls that find what they need do not suspend, but one in 256.
     """
 
     def __init__(self, engine: Engine, queue: plain.Queue) -> None:
@@ -50,6 +52,8 @@ class Queue:
         self._engine = engine
         self._queue = queue
         self._sync_each = queue._sync_each
+        # Such a message is published on the loop's thread, and waits for no room.
+        self._most_plain = min(queue._most_plain, _ON_LOOP)
         self._turn = 0
 
     # -- publishing -----------------------------------------------------------------------------
@@ -77,20 +81,30 @@ class Queue:
         # Nothing here is captured by a function made on the way, such as a lambda: each name would
         # be an object more for each of thousands of calls that wait, for the collector to look at.
         queue = self._queue
+        seq: int
         if (
-            (confirm or self._sync_each)
-            and key is None
+            key is None
             and headers is None
             and properties is None
             and ttl is None
             and persistent is True
             and body.__class__ is bytes
-            and len(body) <= queue._most_plain
+            and len(body) <= self._most_plain
         ):
-            seq: int = await self._engine._publish(queue, body)
-            if not seq & _TURN and queue._is_due():
-                await self._rest()
-            return seq
+            if confirm or self._sync_each:
+                seq = await self._engine._publish(queue, body)
+                if not seq & _LOOK and queue._is_due():
+                    await self._rest()
+                return seq
+            if not self._engine._noting:
+                CALLER.waits = False
+                try:
+                    seq = queue.publish(body)
+                finally:
+                    CALLER.waits = True
+                if not seq & _LOOK and (not seq & _TURN or queue._is_due()):
+                    await self._rest()
+                return seq
         if self._engine._noting:
             self._engine._append(queue)
         if body.__class__ is bytes and len(body) > _ON_LOOP:
@@ -119,9 +133,9 @@ class Queue:
         if confirm or self._sync_each:
             # That is a turn for the others, too.
             await self._engine.durable(queue)
-            if not seq & _TURN and queue._is_due():
+            if not seq & _LOOK and queue._is_due():
                 await self._rest()
-        elif not seq & _TURN:
+        elif not seq & _LOOK and (not seq & _TURN or queue._is_due()):
             await self._rest()
         return seq
 

@@ -123,7 +123,10 @@ def _is_there(module: str) -> bool:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print_line(f"qindex {qindex.__version__}")
+        from qindex.compiled import COMPILED
+
+        how = "pure Python" if COMPILED is None else "compiled"
+        print_line(f"qindex {qindex.__version__}, {how}")
         raise typer.Exit
 
 

@@ -19,6 +19,7 @@ import pytest
 import qindex
 from qindex.cli import app, output
 from qindex.cli.app import main, make_app
+from qindex.compiled import COMPILED
 from tests.cli.support import Result, run
 from tests.golden import golden, synthetic
 
@@ -455,7 +456,8 @@ def test_without_a_command(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
 
 
 def test_version() -> None:
-    assert run("--version").text == f"qindex {qindex.__version__}\n"
+    how = "pure Python" if COMPILED is None else "compiled"
+    assert run("--version").text == f"qindex {qindex.__version__}, {how}\n"
 
 
 def test_a_defect_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

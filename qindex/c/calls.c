@@ -1,0 +1,98 @@
+/* Calls that the paths of single messages have in common: of the queue's lock, of Python's methods. */
+
+#include "shared.h"
+
+/* Call a method for what it does. */
+int
+told(PyObject *object, PyObject *name)
+{
+    PyObject *done = PyObject_VectorcallMethod(
+        name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Call a function of Python's while an exception is raised, which stays raised: unless the function
+ * raises one itself, which then takes its place. `arguments`: as of Py_BuildValue, a tuple. */
+void
+clean_up(PyObject *function, const char *arguments, ...)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    va_list list;
+    va_start(list, arguments);
+    PyObject *given = Py_VaBuildValue(arguments, list);
+    va_end(list);
+    PyObject *done = given == NULL ? NULL : PyObject_Call(function, given, NULL);
+    Py_XDECREF(given);
+    if (done == NULL) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return;
+    }
+    Py_DECREF(done);
+    PyErr_Restore(type, value, trace);
+}
+
+/* Take the queue's lock: 1; 0: it is not to be had at once, or the queue is closed; -1: raised. */
+int
+take(PyObject *lock)
+{
+    if (lock == NULL || !PyObject_TypeCheck(lock, type_of[LOCK]) || SLOT(lock, LOCK, take) == NULL) {
+        return 0;
+    }
+    PyObject *method = SLOT(lock, LOCK, take);
+    Py_INCREF(method); /* it may be another by the time that this call is over */
+    PyObject *taken = PyObject_CallNoArgs(method);
+    Py_DECREF(method);
+    int yes = taken == NULL ? -1 : PyObject_IsTrue(taken);
+    Py_XDECREF(taken);
+    if (yes < 0) {
+        clean_up(let_go, "(O)", lock);
+    }
+    return yes;
+}
+
+/* Release the lock after the steps that had this outcome; gives it, or -1. */
+int
+released(PyObject *lock, int outcome)
+{
+    if (outcome >= 0 && told(lock, s_release) < 0) {
+        outcome = -1;
+    }
+    if (outcome < 0) {
+        clean_up(let_go, "(O)", lock);
+    }
+    return outcome;
+}
+
+/* Make what was done durable, where the engine's durability asks for it. */
+int
+synced(PyObject *self, int outcome)
+{
+    if (outcome == 1 && SLOT(self, QUEUE, _sync_each) != Py_False) {
+        return told(self, s__sync_each_journal) < 0 ? -1 : 1;
+    }
+    return outcome;
+}
+
+PyObject *
+leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    Py_ssize_t count = 1 + nargs + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
+    PyObject *few[8];
+    PyObject **all = count <= 8 ? few : PyMem_New(PyObject *, count);
+    if (all == NULL) {
+        return PyErr_NoMemory();
+    }
+    all[0] = self;
+    if (count > 1) {
+        memcpy(all + 1, args, (count - 1) * sizeof(PyObject *));
+    }
+    PyObject *result = PyObject_Vectorcall(method, all, 1 + nargs, kwnames);
+    if (all != few) {
+        PyMem_Free(all);
+    }
+    return result;
+}

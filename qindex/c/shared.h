@@ -1,0 +1,149 @@
+/* What the files of qindex._compiled share.
+ *
+ * Attributes of Python's objects are read where the slots of their classes say that they stand
+ * (module.c finds out), not looked up. A signal's handler can run only within a call that is made
+ * from here, never between two of them.
+ */
+
+#ifndef QINDEX_SHARED_H
+#define QINDEX_SHARED_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+#ifdef Py_GIL_DISABLED
+#error "what is written in C relies on the interpreter's lock"
+#endif
+
+/* Types whose attributes are read. */
+enum { QUEUE, INDEX, JOURNAL, SEGMENT, WINDOW, DELIVERY, BATCH_DELIVERY, LOCK, TYPES };
+extern PyTypeObject *type_of[TYPES];
+
+#define SLOTS(X) \
+    X(QUEUE, _ack_segment) X(QUEUE, _arrived) X(QUEUE, _at) X(QUEUE, _check_mask) \
+    X(QUEUE, _holding) X(QUEUE, _id_high) X(QUEUE, _index) X(QUEUE, _lock) \
+    X(QUEUE, _most_plain) X(QUEUE, _nacked_at) X(QUEUE, _next_fetch) X(QUEUE, _returned) \
+    X(QUEUE, _stored_out) X(QUEUE, _sync_each) X(QUEUE, _waiting) X(QUEUE, _watched) \
+    X(QUEUE, _window) \
+    X(INDEX, acks) X(INDEX, journal) X(INDEX, next_seq) X(INDEX, positions) X(INDEX, tail) \
+    X(INDEX, tail_end) X(INDEX, taken) X(INDEX, transient) \
+    X(JOURNAL, map) X(JOURNAL, tell) X(JOURNAL, write) \
+    X(SEGMENT, base) X(SEGMENT, states) \
+    X(WINDOW, bodies) X(WINDOW, delivers) X(WINDOW, extras) X(WINDOW, most) X(WINDOW, segment) \
+    X(WINDOW, seqs) X(WINDOW, states) \
+    X(DELIVERY, _extra) X(DELIVERY, _queue) X(DELIVERY, body) X(DELIVERY, redelivered) \
+    X(DELIVERY, seq_id) \
+    X(LOCK, take)
+
+#define DECLARE(TYPE, NAME) extern Py_ssize_t TYPE##_##NAME;
+SLOTS(DECLARE)
+#undef DECLARE
+
+/* The attribute NAME of an object of TYPE: an lvalue, a reference that the object owns. */
+#define SLOT(OBJECT, TYPE, NAME) (*(PyObject **)((char *)(OBJECT) + TYPE##_##NAME))
+#define IS(OBJECT, TYPE) (Py_TYPE(OBJECT) == type_of[TYPE])
+
+/* What Python's modules gave: functions, and numbers of the formats. */
+extern PyObject *slow_publish, *slow_get, *slow_ack;
+extern PyObject *set_right, *put_back, *let_go, *store_error;
+extern PyObject *plain_heads, *plain_parts, *digest;
+extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
+
+/* Names of methods and keywords. */
+#define NAMES(X) \
+    X(append) X(confirm) X(_forget) X(headers) X(key) X(lease) X(notify) X(persistent) \
+    X(properties) X(release) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
+#define DECLARE(NAME) extern PyObject *s_##NAME;
+NAMES(DECLARE)
+#undef DECLARE
+extern PyObject *reserve_only; /* ("reserve",) */
+
+/* Of the layout (qindex/plain.py): word and message id, then the first constant part, which starts
+ * with expiry, size of the body and size of the record. */
+#define WORD_SIZE 8
+#define ID_SIZE 16
+#define HEAD_SIZE (WORD_SIZE + ID_SIZE)
+#define SIZES_SIZE 16
+#define BODY_SIZE_AT 8
+#define CHECK_SIZE 8
+
+static inline void
+put_big_endian(char *to, unsigned long long number)
+{
+    for (int at = WORD_SIZE - 1; at >= 0; at--, number >>= 8) {
+        to[at] = (char)(number & 0xff);
+    }
+}
+
+static inline unsigned long long
+big_endian(const char *from, int size)
+{
+    unsigned long long number = 0;
+    for (int at = 0; at < size; at++) {
+        number = number << 8 | (unsigned char)from[at];
+    }
+    return number;
+}
+
+/* An attribute that holds an int of up to 63 bits, none of them negative; -1 for anything else. */
+static inline long long
+number_of(PyObject *value)
+{
+    if (value == NULL || !PyLong_CheckExact(value)) {
+        return -1;
+    }
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow ? -1 : number;
+}
+
+static inline void
+set_slot(PyObject **slot, PyObject *value)
+{
+    PyObject *old = *slot;
+    *slot = value;
+    Py_XDECREF(old);
+}
+
+/* The place of an entry's state in the map of its segment; NULL where there is none. */
+static inline char *
+state_of(PyObject *segment, long long seq)
+{
+    PyObject *states = SLOT(segment, SEGMENT, states);
+    long long base = number_of(SLOT(segment, SEGMENT, base));
+    if (states == NULL || base < 0 || !PyByteArray_CheckExact(states)) {
+        return NULL;
+    }
+    long long rel = seq - base;
+    return 0 <= rel && rel < PyByteArray_GET_SIZE(states) ? PyByteArray_AS_STRING(states) + rel : NULL;
+}
+
+/* The constant parts of the records of plain messages with bodies of `size` bytes. */
+static inline PyObject *
+parts_of(Py_ssize_t size)
+{
+    if (size < PyTuple_GET_SIZE(plain_heads)) {
+        PyObject *parts = PyTuple_GET_ITEM(plain_heads, size);
+        Py_INCREF(parts);
+        return parts;
+    }
+    return PyObject_CallFunction(plain_parts, "n", size);
+}
+
+/* calls.c */
+int told(PyObject *object, PyObject *name);
+void clean_up(PyObject *function, const char *arguments, ...);
+int take(PyObject *lock);
+int released(PyObject *lock, int outcome);
+int synced(PyObject *self, int outcome);
+PyObject *leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                   PyObject *kwnames);
+
+/* publish.c, get.c, ack.c, read_run.c */
+PyObject *publish(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *ack(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *read_run(PyObject *module, PyObject *args);
+
+#endif

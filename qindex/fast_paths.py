@@ -1,0 +1,57 @@
+"""Queues take the paths of single messages that are written in C, where there are any.
+
+They are ``publish``, ``get`` and ``ack`` of a plain message; whatever else there is to be seen to
+they leave to the methods of the same names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from journal.errors import StoreError
+from journal.format import ACK_BITS
+from journal.journal import Journal
+from qindex.compiled import COMPILED
+from qindex.cut_short import put_back, set_right
+from qindex.delivery import BatchDelivery, Delivery
+from qindex.fetched import Fetched
+from qindex.patience import QueueLock
+from qindex.queue_index import QueueIndex
+from qindex.segment import ACKED, OUT, PUBLISHED, Segment
+
+__all__ = ["install"]
+
+
+def install(queue: type) -> None:
+    """Put them in the place of the methods of ``queue``, the class."""
+    if COMPILED is not None:
+        COMPILED.install(
+            {
+                "Queue": queue,
+                "QueueIndex": QueueIndex,
+                "Journal": Journal,
+                "Segment": Segment,
+                "Fetched": Fetched,
+                "Delivery": Delivery,
+                "BatchDelivery": BatchDelivery,
+                "QueueLock": QueueLock,
+                "set_right": set_right,
+                "put_back": put_back,
+                "let_go": QueueLock.let_go,
+                "StoreError": StoreError,
+                "PUBLISHED": PUBLISHED,
+                "OUT": OUT,
+                "ACKED": ACKED,
+                "ACK_BITS": ACK_BITS,
+                **{name: _doc(getattr(queue, name)) for name in ("publish", "get", "ack")},
+            }
+        )
+
+
+def _doc(method: Callable[..., object]) -> str:
+    """Give the docstring with the signature before it, as functions in C have it."""
+    shown = inspect.signature(method)
+    bare = [one.replace(annotation=one.empty) for one in shown.parameters.values()]
+    text = str(shown.replace(parameters=bare, return_annotation=shown.empty))
+    return f"{method.__name__}{text.replace('self', '$self', 1)}\n--\n\n{method.__doc__}"

@@ -1,0 +1,35 @@
+"""The two ways that single messages take: the methods in Python, and what is written in C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import pytest
+
+from qindex import index_reader, plain
+from qindex.acker import Acker
+from qindex.compiled import COMPILED
+from qindex.consumer import Consumer
+from qindex.publisher import Publisher
+from qindex.queue import Queue
+
+__all__ = ["WAYS", "in_python", "needs_compiled"]
+
+needs_compiled = pytest.mark.skipif(
+    COMPILED is None, reason="built without a compiler, or QINDEX_PURE_PYTHON is set"
+)
+WAYS = ["python", pytest.param("compiled", marks=needs_compiled)]
+
+
+@contextmanager
+def in_python(way: str = "python") -> Iterator[None]:
+    """Have single messages take the way in Python, unless ``way`` is another one."""
+    with ExitStack() as stack:
+        if way == "python":
+            stack.enter_context(patch.object(index_reader, "read_run", plain.read_run))
+            stack.enter_context(patch.object(Queue, "publish", Publisher.publish))
+            stack.enter_context(patch.object(Queue, "get", Consumer.get))
+            stack.enter_context(patch.object(Queue, "ack", Acker.ack))
+        yield
