@@ -10,9 +10,8 @@ has_nothing_noted(PyObject *self, PyObject *index)
     PyObject *transient = SLOT(index, INDEX, transient), *stored = SLOT(self, QUEUE, _stored_out);
     PyObject *nacked = SLOT(self, QUEUE, _nacked_at);
     return PyAnySet_CheckExact(transient) && PySet_GET_SIZE(transient) == 0
-           && PyDict_CheckExact(nacked) && PyDict_GET_SIZE(nacked) == 0
-           && PyDict_CheckExact(stored) && PyDict_GET_SIZE(stored) == 0
-           && number_of(SLOT(self, QUEUE, _holding)) == 0;
+           && PyDict_CheckExact(nacked) && PyDict_GET_SIZE(nacked) == 0 && PyDict_CheckExact(stored)
+           && PyDict_GET_SIZE(stored) == 0 && number_of(SLOT(self, QUEUE, _holding)) == 0;
 }
 
 /* Acknowledge with the lock held; 1: done, 0: nothing has changed, -1: raised. */
@@ -28,7 +27,8 @@ ack_held(PyObject *self, PyObject *delivery)
     long long seq = number_of(seq_id), mask = number_of(SLOT(self, QUEUE, _check_mask));
     long long acks = number_of(SLOT(index, INDEX, acks));
     char *state = seq < 0 ? NULL : state_of(segment, seq);
-    if (state == NULL || (unsigned char)*state != out || mask < 0 || acks < 0 || !IS(journal, JOURNAL)) {
+    if (state == NULL || (unsigned char)*state != out || mask < 0 || acks < 0
+        || !takes_writes(journal)) {
         return 0;
     }
     char word[WORD_SIZE];
@@ -50,11 +50,12 @@ ack_held(PyObject *self, PyObject *delivery)
     Py_INCREF(Py_None);
     set_slot(&SLOT(delivery, DELIVERY, _queue), Py_None);
     set_slot(&SLOT(index, INDEX, acks), next_acks);
-    PyObject *done = PyObject_CallOneArg(SLOT(journal, JOURNAL, write), record);
+    PyObject *done = called(SLOT(journal, JOURNAL, write), record);
     int outcome = 1;
     if (done == NULL) {
         int full = PyErr_ExceptionMatches(PyExc_ValueError);
-        if ((full || PyErr_ExceptionMatches(store_error)) && (state = state_of(segment, seq)) != NULL) {
+        if ((full || PyErr_ExceptionMatches(store_error))
+            && (state = state_of(segment, seq)) != NULL) {
             *state = (char)out;
             Py_INCREF(self);
             set_slot(&SLOT(delivery, DELIVERY, _queue), self);

@@ -1,13 +1,26 @@
-/* Calls that the paths of single messages have in common: of the queue's lock, of Python's methods. */
+/* Calls that the paths of single messages have in common: of the queue's lock, of Python's methods.
+ */
 
 #include "shared.h"
+
+/* Call a function from a slot, which may have another one by the time that the call is over;
+ * `argument`: NULL for none. */
+PyObject *
+called(PyObject *function, PyObject *argument)
+{
+    Py_INCREF(function);
+    PyObject *result =
+        argument == NULL ? PyObject_CallNoArgs(function) : PyObject_CallOneArg(function, argument);
+    Py_DECREF(function);
+    return result;
+}
 
 /* Call a method for what it does. */
 int
 told(PyObject *object, PyObject *name)
 {
-    PyObject *done = PyObject_VectorcallMethod(
-        name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *done =
+        PyObject_VectorcallMethod(name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -39,19 +52,25 @@ clean_up(PyObject *function, const char *arguments, ...)
 int
 take(PyObject *lock)
 {
-    if (lock == NULL || !PyObject_TypeCheck(lock, type_of[LOCK]) || SLOT(lock, LOCK, take) == NULL) {
+    if (lock == NULL || !PyObject_TypeCheck(lock, type_of[LOCK])
+        || SLOT(lock, LOCK, take) == NULL) {
         return 0;
     }
-    PyObject *method = SLOT(lock, LOCK, take);
-    Py_INCREF(method); /* it may be another by the time that this call is over */
-    PyObject *taken = PyObject_CallNoArgs(method);
-    Py_DECREF(method);
+    PyObject *taken = called(SLOT(lock, LOCK, take), NULL);
     int yes = taken == NULL ? -1 : PyObject_IsTrue(taken);
     Py_XDECREF(taken);
     if (yes < 0) {
         clean_up(let_go, "(O)", lock);
     }
     return yes;
+}
+
+/* Whether this is a journal that is awake. */
+int
+takes_writes(PyObject *journal)
+{
+    return journal != NULL && IS(journal, JOURNAL) && SLOT(journal, JOURNAL, map) != NULL
+           && SLOT(journal, JOURNAL, tell) != NULL && SLOT(journal, JOURNAL, write) != NULL;
 }
 
 /* Release the lock after the steps that had this outcome; gives it, or -1. */
@@ -77,12 +96,14 @@ synced(PyObject *self, int outcome)
     return outcome;
 }
 
+/* Let the method in Python do it all. */
 PyObject *
-leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+         PyObject *kwnames)
 {
     Py_ssize_t count = 1 + nargs + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
-    PyObject *few[8];
-    PyObject **all = count <= 8 ? few : PyMem_New(PyObject *, count);
+    PyObject *few[12];
+    PyObject **all = count <= 12 ? few : PyMem_New(PyObject *, count);
     if (all == NULL) {
         return PyErr_NoMemory();
     }

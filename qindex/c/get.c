@@ -1,5 +1,5 @@
-/* Queue.get of a plain message that was read ahead; qindex/consumer.py has the method that it stands
- * for. */
+/* Queue.get of a plain message that was read ahead; qindex/consumer.py has the method that it
+ * stands for. */
 
 #include "shared.h"
 
@@ -25,7 +25,8 @@ has_plain(PyObject *self)
            && PyLong_CheckExact(PyList_GET_ITEM(extras, at));
 }
 
-/* Deliver with the lock held, into `given`; 1: done, 0: nothing has changed, -1: raised, put back. */
+/* Deliver with the lock held, into `given`; 1: done, 0: nothing has changed, -1: raised, put back.
+ */
 static int
 get_held(PyObject *self, PyObject *given)
 {
@@ -39,7 +40,8 @@ get_held(PyObject *self, PyObject *given)
     PyObject *deliver = PyList_GET_ITEM(SLOT(window, WINDOW, delivers), at);
     long long taken = number_of(SLOT(index, INDEX, taken));
     char *state = IS(segment, SEGMENT) ? state_of(segment, number_of(seq_id)) : NULL;
-    if (state == NULL || (unsigned char)*state != published || !IS(journal, JOURNAL) || taken < 0) {
+    if (state == NULL || (unsigned char)*state != published || !takes_writes(journal)
+        || taken < 0) {
         return 0;
     }
     PyObject *next_at = PyLong_FromSsize_t(at + 1), *next_taken = PyLong_FromLongLong(taken + 1);
@@ -64,7 +66,7 @@ get_held(PyObject *self, PyObject *given)
     *state = (char)out;
     set_slot(&SLOT(self, QUEUE, _at), next_at);
     set_slot(&SLOT(index, INDEX, taken), next_taken);
-    PyObject *done = PyObject_CallOneArg(SLOT(journal, JOURNAL, write), deliver);
+    PyObject *done = called(SLOT(journal, JOURNAL, write), deliver);
     if (done == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear();
         PyObject *append[] = {journal, deliver, Py_True};

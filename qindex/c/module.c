@@ -1,9 +1,10 @@
 /* The module qindex._compiled: qindex/compiled.py says what it is for.
  *
- * publish, get and ack do what the Python methods of these names do in the usual case, step by step and
- * in the same order, on the same attributes of the same objects, through the same calls of lock and
- * journal. Whatever is not the usual case (another kind of message, a full map, an empty window, a
- * closed queue, wrong arguments) they leave to those methods, before anything has changed.
+ * publish, get and ack do what the Python methods of these names do in the usual case, step by step
+ * and in the same order, on the same attributes of the same objects, through the same calls of lock
+ * and journal. Whatever is not the usual case (another kind of message, a full map, an empty
+ * window, a closed queue, wrong arguments) they leave to those methods, before anything has
+ * changed.
  */
 
 #include "shared.h"
@@ -12,7 +13,8 @@
 
 PyTypeObject *type_of[TYPES];
 static const char *const type_names[TYPES] = {
-    "Queue", "QueueIndex", "Journal", "Segment", "Fetched", "Delivery", "BatchDelivery", "QueueLock",
+    "Queue",   "QueueIndex", "Journal",       "Segment",
+    "Fetched", "Delivery",   "BatchDelivery", "QueueLock",
 };
 
 #define DEFINE(TYPE, NAME) Py_ssize_t TYPE##_##NAME;
@@ -44,16 +46,24 @@ typedef struct {
 } Given;
 
 static const Given of_layout[] = {
-    {"PLAIN_HEADS", &plain_heads, NULL}, {"plain_parts", &plain_parts, NULL},
-    {"xxh3_64_digest", &digest, NULL},   {"CHECK_START", NULL, &check_at},
-    {"STEP_SIZE", NULL, &step_size},     {"DELIVER_BITS", NULL, &deliver_bits},
+    {"PLAIN_HEADS", &plain_heads, NULL},
+    {"plain_parts", &plain_parts, NULL},
+    {"xxh3_64_digest", &digest, NULL},
+    {"CHECK_START", NULL, &check_at},
+    {"STEP_SIZE", NULL, &step_size},
+    {"DELIVER_BITS", NULL, &deliver_bits},
     {NULL, NULL, NULL},
 };
 static const Given of_paths[] = {
-    {"set_right", &set_right, NULL}, {"put_back", &put_back, NULL}, {"let_go", &let_go, NULL},
+    {"set_right", &set_right, NULL},
+    {"put_back", &put_back, NULL},
+    {"let_go", &let_go, NULL},
     {"StoreError", &store_error, NULL},
-    {"PUBLISHED", NULL, &published}, {"OUT", NULL, &out},           {"ACKED", NULL, &acked},
-    {"ACK_BITS", NULL, &ack_bits},   {NULL, NULL, NULL},
+    {"PUBLISHED", NULL, &published},
+    {"OUT", NULL, &out},
+    {"ACKED", NULL, &acked},
+    {"ACK_BITS", NULL, &ack_bits},
+    {NULL, NULL, NULL},
 };
 
 /* Where instances of a type keep an attribute; -1: they keep it otherwise, and it is said. */
@@ -165,22 +175,33 @@ static PyMethodDef functions[] = {
      "Take the layout of plain records from the dict `with`; it is needed for all else."},
     {"read_run", read_run, METH_VARARGS,
      "read_run($module, data, offsets, start, count, first_seq, most_bytes, in_journal, /)\n--\n\n"
-     "Read the records of plain messages that stand in `data` at offsets[start : start + count], 64\n"
+     "Read the records of plain messages that stand in `data` at offsets[start : start + count], "
+     "64\n"
      "bits each, of seq_ids from first_seq on, up to the first that is not plain, or to about\n"
      "`most_bytes`. Those in a journal are verified; those in a segment are known to be sound.\n\n"
-     "Gives lists of bodies, timestamps (nanoseconds) and deliver records. About 0.15 us a record of\n"
+     "Gives lists of bodies, timestamps (nanoseconds) and deliver records. About 0.15 us a record "
+     "of\n"
      "a journal, 0.07 us one of a segment; the interpreter is not let go of meanwhile."},
     {"install", install, METH_O,
      "install($module, with, /)\n--\n\n"
-     "Put these paths in the place of the methods of Queue; `with` has the types and constants that\n"
-     "they work with, and the docstring of each method, by name. Raises TypeError and KeyError when\n"
+     "Put these paths in the place of the methods of Queue; `with` has the types and constants "
+     "that\n"
+     "they work with, and the docstring of each method, by name. Raises TypeError and KeyError "
+     "when\n"
      "something is not as they expect."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "qindex._compiled", "What is written in C.", -1, functions,
-    NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT,
+    "qindex._compiled",
+    "What is written in C.",
+    -1,
+    functions,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
 };
 
 PyMODINIT_FUNC

@@ -34,7 +34,8 @@ make_record(PyObject *self, long long seq, PyObject *body, PyObject *stamp)
         goto failed;
     }
     Py_ssize_t first_size = PyBytes_GET_SIZE(first), second_size = PyBytes_GET_SIZE(second);
-    record = PyBytes_FromStringAndSize(NULL, HEAD_SIZE + first_size + WORD_SIZE + second_size + size);
+    record =
+        PyBytes_FromStringAndSize(NULL, HEAD_SIZE + first_size + WORD_SIZE + second_size + size);
     if (record == NULL) {
         goto failed;
     }
@@ -55,7 +56,8 @@ failed:
     return NULL;
 }
 
-/* Complete a record that was written at `offset` of the map with its checksum: it counts from now. */
+/* Complete a record that was written at `offset` of the map with its checksum: it counts from now.
+ */
 static int
 seal(PyObject *map, PyObject *offset, PyObject *record)
 {
@@ -64,7 +66,7 @@ seal(PyObject *map, PyObject *offset, PyObject *record)
         PyErr_SetString(PyExc_TypeError, "an offset is an int");
         return -1;
     }
-    PyObject *sum = PyObject_CallOneArg(digest, record);
+    PyObject *sum = called(digest, record);
     PyObject *start = PyLong_FromLongLong(at + check_at);
     PyObject *end = PyLong_FromLongLong(at + check_at + CHECK_SIZE);
     PyObject *place = start == NULL || end == NULL ? NULL : PySlice_New(start, end, NULL);
@@ -88,16 +90,16 @@ add_to_window(PyObject *self, PyObject *tail, long long seq, PyObject *seq_id, P
     PyObject *seqs = SLOT(window, WINDOW, seqs), *states = SLOT(window, WINDOW, states);
     PyObject *bodies = SLOT(window, WINDOW, bodies), *extras = SLOT(window, WINDOW, extras);
     PyObject *delivers = SLOT(window, WINDOW, delivers);
-    if (seqs == NULL || !PyList_CheckExact(seqs) || states == NULL || !PyByteArray_CheckExact(states)
-        || bodies == NULL || extras == NULL || delivers == NULL
+    if (seqs == NULL || !PyList_CheckExact(seqs) || states == NULL
+        || !PyByteArray_CheckExact(states) || bodies == NULL || extras == NULL || delivers == NULL
         || PyList_GET_SIZE(seqs) >= number_of(SLOT(window, WINDOW, most))) {
         return 0;
     }
     char word[WORD_SIZE];
     put_big_endian(word, deliver_bits | seq);
     PyObject *deliver = PyBytes_FromStringAndSize(word, WORD_SIZE);
-    int failed = deliver == NULL || PyList_Append(seqs, seq_id) < 0 || PyList_Append(bodies, body) < 0
-                 || PyList_Append(extras, stamp) < 0
+    int failed = deliver == NULL || PyList_Append(seqs, seq_id) < 0
+                 || PyList_Append(bodies, body) < 0 || PyList_Append(extras, stamp) < 0
                  || PyByteArray_Resize(states, PyByteArray_GET_SIZE(states) + 1) < 0;
     if (!failed) {
         PyByteArray_AS_STRING(states)[PyByteArray_GET_SIZE(states) - 1] = (char)published;
@@ -124,28 +126,25 @@ publish_held(PyObject *self, PyObject *body, PyObject **result)
     PyObject *journal = SLOT(index, INDEX, journal), *positions = SLOT(index, INDEX, positions);
     long long seq = number_of(seq_id), mask = number_of(SLOT(self, QUEUE, _check_mask));
     if (seq < 0 || mask < 0 || seq >= number_of(SLOT(index, INDEX, tail_end)) || !IS(tail, SEGMENT)
-        || state_of(tail, seq) == NULL || !IS(journal, JOURNAL) || positions == NULL) {
+        || state_of(tail, seq) == NULL || !takes_writes(journal) || positions == NULL) {
         return 0;
-    }
-    PyObject *stamp = now();
-    if (stamp == NULL) {
-        return -1;
     }
     Py_INCREF(index);
     Py_INCREF(seq_id);
     Py_INCREF(tail);
     Py_INCREF(journal);
     Py_INCREF(positions);
-    PyObject *next = PyLong_FromLongLong(seq + 1), *record = NULL, *offset = NULL, *done = NULL;
+    PyObject *next = PyLong_FromLongLong(seq + 1), *stamp = now();
+    PyObject *record = NULL, *offset = NULL, *done = NULL;
     int outcome = -1;
-    if (next == NULL || (record = make_record(self, seq, body, stamp)) == NULL) {
+    if (next == NULL || stamp == NULL || (record = make_record(self, seq, body, stamp)) == NULL) {
         goto end;
     }
-    offset = PyObject_CallNoArgs(SLOT(journal, JOURNAL, tell));
+    offset = called(SLOT(journal, JOURNAL, tell), NULL);
     if (offset == NULL) {
         goto end;
     }
-    done = PyObject_CallOneArg(SLOT(journal, JOURNAL, write), record);
+    done = called(SLOT(journal, JOURNAL, write), record);
     if (done == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
         /* The map is full. */
         PyErr_Clear();
@@ -174,7 +173,8 @@ publish_held(PyObject *self, PyObject *body, PyObject **result)
         && add_to_window(self, tail, seq, seq_id, next, body, stamp) < 0) {
         goto failed;
     }
-    if (number_of(SLOT(self, QUEUE, _waiting)) != 0 && told(SLOT(self, QUEUE, _arrived), s_notify) < 0) {
+    if (number_of(SLOT(self, QUEUE, _waiting)) != 0
+        && told(SLOT(self, QUEUE, _arrived), s_notify) < 0) {
         goto failed;
     }
     if (!(seq & mask) && told(self, s__tick) < 0) {
@@ -191,7 +191,7 @@ end:
     Py_XDECREF(offset);
     Py_XDECREF(record);
     Py_XDECREF(next);
-    Py_DECREF(stamp);
+    Py_XDECREF(stamp);
     Py_DECREF(positions);
     Py_DECREF(journal);
     Py_DECREF(tail);
@@ -199,7 +199,6 @@ end:
     Py_DECREF(index);
     return outcome;
 }
-
 
 /* Whether each keyword has its default: callers that pass all of theirs on are as quick. */
 static int
@@ -210,8 +209,8 @@ are_defaults(PyObject *const *values, PyObject *kwnames)
         PyObject *name = PyTuple_GET_ITEM(kwnames, number), *value = values[number];
         int is_default = name == s_persistent ? value == Py_True
                          : name == s_confirm  ? value == Py_False
-                         : name == s_key || name == s_headers || name == s_properties || name == s_ttl
-                                 || name == s_timeout
+                         : name == s_key || name == s_headers || name == s_properties
+                                 || name == s_ttl || name == s_timeout
                              ? value == Py_None
                              : 0;
         if (!is_default) {

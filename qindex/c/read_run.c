@@ -2,6 +2,8 @@
 
 #include "shared.h"
 
+#define OFFSET_SIZE ((Py_ssize_t)sizeof(int64_t))
+
 /* The constant parts of the plain records of one size. */
 typedef struct {
     Py_ssize_t size;
@@ -51,8 +53,8 @@ is_sound(const char *record, Py_ssize_t size)
 
 /* Append the message whose id stands at `payload`, if it is plain and sound: 1; 0: it is not. */
 static int
-read_one(const char *data, Py_ssize_t length, Py_ssize_t payload, unsigned long long seq, int in_journal,
-         Shape *shape, PyObject *bodies, PyObject *stamps, PyObject *delivers)
+read_one(const char *data, Py_ssize_t length, Py_ssize_t payload, unsigned long long seq,
+         int in_journal, Shape *shape, PyObject *bodies, PyObject *stamps, PyObject *delivers)
 {
     const Py_ssize_t first_at = payload + ID_SIZE, sum_at = (Py_ssize_t)check_at - HEAD_SIZE;
     if (payload < (in_journal ? WORD_SIZE : 0) || first_at + SIZES_SIZE > length) {
@@ -69,14 +71,16 @@ read_one(const char *data, Py_ssize_t length, Py_ssize_t payload, unsigned long 
     Py_ssize_t body_at = second_at + shape->second_size, behind_sum = sum_at + CHECK_SIZE;
     if (body_at + size > length || memcmp(data + first_at, shape->first, sum_at) != 0
         || memcmp(data + first_at + behind_sum, shape->first + behind_sum,
-                  shape->first_size - behind_sum) != 0
+                  shape->first_size - behind_sum)
+               != 0
         || memcmp(data + second_at, shape->second, shape->second_size) != 0) {
         return 0;
     }
     if (in_journal) {
         const char *record = data + payload - WORD_SIZE;
         int sound = big_endian(record, WORD_SIZE) == seq
-                        ? is_sound(record, body_at + size - payload + WORD_SIZE) : 0;
+                        ? is_sound(record, body_at + size - payload + WORD_SIZE)
+                        : 0;
         if (sound <= 0) {
             return sound;
         }
@@ -101,24 +105,27 @@ read_run(PyObject *Py_UNUSED(module), PyObject *args)
     Py_ssize_t start, count, most_bytes;
     unsigned long long seq;
     int in_journal;
-    if (!PyArg_ParseTuple(args, "y*y*nnKnp:read_run", &data, &offsets, &start, &count, &seq, &most_bytes,
-                          &in_journal)) {
+    if (!PyArg_ParseTuple(args, "y*y*nnKnp:read_run", &data, &offsets, &start, &count, &seq,
+                          &most_bytes, &in_journal)) {
         return NULL;
     }
-    PyObject *bodies = PyList_New(0), *stamps = PyList_New(0), *delivers = PyList_New(0), *found = NULL;
+    PyObject *bodies = PyList_New(0), *stamps = PyList_New(0), *delivers = PyList_New(0),
+             *found = NULL;
     Shape shape = {.parts = NULL};
     int more = bodies != NULL && stamps != NULL && delivers != NULL ? 1 : -1;
-    if (start < 0 || count < 0 || offsets.len % 8 || count > offsets.len / 8 - start) {
+    if (start < 0 || count < 0 || offsets.len % OFFSET_SIZE
+        || count > offsets.len / OFFSET_SIZE - start) {
         PyErr_SetString(PyExc_ValueError, "offsets of so many entries are needed");
         more = -1;
     }
-    const int64_t *place = (const int64_t *)offsets.buf + start;
     Py_ssize_t payload_at = in_journal ? WORD_SIZE : (Py_ssize_t)step_size, bytes = 0;
     for (Py_ssize_t number = 0; more > 0 && number < count; number++) {
-        if (place[number] < 0 || place[number] > data.len) {
+        int64_t place;
+        memcpy(&place, (const char *)offsets.buf + (start + number) * OFFSET_SIZE, OFFSET_SIZE);
+        if (place < 0 || place > data.len) {
             break;
         }
-        more = read_one(data.buf, data.len, (Py_ssize_t)place[number] + payload_at, seq + number,
+        more = read_one(data.buf, data.len, (Py_ssize_t)place + payload_at, seq + number,
                         in_journal, &shape, bodies, stamps, delivers);
         bytes += more > 0 ? shape.size + HEAD_SIZE : 0;
         if (bytes >= most_bytes) {

@@ -20,6 +20,7 @@
 enum { QUEUE, INDEX, JOURNAL, SEGMENT, WINDOW, DELIVERY, BATCH_DELIVERY, LOCK, TYPES };
 extern PyTypeObject *type_of[TYPES];
 
+/* clang-format off */
 #define SLOTS(X) \
     X(QUEUE, _ack_segment) X(QUEUE, _arrived) X(QUEUE, _at) X(QUEUE, _check_mask) \
     X(QUEUE, _holding) X(QUEUE, _id_high) X(QUEUE, _index) X(QUEUE, _lock) \
@@ -35,6 +36,7 @@ extern PyTypeObject *type_of[TYPES];
     X(DELIVERY, _extra) X(DELIVERY, _queue) X(DELIVERY, body) X(DELIVERY, redelivered) \
     X(DELIVERY, seq_id) \
     X(LOCK, take)
+/* clang-format on */
 
 #define DECLARE(TYPE, NAME) extern Py_ssize_t TYPE##_##NAME;
 SLOTS(DECLARE)
@@ -51,9 +53,11 @@ extern PyObject *plain_heads, *plain_parts, *digest;
 extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
 /* Names of methods and keywords. */
+/* clang-format off */
 #define NAMES(X) \
     X(append) X(confirm) X(_forget) X(headers) X(key) X(lease) X(notify) X(persistent) \
     X(properties) X(release) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
+/* clang-format on */
 #define DECLARE(NAME) extern PyObject *s_##NAME;
 NAMES(DECLARE)
 #undef DECLARE
@@ -116,7 +120,8 @@ state_of(PyObject *segment, long long seq)
         return NULL;
     }
     long long rel = seq - base;
-    return 0 <= rel && rel < PyByteArray_GET_SIZE(states) ? PyByteArray_AS_STRING(states) + rel : NULL;
+    return 0 <= rel && rel < PyByteArray_GET_SIZE(states) ? PyByteArray_AS_STRING(states) + rel
+                                                          : NULL;
 }
 
 /* The constant parts of the records of plain messages with bodies of `size` bytes. */
@@ -132,9 +137,11 @@ parts_of(Py_ssize_t size)
 }
 
 /* calls.c */
+PyObject *called(PyObject *function, PyObject *argument);
 int told(PyObject *object, PyObject *name);
 void clean_up(PyObject *function, const char *arguments, ...);
 int take(PyObject *lock);
+int takes_writes(PyObject *journal);
 int released(PyObject *lock, int outcome);
 int synced(PyObject *self, int outcome);
 PyObject *leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
