@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from qindex.segment import ACKED, OUT
 __all__ = ["Acker", "ascending"]
 
 I64 = npt.NDArray[np.int64]
+
+_DELIVERIES = {Delivery, BatchDelivery}
+_queue_of = attrgetter("_queue")
 
 
 class Acker(QueueCore):
@@ -124,12 +128,13 @@ class Acker(QueueCore):
                     self._check_taken(delivery)
         else:
             deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
-            for delivery in deliveries:
-                if not isinstance(delivery, Delivery):
-                    raise _no_delivery(delivery)
-                if delivery._queue is not self:
-                    raise _not_ours(delivery, self)
-                self._check_taken(delivery)
+            if self._nacked_at or not self._are_ours(deliveries):
+                for delivery in deliveries:
+                    if not isinstance(delivery, Delivery):
+                        raise _no_delivery(delivery)
+                    if delivery._queue is not self:
+                        raise _not_ours(delivery, self)
+                    self._check_taken(delivery)
             listed = [delivery.seq_id for delivery in deliveries]
             if len(set(listed)) != len(listed):
                 raise UsageError("a delivery stands twice in the batch")
@@ -138,6 +143,12 @@ class Acker(QueueCore):
             settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
             raise _not_ours(deliveries[int(settled[0])], self)
         return seqs
+
+    def _are_ours(self, deliveries: Sequence[Delivery]) -> bool:
+        """Tell whether all are deliveries of this queue, at a glance; false: look at each."""
+        if set(map(type, deliveries)) <= _DELIVERIES:
+            return set(map(_queue_of, deliveries)) == {self}
+        return False
 
     def _check_taken(self, delivery: Delivery) -> None:
         """Refuse a delivery of a batch whose message was given back since."""
