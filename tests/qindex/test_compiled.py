@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -27,8 +30,9 @@ from qindex.publisher import Publisher
 from qindex.queue import Queue
 from qindex.queue_core import QueueCore
 from qindex.record_format import NOTHING
+from qindex.segment_format import STEP_SIZE
 from tests.memory_fs import MemoryFileSystem
-from tests.qindex.support import drain, open_quietly
+from tests.qindex.support import WAIT, drain, open_quietly
 from tests.ways import WAYS, in_python, needs_compiled
 
 pytestmark = needs_compiled
@@ -40,6 +44,9 @@ METHODS: list[tuple[str, Callable[..., Any]]] = [
     ("get", Consumer.get),
     ("ack", Acker.ack),
 ]
+
+
+WORD = 8
 
 
 class Ended(BaseException):
@@ -189,14 +196,44 @@ def test_a_delivery_of_another_queue_and_one_that_was_settled() -> None:
     with engine:
         other = engine.queue("other")
         for each in (queue, other):
-            each.publish(b"x")
-        one = taken(queue)
+            each.publish_many([b"x", b"y"])
+            each.ack(taken(each))
+        # Of the same place in both, and with a consumer in both.
+        one, its = taken(queue), taken(other)
+        assert one.seq_id == its.seq_id
         with pytest.raises(qindex.UsageError, match="belongs to queue 'q'"):
             other.ack(one)
+        assert not its.settled
         queue.ack(one)
         with pytest.raises(qindex.UsageError, match="settled already"):
             queue.ack(one)
-        assert queue.stats().acked == 1
+        assert (queue.stats().acked, other.stats().acked) == (2, 1)
+
+
+def test_deliveries_that_are_looked_at() -> None:
+    """Of a queue with a limit: what is delivered makes room."""
+    engine, _ = memory_queue()
+    with engine:
+        queue = engine.queue("narrow", max_bytes=10, overflow="reject")
+        for number in range(5):
+            queue.publish(bytes((number,)) * 10)
+            assert taken(queue).body == bytes((number,)) * 10
+        with pytest.raises(qindex.QueueFullError):
+            queue.publish_many([b"x" * 6] * 2)
+
+
+def test_who_waits_is_woken() -> None:
+    engine, queue = memory_queue()
+    with engine, ThreadPoolExecutor(1) as pool:
+        # The first one wakes the journal, which is for the method in Python.
+        queue.publish(b"first")
+        taken(queue)
+        waiting = pool.submit(queue.get, WAIT)
+        while not queue._waiting:
+            sleep(0.001)
+        queue.publish(b"x")
+        delivery = waiting.result(WAIT / 2)
+        assert delivery is not None
 
 
 @pytest.mark.parametrize(
@@ -235,7 +272,10 @@ def test_a_write_that_raises(way: str, kind: type[BaseException], when: str) -> 
                     call()
             assert not queue._real_lock.is_mine()
 
+        end = journal.tell()
         during(lambda: queue.publish(b"new"))
+        if kind is not ValueError:
+            assert (journal.tell(), queue._index.next_seq) == (end, 3)
         during(lambda: queue.ack(held))
         during(lambda: queue.get(timeout=0))
         live = [body for _, body, _ in drain(queue)]
@@ -354,6 +394,29 @@ def test_a_run_of_what_is_not_there() -> None:
             compiled.read_run(data, bytes(8), start, count, 0, 1 << 20, True)
     with pytest.raises(ValueError, match="offsets"):
         compiled.read_run(data, bytes(7), 0, 0, 0, 1 << 20, True)
+
+
+def test_a_run_that_is_cut_or_of_other_places() -> None:
+    engine, queue = memory_queue()
+    with engine:
+        for number in range(3):
+            queue.publish(b"%d" % number * 50)
+        index = queue._index
+        data, offsets = index.journal.map[: index.journal.tell()], index.positions
+
+        def bodies(data: bytes, first_seq: int, in_journal: bool) -> list[bytes]:
+            # A segment has two bytes in place of a journal's first eight.
+            shift = 0 if in_journal else WORD - STEP_SIZE
+            places = array("q", [offset + shift for offset in offsets])
+            found = compiled.read_run(data, places, 0, 3, first_seq, 1 << 20, in_journal)[0]
+            assert isinstance(found, list)
+            return found
+
+        for in_journal in (True, False):
+            assert bodies(data, 0, in_journal) == [b"0" * 50, b"1" * 50, b"2" * 50]
+            for cut in (1, 50, 100):
+                assert bodies(data[:-cut], 0, in_journal) == [b"0" * 50, b"1" * 50]
+        assert bodies(data, 1, True) == []
 
 
 @given(st.binary(max_size=300), st.integers(-10, 310), st.booleans())
