@@ -1,18 +1,23 @@
-"""The part in C; all else stands in pyproject.toml."""
+"""The parts in C; all else stands in pyproject.toml."""
 
 from setuptools import Extension, setup
 
-NAMES = ("ack", "calls", "get", "module", "publish", "read_run")
+SHARED = "journal/c/objects"
+PARTS = {
+    "qindex": ("ack", "calls", "get", "module", "publish", "read_run"),
+    "rocketstore": ("module", "put"),
+}
 
 setup(
     ext_modules=[
         Extension(
-            "qindex._compiled",
-            sources=[f"qindex/c/{name}.c" for name in NAMES],
-            depends=["qindex/c/shared.h"],
+            f"{package}._compiled",
+            sources=[f"{SHARED}.c", *(f"{package}/c/{name}.c" for name in names)],
+            depends=[f"{SHARED}.h", f"{package}/c/shared.h"],
             extra_compile_args=["-fvisibility=hidden"],
             # Without a compiler the package is built without it, and works.
             optional=True,
         )
+        for package, names in PARTS.items()
     ]
 )

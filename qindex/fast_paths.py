@@ -6,9 +6,7 @@ they leave to the methods of the same names.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-
+from journal.compiled import described
 from journal.errors import StoreError
 from journal.format import ACK_BITS
 from journal.journal import Journal
@@ -44,14 +42,6 @@ def install(queue: type) -> None:
                 "OUT": OUT,
                 "ACKED": ACKED,
                 "ACK_BITS": ACK_BITS,
-                **{name: _doc(getattr(queue, name)) for name in ("publish", "get", "ack")},
+                **{name: described(getattr(queue, name)) for name in ("publish", "get", "ack")},
             }
         )
-
-
-def _doc(method: Callable[..., object]) -> str:
-    """Give the docstring with the signature before it, as functions in C have it."""
-    shown = inspect.signature(method)
-    bare = [one.replace(annotation=one.empty) for one in shown.parameters.values()]
-    text = str(shown.replace(parameters=bare, return_annotation=shown.empty))
-    return f"{method.__name__}{text.replace('self', '$self', 1)}\n--\n\n{method.__doc__}"

@@ -34,6 +34,8 @@ class CommitLog:
     ``at`` and ``room`` (where a record may end without :meth:`make_room`) itself.
     """
 
+    __slots__ = ("_last", "at", "base", "file_size", "files", "last", "room", "view")
+
     def __init__(self, fs: FileSystem, directory: str, file_size: int, *, writable: bool) -> None:
         self.files = MappedFiles(fs, directory, file_size, writable=writable)
         self.file_size = file_size

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from journal.errors import StoreError
 
 if TYPE_CHECKING:
-    from rocketstore.store import Store
+    from rocketstore.putter import Putter
 
 __all__ = ["WholeOrNothing"]
 
@@ -26,7 +26,7 @@ class WholeOrNothing:
 
     __slots__ = ("_store",)
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Putter) -> None:
         self._store = store
 
     def __enter__(self) -> None:

@@ -54,6 +54,8 @@ class Pending:
     writes: what waits is in the log, and open puts it where it belongs.
     """
 
+    __slots__ = ("_parts", "_poison", "broken", "codes", "offsets", "queues", "route")
+
     def __init__(self, parts: Parts, poison: Poison) -> None:
         self._parts = parts
         self._poison = poison

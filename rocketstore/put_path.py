@@ -29,9 +29,9 @@ from rocketstore.message import PutResult
 from rocketstore.properties import WAIT
 
 if TYPE_CHECKING:
-    from rocketstore.store import Store
+    from rocketstore.putter import Putter
 
-__all__ = ["PutFields", "Route", "pack_head", "put_general"]
+__all__ = ["STAMP_SIZE", "PutFields", "Route", "pack_head", "pack_stamp", "put_general"]
 
 _INT_MAX = 0x7FFFFFFF
 _LEADS_MAX = 256
@@ -39,9 +39,15 @@ _TWO_INTS = struct.Struct(">ii").pack
 
 pack_head = struct.Struct(">iiI8sqq48si").pack
 """A record's first 88 bytes when both hosts are IPv4: size, magic, CRC, :attr:`Route.start`,
-ordinal, offset, a *stamp* (sysFlag to prepared transaction offset: the same for all messages of a
-millisecond), length of the body. Fewer and longer fields than :data:`HEADERS` has: a pack costs
-by the field."""
+ordinal, offset, a *stamp* (:data:`pack_stamp`), length of the body. Fewer and longer fields than
+:data:`HEADERS` has: a pack costs by the field."""
+
+_STAMP = struct.Struct(">iq8sq8siq")
+pack_stamp = _STAMP.pack
+"""What the usual messages of a millisecond share: sysFlag, born timestamp and host, store timestamp
+and host, reconsume times, prepared transaction offset."""
+STAMP_SIZE = _STAMP.size
+assert struct.calcsize(f">iiI8sqq{STAMP_SIZE}si") == HEADERS[0].size
 
 
 class PutFields(TypedDict, total=False):
@@ -104,7 +110,7 @@ NOWHERE = Route("".join(("no", "where")), 0, 0)
 
 
 def put_general(
-    store: Store,
+    store: Putter,
     topic: str,
     body: bytes,
     queue_id: int,

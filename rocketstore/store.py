@@ -9,15 +9,13 @@ is put again at open.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 from journal.errors import (
     ClosedError,
@@ -32,26 +30,27 @@ from journal.poison import Poison
 from journal.sync import GroupCommit
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.columns import make_properties
-from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC, TRANSACTION_MASK, host_bytes
+from rocketstore.commitlog_format import TRANSACTION_MASK, host_bytes
 from rocketstore.compose import join_properties, raw_properties
 from rocketstore.config_check import check_config, mend_config
-from rocketstore.crc import crc32
 from rocketstore.cut_short import WholeOrNothing
 from rocketstore.derived import Derived, load_derived
 from rocketstore.dispatch import QueueKey
+from rocketstore.fast_put import install
 from rocketstore.index_rebuild import rebuild_index
 from rocketstore.javahash import topic_seed
 from rocketstore.key_columns import keys_of_properties
 from rocketstore.layout import Paths, look
 from rocketstore.lifecycle import Background, Keeper
 from rocketstore.lock import StoreLock
-from rocketstore.message import BatchResult, PutResult
+from rocketstore.message import BatchResult
 from rocketstore.offsets import ConsumerOffsets
 from rocketstore.options import Options, clock_ms
 from rocketstore.parts import build_parts
-from rocketstore.pending import PENDING_MAX, Pending, append_columns
-from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY, encode_usual, join_keys
-from rocketstore.put_path import NOWHERE, PutFields, Route, pack_head, put_general
+from rocketstore.pending import Pending, append_columns
+from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY
+from rocketstore.put_path import NOWHERE, Route
+from rocketstore.putter import Putter
 from rocketstore.reader import Reader
 from rocketstore.rebuild import Rebuilt, recover_full
 from rocketstore.recovery import recover_compatible, recover_read_only
@@ -59,9 +58,6 @@ from rocketstore.settle import settle_files
 
 __all__ = ["Store", "open_store"]
 
-_HEAD_SIZE = HEADERS[0].size
-_STAMP = struct.Struct(">iq8sq8siq").pack
-_new_tuple = tuple.__new__
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -78,7 +74,7 @@ def open_store(path: PathLike, **options: Any) -> Store:
     return Store(os.fspath(path), chosen)
 
 
-class Store(Reader):
+class Store(Putter, Reader):
     """An open store; :func:`rocketstore.open` makes one. Thread-safe. A context manager.
 
     What is durable when a put returns: with ``durability="os"`` the record is in the operating
@@ -177,123 +173,6 @@ class Store(Reader):
         return max(self._parts.checkpoint.logical, 0)
 
     # Writing
-
-    def put(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        queue_id: int = 0,
-        tags: str | None = None,
-        keys: str | Iterable[str] | None = None,
-        unique_key: str | None = None,
-        **fields: Unpack[PutFields],
-    ) -> PutResult:
-        """Store one message; found by queue and key from now on. O(size).
-
-        ``fields`` are what few messages have: ``properties``, ``delay``, ``flag``, ``sys_flag``,
-        ``born_timestamp``, ``born_host``, ``store_host``, ``reconsume_times``,
-        ``prepared_transaction_offset`` and ``wait``. ``properties`` may also be bytes, which are
-        stored as they are. ``delay`` is a level from 1 to 18: the message is delivered to its
-        topic after that time. ``wait=False`` (or property WAIT=false) does not wait for the disk
-        under ``durability="fsync"``.
-
-        Raises :class:`UsageError` for input over a limit, :class:`StorageError` when the disk is
-        full (nothing is stored then), :class:`WritesRefusedError` after an earlier failure.
-        """
-        if fields or self._wide or body.__class__ is not bytes:
-            return put_general(self, topic, body, queue_id, tags, keys, unique_key, **fields)
-        route = self._last_route
-        if topic is not route.topic or queue_id != route.queue_id:
-            route = self._routes.get((topic, queue_id)) or self._route(topic, queue_id)
-            self._last_route = route
-        tail = route.plain
-        if keys or unique_key or tags:
-            if keys is not None and not isinstance(keys, str):
-                keys = join_keys(keys)
-            data = encode_usual(keys, unique_key, tags)
-            size = len(data)
-            tail = (route.leads.get(size) or route.lead(size)) + data
-        length = len(body)
-        size = _HEAD_SIZE + length + len(tail)
-        crc = crc32(body) & 0x7FFFFFFF
-        log, lock, pending = self._commitlog, self._lock, self._pending
-        try:
-            # A ``with`` costs twice as much.
-            lock.acquire()
-            if self._refusal is not None or self._poison.reason is not None or self._full:
-                self._check_writable()
-            at = log.at
-            if at + size > log.room or size > self._max_size:
-                at = self._make_room(size)
-            # A callable kept in an attribute is called faster by way of a local name.
-            clock = self._ticks
-            ticks = clock()
-            if ticks >= self._next_tick:
-                self._begin_moment(ticks)
-            now = self._last_time
-            ordinal = route.ordinal
-            offset = log.base + at
-            end = at + size
-            head = pack_head(
-                size, MESSAGE_MAGIC, crc, route.start, ordinal, offset, self._stamp, length
-            )
-            # From here to the last line no signal's handler runs: all of it is done, or nothing.
-            log.view[at:end] = head + body + tail  # type: ignore[index]
-            log.at = end
-            route.ordinal = ordinal + 1
-            if route is not pending.route:
-                pending.route = route
-                pending.queues[offset] = route.key
-            offsets = pending.offsets
-            offsets.append(offset)
-            if len(offsets) >= PENDING_MAX:
-                pending.dispatch_quietly()
-        except BaseException:
-            # A signal's exception can also come while the lock is waited for.
-            if lock._is_owned():  # type: ignore[attr-defined]
-                lock.release()
-            raise
-        lock.release()
-        if self._fsync:
-            self._group.commit()
-        return _new_tuple(PutResult, (offset, size, queue_id, ordinal, now, self._store_host))
-
-    def _route(self, topic: str, queue_id: int) -> Route:
-        """The route of a queue, made at its first put; of two threads' one is taken by both."""
-        key = (topic, queue_id)
-        route = self._routes.get(key)
-        if route is None:
-            queue = self._parts.queues.get(key)
-            made = Route(topic, queue_id, queue.max_offset if queue is not None else 0)
-            route = self._routes.setdefault(key, made)
-        return route
-
-    def _make_room(self, size: int) -> int:
-        """Have room for a record; gives its place in the last file."""
-        if size > self._max_size:
-            raise UsageError(f"record of {size} bytes: the limit is {self._max_size}")
-        log = self._commitlog
-        if log.at + size > log.room:
-            with WholeOrNothing(self):
-                # What waits is in the last file, which may become another one now.
-                self._pending.dispatch()
-                log.make_room(size)
-        return log.at
-
-    def _now(self) -> int:
-        """The store time (ms) of a message that is put now: it never runs backwards."""
-        ticks = self._ticks()
-        if ticks >= self._next_tick:
-            self._begin_moment(ticks)
-        return self._last_time
-
-    def _begin_moment(self, ticks: int) -> None:
-        """The clock shows another millisecond: what its messages share is packed once."""
-        now = ticks // self._ticks_per_ms
-        self._stamp = _STAMP(0, now, self._store_host, now, self._store_host, 0, 0)
-        self._last_time = now
-        self._next_tick = (now + 1) * self._ticks_per_ms
 
     def put_many(
         self,
@@ -462,13 +341,8 @@ class Store(Reader):
     ) -> None:
         self.close()
 
-    def _check_writable(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-        self._poison.check()
-        if self._full:
-            cause = OSError(errno.ENOSPC, "the disk is used beyond the retention's full_ratio")
-            raise StorageError(self.path, "no more messages are taken", cause)
+
+install(Store)
 
 
 def _close_in_child() -> None:

@@ -14,7 +14,7 @@ stamp=.venv/installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')
 if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv
 fi
-if [ ! -f "$stamp" ] || [ -n "$(find pyproject.toml setup.py qindex/c -newer "$stamp")" ]; then
+if [ ! -f "$stamp" ] || [ -n "$(find pyproject.toml setup.py ./*/c -newer "$stamp")" ]; then
     echo "installing qindex${extras} into .venv ..." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extras}"
     touch "$stamp"

@@ -1,4 +1,5 @@
-"""Without what is written in C: the tests of queues once more, in a process that does without."""
+"""Without what is written in C: tests of queues and stores once more, in a process that does
+without."""
 
 from __future__ import annotations
 
@@ -13,23 +14,26 @@ from tests.ways import needs_compiled
 
 ROOT = Path(__file__).parents[1]
 FILES = (
-    "aio/test_calls.py",
-    "test_delivery_order.py",
-    "test_engine.py",
-    "test_fork.py",
-    "test_keeping_up.py",
-    "test_model.py",
-    "test_patience.py",
-    "test_plain_run.py",
-    "test_sync_counts.py",
-    "test_threads.py",
+    "qindex/aio/test_calls.py",
+    "qindex/test_delivery_order.py",
+    "qindex/test_engine.py",
+    "qindex/test_fork.py",
+    "qindex/test_keeping_up.py",
+    "qindex/test_model.py",
+    "qindex/test_patience.py",
+    "qindex/test_plain_run.py",
+    "qindex/test_sync_counts.py",
+    "qindex/test_threads.py",
+    "rocketstore/test_model.py",
+    "rocketstore/test_put_path.py",
+    "rocketstore/test_store.py",
 )
 
 
 @needs_compiled
 @pytest.mark.timeout(600)
-def test_queues_in_pure_python() -> None:
-    files = [str(ROOT / "tests" / "qindex" / name) for name in FILES]
+def test_in_pure_python() -> None:
+    files = [str(ROOT / "tests" / name) for name in FILES]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
@@ -45,7 +49,9 @@ def test_queues_in_pure_python() -> None:
 def test_the_variable_does_without() -> None:
     program = (
         "from qindex.compiled import COMPILED; from qindex.queue import Queue; "
-        "assert COMPILED is None; assert 'publish' not in vars(Queue)"
+        "from rocketstore import Store; "
+        "assert COMPILED is None; assert 'publish' not in vars(Queue); "
+        "assert 'put' not in vars(Store)"
     )
     environment = os.environ | {"QINDEX_PURE_PYTHON": "1"}
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True)

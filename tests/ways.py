@@ -14,6 +14,8 @@ from qindex.compiled import COMPILED
 from qindex.consumer import Consumer
 from qindex.publisher import Publisher
 from qindex.queue import Queue
+from rocketstore import Store
+from rocketstore.putter import Putter
 
 __all__ = ["WAYS", "in_python", "needs_compiled"]
 
@@ -32,4 +34,5 @@ def in_python(way: str = "python") -> Iterator[None]:
             stack.enter_context(patch.object(Queue, "publish", Publisher.publish))
             stack.enter_context(patch.object(Queue, "get", Consumer.get))
             stack.enter_context(patch.object(Queue, "ack", Acker.ack))
+            stack.enter_context(patch.object(Store, "put", Putter.put))
         yield

@@ -32,7 +32,7 @@ ack_held(PyObject *self, PyObject *delivery)
         return 0;
     }
     char word[WORD_SIZE];
-    put_big_endian(word, ack_bits | seq);
+    put_big_endian(word, ack_bits | seq, WORD_SIZE);
     PyObject *record = PyBytes_FromStringAndSize(word, WORD_SIZE);
     PyObject *next_acks = PyLong_FromLongLong(acks + 1), *old_acks = SLOT(index, INDEX, acks);
     if (record == NULL || next_acks == NULL) {

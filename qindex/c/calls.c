@@ -1,29 +1,6 @@
-/* Calls that the paths of single messages have in common: of the queue's lock, of Python's methods.
- */
+/* Calls that the paths of single messages have in common: of the queue's lock, of its journal. */
 
 #include "shared.h"
-
-/* Call a function from a slot, which may have another one by the time that the call is over;
- * `argument`: NULL for none. */
-PyObject *
-called(PyObject *function, PyObject *argument)
-{
-    Py_INCREF(function);
-    PyObject *result =
-        argument == NULL ? PyObject_CallNoArgs(function) : PyObject_CallOneArg(function, argument);
-    Py_DECREF(function);
-    return result;
-}
-
-/* Call a method for what it does. */
-int
-told(PyObject *object, PyObject *name)
-{
-    PyObject *done =
-        PyObject_VectorcallMethod(name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
 
 /* Call a function of Python's while an exception is raised, which stays raised: unless the function
  * raises one itself, which then takes its place. `arguments`: as of Py_BuildValue, a tuple. */
@@ -94,26 +71,4 @@ synced(PyObject *self, int outcome)
         return told(self, s__sync_each_journal) < 0 ? -1 : 1;
     }
     return outcome;
-}
-
-/* Let the method in Python do it all. */
-PyObject *
-leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-         PyObject *kwnames)
-{
-    Py_ssize_t count = 1 + nargs + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
-    PyObject *few[12];
-    PyObject **all = count <= 12 ? few : PyMem_New(PyObject *, count);
-    if (all == NULL) {
-        return PyErr_NoMemory();
-    }
-    all[0] = self;
-    if (count > 1) {
-        memcpy(all + 1, args, (count - 1) * sizeof(PyObject *));
-    }
-    PyObject *result = PyObject_Vectorcall(method, all, 1 + nargs, kwnames);
-    if (all != few) {
-        PyMem_Free(all);
-    }
-    return result;
 }

@@ -9,8 +9,6 @@
 
 #include "shared.h"
 
-#include <structmember.h>
-
 PyTypeObject *type_of[TYPES];
 static const char *const type_names[TYPES] = {
     "Queue",   "QueueIndex", "Journal",       "Segment",
@@ -38,13 +36,6 @@ static PyMethodDef methods[] = {
 static PyObject **const slow_methods[] = {&slow_publish, &slow_get, &slow_ack};
 #define METHODS 3
 
-/* Objects and numbers that are given by name. */
-typedef struct {
-    const char *name;
-    PyObject **object;
-    unsigned long long *number;
-} Given;
-
 static const Given of_layout[] = {
     {"PLAIN_HEADS", &plain_heads, NULL},
     {"plain_parts", &plain_parts, NULL},
@@ -66,58 +57,6 @@ static const Given of_paths[] = {
     {NULL, NULL, NULL},
 };
 
-/* Where instances of a type keep an attribute; -1: they keep it otherwise, and it is said. */
-static Py_ssize_t
-place_of(PyTypeObject *type, const char *name)
-{
-    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
-    if (found == NULL) {
-        return -1;
-    }
-    Py_ssize_t place = -1;
-    if (Py_TYPE(found) == &PyMemberDescr_Type
-        && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX) {
-        place = ((PyMemberDescrObject *)found)->d_member->offset;
-    } else {
-        PyErr_Format(PyExc_TypeError, "%s.%s is not a slot", type->tp_name, name);
-    }
-    Py_DECREF(found);
-    return place;
-}
-
-/* What a dict has under a name; a reference for good. */
-static PyObject *
-given(PyObject *dict, const char *name)
-{
-    PyObject *found = PyDict_Check(dict) ? PyDict_GetItemString(dict, name) : NULL;
-    if (found == NULL) {
-        PyErr_Format(PyExc_KeyError, "%s", name);
-        return NULL;
-    }
-    Py_INCREF(found);
-    return found;
-}
-
-static int
-take_over(PyObject *dict, const Given *all)
-{
-    for (const Given *one = all; one->name != NULL; one++) {
-        PyObject *value = given(dict, one->name);
-        if (value == NULL) {
-            return -1;
-        }
-        if (one->object != NULL) {
-            *one->object = value;
-            continue;
-        }
-        *one->number = PyLong_AsUnsignedLongLong(value);
-        if (PyErr_Occurred()) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 static PyObject *
 use_layout(PyObject *Py_UNUSED(module), PyObject *with)
 {
@@ -133,12 +72,8 @@ use_layout(PyObject *Py_UNUSED(module), PyObject *with)
 static PyObject *
 install(PyObject *Py_UNUSED(module), PyObject *with)
 {
-    for (int number = 0; number < TYPES; number++) {
-        PyObject *type = given(with, type_names[number]);
-        if (type == NULL || !PyType_Check(type)) {
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "not a type");
-        }
-        type_of[number] = (PyTypeObject *)type;
+    if (take_types(with, type_names, TYPES, type_of) < 0) {
+        return NULL;
     }
 #define LOCATE(TYPE, NAME) \
     if ((TYPE##_##NAME = place_of(type_of[TYPE], #NAME)) < 0) { \
@@ -149,22 +84,9 @@ install(PyObject *Py_UNUSED(module), PyObject *with)
         return NULL;
     }
     for (int number = 0; number < METHODS; number++) {
-        PyMethodDef *method = &methods[number];
-        PyObject *slow = PyObject_GetAttrString((PyObject *)type_of[QUEUE], method->ml_name);
-        PyObject *doc = given(with, method->ml_name);
-        if (slow != NULL && !PyFunction_Check(slow)) {
-            return PyErr_Format(PyExc_TypeError, "%s is no function", method->ml_name);
-        }
-        if (slow == NULL || doc == NULL || (method->ml_doc = PyUnicode_AsUTF8(doc)) == NULL) {
+        if (put_in_place(type_of[QUEUE], &methods[number], with, slow_methods[number]) < 0) {
             return NULL;
         }
-        *slow_methods[number] = slow;
-        PyObject *fast = PyDescr_NewMethod(type_of[QUEUE], method);
-        if (fast == NULL
-            || PyObject_SetAttrString((PyObject *)type_of[QUEUE], method->ml_name, fast) < 0) {
-            return NULL;
-        }
-        Py_DECREF(fast);
     }
     Py_RETURN_NONE;
 }

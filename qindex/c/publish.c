@@ -40,12 +40,12 @@ make_record(PyObject *self, long long seq, PyObject *body, PyObject *stamp)
         goto failed;
     }
     char *start = PyBytes_AS_STRING(record), *at = start + HEAD_SIZE;
-    put_big_endian(start, seq);
-    put_big_endian(start + WORD_SIZE, id);
-    put_big_endian(start + 2 * WORD_SIZE, seq);
+    put_big_endian(start, seq, WORD_SIZE);
+    put_big_endian(start + WORD_SIZE, id, WORD_SIZE);
+    put_big_endian(start + 2 * WORD_SIZE, seq, WORD_SIZE);
     memcpy(at, PyBytes_AS_STRING(first), first_size);
     at += first_size;
-    put_big_endian(at, number_of(stamp));
+    put_big_endian(at, number_of(stamp), WORD_SIZE);
     at += WORD_SIZE;
     memcpy(at, PyBytes_AS_STRING(second), second_size);
     memcpy(at + second_size, PyBytes_AS_STRING(body), size);
@@ -96,7 +96,7 @@ add_to_window(PyObject *self, PyObject *tail, long long seq, PyObject *seq_id, P
         return 0;
     }
     char word[WORD_SIZE];
-    put_big_endian(word, deliver_bits | seq);
+    put_big_endian(word, deliver_bits | seq, WORD_SIZE);
     PyObject *deliver = PyBytes_FromStringAndSize(word, WORD_SIZE);
     int failed = deliver == NULL || PyList_Append(seqs, seq_id) < 0
                  || PyList_Append(bodies, body) < 0 || PyList_Append(extras, stamp) < 0

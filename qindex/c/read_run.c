@@ -86,7 +86,7 @@ read_one(const char *data, Py_ssize_t length, Py_ssize_t payload, unsigned long 
         }
     }
     char word[WORD_SIZE];
-    put_big_endian(word, deliver_bits | seq);
+    put_big_endian(word, deliver_bits | seq, WORD_SIZE);
     PyObject *body = PyBytes_FromStringAndSize(data + body_at, size);
     PyObject *stamp = PyLong_FromUnsignedLongLong(big_endian(data + stamp_at, WORD_SIZE));
     PyObject *deliver = PyBytes_FromStringAndSize(word, WORD_SIZE);

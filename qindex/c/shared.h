@@ -1,20 +1,9 @@
-/* What the files of qindex._compiled share.
- *
- * Attributes of Python's objects are read where the slots of their classes say that they stand
- * (module.c finds out), not looked up. A signal's handler can run only within a call that is made
- * from here, never between two of them.
- */
+/* What the files of qindex._compiled share; journal/c/objects.h says how it is done. */
 
 #ifndef QINDEX_SHARED_H
 #define QINDEX_SHARED_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <string.h>
-
-#ifdef Py_GIL_DISABLED
-#error "what is written in C relies on the interpreter's lock"
-#endif
+#include "../../journal/c/objects.h"
 
 /* Types whose attributes are read. */
 enum { QUEUE, INDEX, JOURNAL, SEGMENT, WINDOW, DELIVERY, BATCH_DELIVERY, LOCK, TYPES };
@@ -42,10 +31,6 @@ extern PyTypeObject *type_of[TYPES];
 SLOTS(DECLARE)
 #undef DECLARE
 
-/* The attribute NAME of an object of TYPE: an lvalue, a reference that the object owns. */
-#define SLOT(OBJECT, TYPE, NAME) (*(PyObject **)((char *)(OBJECT) + TYPE##_##NAME))
-#define IS(OBJECT, TYPE) (Py_TYPE(OBJECT) == type_of[TYPE])
-
 /* What Python's modules gave: functions, and numbers of the formats. */
 extern PyObject *slow_publish, *slow_get, *slow_ack;
 extern PyObject *set_right, *put_back, *let_go, *store_error;
@@ -71,44 +56,6 @@ extern PyObject *reserve_only; /* ("reserve",) */
 #define SIZES_SIZE 16
 #define BODY_SIZE_AT 8
 #define CHECK_SIZE 8
-
-static inline void
-put_big_endian(char *to, unsigned long long number)
-{
-    for (int at = WORD_SIZE - 1; at >= 0; at--, number >>= 8) {
-        to[at] = (char)(number & 0xff);
-    }
-}
-
-static inline unsigned long long
-big_endian(const char *from, int size)
-{
-    unsigned long long number = 0;
-    for (int at = 0; at < size; at++) {
-        number = number << 8 | (unsigned char)from[at];
-    }
-    return number;
-}
-
-/* An attribute that holds an int of up to 63 bits, none of them negative; -1 for anything else. */
-static inline long long
-number_of(PyObject *value)
-{
-    if (value == NULL || !PyLong_CheckExact(value)) {
-        return -1;
-    }
-    int overflow;
-    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    return overflow ? -1 : number;
-}
-
-static inline void
-set_slot(PyObject **slot, PyObject *value)
-{
-    PyObject *old = *slot;
-    *slot = value;
-    Py_XDECREF(old);
-}
 
 /* The place of an entry's state in the map of its segment; NULL where there is none. */
 static inline char *
@@ -137,15 +84,11 @@ parts_of(Py_ssize_t size)
 }
 
 /* calls.c */
-PyObject *called(PyObject *function, PyObject *argument);
-int told(PyObject *object, PyObject *name);
 void clean_up(PyObject *function, const char *arguments, ...);
 int take(PyObject *lock);
 int takes_writes(PyObject *journal);
 int released(PyObject *lock, int outcome);
 int synced(PyObject *self, int outcome);
-PyObject *leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                   PyObject *kwnames);
 
 /* publish.c, get.c, ack.c, read_run.c */
 PyObject *publish(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);

@@ -1,0 +1,3 @@
+from collections.abc import Mapping
+
+def install(with_: Mapping[str, object], /) -> None: ...

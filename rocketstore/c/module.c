@@ -1,0 +1,106 @@
+/* The module rocketstore._compiled: rocketstore/compiled.py says what it is for.
+ *
+ * put does what the method of this name does in the usual case, step by step and in the same order,
+ * on the same attributes of the same objects. Whatever is not the usual case (rare fields, a
+ * queue's first message, a full file, refused writes, wrong arguments) it leaves to the method,
+ * before anything has changed.
+ */
+
+#include "shared.h"
+
+PyTypeObject *type_of[TYPES];
+static const char *const type_names[TYPES] = {
+    "Store", "CommitLog", "Pending", "Route", "Poison",
+};
+
+#define DEFINE(TYPE, NAME) Py_ssize_t TYPE##_##NAME;
+SLOTS(DEFINE)
+#undef DEFINE
+#define DEFINE(NAME) PyObject *s_##NAME;
+NAMES(DEFINE)
+#undef DEFINE
+PyObject *zero;
+
+PyObject *slow_put;
+PyObject *crc32, *lock_type, *result_type;
+unsigned long long magic, head_size, stamp_size, properties_max, pending_max;
+
+static PyMethodDef put_method = {
+    "put",
+    (PyCFunction)(void (*)(void))put,
+    METH_FASTCALL | METH_KEYWORDS,
+    NULL,
+};
+
+static const Given of_put[] = {
+    {"crc32", &crc32, NULL},
+    {"RLock", &lock_type, NULL},
+    {"PutResult", &result_type, NULL},
+    {"MAGIC", NULL, &magic},
+    {"HEAD_SIZE", NULL, &head_size},
+    {"STAMP_SIZE", NULL, &stamp_size},
+    {"PROPERTIES_MAX", NULL, &properties_max},
+    {"PENDING_MAX", NULL, &pending_max},
+    {NULL, NULL, NULL},
+};
+
+static PyObject *
+install(PyObject *Py_UNUSED(module), PyObject *with)
+{
+    if (take_types(with, type_names, TYPES, type_of) < 0) {
+        return NULL;
+    }
+#define LOCATE(TYPE, NAME) \
+    if ((TYPE##_##NAME = place_of(type_of[TYPE], #NAME)) < 0) { \
+        return NULL; \
+    }
+    SLOTS(LOCATE)
+    if (take_over(with, of_put) < 0) {
+        return NULL;
+    }
+    if (!PyType_Check(result_type)
+        || !PyType_IsSubtype((PyTypeObject *)result_type, &PyTuple_Type)) {
+        return PyErr_Format(PyExc_TypeError, "PutResult is a tuple");
+    }
+    if (put_in_place(type_of[STORE], &put_method, with, &slow_put) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"install", install, METH_O,
+     "install($module, with, /)\n--\n\n"
+     "Put the path in the place of the method of Store; `with` has the types, functions and "
+     "numbers\n"
+     "that it works with, and the docstring of the method, by name. Raises TypeError and KeyError\n"
+     "when something is not as it expects."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    "rocketstore._compiled",
+    "What is written in C.",
+    -1,
+    functions,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+PyMODINIT_FUNC
+PyInit__compiled(void)
+{
+#define INTERN(NAME) \
+    if ((s_##NAME = PyUnicode_InternFromString(#NAME)) == NULL) { \
+        return NULL; \
+    }
+    NAMES(INTERN)
+#undef INTERN
+    if ((zero = PyLong_FromLong(0)) == NULL) {
+        return NULL;
+    }
+    return PyModule_Create(&module);
+}

@@ -1,0 +1,48 @@
+/* What the files of rocketstore._compiled share; journal/c/objects.h says how it is done. */
+
+#ifndef ROCKETSTORE_SHARED_H
+#define ROCKETSTORE_SHARED_H
+
+#include "../../journal/c/objects.h"
+
+/* Types whose attributes are read. */
+enum { STORE, COMMIT_LOG, PENDING, ROUTE, POISON, TYPES };
+extern PyTypeObject *type_of[TYPES];
+
+/* clang-format off */
+#define SLOTS(X) \
+    X(STORE, _commitlog) X(STORE, _fsync) X(STORE, _full) X(STORE, _group) X(STORE, _last_route) \
+    X(STORE, _last_time) X(STORE, _lock) X(STORE, _max_size) X(STORE, _next_tick) \
+    X(STORE, _pending) X(STORE, _poison) X(STORE, _refusal) X(STORE, _routes) X(STORE, _stamp) \
+    X(STORE, _store_host) X(STORE, _ticks) X(STORE, _wide) \
+    X(COMMIT_LOG, at) X(COMMIT_LOG, base) X(COMMIT_LOG, room) X(COMMIT_LOG, view) \
+    X(PENDING, offsets) X(PENDING, queues) X(PENDING, route) \
+    X(ROUTE, field) X(ROUTE, key) X(ROUTE, ordinal) X(ROUTE, queue_id) X(ROUTE, start) \
+    X(ROUTE, topic) \
+    X(POISON, reason)
+/* clang-format on */
+
+#define DECLARE(TYPE, NAME) extern Py_ssize_t TYPE##_##NAME;
+SLOTS(DECLARE)
+#undef DECLARE
+
+/* What Python's modules gave: functions, types, and numbers of the formats. */
+extern PyObject *slow_put;
+extern PyObject *crc32, *lock_type, *result_type;
+extern unsigned long long magic, head_size, stamp_size, properties_max, pending_max;
+
+/* Names of methods and keywords. */
+/* clang-format off */
+#define NAMES(X) \
+    X(acquire) X(_begin_moment) X(commit) X(dispatch_quietly) X(keys) X(queue_id) X(release) \
+    X(tags) X(unique_key)
+/* clang-format on */
+#define DECLARE(NAME) extern PyObject *s_##NAME;
+NAMES(DECLARE)
+#undef DECLARE
+extern PyObject *zero;
+
+/* put.c */
+PyObject *put(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
+#endif

@@ -1,0 +1,306 @@
+"""A usual put by what is written in C: as by the method in Python, whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rocketstore
+from journal.errors import ClosedError, StorageError, UsageError, WritesRefusedError
+from rocketstore.fast_put import COMPILED
+from rocketstore.pending import PENDING_MAX, Pending
+from rocketstore.put_path import Route
+from rocketstore.putter import Putter
+from tests.memory_fs import MemoryFileSystem
+from tests.rocketstore.support import Clock, open_tiny
+from tests.ways import WAYS, in_python, needs_compiled
+
+pytestmark = needs_compiled
+
+compiled: Any = COMPILED
+
+
+class Ended(BaseException):
+    """What a signal's handler raises."""
+
+
+def memory_store(**options: Any) -> rocketstore.Store:
+    fs = MemoryFileSystem(root="/s")
+    return open_tiny(Path("/s"), **{"fs": fs, "clock": Clock(step=1), **options})
+
+
+def is_free(store: rocketstore.Store) -> bool:
+    return not store._lock._is_owned()  # type: ignore[attr-defined]
+
+
+def test_it_is_in_use() -> None:
+    assert type(rocketstore.Store.__dict__["put"]).__name__ == "method_descriptor"
+
+
+def test_signature_and_docstring_are_those_of_the_method() -> None:
+    fast = rocketstore.Store.put
+    mine, its = inspect.signature(fast), inspect.signature(Putter.put)
+    # ``self`` comes by position only.
+    assert [(one.name, one.kind, one.default) for one in mine.parameters.values()][1:] == [
+        (one.name, one.kind, one.default) for one in its.parameters.values()
+    ][1:]
+    assert inspect.getdoc(fast) == inspect.getdoc(Putter.put)
+
+
+texts = st.sampled_from([None, "", "k", "one two", "\xe9", "a" * 300, "x\x02y", "x\0", "x\x01y"])
+puts = st.lists(
+    st.tuples(
+        st.sampled_from(["T", "T", "other", "\u00fc", ""]),
+        st.sampled_from([0, 1, 100, 900, 3000, 5000]),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "queue_id": st.sampled_from([0, 1, 7, -1, 1 << 31]),
+                "keys": texts | st.just(["a", "b"]),
+                "unique_key": texts,
+                "tags": texts,
+                "flag": st.just(1),
+            },
+        ),
+        st.booleans(),
+    ),
+    max_size=25,
+)
+
+
+@given(puts)
+def test_both_ways_store_the_same_bytes(puts: list[tuple[str, int, dict[str, Any], bool]]) -> None:
+    def run(way: str) -> list[Any]:
+        with in_python(way):
+            seen: list[Any] = []
+            fs = MemoryFileSystem(root="/s", boot=b"one boot")
+            same = {"fs": fs, "name_clock": Clock(step=7), "max_message_size": 4000}
+            with memory_store(**same) as store:
+                for number, (topic, size, fields, looked_at) in enumerate(puts):
+                    try:
+                        seen.append(store.put(topic, bytes((number,)) * size, **fields))
+                    except UsageError as error:
+                        seen.append(str(error))
+                    assert is_free(store)
+                    pending = store._pending
+                    seen.append((list(pending.offsets), dict(pending.queues)))
+                    if looked_at:
+                        seen.append([one.raw for one in store.messages(topic, 0)])
+            return [*seen, fs.contents()]
+
+    assert run("compiled") == run("python")
+
+
+def test_a_result_is_one() -> None:
+    with memory_store() as store:
+        store.put("T", b"first")
+        queue_id = int("1000")
+        store.put("T", b"first there", queue_id=queue_id)
+        put = store.put("T", b"second", queue_id=queue_id)
+        assert type(put) is rocketstore.PutResult
+        assert put.queue_id is queue_id
+        assert put._replace(offset=5).offset == 5
+        assert store.lookup(put.message_id) == store.lookup(put.offset)
+        assert put.store_timestamp == store._last_time
+
+
+def test_arguments_that_are_none_of_its_own() -> None:
+    with memory_store() as store:
+        store.put("T", b"")
+        wrong: list[Any] = [
+            lambda: store.put(),  # type: ignore[call-arg]
+            lambda: store.put("T"),  # type: ignore[call-arg]
+            lambda: store.put("T", b"", 0),  # type: ignore[call-arg]
+            lambda: store.put("T", b"", nothing=1),  # type: ignore[call-arg]
+            lambda: rocketstore.Store.put(None, "T", b""),  # type: ignore[arg-type]
+            lambda: rocketstore.Store.put(),  # type: ignore[call-arg]
+        ]
+        for call in wrong:
+            with pytest.raises(TypeError):
+                call()
+        refused: list[Any] = [
+            lambda: store.put("T", "text"),  # type: ignore[arg-type]
+            lambda: store.put("T", bytearray(b"x")),  # type: ignore[arg-type]
+            lambda: store.put(5, b""),  # type: ignore[arg-type]
+            lambda: store.put("T", b"", queue_id=-1),
+            lambda: store.put("T", b"", queue_id=1 << 40),
+            lambda: store.put("T", b"", keys="x" * 40_000),
+            lambda: store.put("T", b"", keys="x" * 20_000, tags="y" * 20_000),
+        ]
+        for call in refused:
+            with pytest.raises(UsageError):
+                call()
+        assert store.put(topic="T", body=b"by name").queue_offset == 1
+        assert store.put("T", b"", queue_id=True, keys=None, tags=None).queue_offset == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_it_calls_raises(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The put is not done; what follows is."""
+
+    def ended(*_: object) -> None:
+        raise Ended
+
+    with in_python(way), memory_store() as store:
+        store.put("T", b"0")
+        stored = [b"0"]
+        for target, name in (
+            (Clock, "__call__"),
+            (Putter, "_begin_moment"),
+            (type(store._commitlog.view), "__setitem__"),
+        ):
+            with monkeypatch.context() as context:
+                context.setattr(target, name, ended)
+                with pytest.raises(Ended):
+                    store.put("T", b"not")
+            assert is_free(store)
+            stored.append(name.encode())
+            assert store.put("T", stored[-1]).queue_offset == len(stored) - 1
+        assert store.get("T", 0, 0).bodies == stored
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_dispatch_that_is_ended(way: str) -> None:
+    """The message is stored, and the store is used no more."""
+    with in_python(way):
+        fs = MemoryFileSystem(root="/s")
+        store = memory_store(fs=fs, commitlog_file_size=1 << 20, consumequeue_file_size=1 << 20)
+        for _ in range(PENDING_MAX - 1):
+            store.put("T", b"")
+        assert len(store._pending.offsets) == PENDING_MAX - 1
+        with patch.object(Pending, "_columns", side_effect=Ended), pytest.raises(Ended):
+            store.put("T", b"last")
+        assert is_free(store)
+        with pytest.raises(WritesRefusedError, match="cut short by Ended"):
+            store.put("T", b"")
+        store.close()
+        with memory_store(fs=fs, commitlog_file_size=1 << 20) as again:
+            assert again.get("T", 0, PENDING_MAX - 1).bodies == [b"last"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_dispatches_after_so_many(way: str) -> None:
+    with in_python(way), memory_store(commitlog_file_size=1 << 20) as store:
+        for number in range(PENDING_MAX + 3):
+            store.put("T", b"", queue_id=number % 2)
+        assert len(store._pending.offsets) == 3
+        assert store.get("T", 1, 0).max_offset == PENDING_MAX // 2 + 1
+
+
+def test_a_store_that_takes_no_writes(tmp_path: Path) -> None:
+    store = open_tiny(tmp_path)
+    store.put("T", b"a")
+    store._full = True
+    with pytest.raises(StorageError, match="full_ratio"):
+        store.put("T", b"b")
+    store._full = False
+    store._poison.set(OSError(5, "EIO"))
+    with pytest.raises(WritesRefusedError):
+        store.put("T", b"b")
+    assert is_free(store)
+    store.close()
+    with pytest.raises(ClosedError):
+        store.put("T", b"b")
+    with open_tiny(tmp_path, read_only=True) as store:
+        with pytest.raises(UsageError, match="for reading only"):
+            store.put("T", b"b")
+        assert is_free(store)
+
+
+def test_a_store_with_a_wide_host(tmp_path: Path) -> None:
+    with open_tiny(tmp_path, store_host="[::1]:10911") as store:
+        for number in range(3):
+            assert len(store.put("T", b"%d" % number).store_host) == 20
+        assert store.get("T", 0, 0).bodies == [b"0", b"1", b"2"]
+
+
+def test_a_put_waits_for_the_lock_and_for_the_disk(tmp_path: Path) -> None:
+    with open_tiny(tmp_path, durability="fsync") as store:
+        store.put("T", b"a")
+        syncs = patch.object(type(store._group), "commit", side_effect=store._group.commit)
+        with syncs as commit:
+            thread = threading.Thread(target=store.put, args=("T", b"b"))
+            with store._lock:
+                thread.start()
+                thread.join(0.05)
+                assert thread.is_alive()
+                assert not commit.called
+            thread.join(10)
+            assert commit.call_count == 1
+        assert store.get("T", 0, 0).bodies == [b"a", b"b"]
+
+
+def test_a_finalizer_that_puts() -> None:
+    """The collector may run whenever an object is made, and so within a put."""
+    put: list[bytes] = []
+
+    class Last:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            put.append(b"from a finalizer")
+            store.put("T", put[-1])
+
+    before = gc.get_threshold()
+    with memory_store(commitlog_file_size=1 << 20) as store:
+        store.put("T", b"")
+        put.append(b"")
+        gc.set_threshold(1)
+        try:
+            for _ in range(300):
+                Last()
+                put.append(b"from the caller")
+                store.put("T", put[-1])
+        finally:
+            gc.set_threshold(*before)
+        gc.collect()
+        found = [message.body for message in store.messages("T", 0)]
+        assert len(put) > 500
+        assert sorted(found) == sorted(put)
+
+
+def test_no_object_is_left_behind() -> None:
+    store = memory_store(
+        commitlog_file_size=1 << 22, consumequeue_file_size=1 << 20, index_entries=5000
+    )
+    topic, body, key = "".join(("T", "T")), b"x" * 300, "k" * 300
+
+    def work(count: int) -> None:
+        for number in range(count):
+            store.put(topic, body)
+            store.put(topic, body, keys=key, tags=key, unique_key=key, queue_id=number & 1)
+            with pytest.raises(UsageError):
+                store.put(topic, body, keys="\x02")
+            with patch.object(Putter, "_begin_moment", side_effect=Ended), pytest.raises(Ended):
+                store.put(topic, body)
+        store.get(topic, 0, 0)
+        gc.collect()
+
+    with store:
+        work(100)
+        blocks = sys.getallocatedblocks()
+        route = store._route(topic, 0)
+        of = [topic, body, key, route, store, store._commitlog, store._pending, store._lock, None]
+        counts = [sys.getrefcount(one) for one in of]
+        work(500)
+        assert sys.getallocatedblocks() - blocks < 500
+        for one, before in zip(of, counts, strict=True):
+            assert abs(sys.getrefcount(one) - before) < 100
+
+
+def test_what_it_is_given_is_looked_at() -> None:
+    with pytest.raises(KeyError):
+        compiled.install({"Store": rocketstore.Store})
+    with pytest.raises(TypeError, match="Store is not a type"):
+        compiled.install({"Store": 5})
+    assert Route.__slots__
