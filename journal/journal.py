@@ -18,11 +18,11 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from journal.block_sums import extent
+from journal.call_lock import CallLock
 from journal.durations import Durations
 from journal.errors import ClosedError, StorageError
 from journal.files import (
@@ -126,7 +126,7 @@ class Journal:
         self._sealed = position
         self._commits = GroupCommit(self._sync_now)
         # Held while a sync uses the descriptor, so that no rebase closes it under the call.
-        self._fd_in_use = threading.Lock()
+        self._fd_in_use = CallLock()
         poison.watch(self)
         if poison.reason is not None:
             self.refuse()

@@ -18,6 +18,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
+from journal.call_lock import CallLock, refuse_twice
 from journal.durations import Stopwatch
 
 __all__ = ["GroupCommit"]
@@ -59,17 +60,30 @@ class GroupCommit:
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._leader: _Waiter | None = None
         self._waiting: list[_Waiter] = []
+        self._callers: set[int] = set()
         self.rounds = 0
         self.stopwatch = Stopwatch()
 
     def commit(self) -> None:
         """Return when a ``sync`` that began after this call has ended.
 
-        Raises what that ``sync`` raised, in every caller that it stood for.
+        Raises what that ``sync`` raised, in every caller that it stood for, and
+        :class:`UsageError` when the calling thread is in here already (:mod:`journal.call_lock`):
+        what it waits for can't come.
         """
+        caller = threading.get_ident()
+        if caller in self._callers:
+            refuse_twice()
+        try:
+            self._callers.add(caller)
+            self._commit()
+        finally:
+            self._callers.discard(caller)
+
+    def _commit(self) -> None:
         me = _Waiter()
         try:
             with self._lock:

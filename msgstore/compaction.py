@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from journal.call_lock import CallLock
 from journal.errors import StorageError, StoreError
 from journal.files import pread_all, pwrite_all
 from msgstore.format import tmp_name
@@ -102,7 +103,7 @@ class Compactor:
         self._bytes_per_second = bytes_per_second
         self._background = background
         self._allowed_per_live = _SLACK / (1 - state.garbage_ratio)
-        self._mutex = threading.RLock()
+        self._mutex = CallLock()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._room = threading.Condition()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 import os
-import threading
 
+from journal.call_lock import CallLock
 from journal.errors import ClosedError
 from journal.files import FileSystem
 from journal.poison import Poison
@@ -54,7 +54,7 @@ class State:
         self.summary = summary
         self.garbage_ratio = garbage_ratio
         self.handles = Handles(fs, directory, writable, max_open_files)
-        self.lock = threading.Lock()
+        self.lock = CallLock()
         self.closed = False
         self.current: int | None = None
         """Key of the file that is appended to."""

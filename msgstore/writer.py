@@ -8,9 +8,9 @@ behind it; if even the cut fails, the store takes no more writes.
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable, Sequence
 
+from journal.call_lock import CallLock
 from journal.errors import StorageError, UsageError, WritesRefusedError
 from journal.files import pwrite_all
 from journal.sync import GroupCommit
@@ -51,7 +51,7 @@ class Writer:
         self._limit = file_size_limit
         self._max_record = max_message_bytes
         self._on_garbage = on_garbage
-        self._append_lock = threading.Lock()
+        self._append_lock = CallLock()
         self._handle: Handle | None = None
         self._names_changed = True
         self._group = GroupCommit(self._sync)

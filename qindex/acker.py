@@ -8,6 +8,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import ACK, ACK_BITS
 from qindex.delivery import Batch, BatchDelivery, Delivery
@@ -31,6 +32,8 @@ class Acker(QueueCore):
         Raises :class:`UsageError` for a delivery of another queue, or one that was settled.
         """
         lock = self._lock
+        if lock.is_mine():
+            refuse_twice()
         try:
             take = lock.take
             if not take():

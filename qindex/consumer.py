@@ -15,6 +15,7 @@ from time import monotonic, time_ns
 
 import numpy as np
 
+from journal.call_lock import refuse_twice
 from journal.errors import DamageError, UsageError
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
@@ -60,6 +61,8 @@ class Consumer(Settler):
             check_lease(lease)
         lock = self._lock
         given: Delivery | None
+        if lock.is_mine():
+            refuse_twice()
         try:
             take = lock.take
             if not take():

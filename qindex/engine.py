@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import time_ns
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from journal import format as journal_format
+from journal.call_lock import CallLock
 from journal.errors import (
     ClosedError,
     DamageError,
@@ -77,7 +77,7 @@ class Engine:
         self.findings: list[Finding] = []
         self._fs = fs
         self._poison = Poison()
-        self._lock: threading.RLock | RefusingLock = threading.RLock()
+        self._lock: CallLock | RefusingLock = CallLock()
         self._awake: dict[str, Queue] = {}
         self._resting: dict[str, RestingQueue] = {}
         self._queues_directory = os.path.join(directory, layout.QUEUES)

@@ -37,6 +37,7 @@ def install(queue: type) -> None:
                 "set_right": set_right,
                 "put_back": put_back,
                 "let_go": QueueLock.let_go,
+                "is_mine": QueueLock.is_mine,
                 "StoreError": StoreError,
                 "PUBLISHED": PUBLISHED,
                 "OUT": OUT,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 
+from journal.call_lock import CallLock
 from journal.errors import DamageError, StoreError
 from journal.files import FileSystem
 from journal.findings import Finding
@@ -78,7 +78,7 @@ class Messages:
         self._options = options
         self._poison = poison
         self._before_reclaim = before_reclaim
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         self._persistent: MessageStore | None = None
         self._transient: MessageStore | None = None
         self._run = os.urandom(RUN_SIZE)

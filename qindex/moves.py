@@ -28,6 +28,7 @@ from itertools import groupby, islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from journal.call_lock import CallLock
 from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
 from journal.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
 from journal.poison import Poison
@@ -91,7 +92,7 @@ class Moves:
         self._idle = options.flush_idle
         self._alarm = alarm
         self._boot = fs.boot_id()
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         # What threads ask for, and which of them is doing all of it.
         self._asked: deque[_Request] = deque()
         self._rounds = GroupCommit(self._serve_all)

@@ -10,19 +10,19 @@ stands in line itself. As the one that tries gets to run only when the interpret
 from the other, every 5 ms, a thread has the lock for thousands of calls in a row.
 
 All of this is in what :attr:`QueueLock.take` is at the moment, always one call of C for the paths
-of single messages: they ask nothing else. It is one lock all the time, whose class changes for
-those that take it by ``with``.
+of single messages: they ask nothing else.
 
-The lock knows its owner, for one reason: a signal's handler may raise anywhere in here, and then
-what is to be given back must be known. Nobody takes it twice.
+A signal's handler may raise anywhere in here; then the lock knows whether it is to be given back.
 """
 
 from __future__ import annotations
 
-from _thread import RLock, allocate_lock, get_ident
+from _thread import allocate_lock, get_ident
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+
+from journal.call_lock import CallLock, refuse_twice
 
 __all__ = ["QueueLock"]
 
@@ -34,22 +34,23 @@ _REFUSE = bool
 """What gives false, and takes nothing."""
 
 
-class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not
+class QueueLock(CallLock):  # type: ignore[misc]  # as there
     """The lock of a queue.
 
     ``take``: takes the lock, or gives false; then :meth:`stand_in_line` is to be called. The two
-    are what ``with`` begins with, for the paths that spare themselves the rest of it; each of them
-    ends with ``release``, and with :meth:`let_go` after an exception. ``waits``: how often somebody
-    had to stand in line.
+    are what ``with`` begins with, for the paths that spare themselves the rest of it, behind a look
+    whether it :meth:`is_mine`; each of them ends with ``release``, and with :meth:`let_go` after an
+    exception. ``waits``: how often somebody had to stand in line.
     """
 
-    __slots__ = ("_alone", "_given_up", "_line", "_seen", "_user", "take", "waits")
+    __slots__ = ("_alone", "_given_up", "_line", "_seen", "_shared", "_user", "take", "waits")
 
     take: Callable[[], bool]
 
     def __init__(self) -> None:
         self._line = allocate_lock()
         self._given_up = allocate_lock()
+        self._shared = False
         self.take = self._first_try()
         self.waits = 0
         self._user = get_ident()
@@ -57,7 +58,7 @@ class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class 
 
     def is_shared(self) -> bool:
         """Tell whether it is patient: several threads use it."""
-        return self.__class__ is _PatientLock
+        return self._shared
 
     def is_wanted(self) -> bool:
         """Tell whether somebody tries for it who gets it next."""
@@ -65,7 +66,7 @@ class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class 
 
     def share(self, shared: bool) -> None:
         """Make it patient, or plain; who holds it calls this."""
-        self.__class__ = _PatientLock if shared else QueueLock
+        self._shared = shared
         self.take = self._first_try()
 
     def _first_try(self) -> Callable[[], bool]:
@@ -97,15 +98,16 @@ class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class 
                 self._given_up.acquire(True, _PAUSE)
             self.take = self._first_try()
 
-    def let_go(self) -> None:
-        """Release it, if the calling thread has it: a handler may raise before and after."""
+    def __enter__(self, *_: object) -> bool:
         if self.is_mine():
-            self.release()
-
-    def is_mine(self) -> bool:
-        """Tell whether the calling thread has it."""
-        owned: bool = self._is_owned()  # type: ignore[attr-defined]
-        return owned
+            refuse_twice()
+        try:
+            if not self.take():
+                self.stand_in_line()
+        except BaseException:
+            self.let_go()
+            raise
+        return True
 
     def give_up(self) -> None:
         """Tell the one that tries that the lock is free."""
@@ -124,18 +126,3 @@ class QueueLock(RLock):  # type: ignore[misc]  # the stubs say final, the class 
     def _acquire_restore(self, _state: object) -> None:
         # How a condition takes it again.
         self.retake()
-
-
-class _PatientLock(QueueLock):  # type: ignore[misc]
-    """The same while several threads use it: what ``with`` begins with is not a call of C."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> bool:  # type: ignore[override]
-        try:
-            if not self.take():
-                self.stand_in_line()
-        except BaseException:
-            self.let_go()
-            raise
-        return True

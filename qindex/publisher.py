@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
+from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import ACTION_WORD, DELIVER_BITS, pack_publish
 from qindex.cut_short import set_batch_right, set_right
@@ -82,6 +83,8 @@ class Publisher(QueueCore):
             limits = self._limits
         size = len(body)
         lock = self._lock
+        if lock.is_mine():
+            refuse_twice()
         try:
             take = lock.take
             if not take():

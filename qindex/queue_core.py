@@ -6,9 +6,11 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from time import sleep
 from typing import TYPE_CHECKING
 
+from journal.call_lock import refuse_twice
 from journal.durations import Stopwatch
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
 from journal.format import ACTION_SIZE
@@ -125,7 +127,8 @@ class QueueCore:
         # How many wait for a message, and how many for an ack.
         self._waiting = 0
         self._holding = 0
-        self._flushing = False
+        # The thread that flushes; 0: none.
+        self._flushing = 0
         self._flush_times = Stopwatch()
         # The dirty_count from which on a flush that has failed is tried again.
         self._retry_at = 0
@@ -237,7 +240,9 @@ class QueueCore:
 
     def __len__(self) -> int:
         """Messages that are ready: waiting, not with a consumer. O(1)."""
-        return self._index.live - self._index.out
+        index = self._index
+        # Each is counted under the lock, and read without: a get may come in between.
+        return max(index.live - index.out, 0)
 
     def __bool__(self) -> bool:
         """A queue is true, empty or not."""
@@ -307,7 +312,7 @@ class QueueCore:
                     self._real_lock.retake()
             return
         self._request_flush(self)
-        while CALLER.waits and self._is_pressed():
+        while CALLER.waits and self._is_pressed() and self._flushing != get_ident():
             if not self._flushed.wait(_LOOK_AGAIN) and not self._flushing:
                 break
 
@@ -328,12 +333,12 @@ class QueueCore:
 
     def _flush(self) -> None:
         """Flush; what of it was not durable in the journal need not be in its emptied state."""
-        mine = False
+        me, mine = get_ident(), False
         try:
             with self._real_lock:
                 self._await_flush()
                 self._check_open()
-                self._flushing = mine = True
+                self._flushing, mine = me, True
             # If it fails it is not tried again at each call, but after as many more actions.
             self._retry_at = self._index.dirty + self._patience()
             with self._flush_times.running():
@@ -346,13 +351,15 @@ class QueueCore:
         finally:
             if mine:
                 # At once: a signal's handler may raise while the lock is taken.
-                self._flushing = False
+                self._flushing = 0
                 with self._real_lock:
                     self._flushed.notify_all()
 
     def _await_flush(self) -> None:
         """Wait until no flush is under way. Lock held, though not meanwhile."""
         while self._flushing:
+            if self._flushing == get_ident():
+                refuse_twice()
             self._flushed.wait(_LOOK_AGAIN)
 
     @contextmanager

@@ -15,9 +15,9 @@ tried, never waited for: a queue whose lock is taken is in use anyway.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from journal.call_lock import CallLock
 from journal.errors import StoreError
 from qindex.fetched import NOTHING_FETCHED
 from qindex.guards import RefusingLock
@@ -42,7 +42,7 @@ class Roster:
         self.most = most
         self._few = most - most // _PART_SPARE
         self._ask = ask
-        self._lock = threading.Lock()
+        self._lock = CallLock()
         # Those that have waited longest for a look come first; with what they had done by then.
         self._awake: dict[QueueCore, int] = {}
 

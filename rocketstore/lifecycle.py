@@ -8,9 +8,11 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from journal.call_lock import Entrance
 from journal.errors import StorageError, StoreError, WritesRefusedError
 from journal.files import close_quietly, make_dirs, replace_file
 from rocketstore.compose import Delivered
@@ -23,6 +25,7 @@ from rocketstore.message import StoredMessage
 from rocketstore.offsets import int_table, load_json, save_json
 from rocketstore.options import Options
 from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC
+from rocketstore.put_path import put_general
 from rocketstore.retention import Retention
 
 if TYPE_CHECKING:
@@ -41,7 +44,11 @@ class Keeper:
         self._store = store
         self._fs = store.options.fs
         self._paths = store._paths
-        self._sync_lock = threading.Lock()
+        self._checkpoints = threading.RLock()
+        """Held from taking note of what is to be synced until it is vouched for: what one takes
+        the next one would not find. Taken before the next lock, and that before the store's."""
+        self._entrance = Entrance(self._checkpoints)
+        self._sync_lock = threading.RLock()
         """Held while descriptors are synced, so that no file is closed or deleted meanwhile."""
         content = load_json(self._fs, self._paths.delay_offset)
         self._delay_offsets = int_table(content.get("offsetTable"))
@@ -68,12 +75,18 @@ class Keeper:
             self._fs.unlink(self._paths.abort)
             self._fs.sync_dir(self._paths.root)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nobody syncs, and let nobody begin to; for who then takes the store's lock."""
+        with self._checkpoints, self._sync_lock:
+            yield
+
     def finish(self) -> None:
         """Make all durable and remove ``abort``. Raises :class:`StorageError` and
         :class:`WritesRefusedError`; ``abort`` then stays."""
-        self.checkpoint()
         # Cut short behind the unlink, nothing may be put that no ``abort`` stands for.
         with WholeOrNothing(self._store):
+            self._checkpoint()
             try:
                 self._fs.unlink(self._paths.abort)
                 self._fs.sync_dir(self._paths.root)
@@ -105,7 +118,7 @@ class Keeper:
 
     def checkpoint(self) -> None:
         """Sync log, queues and index, then say so in ``checkpoint`` and our own file."""
-        with WholeOrNothing(self._store):
+        with self._entrance, WholeOrNothing(self._store):
             self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -252,10 +265,14 @@ class Keeper:
             _log.warning("offset %d: delayed message without its topic, dropped", message.offset)
             return
         fields = message.fields
-        self._store.put(
+        put_general(
+            self._store,
             topic,
             message.body,
-            queue_id=int(queue_id),
+            int(queue_id),
+            None,
+            None,
+            None,
             properties=Delivered(message.properties_bytes),
             flag=message.flag,
             sys_flag=message.sys_flag,

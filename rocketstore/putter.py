@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Unpack
 
+from journal.call_lock import refuse_twice
 from journal.errors import StorageError, StoreError, UsageError
 from journal.poison import Poison
 from journal.sync import GroupCommit
@@ -115,6 +116,8 @@ class Putter:
         size = _HEAD_SIZE + length + len(tail)
         crc = crc32(body) & 0x7FFFFFFF
         log, lock, pending = self._commitlog, self._lock, self._pending
+        if lock._is_owned():  # type: ignore[attr-defined]
+            refuse_twice()
         try:
             # A ``with`` costs twice as much.
             lock.acquire()

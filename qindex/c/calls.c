@@ -25,13 +25,18 @@ clean_up(PyObject *function, const char *arguments, ...)
     PyErr_Restore(type, value, trace);
 }
 
-/* Take the queue's lock: 1; 0: it is not to be had at once, or the queue is closed; -1: raised. */
+/* Take the queue's lock: 1; 0: it is not to be had at once, this thread has it, or the queue is
+ * closed; -1: raised. */
 int
 take(PyObject *lock)
 {
-    if (lock == NULL || !PyObject_TypeCheck(lock, type_of[LOCK])
-        || SLOT(lock, LOCK, take) == NULL) {
+    if (lock == NULL || !IS(lock, LOCK) || SLOT(lock, LOCK, take) == NULL) {
         return 0;
+    }
+    PyObject *mine = called(is_mine, lock);
+    Py_XDECREF(mine);
+    if (mine != Py_False) {
+        return mine == NULL ? -1 : 0;
     }
     PyObject *taken = called(SLOT(lock, LOCK, take), NULL);
     int yes = taken == NULL ? -1 : PyObject_IsTrue(taken);

@@ -24,7 +24,7 @@ NAMES(DEFINE)
 PyObject *reserve_only;
 
 PyObject *slow_publish, *slow_get, *slow_ack;
-PyObject *set_right, *put_back, *let_go, *store_error;
+PyObject *set_right, *put_back, *let_go, *is_mine, *store_error;
 PyObject *plain_heads, *plain_parts, *digest;
 unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
@@ -49,6 +49,7 @@ static const Given of_paths[] = {
     {"set_right", &set_right, NULL},
     {"put_back", &put_back, NULL},
     {"let_go", &let_go, NULL},
+    {"is_mine", &is_mine, NULL},
     {"StoreError", &store_error, NULL},
     {"PUBLISHED", NULL, &published},
     {"OUT", NULL, &out},

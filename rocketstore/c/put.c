@@ -324,6 +324,15 @@ released(PyObject *lock, int outcome)
     return outcome;
 }
 
+/* Whether this thread has the lock: 1, 0, or -1. */
+static int
+is_mine(PyObject *lock)
+{
+    PyObject *mine = PyObject_CallMethodNoArgs(lock, s__is_owned);
+    Py_XDECREF(mine);
+    return mine == NULL ? -1 : mine == Py_True;
+}
+
 /* As put_held, of a message whose record is made. */
 static int
 put_record(PyObject *self, const Message *message, PyObject *route, PyObject *record,
@@ -343,8 +352,9 @@ put_record(PyObject *self, const Message *message, PyObject *route, PyObject *re
         return 0;
     }
     Py_INCREF(lock);
-    int outcome = told(lock, s_acquire);
-    if (outcome == 0) {
+    /* Where this thread has it the method says what is wrong. */
+    int mine = is_mine(lock), outcome = mine < 0 ? -1 : 0;
+    if (mine == 0 && (outcome = told(lock, s_acquire)) == 0) {
         outcome = released(lock, put_held(self, message, route, record, crc, result));
     }
     Py_DECREF(lock);

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["Interruption", "interrupted_at", "points_of"]
+__all__ = ["Interruption", "interrupted_at", "points_of", "run_at"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(str(_ROOT / name) for name in ("qindex", "journal", "msgstore", "rocketstore"))
@@ -60,10 +60,11 @@ def _is_ours(file: str) -> bool:
 
 
 class _Tracer:
-    def __init__(self, stop_at: int) -> None:
+    def __init__(self, stop_at: int, handler: Callable[[str], object]) -> None:
         self.count = 0
         self.where = ""
         self._stop_at = stop_at
+        self._handler = handler
         self._last: dict[FrameType, int] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -85,11 +86,18 @@ class _Tracer:
         self.count += 1
         if self.count == self._stop_at:
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-            raise Interruption(self.where)
+            sys.settrace(None)
+            self._handler(self.where)
 
 
-def _run(call: Callable[[], object], stop_at: int) -> _Tracer:
-    tracer = _Tracer(stop_at)
+def _end(where: str) -> NoReturn:
+    raise Interruption(where)
+
+
+def _run(
+    call: Callable[[], object], stop_at: int, handler: Callable[[str], object] = _end
+) -> _Tracer:
+    tracer = _Tracer(stop_at, handler)
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
@@ -112,3 +120,8 @@ def interrupted_at(call: Callable[[], object], point: int) -> str | None:
     except Interruption as error:
         return str(error)
     return None
+
+
+def run_at(call: Callable[[], object], point: int, handler: Callable[[], object]) -> str | None:
+    """Make a call, and run ``handler`` at this point; tells where, or ``None`` as above."""
+    return _run(call, point, lambda _: handler()).where or None

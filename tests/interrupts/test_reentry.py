@@ -1,0 +1,193 @@
+"""A signal's handler, or a finalizer, that makes calls of its own in the middle of another one.
+
+Each call is made once for each point where a handler can run, in the profile ``ci`` for every
+seventh, with a handler that makes a call of the same thread: of the same queue or store, or of
+another queue. That call is done, or refused before it has changed anything; the other one goes on
+as if nothing had been. Nothing is lost, doubled or mixed up, and nobody waits for himself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import qindex
+import rocketstore
+from journal.errors import ClosedError, UsageError
+from rocketstore.verify import verify
+from tests.interrupts import test_rocketstore as rocket
+from tests.interrupts.interruption import points_of, run_at
+from tests.interrupts.operations import COMPILED, LARGE, OPERATIONS, OPTIONS, Operation
+from tests.interrupts.test_interrupts import EVERY, check_bodies, drained
+from tests.rocketstore.support import TINY
+from tests.ways import in_python, needs_compiled
+
+pytestmark = pytest.mark.timeout(120)
+
+OWN = b"from a handler"
+Handler = Callable[[qindex.Engine, qindex.Queue], None]
+
+
+def publish(_engine: qindex.Engine, queue: qindex.Queue) -> None:
+    queue.publish(OWN)
+
+
+def publish_elsewhere(engine: qindex.Engine, _queue: qindex.Queue) -> None:
+    engine.queue("other").publish(OWN + LARGE)
+
+
+def look(_engine: qindex.Engine, queue: qindex.Queue) -> None:
+    queue.stats()
+    queue.flush()
+
+
+HANDLERS = [publish, publish_elsewhere, look]
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("handler", HANDLERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
+def test_a_handler_that_makes_a_call(
+    tmp_path: Path, operation: Operation, handler: Handler, durability: str
+) -> None:
+    with in_python():
+        every_point(tmp_path, operation, handler, durability)
+
+
+@needs_compiled
+@pytest.mark.parametrize("handler", HANDLERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("operation", COMPILED, ids=lambda one: one.__name__)
+def test_a_handler_within_a_compiled_call(
+    tmp_path: Path, operation: Operation, handler: Handler
+) -> None:
+    every_point(tmp_path, operation, handler, "os")
+
+
+def every_point(tmp_path: Path, operation: Operation, handler: Handler, durability: str) -> None:
+    def opened(name: str) -> qindex.Engine:
+        engine: qindex.Engine = qindex.open(tmp_path / name, **OPTIONS, durability=durability)
+        return engine
+
+    engine = opened("whole")
+    points = points_of(operation(engine, engine.queue("q")).call)
+    engine.close()
+    first = OPERATIONS.index(operation) % min(EVERY, points)
+    outcomes: Counter[str] = Counter()
+    for point in range(1 + first, points + 1, EVERY):
+        engine = opened(f"{point}")
+        queue = engine.queue("q")
+        case = operation(engine, queue)
+        outcome = "not run"
+
+        def handle(engine: qindex.Engine = engine, queue: qindex.Queue = queue) -> None:
+            nonlocal outcome
+            try:
+                handler(engine, queue)
+                outcome = "done"
+            except (UsageError, ClosedError) as error:
+                outcome = "refused" if "middle of another call" in str(error) else "closed"
+                assert outcome == "refused" or operation.__name__ == "close"
+
+        where = run_at(case.call, point, handle)
+        try:
+            outcomes[outcome] += 1
+            engine.close()
+            with qindex.open(tmp_path / f"{point}", **OPTIONS) as again:
+                assert not again.findings
+                bodies = drained(again.queue("q"))
+                own = bodies.count(OWN) + drained(again.queue("other")).count(OWN + LARGE)
+                if handler is look:
+                    assert own == 0
+                elif durability == "os" or outcome != "refused":
+                    assert own == (outcome == "done")
+                else:  # it may have been about to be made durable
+                    assert own <= 1
+                check_bodies([body for body in bodies if body != OWN], case)
+                assert all(body in bodies for body in case.new), "what was interrupted is not done"
+        except Exception as error:
+            raise AssertionError(f"{outcome} at {where}: {error!r}") from error
+    assert outcomes.total()
+
+
+def put(store: rocketstore.Store) -> None:
+    store.put("T", OWN, keys="own")
+
+
+def put_elsewhere(store: rocketstore.Store) -> None:
+    store.put_many("elsewhere", [OWN], keys=["own"])
+
+
+def ask(store: rocketstore.Store) -> None:
+    store.query("T", "own")
+    store.checkpoint()
+
+
+ROCKET_HANDLERS = [put, put_elsewhere, ask]
+
+
+@pytest.mark.parametrize("handler", ROCKET_HANDLERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("operation", rocket.OPERATIONS, ids=lambda one: one.__name__)
+def test_a_handler_of_a_store_that_makes_a_call(
+    tmp_path: Path,
+    operation: rocket.Operation,
+    handler: Callable[[rocketstore.Store], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rocketstore.pending.PENDING_MAX", 6)
+    monkeypatch.setattr("rocketstore.putter.PENDING_MAX", 6)
+    with in_python():
+        every_point_of_a_store(tmp_path, operation, handler)
+
+
+@needs_compiled
+@pytest.mark.parametrize("handler", ROCKET_HANDLERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("operation", rocket.OPERATIONS[:4], ids=lambda one: one.__name__)
+def test_a_handler_within_a_compiled_put(
+    tmp_path: Path, operation: rocket.Operation, handler: Callable[[rocketstore.Store], None]
+) -> None:
+    every_point_of_a_store(tmp_path, operation, handler)
+
+
+def every_point_of_a_store(
+    tmp_path: Path, operation: rocket.Operation, handler: Callable[[rocketstore.Store], None]
+) -> None:
+    store = rocket.open_here(tmp_path / "whole")
+    points = points_of(operation(store).call)
+    store.close()
+    first = rocket.OPERATIONS.index(operation) % min(EVERY, points)
+    outcomes: Counter[str] = Counter()
+    for point in range(1 + first, points + 1, EVERY):
+        path = tmp_path / f"{point}"
+        store = rocket.open_here(path)
+        case = operation(store)
+        outcome = "not run"
+
+        def handle(store: rocketstore.Store = store) -> None:
+            nonlocal outcome
+            try:
+                handler(store)
+                outcome = "done"
+            except (UsageError, ClosedError) as error:
+                outcome = "refused" if "middle of another call" in str(error) else "closed"
+                assert outcome == "refused" or operation.__name__ == "close"
+
+        where = run_at(case.call, point, handle)
+        try:
+            outcomes[outcome] += 1
+            store.close()
+            with rocket.open_here(path) as again:
+                assert not again.findings
+                bodies = [message.body for message in again.messages("T", 0)]
+                own = bodies.count(OWN) + again.get("elsewhere", 0, 0).bodies.count(OWN)
+                assert own == (handler is not ask and outcome == "done")
+                found = again.query("T", "own") + again.query("elsewhere", "own")
+                assert [one.body for one in found] == [OWN] * own
+                others = [body for body in bodies if body != OWN]
+                assert others == [*case.live, *case.new]
+            assert not verify(path, **TINY)
+        except Exception as error:
+            raise AssertionError(f"{outcome} at {where}: {error!r}") from error
+    assert outcomes.total()
