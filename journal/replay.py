@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import enum
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,8 @@ __all__ = ["Ending", "RecordColumns", "Walk", "join_walks", "walk_journal"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
+
+_Head = TypeVar("_Head", np.uint16, np.uint64)
 
 _ZERO_HEAD = bytes(PUBLISH_HEAD_SIZE)
 _RUN_PROBE = 32
@@ -66,7 +68,7 @@ class Walk:
     def __len__(self) -> int:
         return len(self.kinds)
 
-    def take(self, chosen: npt.NDArray[np.bool_] | slice) -> Walk:
+    def take(self, chosen: npt.NDArray[np.bool_] | I64 | slice) -> Walk:
         """Give the chosen records; ``end`` and ``ending`` stay."""
         return Walk(
             self.kinds[chosen],
@@ -78,17 +80,18 @@ class Walk:
         )
 
 
-class RecordColumns:
-    """What a walk has met so far: head (its first bytes as a number), offset and length of each
-    record; single ones in lists, runs of records as arrays."""
+class RecordColumns(Generic[_Head]):
+    """What a walk has met so far: head (its first bytes as a number, of type ``head``), offset and
+    length of each record; single ones in lists, runs of records as arrays."""
 
-    __slots__ = ("_heads", "_length", "_lengths", "_offsets", "_parts")
+    __slots__ = ("_head", "_heads", "_length", "_lengths", "_offsets", "_parts")
 
-    def __init__(self) -> None:
+    def __init__(self, head: type[_Head]) -> None:
+        self._head: type[_Head] = head
         self._heads: list[int] = []
         self._offsets: list[int] = []
         self._lengths: list[int] = []
-        self._parts: list[tuple[U64, I64, I64]] = []
+        self._parts: list[tuple[npt.NDArray[_Head], I64, I64]] = []
         self._length = 0
 
     def __len__(self) -> int:
@@ -101,7 +104,7 @@ class RecordColumns:
         self._lengths.append(length)
         self._length += 1
 
-    def put_run(self, heads: U64, offset: int, length: int) -> None:
+    def put_run(self, heads: npt.NDArray[_Head], offset: int, length: int) -> None:
         """Add a run of records of one length; the first stands at ``offset``."""
         self._put_singles()
         count = len(heads)
@@ -111,16 +114,16 @@ class RecordColumns:
 
     def _put_singles(self) -> None:
         if self._heads:
-            heads = np.array(self._heads, np.uint64)
+            heads = np.array(self._heads, self._head)
             offsets, lengths = np.array(self._offsets, np.int64), np.array(self._lengths, np.int64)
             self._parts.append((heads, offsets, lengths))
             self._heads, self._offsets, self._lengths = [], [], []
 
-    def finish(self) -> tuple[U64, I64, I64]:
+    def finish(self) -> tuple[npt.NDArray[_Head], I64, I64]:
         """Give heads, offsets and lengths of all records."""
         self._put_singles()
         if not self._parts:
-            return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64)
+            return np.empty(0, self._head), np.empty(0, np.int64), np.empty(0, np.int64)
         heads, offsets, lengths = zip(*self._parts, strict=True)
         return np.concatenate(heads), np.concatenate(offsets), np.concatenate(lengths)
 
@@ -142,7 +145,7 @@ def walk_journal(
     """
     view = memoryview(data)[:stop]
     size = len(view)
-    columns = RecordColumns()
+    columns = RecordColumns(np.uint64)
     unpack_word = ACTION_WORD.unpack_from
     unpack_head = PUBLISH_HEAD.unpack_from
     position = start
@@ -212,14 +215,18 @@ def _run_length(
 
 
 def join_walks(walks: list[Walk]) -> Walk:
-    """Put walks of one journal, in order, behind one another; the last one's ending counts."""
-    if len(walks) == 1:
-        return walks[0]
+    """Put walks of one file, in order, behind one another; the last one's ending counts.
+
+    O(records), O(walks) where one of them has them all.
+    """
+    filled = [walk for walk in walks if len(walk)] or walks[-1:]
+    if len(filled) == 1:
+        return replace(filled[0], end=walks[-1].end, ending=walks[-1].ending)
     return Walk(
-        np.concatenate([walk.kinds for walk in walks]),
-        np.concatenate([walk.seqs for walk in walks]),
-        np.concatenate([walk.offsets for walk in walks]),
-        np.concatenate([walk.lengths for walk in walks]),
+        np.concatenate([walk.kinds for walk in filled]),
+        np.concatenate([walk.seqs for walk in filled]),
+        np.concatenate([walk.offsets for walk in filled]),
+        np.concatenate([walk.lengths for walk in filled]),
         walks[-1].end,
         walks[-1].ending,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyspark_qindex.batches import (
     choices,
     constant,
     fixed_binaries,
+    flags,
     numbers,
     plain_text,
     tell,
@@ -45,10 +47,7 @@ def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBat
         found.append(error)
     else:
         for number in part.numbers:
-            for entries in view.entries(number):
-                batch = _batch(part, options, entries)
-                if batch.num_rows:
-                    yield batch
+            yield from _batches(part, options, view.entries(number))
         found += view_findings(view, part)
     yield from tell(options.columns, part.store, part.queue, found, permissive=options.permissive)
 
@@ -67,6 +66,16 @@ def seq_bounds(part: QueuePart, options: ReadOptions) -> tuple[int, int]:
     return max(options.seq_from, part.low), min(ends, default=1 << 62)
 
 
+def _batches(
+    part: QueuePart, options: ReadOptions, files: list[IndexEntries]
+) -> Iterator[pa.RecordBatch]:
+    """Give those of one segment, whose bytes are let go of behind the last one."""
+    for entries in files:
+        batch = _batch(part, options, entries)
+        if batch.num_rows:
+            yield batch
+
+
 def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.RecordBatch:
     low, high = seq_bounds(part, options)
     chosen: slice | np.ndarray[tuple[int], np.dtype[np.bool_]] = slice(None)
@@ -74,7 +83,7 @@ def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.R
         chosen = (entries.seqs >= low) & (entries.seqs < high)
     seqs = entries.seqs[chosen]
     count = len(seqs)
-    embedded = entries.embedded[chosen]
+    embedded = cache(lambda: entries.embedded[chosen])
     file = part.store.relative(entries.path)
     return batch_of(
         options.columns,
@@ -85,11 +94,11 @@ def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.R
             "seq_id": lambda: numbers(seqs),
             "msg_id": lambda: fixed_binaries(entries.ids[chosen]),
             "state": lambda: choices(entries.states[chosen], _STATES),
-            "persistent": lambda: pa.array(entries.persistent[chosen]),
+            "persistent": lambda: flags(entries.persistent[chosen]),
             "expiry": lambda: numbers(entries.expiry[chosen], absent=0),
             "size": lambda: numbers(entries.sizes[chosen]),
-            "stored": lambda: pa.array(embedded == 0),
-            "record_size": lambda: numbers(embedded),
+            "stored": lambda: flags(embedded() == 0),
+            "record_size": lambda: numbers(embedded()),
             "file": lambda: constant(file, count),
             "offset": lambda: numbers(entries.offsets[chosen]),
             "priority": lambda: constant(part.priority, count, pa.int32()),

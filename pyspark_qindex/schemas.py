@@ -12,6 +12,7 @@ nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -34,6 +35,9 @@ __all__ = [
     "choose_columns",
     "spark_schema",
 ]
+
+_KEPT = 8
+"""Arrow schemas that are kept: every batch asks for one."""
 
 Table = dict[str, str]
 """Column names, in order, with their types in the words of Spark SQL."""
@@ -183,7 +187,12 @@ def choose_columns(table: Table, wanted: Sequence[str]) -> Table:
 
 def arrow_schema(table: Table) -> pa.Schema:
     """Give the Arrow schema of a table."""
-    return pa.schema([(name, _ARROW[kind]) for name, kind in table.items()])
+    return _arrow_schema(tuple(table.items()))
+
+
+@lru_cache(maxsize=_KEPT)
+def _arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
+    return pa.schema([(name, _ARROW[kind]) for name, kind in columns])
 
 
 def spark_schema(table: Table) -> StructType:

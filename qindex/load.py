@@ -47,6 +47,7 @@ __all__ = [
     "healed_findings",
     "last_of_each",
     "load_queue",
+    "places",
     "read_healed",
     "scan_segment",
     "stored_entries",
@@ -65,7 +66,8 @@ class SegmentScan:
 
     ``filed``: a byte of state for each entry. ``offsets``, ``lengths``: bytes, of each entry's
     publish record, -1 where there is none. ``transient``: seq_ids of transient messages.
-    ``data``: the file with its damage corrected where that was possible.
+    ``data``: the file with its damage corrected where that was possible. ``entries``: of ``walk``
+    the publish record of each entry, ascending by seq_id.
     """
 
     filed: bytearray
@@ -76,6 +78,7 @@ class SegmentScan:
     data: Data
     findings: list[Finding]
     walk: Walk
+    entries: Walk
 
     def sound_bytes(self) -> bytes:
         """Give the file as it should be: its sound records, those that were kept, and no more."""
@@ -178,15 +181,17 @@ def scan_segment(
     layout = segment_layout(number, entry_count, elsewhere, power_lost=power_lost)
     reading = read_soundly(path, data, layout, verified)
     walk, findings = reading.walk, reading.findings
-    rels = walk.seqs - number * entry_count
-    publishes = walk.kinds < DELIVER
-    published = rels[publishes]
-    offsets[published] = walk.offsets[publishes]
-    lengths[published] = walk.lengths[publishes]
+    base = number * entry_count
+    is_step = walk.kinds >= DELIVER
+    any_steps = is_step.any()
+    entries = _last_of_each(walk.take(~is_step) if any_steps else walk)
+    published = places(entries.seqs, base)
+    offsets[published] = entries.offsets
+    lengths[published] = entries.lengths
     filed[published] = PUBLISHED
-    steps = rels[~publishes]
-    if len(steps):
-        step_offsets = walk.offsets[~publishes]
+    if any_steps:
+        steps = walk.seqs[is_step] - base
+        step_offsets = walk.offsets[is_step]
         in_place = (offsets[steps] >= 0) & (offsets[steps] < step_offsets)
         counts = np.bincount(steps[in_place], minlength=entry_count)
         filed += np.minimum(counts, ACKED - PUBLISHED).astype(np.uint8)
@@ -197,13 +202,13 @@ def scan_segment(
             what = "deliver or ack before any publish"
             findings.append(Finding(path, at, 2, cause, what, DROPPED, Kind.STEP))
         for rel in np.flatnonzero(counts > ACKED - PUBLISHED).tolist():
-            what = f"more than one ack of seq_id {number * entry_count + rel}"
+            what = f"more than one ack of seq_id {base + rel}"
             for at in step_offsets[in_place & (steps == rel)][ACKED - PUBLISHED :].tolist():
                 findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED, Kind.STEP))
     alive = filed != ABSENT
     alive &= filed != ACKED
     is_transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
-    transient = is_transient[alive[is_transient - number * entry_count]]
+    transient = is_transient[alive[is_transient - base]]
     return SegmentScan(
         bytearray(filed.tobytes()),
         offsets,
@@ -213,6 +218,7 @@ def scan_segment(
         reading.data,
         findings,
         walk,
+        entries,
     )
 
 
@@ -406,6 +412,25 @@ def last_of_each(seqs: I64, offsets: I64) -> tuple[I64, I64]:
     return seqs[last], offsets[last]
 
 
+def _last_of_each(walk: Walk) -> Walk:
+    """The same of the publish records of a segment file, where they most often are in order."""
+    if (walk.seqs[1:] > walk.seqs[:-1]).all():
+        return walk
+    order = np.lexsort((walk.offsets, walk.seqs))
+    seqs = walk.seqs[order]
+    return walk.take(order[np.append(seqs[1:] != seqs[:-1], True)])
+
+
+def places(seqs: I64, base: int) -> I64 | slice:
+    """Tell where these seq_ids (ascending, each once) are in a map that begins with that of
+    ``base``: a slice, with which nothing is copied, where none is missing between them."""
+    count = len(seqs)
+    if count and int(seqs[-1]) - int(seqs[0]) == count - 1:
+        first = int(seqs[0]) - base
+        return slice(first, first + count)
+    return seqs - base
+
+
 def apply_steps(
     findings: list[Finding], path: str, walk: Walk, base: int, states: U8, last_delivered: int
 ) -> list[int]:
@@ -416,6 +441,8 @@ def apply_steps(
     """
     inside = (walk.seqs >= base) & (walk.seqs < base + len(states))
     steps = inside & (walk.kinds >= DELIVER)
+    if not steps.any():
+        return []
     rels = walk.seqs[steps] - base
     kinds = walk.kinds[steps]
     at = walk.offsets[steps]

@@ -25,7 +25,6 @@ from journal.format import (
     PAYLOAD_SIZE,
     PUBLISH_HEAD_SIZE,
     PUBLISH_PERSISTENT,
-    PUBLISH_TRANSIENT,
     TYPE_SHIFT,
 )
 from journal.poison import Poison
@@ -33,11 +32,11 @@ from journal.replay import Walk
 from msgstore.errors import MissingMessageError
 from qindex.entries import Entry, decode_any, read_entry
 from qindex.layouts import journal_layout
-from qindex.load import SegmentScan, apply_steps, last_of_each, read_healed, scan_segment
+from qindex.load import SegmentScan, apply_steps, last_of_each, places, read_healed, scan_segment
 from qindex.pinned import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
 from qindex.rules import DirectoryRules, Transient
 from qindex.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
-from qindex.segment_format import PERSISTENT, STEP_SIZE, file_name
+from qindex.segment_format import STEP_SIZE, file_name
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.sound_read import Elsewhere, Layout
@@ -115,6 +114,9 @@ class QueueView:
         )
         walk = self._pinned.reading.walk
         publishes = walk.kinds < DELIVER
+        self._elsewhere: Elsewhere | None = None
+        if not rules.repeats_are_damage:
+            self._elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
         self._seqs, self._offsets = last_of_each(walk.seqs[publishes], walk.offsets[publishes])
         delivered = walk.seqs[walk.kinds == DELIVER]
         self._last_delivered = int(delivered.max()) if len(delivered) else -1
@@ -218,8 +220,9 @@ class QueueView:
                 sources.append(self._segment_source(pinned, in_file, states))
         low, high = np.searchsorted(self._seqs, (base, base + count))
         seqs, offsets = self._seqs[low:high], self._offsets[low:high]
-        fresh = states[seqs - base] == ABSENT
-        states[seqs - base] = np.maximum(states[seqs - base], PUBLISHED)
+        at = places(seqs, base)
+        fresh = states[at] == ABSENT
+        states[at] = np.maximum(states[at], PUBLISHED)
         walk, path = self._pinned.reading.walk, self._pinned.journal_path
         found: list[Finding] = []
         apply_steps(found, path, walk, base, states, self._last_delivered)
@@ -257,24 +260,18 @@ class QueueView:
         count = self._rules.entry_count
         findings: list[Finding] = []
         healed = read_healed(self._fs, path, findings, data, self._power_lost)
-        elsewhere = None
-        if not self._rules.repeats_are_damage:
-            walk = self._pinned.reading.walk
-            elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
         verified = healed.whole and self._trust_sums
         lost = self._power_lost
-        scan = scan_segment(path, healed.data, number, count, verified, elsewhere, lost)
+        scan = scan_segment(path, healed.data, number, count, verified, self._elsewhere, lost)
         findings += scan.findings
         findings += self._more_findings(path, scan)
         if findings and not has_moved_on(self._fs, directory, pinned, findings):
             self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
-        rels = np.flatnonzero(states)
-        offsets = scan.offsets[rels]
-        transient = np.frombuffer(scan.data, np.uint8)[offsets] & (PERSISTENT >> 8) == 0
-        kinds = np.where(transient, PUBLISH_TRANSIENT, PUBLISH_PERSISTENT).astype(np.uint8)
-        seqs = rels + number * count
-        return Source(path, scan.data, "segment", STEP_SIZE, seqs, offsets, kinds)
+        entries = scan.entries
+        return Source(
+            path, scan.data, "segment", STEP_SIZE, entries.seqs, entries.offsets, entries.kinds
+        )
 
     def _more_findings(self, _path: str, _scan: SegmentScan) -> list[Finding]:
         """Look for what does not keep a message from being read."""

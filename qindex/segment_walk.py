@@ -7,6 +7,7 @@ one length taken at once, and no verdict on what is damaged (:mod:`qindex.segmen
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from journal.files import ReadBuffer
 from journal.format import DELIVER, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
@@ -24,7 +25,15 @@ from qindex.segment_format import (
 __all__ = ["walk_segment"]
 
 
+U16 = npt.NDArray[np.uint16]
+
 _RUN_PROBE = 16
+
+_KIND_SHIFT = 14
+"""The two top bits of a head, each the other way round, are the kind."""
+assert ~PUBLISH >> _KIND_SHIFT & 3 == PUBLISH_TRANSIENT
+assert ~(PUBLISH | PERSISTENT) >> _KIND_SHIFT & 3 == PUBLISH_PERSISTENT
+assert ~NEXT_STEP >> _KIND_SHIFT & 3 == DELIVER
 
 
 def walk_segment(
@@ -47,7 +56,7 @@ def walk_segment(
     (``LIMIT``). Never raises on any bytes. O(records), less for runs of equal length.
     """
     view = memoryview(data)[:stop]
-    columns = RecordColumns()
+    columns = RecordColumns(np.uint16)
     unpack_head = PUBLISH_HEAD.unpack_from
     position = start
     same_length = 0
@@ -88,24 +97,22 @@ def walk_segment(
         previous_length = length
         if same_length >= _RUN_PROBE:
             same_length = 0
-            count = _run_length(view, position, length, head, entry_count)
-            if count:
-                run = np.ndarray((count,), ">u2", view, position, (length,))
-                columns.put_run(run.astype(np.uint64), position, length)
-                position += count * length
-    words, offsets, lengths = columns.finish()
-    heads = words.astype(np.uint16)
-    publishes = np.where(heads & PERSISTENT, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT)
-    kinds = np.where(heads & PUBLISH, publishes, DELIVER).astype(np.uint8)
-    seqs = (heads & REL_MASK).astype(np.int64) + first_seq
+            run = _run(view, position, length, head, entry_count)
+            if len(run):
+                columns.put_run(run, position, length)
+                position += len(run) * length
+    heads, offsets, lengths = columns.finish()
+    kinds = (~heads >> _KIND_SHIFT).astype(np.uint8)
+    seqs = np.add(heads & REL_MASK, first_seq, dtype=np.int64)
     return Walk(kinds, seqs, offsets, lengths, position, ending)
 
 
-def _run_length(view: memoryview, position: int, length: int, head: int, entry_count: int) -> int:
-    """Count the records from ``position`` on that have this length and the type of ``head``."""
-    room = (len(view) - position) // length
-    if room <= 0:
-        return 0
+def _run(view: memoryview, position: int, length: int, head: int, entry_count: int) -> U16:
+    """Give the heads of the records from ``position`` on that have this length and the type of
+    ``head``."""
+    room = max((len(view) - position) // length, 0)
+    if not room:
+        return np.empty(0, np.uint16)
     run = np.ndarray((room,), ">u2", view, position, (length,)).astype(np.uint16)
     types = PUBLISH | NEXT_STEP if length == STEP_SIZE else PUBLISH
     good = (run & types == head & types) & (run & REL_MASK < entry_count)
@@ -113,5 +120,4 @@ def _run_length(view: memoryview, position: int, length: int, head: int, entry_c
         at = position + PUBLISH_HEAD_SIZE - 4
         embedded = np.ndarray((room,), ">u4", view, at, (length,))
         good &= embedded == length - PUBLISH_HEAD_SIZE
-    wrong = np.flatnonzero(~good)
-    return int(wrong[0]) if len(wrong) else room
+    return run if good.all() else run[: int(good.argmin())]

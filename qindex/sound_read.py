@@ -140,7 +140,8 @@ class _Reader:
         self._verified = verified
         self._pieces: list[Walk] = []
         self._findings: list[Finding] = []
-        self._published: list[I64] = []
+        # All that was kept, what was taken back since included.
+        self._seen: list[Walk] = []
         self._highest = -1
         # Behind the last publish record known to be sound; bytes before it are not doubted.
         self._floor = 0
@@ -151,8 +152,6 @@ class _Reader:
         size = len(self._data)
         position = 0
         chunk = _FIRST_CHUNK
-        walk = self._layout.walk(self._data, 0, 0, 1)
-        self._pieces.append(walk)
         while position < size:
             walk = self._layout.walk(self._data, position, size, chunk)
             bad = self._first_unsound(walk)
@@ -176,12 +175,14 @@ class _Reader:
             if resume.patch is None:
                 # What lies before is judged: a later search must not go back into it.
                 self._floor = max(self._floor, position)
-        joined = join_walks(self._pieces)
+        joined = join_walks(self._pieces or [self._layout.walk(self._data, 0, 0, 1)])
         return Reading(joined, self._data, self._findings)
 
     def _first_unsound(self, walk: Walk) -> int | None:
+        if self._verified:
+            return None
         publishes = np.flatnonzero(walk.kinds < DELIVER)
-        if self._verified or not len(publishes):
+        if not len(publishes):
             return None
         words = walk.kinds[publishes].astype(np.uint64) << np.uint64(TYPE_SHIFT)
         words |= walk.seqs[publishes].astype(np.uint64)
@@ -216,8 +217,8 @@ class _Reader:
             return vouched
         first = np.unique(seqs, return_index=True)
         again = first[1][np.searchsorted(first[0], chosen)] < bare
-        for earlier in self._published:
-            again |= np.isin(chosen, earlier)
+        for earlier in self._seen:
+            again |= np.isin(chosen, earlier.seqs[earlier.kinds < DELIVER])
         if self._layout.elsewhere is not None:
             again |= np.isin(chosen, self._layout.elsewhere.seqs)
             # What is left of an entry with its message, without the length of that.
@@ -227,11 +228,12 @@ class _Reader:
 
     def _keep(self, walk: Walk) -> None:
         self._pieces.append(walk)
-        publishes = np.flatnonzero(walk.kinds < DELIVER)
-        if len(publishes):
-            self._published.append(walk.seqs[publishes])
-            self._highest = max(self._highest, int(walk.seqs[publishes].max()))
-            last = publishes[-1]
+        publishes = walk.kinds < DELIVER
+        if publishes.any():
+            self._seen.append(walk)
+            if self._layout.ids_vouch:
+                self._highest = max(self._highest, int(walk.seqs[publishes].max()))
+            last = len(walk) - 1 - int(publishes[::-1].argmax())
             self._floor = int(walk.offsets[last] + walk.lengths[last])
             self._last_seq = int(walk.seqs[last])
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
-from qindex.record_format import gather_bytes
+from qindex.load import MSG_ID_SIZE, places
+from qindex.record_format import column, gather_bytes
 from qindex.sound_read import Data
 
 __all__ = ["Columns", "IndexEntries", "Location", "Source", "all_entries", "entry_heads"]
@@ -22,6 +23,8 @@ Location = Literal["journal", "segment", "store"]
 
 _HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
 assert _HEAD.itemsize == PAYLOAD_SIZE
+assert _HEAD.fields is not None
+_FIELDS = _HEAD.fields
 
 
 @dataclass(slots=True)
@@ -58,10 +61,9 @@ class Columns:
 class IndexEntries:
     """All entries that one file has of one segment, in the order of the file.
 
-    ``states``: state bytes (:mod:`qindex.segment`), of journal and segment together. ``ids``:
-    16 bytes each, shape ``(n, 16)``. ``expiry``: microseconds since 1970, 0 = never. ``sizes``:
-    of the bodies. ``embedded``: bytes of the record in the index, 0 = in the message store.
-    ``offsets``: of the publish records.
+    ``states``: state bytes (:mod:`qindex.segment`), of journal and segment together. ``offsets``:
+    of the publish records. ``heads``: their fixed fields as they stand in the file, shape
+    ``(n, 32)``; columns are made of them when they are asked for.
     """
 
     path: str
@@ -69,11 +71,32 @@ class IndexEntries:
     seqs: I64
     states: U8
     persistent: Bools
-    ids: U8
-    expiry: I64
-    sizes: I64
-    embedded: I64
     offsets: I64
+    heads: U8
+
+    @property
+    def ids(self) -> U8:
+        """Message ids, 16 bytes each. Shape ``(n, 16)``."""
+        return np.ascontiguousarray(self._field("id")).view(np.uint8).reshape(-1, MSG_ID_SIZE)
+
+    @property
+    def expiry(self) -> I64:
+        """Microseconds since 1970, 0 = never."""
+        return self._field("expiry").astype(np.int64)
+
+    @property
+    def sizes(self) -> I64:
+        """Bytes of the bodies."""
+        return self._field("size").astype(np.int64)
+
+    @property
+    def embedded(self) -> I64:
+        """Bytes of the records in the index, 0 = in the message store."""
+        return self._field("embedded").astype(np.int64)
+
+    def _field(self, name: str) -> npt.NDArray[Any]:
+        kind, start = _FIELDS[name][:2]
+        return column(self.heads, start, kind)
 
 
 def entry_heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
@@ -85,16 +108,12 @@ def entry_heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
 def all_entries(source: Source, states: U8, base: int) -> IndexEntries:
     """Give what ``source`` has of the segment whose first seq_id is ``base``, acknowledged or
     not. ``states``: of the whole segment."""
-    heads = entry_heads(source.data, source.offsets + source.head_size)
     return IndexEntries(
         path=source.path,
         location=source.location,
         seqs=source.seqs,
-        states=states[source.seqs - base],
+        states=states[places(source.seqs, base)],
         persistent=source.kinds == PUBLISH_PERSISTENT,
-        ids=np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, 16),
-        expiry=heads["expiry"].astype(np.int64),
-        sizes=heads["size"].astype(np.int64),
-        embedded=heads["embedded"].astype(np.int64),
         offsets=source.offsets,
+        heads=gather_bytes(source.data, source.offsets + source.head_size, PAYLOAD_SIZE),
     )
