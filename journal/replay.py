@@ -104,6 +104,11 @@ class RecordColumns(Generic[_Head]):
         self._lengths.append(length)
         self._length += 1
 
+    def take_back(self, count: int) -> None:
+        """Forget the last ``count`` records, all of which were added one by one."""
+        del self._heads[-count:], self._offsets[-count:], self._lengths[-count:]
+        self._length -= count
+
     def put_run(self, heads: npt.NDArray[_Head], offset: int, length: int) -> None:
         """Add a run of records of one length; the first stands at ``offset``."""
         self._put_singles()
@@ -124,6 +129,8 @@ class RecordColumns(Generic[_Head]):
         self._put_singles()
         if not self._parts:
             return np.empty(0, self._head), np.empty(0, np.int64), np.empty(0, np.int64)
+        if len(self._parts) == 1:
+            return self._parts[0]
         heads, offsets, lengths = zip(*self._parts, strict=True)
         return np.concatenate(heads), np.concatenate(offsets), np.concatenate(lengths)
 

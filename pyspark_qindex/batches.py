@@ -110,13 +110,14 @@ def _even(kind: pa.DataType, count: int, width: int, data: Any) -> pa.Array:
 def numbers(values: npt.NDArray[np.generic], absent: int | None = None) -> pa.Array:
     """Give numbers; those equal to ``absent`` are null."""
     plain = np.ascontiguousarray(values)
-    if absent is None:
-        return pa.array(plain)
-    mask = plain == absent
-    missing = np.count_nonzero(mask)
-    if missing == len(plain):
-        return _nulls(missing, pa.from_numpy_dtype(plain.dtype))
-    return pa.array(plain, mask=mask if missing else None)
+    kind = pa.from_numpy_dtype(plain.dtype)
+    if absent is not None:
+        mask = plain == absent
+        missing = np.count_nonzero(mask)
+        if missing:
+            whole = missing == len(plain)
+            return _nulls(missing, kind) if whole else pa.array(plain, mask=mask)
+    return pa.Array.from_buffers(kind, len(plain), [None, pa.py_buffer(plain)])
 
 
 def flags(values: npt.NDArray[np.bool_]) -> pa.Array:

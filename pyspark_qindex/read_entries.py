@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -83,7 +82,7 @@ def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.R
         chosen = (entries.seqs >= low) & (entries.seqs < high)
     seqs = entries.seqs[chosen]
     count = len(seqs)
-    embedded = cache(lambda: entries.embedded[chosen])
+    embedded = entries.embedded[chosen]
     file = part.store.relative(entries.path)
     return batch_of(
         options.columns,
@@ -97,8 +96,8 @@ def _batch(part: QueuePart, options: ReadOptions, entries: IndexEntries) -> pa.R
             "persistent": lambda: flags(entries.persistent[chosen]),
             "expiry": lambda: numbers(entries.expiry[chosen], absent=0),
             "size": lambda: numbers(entries.sizes[chosen]),
-            "stored": lambda: flags(embedded() == 0),
-            "record_size": lambda: numbers(embedded()),
+            "stored": lambda: flags(embedded == 0),
+            "record_size": lambda: numbers(embedded),
             "file": lambda: constant(file, count),
             "offset": lambda: numbers(entries.offsets[chosen]),
             "priority": lambda: constant(part.priority, count, pa.int32()),

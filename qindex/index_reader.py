@@ -105,7 +105,7 @@ class IndexReader:
         unacked = segment.stored_unacked
         path, scan = self._scan(segment)
         segment.packed = b""
-        segment.load(scan.filed, scan.offsets, scan.lengths)
+        segment.load(scan.filed, *scan.located())
         segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
         self.report(scan.findings)
         if segment.unacked != unacked:
@@ -141,11 +141,12 @@ class IndexReader:
         """Find out where in its file the records of a loaded segment stand."""
         if segment.offsets is None:
             _, scan = self._scan(segment)
-            segment.offsets, segment.lengths = scan.offsets, scan.lengths
+            offsets, segment.lengths = scan.located()
+            segment.offsets = offsets
             segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
             self.report(scan.findings)
             filed = np.frombuffer(segment.filed, np.uint8) != ABSENT
-            if (filed & (scan.offsets < 0)).any():
+            if (filed & (offsets < 0)).any():
                 # Damaged since it was written: who reads such an entry finds nothing there.
                 quarantine_findings(self.fs, scan.findings)
 

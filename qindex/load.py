@@ -64,21 +64,26 @@ I64 = npt.NDArray[np.int64]
 class SegmentScan:
     """What one segment file holds.
 
-    ``filed``: a byte of state for each entry. ``offsets``, ``lengths``: bytes, of each entry's
-    publish record, -1 where there is none. ``transient``: seq_ids of transient messages.
+    ``filed``: a byte of state for each entry. ``transient``: seq_ids of transient messages.
     ``data``: the file with its damage corrected where that was possible. ``entries``: of ``walk``
-    the publish record of each entry, ascending by seq_id.
+    the publish record of each entry, ascending by seq_id; ``rels``: where they are in ``filed``.
     """
 
     filed: bytearray
-    offsets: I64
-    lengths: I64
     transient: I64
     size: int
     data: Data
     findings: list[Finding]
     walk: Walk
     entries: Walk
+    rels: I64 | slice
+
+    def located(self) -> tuple[I64, I64]:
+        """Give offset and length, in bytes, of each entry's publish record; -1: there is none."""
+        offsets, lengths = np.full((2, len(self.filed)), -1, np.int64)
+        offsets[self.rels] = self.entries.offsets
+        lengths[self.rels] = self.entries.lengths
+        return offsets, lengths
 
     def sound_bytes(self) -> bytes:
         """Give the file as it should be: its sound records, those that were kept, and no more."""
@@ -176,23 +181,21 @@ def scan_segment(
     ``elsewhere``, ``power_lost``: see :func:`qindex.layouts.segment_layout`.
     """
     filed = np.zeros(entry_count, np.uint8)
-    offsets = np.full(entry_count, -1, np.int64)
-    lengths = np.full(entry_count, -1, np.int64)
     layout = segment_layout(number, entry_count, elsewhere, power_lost=power_lost)
     reading = read_soundly(path, data, layout, verified)
     walk, findings = reading.walk, reading.findings
     base = number * entry_count
     is_step = walk.kinds >= DELIVER
     any_steps = is_step.any()
-    entries = _last_of_each(walk.take(~is_step) if any_steps else walk)
-    published = places(entries.seqs, base)
-    offsets[published] = entries.offsets
-    lengths[published] = entries.lengths
-    filed[published] = PUBLISHED
+    entries = last_of_each(walk.take(~is_step) if any_steps else walk)
+    rels = places(entries.seqs, base)
+    filed[rels] = PUBLISHED
     if any_steps:
         steps = walk.seqs[is_step] - base
         step_offsets = walk.offsets[is_step]
-        in_place = (offsets[steps] >= 0) & (offsets[steps] < step_offsets)
+        published = np.full(entry_count, len(data), np.int64)
+        published[rels] = entries.offsets
+        in_place = published[steps] < step_offsets
         counts = np.bincount(steps[in_place], minlength=entry_count)
         filed += np.minimum(counts, ACKED - PUBLISHED).astype(np.uint8)
         lost = [one.offset for one in findings if power_lost and one.cause is Cause.CRASH]
@@ -211,14 +214,13 @@ def scan_segment(
     transient = is_transient[alive[is_transient - base]]
     return SegmentScan(
         bytearray(filed.tobytes()),
-        offsets,
-        lengths,
         transient,
         len(data),
         reading.data,
         findings,
         walk,
         entries,
+        rels,
     )
 
 
@@ -331,7 +333,8 @@ def _load_segment(
         scan = scan_segment(path, sound, number, loaded.entry_count)
     segment = Segment(number, loaded.entry_count)
     segment.file_size = scan.size
-    segment.load(scan.filed, scan.offsets, scan.lengths)
+    offsets, lengths = scan.located()
+    segment.load(scan.filed, offsets, lengths)
     found_states = np.frombuffer(scan.filed, np.uint8)
     found = np.flatnonzero(found_states)
     if len(found):
@@ -342,8 +345,8 @@ def _load_segment(
     loaded.stored += stored_entries(
         scan.data,
         rels + segment.base,
-        scan.offsets[rels] + STEP_SIZE,
-        scan.lengths[rels] - PUBLISH_HEAD_SIZE,
+        offsets[rels] + STEP_SIZE,
+        lengths[rels] - PUBLISH_HEAD_SIZE,
     )
     if not keep and not segment.dirty:
         segment.unload()
@@ -365,7 +368,8 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
     """Bring the journal's records into the segments' states; see the module's text."""
     walk = reading.walk
     publishes = walk.kinds < DELIVER
-    seqs, offsets = last_of_each(walk.seqs[publishes], walk.offsets[publishes])
+    entries = last_of_each(walk.take(publishes))
+    seqs, offsets = entries.seqs, entries.offsets
     # A deliver or ack counts too: its seq_id was given out, even if its segment is gone.
     loaded.seen = max(loaded.seen, int(walk.seqs.max()) + 1 if len(walk) else 0)
     delivered = walk.seqs[walk.kinds == DELIVER]
@@ -402,18 +406,9 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
         )
 
 
-def last_of_each(seqs: I64, offsets: I64) -> tuple[I64, I64]:
-    """Sort by seq_id; of several records of one, keep the last: an earlier one was overtaken
-    (its publish never returned)."""
-    order = np.lexsort((offsets, seqs))
-    seqs, offsets = seqs[order], offsets[order]
-    last = np.ones(len(seqs), np.bool_)
-    last[:-1] = seqs[1:] != seqs[:-1]
-    return seqs[last], offsets[last]
-
-
-def _last_of_each(walk: Walk) -> Walk:
-    """The same of the publish records of a segment file, where they most often are in order."""
+def last_of_each(walk: Walk) -> Walk:
+    """Sort publish records by seq_id; of several of one, keep the last: an earlier one was
+    overtaken (its publish never returned)."""
     if (walk.seqs[1:] > walk.seqs[:-1]).all():
         return walk
     order = np.lexsort((walk.offsets, walk.seqs))

@@ -41,7 +41,15 @@ from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
 from qindex.sound_read import Elsewhere, Layout
 from qindex.stored_messages import StoredIds, StoreDirectories, StoredMessages
-from qindex.view_columns import Columns, IndexEntries, Location, Source, all_entries, entry_heads
+from qindex.view_columns import (
+    Columns,
+    IndexEntries,
+    Location,
+    Source,
+    all_entries,
+    entry_heads,
+    source_of,
+)
 
 __all__ = ["Location", "QueueView", "Row"]
 
@@ -117,11 +125,11 @@ class QueueView:
         self._elsewhere: Elsewhere | None = None
         if not rules.repeats_are_damage:
             self._elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
-        self._seqs, self._offsets = last_of_each(walk.seqs[publishes], walk.offsets[publishes])
+        self._entries = last_of_each(walk.take(publishes))
         delivered = walk.seqs[walk.kinds == DELIVER]
         self._last_delivered = int(delivered.max()) if len(delivered) else -1
         self._find(self._pinned.reading.findings)
-        if rules.repeats_are_damage and len(self._seqs) < np.count_nonzero(publishes):
+        if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))
         touched = segment_numbers(walk.seqs, rules.entry_count)
         self.numbers: list[int] = sorted({*self._pinned.segments, *touched})
@@ -163,7 +171,7 @@ class QueueView:
     @property
     def seen(self) -> int:
         """One above the highest seq_id that the journal publishes."""
-        return int(self._seqs[-1]) + 1 if len(self._seqs) else 0
+        return int(self._entries.seqs[-1]) + 1 if len(self._entries) else 0
 
     @property
     def file_bytes(self) -> int:
@@ -180,7 +188,7 @@ class QueueView:
         self._found.update(dict.fromkeys(findings))
 
     def _find_repeats(self, walk: Walk) -> None:
-        kept = set(self._offsets.tolist())
+        kept = set(self._entries.offsets.tolist())
         columns = (walk.seqs.tolist(), walk.offsets.tolist(), walk.lengths.tolist())
         for seq, offset, length in zip(*columns, strict=True):
             if offset not in kept:
@@ -218,9 +226,9 @@ class QueueView:
                 return None
             if in_file:
                 sources.append(self._segment_source(pinned, in_file, states))
-        low, high = np.searchsorted(self._seqs, (base, base + count))
-        seqs, offsets = self._seqs[low:high], self._offsets[low:high]
-        at = places(seqs, base)
+        low, high = np.searchsorted(self._entries.seqs, (base, base + count))
+        entries = self._entries.take(slice(low, high))
+        at = places(entries.seqs, base)
         fresh = states[at] == ABSENT
         states[at] = np.maximum(states[at], PUBLISHED)
         walk, path = self._pinned.reading.walk, self._pinned.journal_path
@@ -230,10 +238,7 @@ class QueueView:
             self._find(found)
         if fresh.any():
             data = self._pinned.reading.data
-            kinds = np.frombuffer(data, np.uint8)[offsets[fresh]] >> (TYPE_SHIFT - 56)
-            sources.append(
-                Source(path, data, "journal", ACTION_SIZE, seqs[fresh], offsets[fresh], kinds)
-            )
+            sources.append(source_of(path, data, "journal", ACTION_SIZE, entries.take(fresh)))
         return sources, states
 
     def _read(self, pinned: PinnedSegment) -> bytes | None:
@@ -268,10 +273,7 @@ class QueueView:
         if findings and not has_moved_on(self._fs, directory, pinned, findings):
             self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
-        entries = scan.entries
-        return Source(
-            path, scan.data, "segment", STEP_SIZE, entries.seqs, entries.offsets, entries.kinds
-        )
+        return source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
 
     def _more_findings(self, _path: str, _scan: SegmentScan) -> list[Finding]:
         """Look for what does not keep a message from being read."""

@@ -186,7 +186,7 @@ def _reload(fs: FileSystem, loaded: LoadedQueue, number: int) -> None:
     """Bring the maps of a segment back that the load did not keep."""
     path = os.path.join(loaded.directory, file_name(number))
     scan = scan_segment(path, read_file(fs, path), number, loaded.entry_count)
-    loaded.segments[number].load(scan.filed, scan.offsets, scan.lengths)
+    loaded.segments[number].load(scan.filed, *scan.located())
 
 
 def _empty_journal(fs: FileSystem, directory: str) -> None:

@@ -96,11 +96,13 @@ def walk_segment(
         same_length = same_length + 1 if length == previous_length else 0
         previous_length = length
         if same_length >= _RUN_PROBE:
-            same_length = 0
+            # Those that told of it are a part of it: most files are one run, and nothing is joined.
+            columns.take_back(_RUN_PROBE + 1)
+            position -= (_RUN_PROBE + 1) * length
             run = _run(view, position, length, head, entry_count)
-            if len(run):
-                columns.put_run(run, position, length)
-                position += len(run) * length
+            columns.put_run(run, position, length)
+            position += len(run) * length
+            same_length = previous_length = 0
     heads, offsets, lengths = columns.finish()
     kinds = (~heads >> _KIND_SHIFT).astype(np.uint8)
     seqs = np.add(heads & REL_MASK, first_seq, dtype=np.int64)
@@ -108,14 +110,14 @@ def walk_segment(
 
 
 def _run(view: memoryview, position: int, length: int, head: int, entry_count: int) -> U16:
-    """Give the heads of the records from ``position`` on that have this length and the type of
-    ``head``."""
-    room = max((len(view) - position) // length, 0)
-    if not room:
-        return np.empty(0, np.uint16)
+    """Give the heads of the records from ``position`` on, one at least, that have this length and
+    the type of ``head``."""
+    room = (len(view) - position) // length
     run = np.ndarray((room,), ">u2", view, position, (length,)).astype(np.uint16)
     types = PUBLISH | NEXT_STEP if length == STEP_SIZE else PUBLISH
-    good = (run & types == head & types) & (run & REL_MASK < entry_count)
+    good = run & types == head & types
+    if entry_count <= REL_MASK:
+        good &= run & REL_MASK < entry_count
     if length != STEP_SIZE:
         at = position + PUBLISH_HEAD_SIZE - 4
         embedded = np.ndarray((room,), ">u4", view, at, (length,))

@@ -9,11 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
+from journal.replay import Walk
 from qindex.load import MSG_ID_SIZE, places
 from qindex.record_format import column, gather_bytes
 from qindex.sound_read import Data
 
-__all__ = ["Columns", "IndexEntries", "Location", "Source", "all_entries", "entry_heads"]
+__all__ = [
+    "Columns",
+    "IndexEntries",
+    "Location",
+    "Source",
+    "all_entries",
+    "entry_heads",
+    "source_of",
+]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -29,7 +38,8 @@ _FIELDS = _HEAD.fields
 
 @dataclass(slots=True)
 class Source:
-    """One file's share of a segment's entries. ``head_size``: bytes before a message id."""
+    """One file's share of a segment's entries, ascending by seq_id. ``head_size``: bytes before a
+    message id. ``offsets``, ``lengths``: bytes, of the publish records."""
 
     path: str
     data: Data
@@ -37,6 +47,7 @@ class Source:
     head_size: int
     seqs: I64
     offsets: I64
+    lengths: I64
     kinds: U8
 
 
@@ -62,8 +73,9 @@ class IndexEntries:
     """All entries that one file has of one segment, in the order of the file.
 
     ``states``: state bytes (:mod:`qindex.segment`), of journal and segment together. ``offsets``:
-    of the publish records. ``heads``: their fixed fields as they stand in the file, shape
-    ``(n, 32)``; columns are made of them when they are asked for.
+    of the publish records. ``embedded``: bytes of the records in the index, 0 = in the message
+    store. ``heads``: the fixed fields as they stand in the file, shape ``(n, 32)``; columns are
+    made of them when they are asked for.
     """
 
     path: str
@@ -72,6 +84,7 @@ class IndexEntries:
     states: U8
     persistent: Bools
     offsets: I64
+    embedded: I64
     heads: U8
 
     @property
@@ -89,14 +102,16 @@ class IndexEntries:
         """Bytes of the bodies."""
         return self._field("size").astype(np.int64)
 
-    @property
-    def embedded(self) -> I64:
-        """Bytes of the records in the index, 0 = in the message store."""
-        return self._field("embedded").astype(np.int64)
-
     def _field(self, name: str) -> npt.NDArray[Any]:
         kind, start = _FIELDS[name][:2]
         return column(self.heads, start, kind)
+
+
+def source_of(path: str, data: Data, location: Location, head_size: int, walk: Walk) -> Source:
+    """Make a source of publish records, ascending by seq_id."""
+    return Source(
+        path, data, location, head_size, walk.seqs, walk.offsets, walk.lengths, walk.kinds
+    )
 
 
 def entry_heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
@@ -115,5 +130,6 @@ def all_entries(source: Source, states: U8, base: int) -> IndexEntries:
         states=states[places(source.seqs, base)],
         persistent=source.kinds == PUBLISH_PERSISTENT,
         offsets=source.offsets,
+        embedded=source.lengths - (source.head_size + PAYLOAD_SIZE),
         heads=gather_bytes(source.data, source.offsets + source.head_size, PAYLOAD_SIZE),
     )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
-
 from journal.errors import StorageError
 from journal.files import FileSystem, read_optional
 from journal.findings import Finding
-from journal.format import PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
 from qindex.following.piece import Piece
 from qindex.load import read_healed, scan_segment
-from qindex.segment_format import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
+from qindex.segment_format import PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
 
 __all__ = ["SegmentFiles"]
 
@@ -72,17 +69,13 @@ class SegmentFiles:
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
         scan = scan_segment(path, healed.data, number, self._count, healed.whole)
-        rels = np.flatnonzero(scan.offsets >= 0)
-        offsets = scan.offsets[rels]
-        heads = np.frombuffer(scan.data, np.uint8)[offsets]
-        persistent = heads & (PERSISTENT >> 8) != 0
-        kinds = np.where(persistent, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT).astype(np.uint8)
+        entries = scan.entries
         return Piece(
             scan.data,
-            kinds,
-            rels + number * self._count,
-            offsets + STEP_SIZE,
-            scan.lengths[rels] - PUBLISH_HEAD_SIZE,
+            entries.kinds,
+            entries.seqs,
+            entries.offsets + STEP_SIZE,
+            entries.lengths - PUBLISH_HEAD_SIZE,
         )
 
     def end(self) -> int | None:

@@ -145,8 +145,9 @@ def test_publishes_out_of_order_and_twice_in_a_segment() -> None:
     )
     scan = scan_segment("0.idx", data, 0, COUNT)
     assert [rel for rel in range(COUNT) if scan.filed[rel]] == [2, 5]
-    length = int(scan.lengths[5])
-    assert data[int(scan.offsets[5]) :][:length] == segment_bytes(5, b"five", "p", COUNT)
+    offsets, lengths = scan.located()
+    assert [rel for rel in range(COUNT) if offsets[rel] >= 0] == [2, 5]
+    assert data[int(offsets[5]) :][: int(lengths[5])] == segment_bytes(5, b"five", "p", COUNT)
 
 
 def test_the_last_of_several_publishes_of_one_seq_id_counts(tmp_path: Path) -> None:
