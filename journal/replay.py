@@ -226,14 +226,16 @@ def join_walks(walks: list[Walk]) -> Walk:
 
     O(records), O(walks) where one of them has them all.
     """
-    filled = [walk for walk in walks if len(walk)] or walks[-1:]
+    last = walks[-1]
+    filled = [walk for walk in walks if len(walk)] or [last]
     if len(filled) == 1:
-        return replace(filled[0], end=walks[-1].end, ending=walks[-1].ending)
+        (only,) = filled
+        return only if only is last else replace(only, end=last.end, ending=last.ending)
     return Walk(
         np.concatenate([walk.kinds for walk in filled]),
         np.concatenate([walk.seqs for walk in filled]),
         np.concatenate([walk.offsets for walk in filled]),
         np.concatenate([walk.lengths for walk in filled]),
-        walks[-1].end,
-        walks[-1].ending,
+        last.end,
+        last.ending,
     )

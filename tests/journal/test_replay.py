@@ -113,6 +113,19 @@ def test_pauses_and_goes_on() -> None:
     assert join_walks(walks[:1]) is walks[0]
 
 
+def test_joins_walks_of_which_some_are_empty() -> None:
+    some = walk_journal(b"".join(RECORDS))
+    none = walk_journal(b"")
+    torn = walk_journal(b"\x80")
+    assert join_walks([none, none]) is none
+    assert join_walks([none, some]) is some
+    for walks in ([some, torn], [none, some, torn]):
+        joined = join_walks(walks)
+        assert listed(joined) == listed(some)
+        assert (joined.end, joined.ending) == (0, Ending.TORN)
+        assert some.ending is Ending.END
+
+
 def test_takes_chosen_records() -> None:
     walk = walk_journal(b"".join(RECORDS))
     chosen = walk.take(walk.kinds == DELIVER)

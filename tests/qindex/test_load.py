@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from journal.files import REAL
 from journal.findings import Cause
 from journal.journal import Journal
 from journal.poison import Poison
-from qindex.load import load_queue, scan_segment
+from qindex.load import load_queue, places, scan_segment
 from tests.qindex.support import (
     OtherBootFileSystem,
     drain,
@@ -148,6 +149,13 @@ def test_publishes_out_of_order_and_twice_in_a_segment() -> None:
     offsets, lengths = scan.located()
     assert [rel for rel in range(COUNT) if offsets[rel] >= 0] == [2, 5]
     assert data[int(offsets[5]) :][: int(lengths[5])] == segment_bytes(5, b"five", "p", COUNT)
+
+
+@pytest.mark.parametrize("seqs", [[], [8], [15], [8, 9, 10], [9, 11], list(range(8, 16))])
+def test_places_of_seq_ids_in_a_map(seqs: list[int]) -> None:
+    found = places(np.array(seqs, np.int64), 8)
+    assert np.arange(8)[found].tolist() == [seq - 8 for seq in seqs]
+    assert isinstance(found, slice) == (seqs not in ([], [9, 11]))
 
 
 def test_the_last_of_several_publishes_of_one_seq_id_counts(tmp_path: Path) -> None:

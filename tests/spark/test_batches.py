@@ -1,0 +1,100 @@
+"""Arrow columns made of numpy arrays hold what the plain way of making them gives."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_qindex.batches import (
+    _even_bounds,
+    batch_of,
+    constant,
+    fixed_binaries,
+    flags,
+    numbers,
+)
+from pyspark_qindex.schemas import ENTRIES, arrow_schema
+
+COUNTS = [0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 512, 1000]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("value", ["", "x", "0.idx", "\0", "Grüße, 世界", None])
+def test_text_repeated(value: str | None, count: int) -> None:
+    found = constant(value, count)
+    found.validate(full=True)
+    assert found.type == pa.string()
+    assert found.to_pylist() == [value] * count
+
+
+@pytest.mark.parametrize("value", [0, 7, None])
+def test_numbers_repeated(value: int | None) -> None:
+    found = constant(value, 9, pa.int32())
+    found.validate(full=True)
+    assert (found.type, found.to_pylist()) == (pa.int32(), [value] * 9)
+
+
+def test_text_that_is_none() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        constant("\udcff", 3)
+
+
+def test_columns_of_equal_length_have_their_own_values() -> None:
+    columns = [constant(value, 300) for value in ("1.idx", "2.idx", "3.idx")]
+    assert [column.unique().to_pylist() for column in columns] == [["1.idx"], ["2.idx"], ["3.idx"]]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_booleans(count: int) -> None:
+    values = np.random.default_rng(count).random(count) < 0.5
+    found = flags(values)
+    found.validate(full=True)
+    assert found.equals(pa.array(values))
+    assert flags(values[::-2]).equals(pa.array(values[::-2].copy()))
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+@pytest.mark.parametrize(
+    "values", [[], [0], [5], [0, 0, 0], [1, 2, 3], [0, 4, 0, 5, 0, 0, 0, 0, 9]]
+)
+def test_numbers_of_which_some_are_absent(values: list[int], kind: type[np.int64]) -> None:
+    column = np.array(values, kind)
+    wanted = pa.array([value or None for value in values], pa.from_numpy_dtype(kind))
+    found = numbers(column, absent=0)
+    found.validate(full=True)
+    assert found.equals(wanted)
+    assert numbers(column).equals(pa.array(values, pa.from_numpy_dtype(kind)))
+
+
+def test_numbers_that_do_not_stand_together() -> None:
+    column = np.arange(20)
+    assert numbers(column[::3]).to_pylist() == list(range(0, 20, 3))
+    assert numbers(column[::3], absent=0).to_pylist() == [None, *range(3, 20, 3)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 100])
+def test_binaries_of_one_length(count: int) -> None:
+    table = np.arange(count * 20, dtype=np.uint32).astype(np.uint8).reshape(count, 20)
+    for rows in (table, table[:, 2:18], table[::2, :1]):
+        found = fixed_binaries(rows)
+        found.validate(full=True)
+        assert found.to_pylist() == [row.tobytes() for row in rows]
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_columns_without_a_maker_are_null(count: int) -> None:
+    batch = batch_of(ENTRIES, count, {"seq_id": lambda: numbers(np.arange(count))})
+    batch.validate(full=True)
+    assert batch.schema == arrow_schema(ENTRIES)
+    assert batch.num_rows == count
+    assert all(one.null_count == count for one in batch.columns if one.type != pa.int64())
+    assert batch.column("seq_id").null_count == 0
+
+
+def test_more_bytes_than_a_column_can_hold() -> None:
+    with pytest.raises(OverflowError, match="268435456 values of 8 bytes are too many"):
+        _even_bounds(1 << 28, 8)
