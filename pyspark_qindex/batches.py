@@ -38,6 +38,7 @@ __all__ = [
 _KEPT = 8
 """Columns of one value that are kept, with some 50 bytes a row each; of bounds, 4 bytes a row."""
 _AT_ONCE = 256
+"""Values that are put down by one copy."""
 _MOST_BYTES = (1 << 31) - 1
 """What the bounds of a column's values can tell."""
 
@@ -110,14 +111,13 @@ def _even(kind: pa.DataType, count: int, width: int, data: Any) -> pa.Array:
 def numbers(values: npt.NDArray[np.generic], absent: int | None = None) -> pa.Array:
     """Give numbers; those equal to ``absent`` are null."""
     plain = np.ascontiguousarray(values)
-    kind = pa.from_numpy_dtype(plain.dtype)
-    if absent is not None:
-        mask = plain == absent
-        missing = np.count_nonzero(mask)
-        if missing:
-            whole = missing == len(plain)
-            return _nulls(missing, kind) if whole else pa.array(plain, mask=mask)
-    return pa.Array.from_buffers(kind, len(plain), [None, pa.py_buffer(plain)])
+    if absent is None:
+        return pa.array(plain)
+    mask = plain == absent
+    missing = np.count_nonzero(mask)
+    if missing and missing == len(plain):
+        return _nulls(missing, pa.from_numpy_dtype(plain.dtype))
+    return pa.array(plain, mask=mask if missing else None)
 
 
 def flags(values: npt.NDArray[np.bool_]) -> pa.Array:

@@ -174,6 +174,7 @@ def _present(store: str, progress: Progress) -> set[int]:
         for entries in view.entries(number):
             rows = entries.seqs - progress.start
             found.update(rows[(rows >= 0) & (rows < progress.rows)].tolist())
+            del entries  # and with it the file's bytes, before the next one is read
     return found
 
 

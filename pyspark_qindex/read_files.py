@@ -127,10 +127,11 @@ def _index_files(view: QueueView, queue: str) -> Iterator[_File]:
             if in_journal:
                 journal.live += live
                 journal.live_records += int(alive.sum())
-                continue
-            size = pinned.segments[number].size
-            count = len(entries.seqs)
-            yield _File(queue, entries.path, "segment", size, live, count, int(alive.sum()))
+            else:
+                size = pinned.segments[number].size
+                count = len(entries.seqs)
+                yield _File(queue, entries.path, "segment", size, live, count, int(alive.sum()))
+            del entries  # and with it the file's bytes, before the next one is read
     if journal.size:
         yield journal
 

@@ -75,7 +75,7 @@ class IndexEntries:
     ``states``: state bytes (:mod:`qindex.segment`), of journal and segment together. ``offsets``:
     of the publish records. ``embedded``: bytes of the records in the index, 0 = in the message
     store. ``heads``: the fixed fields as they stand in the file, shape ``(n, 32)``; columns are
-    made of them when they are asked for.
+    made of them when they are asked for. Keeps the file's bytes.
     """
 
     path: str
