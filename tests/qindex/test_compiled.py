@@ -329,6 +329,44 @@ def test_a_full_disk_and_a_poisoned_store() -> None:
     assert (queue.stats().acked, queue._index.out, len(queue)) == (0, 1, 1)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [10, 300])
+def test_a_finalizer_that_publishes(way: str, size: int) -> None:
+    """The collector may run whenever an object is made, and so in the middle of a call."""
+    done: list[int] = []
+    refused: list[str] = []
+
+    class Last:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            try:
+                done.append(queue.publish(b"f" * size))
+            except qindex.UsageError as error:
+                refused.append(str(error))
+
+    before = gc.get_threshold()
+    with in_python(way):
+        engine, queue = memory_queue()
+        gc.set_threshold(1)
+        try:
+            for number in range(300):
+                Last()
+                done.append(queue.publish(b"c" * size))
+                if number % 3 == 0:
+                    taken(queue).nack()
+        finally:
+            gc.set_threshold(*before)
+        gc.collect()
+        assert all("in the middle of another call" in text for text in refused)
+        assert len(refused) > 0
+        assert len(done) + len(refused) == 600
+        assert sorted(done) == list(range(len(done))) == [seq for seq, *_ in drain(queue)]
+        engine.close()
+        assert not engine.findings
+
+
 def test_after_a_close(tmp_path: Path) -> None:
     engine = open_quietly(tmp_path)
     queue = engine.queue("q")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,9 @@ from rocketstore import GetStatus, Retention
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.index_file import IndexFile
 from rocketstore.offsets import parse_fastjson
+from rocketstore.verify import verify
 from tests.golden import rocket_copy, rocket_golden
-from tests.rocketstore.support import SIZES, Clock, open_tiny, pairs, read_lines
+from tests.rocketstore.support import SIZES, TINY, Clock, open_tiny, pairs, read_lines
 
 BAD_PUTS: list[tuple[str, dict[str, Any]]] = [
     ("limit is 127", {"topic": "t" * 128}),
@@ -502,3 +506,48 @@ def test_sizes_are_found_from_the_golden_files() -> None:
         assert store._parts.consumequeue_file_size == SIZES["consumequeue_file_size"]
         assert (store._parts.index.slots, store._parts.index.entries) == (100, 300)
         assert len(read_lines(rocket_golden("gen"), "queues")) >= len(store.queues())
+
+
+def test_checkpoints_take_turns(tmp_path: Path) -> None:
+    """What one of them has taken note of as synced, another one must not vouch for before."""
+    with open_tiny(tmp_path / "s") as store:
+        inside: list[int] = []
+        real = store._keeper._sync_paths
+
+        def sync_paths(paths: list[str], directories: list[str]) -> None:
+            inside.append(1)
+            assert len(inside) == 1
+            real(paths, directories)
+            time.sleep(0.001)
+            inside.pop()
+
+        store._keeper._sync_paths = sync_paths  # type: ignore[method-assign]
+
+        def work() -> None:
+            for number in range(20):
+                store.put("T", b"", keys=f"k{number}")
+                store.checkpoint()
+
+        with ThreadPoolExecutor(3) as pool:
+            for future in [pool.submit(work) for _ in range(3)]:
+                future.result(60)
+    assert not verify(tmp_path / "s", **TINY)
+
+
+def test_a_close_while_others_sync(tmp_path: Path) -> None:
+    for number in range(20):
+        store = open_tiny(tmp_path / f"{number}")
+
+        def work(store: rocketstore.Store = store) -> None:
+            with contextlib.suppress(ClosedError):
+                while True:
+                    store.put("T", b"")
+                    store.sync()
+                    store.checkpoint()
+
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(work) for _ in range(2)]
+            time.sleep(0.005)
+            store.close()
+            for future in futures:
+                future.result(30)

@@ -1,0 +1,82 @@
+"""Locks that a thread can't take twice."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from journal.call_lock import CallLock, Entrance
+from journal.errors import UsageError
+from journal.sync import GroupCommit
+
+
+def test_a_lock_is_taken_once() -> None:
+    lock = CallLock()
+    for _ in range(2):
+        with lock:
+            assert lock.is_mine()
+            with pytest.raises(UsageError, match="in the middle of another call"), lock:
+                raise AssertionError("it was taken twice")
+            assert lock.is_mine()
+        assert not lock.is_mine()
+    lock.let_go()
+
+
+def test_another_thread_waits_for_it() -> None:
+    lock = CallLock()
+    inside = threading.Event()
+
+    def wait() -> None:
+        with lock:
+            inside.set()
+
+    thread = threading.Thread(target=wait)
+    with lock:
+        thread.start()
+        assert not inside.wait(0.05)
+    thread.join(10)
+    assert inside.is_set()
+
+
+def test_it_is_the_lock_of_a_condition() -> None:
+    lock = CallLock()
+    condition = threading.Condition(lock)
+
+    def wake() -> None:
+        with lock:
+            condition.notify()
+
+    with lock:
+        thread = threading.Thread(target=wake)
+        thread.start()
+        assert condition.wait(10)
+        assert lock.is_mine()
+    thread.join(10)
+
+
+def test_an_entrance_is_of_the_outer_call_only() -> None:
+    lock = threading.RLock()
+    entrance = Entrance(lock)
+    with entrance, lock:
+        with pytest.raises(UsageError), entrance:
+            raise AssertionError("it was entered twice")
+        with pytest.raises(UsageError):
+            entrance.check()
+    entrance.check()
+    assert not lock._is_owned()  # type: ignore[attr-defined]
+
+
+def test_a_commit_within_a_commit_of_the_same_thread() -> None:
+    errors: list[str] = []
+
+    def sync() -> None:
+        try:
+            commits.commit()
+        except UsageError as error:
+            errors.append(str(error))
+
+    commits = GroupCommit(sync)
+    for number in range(1, 3):
+        commits.commit()
+        assert len(errors) == commits.rounds == number
