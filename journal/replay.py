@@ -38,6 +38,7 @@ _Head = TypeVar("_Head", np.uint16, np.uint64)
 
 _ZERO_HEAD = bytes(PUBLISH_HEAD_SIZE)
 _RUN_PROBE = 32
+_FIRST_LOOK = 256
 
 
 class Ending(enum.Enum):
@@ -207,18 +208,25 @@ def _run_length(
     view: memoryview, position: int, length: int, kind: int, seq: int, seq_limit: int
 ) -> int:
     """Count the records from ``position`` on that all have this length and kind and whose
-    seq_ids rise by one from ``seq``."""
-    room = min((len(view) - position) // length, seq_limit - seq + 1)
-    if room <= 0:
-        return 0
-    first = kind << TYPE_SHIFT | seq
-    words = np.ndarray((room,), ">u8", view, position, (length,))
-    good = words == np.arange(first, first + room, dtype=np.uint64)
-    if kind < DELIVER:
-        embedded = np.ndarray((room,), ">u4", view, position + PUBLISH_HEAD_SIZE - 4, (length,))
-        good &= embedded == length - PUBLISH_HEAD_SIZE
-    wrong = np.flatnonzero(~good)
-    return int(wrong[0]) if len(wrong) else room
+    seq_ids rise by one from ``seq``. O(records of the run): a busy queue's journal is full of short
+    ones, so the rest of it is not looked at for each."""
+    most = min((len(view) - position) // length, seq_limit - seq + 1)
+    count = 0
+    look = _FIRST_LOOK
+    while count < most:
+        room = min(look, most - count)
+        at = position + count * length
+        first = kind << TYPE_SHIFT | seq + count
+        words = np.ndarray((room,), ">u8", view, at, (length,))
+        good = words == np.arange(first, first + room, dtype=np.uint64)
+        if kind < DELIVER:
+            embedded = np.ndarray((room,), ">u4", view, at + PUBLISH_HEAD_SIZE - 4, (length,))
+            good &= embedded == length - PUBLISH_HEAD_SIZE
+        if not good.all():
+            return count + int(good.argmin())
+        count += room
+        look *= 8
+    return count
 
 
 def join_walks(walks: list[Walk]) -> Walk:

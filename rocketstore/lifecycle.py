@@ -101,6 +101,7 @@ class Keeper:
         files = store._parts.commitlog.files
         with self._sync_lock:
             with store._lock:
+                store._check_open()  # it may have been closed meanwhile, here and below
                 store._parts.commitlog.settle()
                 dirty = [(file, file.fd, file.wrote) for file in files.dirty()]
             try:
@@ -125,6 +126,7 @@ class Keeper:
         store = self._store
         parts = store._parts
         with store._lock:
+            store._check_open()
             store._pending.dispatch()
             store._poison.check()
             derived = self._derived()
@@ -228,6 +230,7 @@ class Keeper:
         store = self._store
         delivered = 0
         with store._lock:
+            store._check_open()
             store._pending.dispatch()  # the first message of a level makes its queue
         for level in range(1, MAX_LEVEL + 1):
             queue = store._parts.queues.get((SCHEDULE_TOPIC, level - 1))
@@ -243,6 +246,7 @@ class Keeper:
     def _deliver(self, queue: ConsumeQueue, level: int, at: int, now: int) -> bool:
         store = self._store
         with store._lock, WholeOrNothing(store):
+            store._check_open()
             data = queue.read(at, 1)
             if not data:
                 return False
@@ -305,6 +309,7 @@ class Keeper:
         files = parts.commitlog.files
         removed = 0
         with self._sync_lock, store._lock, WholeOrNothing(store):
+            store._check_open()
             store._pending.dispatch()
             for start in list(files.files)[:-1]:
                 modified = self._fs.stat(files.files[start].path).st_mtime
