@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 from journal.call_lock import Entrance
@@ -28,6 +29,7 @@ class Reader:
     """
 
     _entrance: Entrance
+    _lock: threading.RLock
     _parts: Parts
     _pending: Pending
     _refusal: StoreError | None
@@ -46,7 +48,8 @@ class Reader:
         """Messages of a queue from ordinal ``offset`` on, with the status and next offset that
         RocketMQ gives. ``tags`` is ``"A || B"``, matched by hash. ``most`` and ``max_bytes`` are
         RocketMQ's caps on one answer. O(messages)."""
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._catch_up()
             return reading.get_messages(
                 self._parts, topic, queue_id, offset, max_num, tags, most=most, max_bytes=max_bytes
@@ -59,7 +62,8 @@ class Reader:
             offset = parse_message_id(offset)[1]
         if offset < 0:
             raise UsageError(f"offset {offset}: it must not be negative")
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._check_open()
             raw = self._parts.commitlog.read_record(offset)
         if raw is None or int.from_bytes(raw[28:36], "big") != offset:
@@ -94,7 +98,8 @@ class Reader:
         if begin < -_LONG_MAX or begin > _LONG_MAX or end > _LONG_MAX or end < -_LONG_MAX:
             raise UsageError(f"times {begin} to {end}: the limit is {_LONG_MAX} ms")
         ask = reading.query_exact if exact else reading.query_message
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._catch_up()
             return ask(self._parts, topic, key, max_num, begin, end) if max_num else []
 
@@ -107,20 +112,23 @@ class Reader:
         modification time.
         """
         ask = reading.offset_by_time_as_rocketmq if as_rocketmq else reading.offset_by_time
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._catch_up()
             return ask(self._parts, topic, queue_id, timestamp)
 
     def at(self, topic: str, queue_id: int, queue_offset: int) -> StoredMessage | None:
         """The message with an ordinal in a queue; ``None`` if there is none (any more)."""
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._catch_up()
             return reading.message_at(self._parts, topic, queue_id, queue_offset)
 
     def messages(self, topic: str, queue_id: int, offset: int = 0) -> Iterator[StoredMessage]:
         """All messages of a queue from an ordinal on, those put meanwhile too; changes nothing."""
         while True:
-            with self._entrance:
+            self._entrance.check()
+            with self._lock:
                 self._catch_up()
                 page, after = reading.scan_page(self._parts, topic, queue_id, offset)
             yield from page
@@ -130,7 +138,8 @@ class Reader:
 
     def queues(self) -> dict[QueueKey, tuple[int, int]]:
         """``(topic, queue id)`` to its min and max offset, for each queue that has messages."""
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._catch_up()
             return {
                 key: (queue.min_offset, queue.max_offset)
@@ -146,7 +155,8 @@ class Reader:
     @property
     def max_offset(self) -> int:
         """Physical offset after the last record."""
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             return self._parts.commitlog.max_offset
 
     @property

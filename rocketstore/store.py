@@ -259,7 +259,8 @@ class Store(Putter, Reader):
     ) -> None:
         """Note the next offset a group will ask for. Kept in ``config/consumerOffset.json``,
         written by the background thread, :meth:`checkpoint` and :meth:`close`."""
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._check_writable()
             (self._local if broadcast else self._offsets).commit(group, topic, queue_id, offset)
 
@@ -267,13 +268,15 @@ class Store(Putter, Reader):
         self, group: str, topic: str, queue_id: int, *, broadcast: bool = False
     ) -> int:
         """The offset committed last; -1 if there is none."""
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             self._check_open()
             return (self._local if broadcast else self._offsets).fetch(group, topic, queue_id)
 
     def consumer_offsets(self) -> dict[str, dict[int, int]]:
         """``topic@group`` to queue id to next offset."""
-        with self._entrance:
+        self._entrance.check()
+        with self._lock:
             return {name: dict(offsets) for name, offsets in self._offsets.table.items()}
 
     # Housekeeping
