@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from journal.errors import UsageError
 
-__all__ = ["CallLock", "Entrance", "refuse_twice"]
+__all__ = ["CallLock", "check_alone", "refuse_twice"]
 
 
 def refuse_twice() -> NoReturn:
@@ -22,6 +22,13 @@ def refuse_twice() -> NoReturn:
         "this thread is in the middle of another call: a signal's handler, or the finalizer of an "
         "object, can't use the same queue or store now"
     )
+
+
+def check_alone(lock: RLock) -> None:
+    """Raise :class:`UsageError` if the calling thread has this lock: for the calls of users, where
+    the calls that these make themselves may take it again."""
+    if lock._is_owned():  # type: ignore[attr-defined]
+        refuse_twice()
 
 
 class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not
@@ -46,30 +53,3 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
             self.let_go()
             raise
         return True
-
-
-class Entrance:
-    """What a user's call takes of a reentrant lock, which calls that it makes itself take again.
-    A context manager."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self, lock: RLock) -> None:
-        self._lock = lock
-
-    def check(self) -> None:
-        """Raise :class:`UsageError` if the calling thread has the lock."""
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            refuse_twice()
-
-    def __enter__(self) -> None:
-        self.check()
-        try:
-            self._lock.acquire()
-        except BaseException:
-            if self._lock._is_owned():  # type: ignore[attr-defined]
-                self._lock.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from journal.call_lock import Entrance
+from journal.call_lock import check_alone
 from journal.errors import StorageError, StoreError, WritesRefusedError
 from journal.files import close_quietly, make_dirs, replace_file
 from rocketstore.compose import Delivered
@@ -47,7 +47,6 @@ class Keeper:
         self._checkpoints = threading.RLock()
         """Held from taking note of what is to be synced until it is vouched for: what one takes
         the next one would not find. Taken before the next lock, and that before the store's."""
-        self._entrance = Entrance(self._checkpoints)
         self._sync_lock = threading.RLock()
         """Held while descriptors are synced, so that no file is closed or deleted meanwhile."""
         content = load_json(self._fs, self._paths.delay_offset)
@@ -119,7 +118,8 @@ class Keeper:
 
     def checkpoint(self) -> None:
         """Sync log, queues and index, then say so in ``checkpoint`` and our own file."""
-        with self._entrance, WholeOrNothing(self._store):
+        check_alone(self._checkpoints)
+        with self._checkpoints, WholeOrNothing(self._store):
             self._checkpoint()
 
     def _checkpoint(self) -> None:

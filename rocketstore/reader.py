@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from journal.call_lock import Entrance
+from journal.call_lock import check_alone
 from journal.errors import ClosedError, StoreError, UsageError
 from journal.findings import Finding
 from rocketstore import reading
@@ -28,7 +28,6 @@ class Reader:
     Every answer holds every put that returned before the question.
     """
 
-    _entrance: Entrance
     _lock: threading.RLock
     _parts: Parts
     _pending: Pending
@@ -48,7 +47,7 @@ class Reader:
         """Messages of a queue from ordinal ``offset`` on, with the status and next offset that
         RocketMQ gives. ``tags`` is ``"A || B"``, matched by hash. ``most`` and ``max_bytes`` are
         RocketMQ's caps on one answer. O(messages)."""
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return reading.get_messages(
@@ -62,7 +61,7 @@ class Reader:
             offset = parse_message_id(offset)[1]
         if offset < 0:
             raise UsageError(f"offset {offset}: it must not be negative")
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._check_open()
             raw = self._parts.commitlog.read_record(offset)
@@ -98,7 +97,7 @@ class Reader:
         if begin < -_LONG_MAX or begin > _LONG_MAX or end > _LONG_MAX or end < -_LONG_MAX:
             raise UsageError(f"times {begin} to {end}: the limit is {_LONG_MAX} ms")
         ask = reading.query_exact if exact else reading.query_message
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return ask(self._parts, topic, key, max_num, begin, end) if max_num else []
@@ -112,14 +111,14 @@ class Reader:
         modification time.
         """
         ask = reading.offset_by_time_as_rocketmq if as_rocketmq else reading.offset_by_time
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return ask(self._parts, topic, queue_id, timestamp)
 
     def at(self, topic: str, queue_id: int, queue_offset: int) -> StoredMessage | None:
         """The message with an ordinal in a queue; ``None`` if there is none (any more)."""
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return reading.message_at(self._parts, topic, queue_id, queue_offset)
@@ -127,7 +126,7 @@ class Reader:
     def messages(self, topic: str, queue_id: int, offset: int = 0) -> Iterator[StoredMessage]:
         """All messages of a queue from an ordinal on, those put meanwhile too; changes nothing."""
         while True:
-            self._entrance.check()
+            check_alone(self._lock)
             with self._lock:
                 self._catch_up()
                 page, after = reading.scan_page(self._parts, topic, queue_id, offset)
@@ -138,7 +137,7 @@ class Reader:
 
     def queues(self) -> dict[QueueKey, tuple[int, int]]:
         """``(topic, queue id)`` to its min and max offset, for each queue that has messages."""
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return {
@@ -155,7 +154,7 @@ class Reader:
     @property
     def max_offset(self) -> int:
         """Physical offset after the last record."""
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             return self._parts.commitlog.max_offset
 

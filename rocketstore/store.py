@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from journal.call_lock import Entrance
+from journal.call_lock import check_alone
 from journal.errors import (
     ClosedError,
     DamageError,
@@ -87,7 +87,6 @@ class Store(Putter, Reader):
         self.options = options
         self._paths = paths = Paths(path)
         self._lock = threading.RLock()
-        self._entrance = Entrance(self._lock)
         self._poison = Poison()
         self._refusal: StoreError | None = None
         self._full = False
@@ -199,7 +198,7 @@ class Store(Putter, Reader):
         checked before anything is stored, but a disk that fills up in the middle leaves the first
         messages stored.
         """
-        self._entrance.check()
+        check_alone(self._lock)
         self._check_writable()
         for reserved in (DELAY, TAGS, KEYS, UNIQ_KEY):
             if properties and reserved in properties:
@@ -230,7 +229,7 @@ class Store(Putter, Reader):
         in one file, together at most ``max_message_size``; the batch's own properties follow each
         message's. No transactions, no delays.
         """
-        self._entrance.check()
+        check_alone(self._lock)
         self._check_writable()
         if sys_flag & TRANSACTION_MASK:
             raise UsageError("a batch can't be part of a transaction")
@@ -248,7 +247,7 @@ class Store(Putter, Reader):
     def sync(self) -> None:
         """Make every put that returned durable against power loss. Raises
         :class:`WritesRefusedError` when that failed before, :class:`StorageError` when now."""
-        self._entrance.check()
+        check_alone(self._lock)
         self._check_writable()
         self._group.commit()
 
@@ -259,7 +258,7 @@ class Store(Putter, Reader):
     ) -> None:
         """Note the next offset a group will ask for. Kept in ``config/consumerOffset.json``,
         written by the background thread, :meth:`checkpoint` and :meth:`close`."""
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._check_writable()
             (self._local if broadcast else self._offsets).commit(group, topic, queue_id, offset)
@@ -268,14 +267,14 @@ class Store(Putter, Reader):
         self, group: str, topic: str, queue_id: int, *, broadcast: bool = False
     ) -> int:
         """The offset committed last; -1 if there is none."""
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             self._check_open()
             return (self._local if broadcast else self._offsets).fetch(group, topic, queue_id)
 
     def consumer_offsets(self) -> dict[str, dict[int, int]]:
         """``topic@group`` to queue id to next offset."""
-        self._entrance.check()
+        check_alone(self._lock)
         with self._lock:
             return {name: dict(offsets) for name, offsets in self._offsets.table.items()}
 
@@ -284,20 +283,20 @@ class Store(Putter, Reader):
     def deliver_due(self, now: int | None = None) -> int:
         """Put delayed messages whose time (ms) has come where they belong; gives their number.
         After a crash one may be delivered again, none is lost."""
-        self._entrance.check()
+        check_alone(self._lock)
         self._check_writable()
         return self._keeper.deliver_due(self.options.clock() if now is None else now)
 
     def clean(self, now: float | None = None) -> int:
         """Delete expired files of the log now, and what of queues and index points to them; gives
         the number of log files. Without a ``retention`` option: RocketMQ's 72 hours."""
-        self._entrance.check()
+        check_alone(self._lock)
         self._check_writable()
         return self._keeper.clean(now, manual=True)
 
     def rebuild_index(self) -> None:
         """Delete all index files and build them anew from the log. O(bytes of the log)."""
-        self._entrance.check()
+        check_alone(self._lock)
         self._check_writable()
         with self._lock, WholeOrNothing(self):
             self._pending.dispatch()
@@ -313,7 +312,7 @@ class Store(Putter, Reader):
 
     def checkpoint(self) -> None:
         """Sync log, queues and index, and note it, so that the next open starts from here."""
-        self._entrance.check()
+        check_alone(self._lock)
         self._check_writable()
         self._keeper.checkpoint()
 
@@ -323,7 +322,7 @@ class Store(Putter, Reader):
             if self._file_lock is not None:  # a close before may have been cut short
                 self._file_lock.release()
             return
-        self._entrance.check()
+        check_alone(self._lock)
         background, self._background = self._background, None
         if background is not None:
             background.stop()
@@ -364,7 +363,6 @@ def _close_in_child() -> None:
         store._background = None
         # The parent may have held it at that moment; nobody here would ever release it.
         store._lock = threading.RLock()
-        store._entrance = Entrance(store._lock)
 
 
 with contextlib.suppress(AttributeError):

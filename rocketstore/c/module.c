@@ -1,4 +1,4 @@
-/* The module rocketstore._compiled: rocketstore/compiled.py says what it is for.
+/* The module rocketstore._compiled: rocketstore/fast_put.py says what it is for.
  *
  * put does what the method of this name does in the usual case, step by step and in the same order,
  * on the same attributes of the same objects. Whatever is not the usual case (rare fields, a

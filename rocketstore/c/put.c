@@ -1,4 +1,4 @@
-/* Store.put of a usual message; rocketstore/store.py has the method that it stands for. */
+/* Store.put of a usual message; rocketstore/putter.py has the method that it stands for. */
 
 #include "shared.h"
 

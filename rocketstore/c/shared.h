@@ -34,8 +34,8 @@ extern unsigned long long magic, head_size, stamp_size, properties_max, pending_
 /* Names of methods and keywords. */
 /* clang-format off */
 #define NAMES(X) \
-    X(acquire) X(_begin_moment) X(_is_owned) X(commit) X(dispatch_quietly) X(keys) X(queue_id) X(release) \
-    X(tags) X(unique_key)
+    X(acquire) X(_begin_moment) X(commit) X(dispatch_quietly) X(_is_owned) X(keys) X(queue_id) \
+    X(release) X(tags) X(unique_key)
 /* clang-format on */
 #define DECLARE(NAME) extern PyObject *s_##NAME;
 NAMES(DECLARE)

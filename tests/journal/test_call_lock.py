@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from journal.call_lock import CallLock, Entrance
+from journal.call_lock import CallLock, check_alone
 from journal.errors import UsageError
 from journal.sync import GroupCommit
 
@@ -55,15 +55,15 @@ def test_it_is_the_lock_of_a_condition() -> None:
     thread.join(10)
 
 
-def test_an_entrance_is_of_the_outer_call_only() -> None:
+def test_a_call_of_a_user_is_the_outer_one_only() -> None:
     lock = threading.RLock()
-    entrance = Entrance(lock)
-    with entrance, lock:
-        with pytest.raises(UsageError), entrance:
-            raise AssertionError("it was entered twice")
+    check_alone(lock)
+    with lock:
+        with pytest.raises(UsageError), lock:
+            check_alone(lock)
         with pytest.raises(UsageError):
-            entrance.check()
-    entrance.check()
+            check_alone(lock)
+    check_alone(lock)
     assert not lock._is_owned()  # type: ignore[attr-defined]
 
 
