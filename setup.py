@@ -5,7 +5,7 @@ from setuptools import Extension, setup
 SHARED = "journal/c/objects"
 PARTS = {
     "qindex": ("ack", "calls", "get", "module", "publish", "read_run"),
-    "rocketstore": ("module", "put"),
+    "rocketstore": ("bodies", "module", "put"),
 }
 
 setup(

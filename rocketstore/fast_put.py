@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import threading
 
-from journal.compiled import described, load
+from journal.compiled import described
 from journal.poison import Poison
 from rocketstore.commitlog import CommitLog
-from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
-from rocketstore.crc import crc32
+from rocketstore.compiled import COMPILED
 from rocketstore.message import PutResult
 from rocketstore.pending import PENDING_MAX, Pending
-from rocketstore.properties import PROPERTIES_MAX
-from rocketstore.put_path import STAMP_SIZE, Route
+from rocketstore.put_path import Route
 
-__all__ = ["COMPILED", "install"]
-
-COMPILED = load("rocketstore")
-"""The module, or ``None``."""
+__all__ = ["install"]
 
 
 def install(store: type) -> None:
@@ -35,11 +30,6 @@ def install(store: type) -> None:
                 "Poison": Poison,
                 "PutResult": PutResult,
                 "RLock": type(threading.RLock()),
-                "crc32": crc32,
-                "MAGIC": MESSAGE_MAGIC & 0xFFFFFFFF,
-                "HEAD_SIZE": HEADERS[0].size,
-                "STAMP_SIZE": STAMP_SIZE,
-                "PROPERTIES_MAX": PROPERTIES_MAX,
                 "PENDING_MAX": PENDING_MAX,
                 "put": described(store.put),  # type: ignore[attr-defined]
             }

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
 from rocketstore.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
+from rocketstore.compiled import usual_bodies
 from rocketstore.crc import crc32
-from rocketstore.message import BODY_AT, FRAME, StoredMessage, framed
+from rocketstore.message import BODY_AT, FRAME, OTHER_HOSTS, StoredMessage
 
 __all__ = ["GetResult", "GetStatus"]
-
-_OTHER_HOSTS = 48
-"""Bits of sysFlag: hosts of IPv6, so that the body stands elsewhere."""
 
 _new_tuple = tuple.__new__
 
@@ -34,7 +31,7 @@ class GetResult:
     """``next_offset`` is where to go on; ``min_offset`` and ``max_offset`` bound the queue.
 
     The messages are :attr:`messages`; where only what was sent is wanted, :attr:`bodies` is
-    three times as fast.
+    several times as fast.
     """
 
     __slots__ = (
@@ -52,10 +49,10 @@ class GetResult:
         self._messages: list[StoredMessage] | None = []
         # A run of records that stand one after another in the log, until somebody asks for them.
         self._data = b""
-        self._places: Sequence[int] = ()
-        self._sizes: Sequence[int] = ()
+        self._places: tuple[int, ...] = ()
+        self._sizes: tuple[int, ...] = ()
 
-    def _hold(self, data: bytes, places: Sequence[int], sizes: Sequence[int]) -> None:
+    def _hold(self, data: bytes, places: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         """Answer with these records: ``data`` is theirs, without gaps; their physical offsets and
         their sizes, none smaller than a record can be."""
         self.status = GetStatus.FOUND
@@ -81,9 +78,9 @@ class GetResult:
         """
         if not self._places:
             return [message.body for message in self.messages]
-        alike = self._alike()
-        if alike is not None:
-            return alike
+        usual = usual_bodies(self._data, self._places, self._sizes)
+        if usual is not None:
+            return usual
         data, frame, check = self._data, FRAME, crc32
         at = 0
         found = []
@@ -94,7 +91,7 @@ class GetResult:
                 (check(body) ^ crc) & 0x7FFFFFFF
                 or magic != MESSAGE_MAGIC
                 or offset != place
-                or flags & _OTHER_HOSTS
+                or flags & OTHER_HOSTS
                 or not 0 < length <= size - FIXED_SIZE
             ):
                 # The rare ones, and those that are damaged.
@@ -102,26 +99,6 @@ class GetResult:
             found.append(body)
             at += size
         return found
-
-    def _alike(self) -> list[bytes] | None:
-        """The bodies of usual records that are all of one size, in columns: half the time that one
-        by one takes. ``None`` where they are not, or one of them is damaged."""
-        data, sizes = self._data, self._sizes
-        count, size, length = len(sizes), sizes[0], FRAME(self._data)[-1]
-        if sizes.count(size) != count or not 0 < length <= size - FIXED_SIZE:
-            return None
-        columns = zip(*framed(size, length).iter_unpack(data), strict=True)
-        magics, crcs, places, flags, lengths, bodies = columns
-        if (
-            magics.count(MESSAGE_MAGIC) != count
-            or lengths.count(length) != count
-            or flags.count(flags[0]) != count
-            or flags[0] & _OTHER_HOSTS
-            or places != self._places
-            or crcs != tuple([crc & 0x7FFFFFFF for crc in map(crc32, bodies)])
-        ):
-            return None
-        return list(bodies)
 
     def __repr__(self) -> str:
         count = len(self._places) if self._messages is None else len(self._messages)

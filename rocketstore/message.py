@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from journal.errors import DamageError
@@ -19,23 +18,20 @@ from rocketstore.commitlog_format import (
 from rocketstore.crc import crc32
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
-__all__ = ["BODY_AT", "FRAME", "BatchResult", "PutResult", "StoredMessage", "framed"]
+__all__ = [
+    "BODY_AT", "FRAME", "FRAME_LAYOUT", "OTHER_HOSTS",
+    "BatchResult", "PutResult", "StoredMessage",
+]  # fmt: skip
 
 _CHECK = struct.Struct(">ii20xq").unpack_from
 _INT = struct.Struct(">i").unpack_from
 BODY_AT = HEADERS[0].size
-_FRAME = ">4xii16xq3xB44xi"
-FRAME = struct.Struct(_FRAME).unpack_from
+FRAME_LAYOUT = ">4xii16xq3xB44xi"
+FRAME = struct.Struct(FRAME_LAYOUT).unpack_from
 """Magic, CRC, physical offset, the low byte of sysFlag, and length of the body of a record with
 two IPv4 hosts."""
-
-
-@lru_cache(maxsize=256)
-def framed(size: int, length: int) -> struct.Struct:
-    """:data:`FRAME` and the body of a record of ``size`` bytes whose body has ``length``."""
-    return struct.Struct(f"{_FRAME}{length}s{size - BODY_AT - length}x")
-
-
+OTHER_HOSTS = 48
+"""Bits of sysFlag: hosts of IPv6, so that the body stands elsewhere."""
 _SHORT = struct.Struct(">h").unpack_from
 
 
@@ -149,7 +145,7 @@ class StoredMessage(NamedTuple):
         try:
             magic, crc, offset, flags, length = FRAME(raw)
             at = BODY_AT
-            if flags & 48:
+            if flags & OTHER_HOSTS:
                 at = BODY_LENGTH_AT[(raw[39] >> 4) & 3] + 4
                 length = _INT(raw, at - 4)[0]
         except struct.error as error:

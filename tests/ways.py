@@ -14,7 +14,7 @@ from qindex.compiled import COMPILED
 from qindex.consumer import Consumer
 from qindex.publisher import Publisher
 from qindex.queue import Queue
-from rocketstore import Store
+from rocketstore import Store, bodies, get_result
 from rocketstore.putter import Putter
 
 __all__ = ["WAYS", "in_python", "needs_compiled"]
@@ -35,4 +35,5 @@ def in_python(way: str = "python") -> Iterator[None]:
             stack.enter_context(patch.object(Queue, "get", Consumer.get))
             stack.enter_context(patch.object(Queue, "ack", Acker.ack))
             stack.enter_context(patch.object(Store, "put", Putter.put))
+            stack.enter_context(patch.object(get_result, "usual_bodies", bodies.usual_bodies))
         yield

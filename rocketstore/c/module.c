@@ -1,4 +1,4 @@
-/* The module rocketstore._compiled: rocketstore/fast_put.py says what it is for.
+/* The module rocketstore._compiled: rocketstore/compiled.py says what it is for.
  *
  * put does what the method of this name does in the usual case, step by step and in the same order,
  * on the same attributes of the same objects. Whatever is not the usual case (rare fields, a
@@ -23,7 +23,8 @@ PyObject *zero;
 
 PyObject *slow_put;
 PyObject *crc32, *lock_type, *result_type;
-unsigned long long magic, head_size, stamp_size, properties_max, pending_max;
+unsigned long long magic, head_size, fixed_size, stamp_size, other_hosts, properties_max;
+unsigned long long pending_max;
 
 static PyMethodDef put_method = {
     "put",
@@ -32,17 +33,31 @@ static PyMethodDef put_method = {
     NULL,
 };
 
-static const Given of_put[] = {
+static const Given of_layout[] = {
     {"crc32", &crc32, NULL},
-    {"RLock", &lock_type, NULL},
-    {"PutResult", &result_type, NULL},
     {"MAGIC", NULL, &magic},
     {"HEAD_SIZE", NULL, &head_size},
+    {"FIXED_SIZE", NULL, &fixed_size},
     {"STAMP_SIZE", NULL, &stamp_size},
+    {"OTHER_HOSTS", NULL, &other_hosts},
     {"PROPERTIES_MAX", NULL, &properties_max},
+    {NULL, NULL, NULL},
+};
+static const Given of_put[] = {
+    {"RLock", &lock_type, NULL},
+    {"PutResult", &result_type, NULL},
     {"PENDING_MAX", NULL, &pending_max},
     {NULL, NULL, NULL},
 };
+
+static PyObject *
+use_layout(PyObject *Py_UNUSED(module), PyObject *with)
+{
+    if (take_over(with, of_layout) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
 
 static PyObject *
 install(PyObject *Py_UNUSED(module), PyObject *with)
@@ -69,6 +84,16 @@ install(PyObject *Py_UNUSED(module), PyObject *with)
 }
 
 static PyMethodDef functions[] = {
+    {"use_layout", use_layout, METH_O,
+     "use_layout($module, with, /)\n--\n\n"
+     "Take the layout of records from the dict `with`; it is needed for all else."},
+    {"usual_bodies", (PyCFunction)(void (*)(void))usual_bodies, METH_FASTCALL,
+     "usual_bodies($module, data, places, sizes, /)\n--\n\n"
+     "The bodies of records that stand one after another in the bytes `data`, their checksums "
+     "checked;\n"
+     "None where they are not all usual ones, or one of them is damaged. `places` are their "
+     "physical\n"
+     "offsets, `sizes` those of the records: tuples."},
     {"install", install, METH_O,
      "install($module, with, /)\n--\n\n"
      "Put the path in the place of the method of Store; `with` has the types, functions and "

@@ -342,7 +342,7 @@ put_record(PyObject *self, const Message *message, PyObject *route, PyObject *re
     if (sum == NULL) {
         return -1;
     }
-    unsigned long long crc = PyLong_AsUnsignedLongLongMask(sum) & 0x7fffffff;
+    unsigned long long crc = PyLong_AsUnsignedLongLongMask(sum) & CRC_BITS;
     Py_DECREF(sum);
     PyObject *lock = SLOT(self, STORE, _lock);
     if (PyErr_Occurred()) {

@@ -29,7 +29,11 @@ SLOTS(DECLARE)
 /* What Python's modules gave: functions, types, and numbers of the formats. */
 extern PyObject *slow_put;
 extern PyObject *crc32, *lock_type, *result_type;
-extern unsigned long long magic, head_size, stamp_size, properties_max, pending_max;
+extern unsigned long long magic, head_size, fixed_size, stamp_size, other_hosts, properties_max;
+extern unsigned long long pending_max;
+
+/* Of the checksum of a body, what a record has of it. */
+#define CRC_BITS 0x7fffffff
 
 /* Names of methods and keywords. */
 /* clang-format off */
@@ -42,7 +46,8 @@ NAMES(DECLARE)
 #undef DECLARE
 extern PyObject *zero;
 
-/* put.c */
+/* put.c, bodies.c */
 PyObject *put(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *usual_bodies(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
 #endif

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import rocketstore
 from journal.errors import ClosedError, StorageError, UsageError, WritesRefusedError
-from rocketstore.fast_put import COMPILED
+from rocketstore.compiled import COMPILED
 from rocketstore.pending import PENDING_MAX, Pending
 from rocketstore.put_path import Route
 from rocketstore.putter import Putter
