@@ -2,7 +2,7 @@
 
 from setuptools import Extension, setup
 
-SHARED = "journal/c/objects"
+SHARED = ("lock", "objects")
 PARTS = {
     "qindex": ("ack", "calls", "get", "module", "publish", "read_run"),
     "rocketstore": ("bodies", "module", "put"),
@@ -12,8 +12,11 @@ setup(
     ext_modules=[
         Extension(
             f"{package}._compiled",
-            sources=[f"{SHARED}.c", *(f"{package}/c/{name}.c" for name in names)],
-            depends=[f"{SHARED}.h", f"{package}/c/shared.h"],
+            sources=[
+                *(f"journal/c/{name}.c" for name in SHARED),
+                *(f"{package}/c/{name}.c" for name in names),
+            ],
+            depends=[*(f"journal/c/{name}.h" for name in SHARED), f"{package}/c/shared.h"],
             extra_compile_args=["-fvisibility=hidden"],
             # Without a compiler the package is built without it, and works.
             optional=True,

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from _thread import RLock
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 from journal.errors import UsageError
 
-__all__ = ["CallLock", "check_alone", "refuse_twice"]
+__all__ = ["CallLock", "check_alone", "held_or", "refuse_twice"]
+
+_NOTHING = nullcontext()
 
 
 def refuse_twice() -> NoReturn:
@@ -25,10 +28,16 @@ def refuse_twice() -> NoReturn:
 
 
 def check_alone(lock: RLock) -> None:
-    """Raise :class:`UsageError` if the calling thread has this lock: for the calls of users, where
-    the calls that these make themselves may take it again."""
+    """Raise :class:`UsageError` if the calling thread has this lock: for the calls of users that
+    take it later, or where the calls that these make themselves may take it again."""
     if lock._is_owned():  # type: ignore[attr-defined]
         refuse_twice()
+
+
+def held_or(lock: CallLock) -> AbstractContextManager[object]:
+    """What takes the lock, or nothing where the calling thread has it: for what is a part of some
+    calls that have it, and of others that don't."""
+    return _NOTHING if lock.is_mine() else lock
 
 
 class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not

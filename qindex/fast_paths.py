@@ -10,11 +10,11 @@ from journal.compiled import described
 from journal.errors import StoreError
 from journal.format import ACK_BITS
 from journal.journal import Journal
+from journal.patience import PatientLock
 from qindex.compiled import COMPILED
 from qindex.cut_short import put_back, set_right
 from qindex.delivery import BatchDelivery, Delivery
 from qindex.fetched import Fetched
-from qindex.patience import QueueLock
 from qindex.queue_index import QueueIndex
 from qindex.segment import ACKED, OUT, PUBLISHED, Segment
 
@@ -33,11 +33,9 @@ def install(queue: type) -> None:
                 "Fetched": Fetched,
                 "Delivery": Delivery,
                 "BatchDelivery": BatchDelivery,
-                "QueueLock": QueueLock,
+                "PatientLock": PatientLock,
                 "set_right": set_right,
                 "put_back": put_back,
-                "let_go": QueueLock.let_go,
-                "is_mine": QueueLock.is_mine,
                 "StoreError": StoreError,
                 "PUBLISHED": PUBLISHED,
                 "OUT": OUT,

@@ -14,6 +14,7 @@ from journal.call_lock import refuse_twice
 from journal.durations import Stopwatch
 from journal.errors import ClosedError, ForkedError, StorageError, StoreError, UsageError
 from journal.format import ACTION_SIZE
+from journal.patience import PatientLock
 from journal.poison import PASSING
 from qindex.alarm import Alarm
 from qindex.dead_letter import Letter
@@ -26,7 +27,6 @@ from qindex.lease import Leases
 from qindex.limits import Limits
 from qindex.messages import Messages
 from qindex.options import Options
-from qindex.patience import QueueLock
 from qindex.postponed import Postponed
 from qindex.queue_index import QueueIndex
 from qindex.record_format import PLAIN_HEAD_SIZE
@@ -119,8 +119,8 @@ class QueueCore:
         self._options = options
         self._request_flush = request_flush
         self._messages = messages
-        self._real_lock = QueueLock()
-        self._lock: QueueLock | RefusingLock = self._real_lock
+        self._real_lock = PatientLock()
+        self._lock: PatientLock | RefusingLock = self._real_lock
         self._arrived = Bell(self._real_lock)
         self._flushed = Bell(self._real_lock)
         self._settled = Bell(self._real_lock)
@@ -512,4 +512,4 @@ class QueueCore:
             ForkedError,
             f"queue {self.name!r} was opened by another process; open the store in the child",
         )
-        self._real_lock = QueueLock()
+        self._real_lock = PatientLock()

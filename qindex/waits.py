@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from qindex.patience import QueueLock
+from journal.patience import PatientLock
 
 __all__ = ["CALLER", "Bell", "Listener", "time_left"]
 
@@ -40,7 +40,7 @@ class Bell:
 
     __slots__ = ("_condition", "_listeners", "_lock")
 
-    def __init__(self, lock: QueueLock) -> None:
+    def __init__(self, lock: PatientLock) -> None:
         self._lock = lock
         self._condition: threading.Condition | None = None
         self._listeners: dict[Listener, None] | None = None

@@ -5,9 +5,8 @@ Whatever else there is to be seen to it leaves to the method :meth:`rocketstore.
 
 from __future__ import annotations
 
-import threading
-
 from journal.compiled import described
+from journal.patience import PatientLock
 from journal.poison import Poison
 from rocketstore.commitlog import CommitLog
 from rocketstore.compiled import COMPILED
@@ -29,7 +28,7 @@ def install(store: type) -> None:
                 "Route": Route,
                 "Poison": Poison,
                 "PutResult": PutResult,
-                "RLock": type(threading.RLock()),
+                "PatientLock": PatientLock,
                 "PENDING_MAX": PENDING_MAX,
                 "put": described(store.put),  # type: ignore[attr-defined]
             }

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from journal.call_lock import check_alone
+from journal.call_lock import check_alone, held_or
 from journal.errors import StorageError, StoreError, WritesRefusedError
 from journal.files import close_quietly, make_dirs, replace_file
 from rocketstore.compose import Delivered
@@ -99,7 +99,7 @@ class Keeper:
         store = self._store
         files = store._parts.commitlog.files
         with self._sync_lock:
-            with store._lock:
+            with held_or(store._lock):
                 store._check_open()  # it may have been closed meanwhile, here and below
                 store._parts.commitlog.settle()
                 dirty = [(file, file.fd, file.wrote) for file in files.dirty()]
@@ -111,7 +111,7 @@ class Keeper:
                 failure = StorageError(self._paths.commitlog, "can't be synced", error)
                 store._poison.set(failure)
                 raise WritesRefusedError(str(failure)) from error
-            with store._lock:
+            with held_or(store._lock):
                 for file, _, wrote in dirty:
                     if file.wrote == wrote:
                         file.dirty = False
@@ -125,7 +125,7 @@ class Keeper:
     def _checkpoint(self) -> None:
         store = self._store
         parts = store._parts
-        with store._lock:
+        with held_or(store._lock):
             store._check_open()
             store._pending.dispatch()
             store._poison.check()
@@ -215,7 +215,7 @@ class Keeper:
 
     def _save_offsets(self) -> None:
         store = self._store
-        with store._lock:
+        with held_or(store._lock):
             store._offsets.save()
             store._local.save()
             if self._delay_changed:
@@ -285,6 +285,7 @@ class Keeper:
             store_host=fields[11],
             reconsume_times=message.reconsume_times,
             wait=False,
+            held=True,
         )
 
     # Deletion

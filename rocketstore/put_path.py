@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypedDict
 
 from journal.errors import UsageError
@@ -128,8 +129,10 @@ def put_general(
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
     wait: bool = True,
+    held: bool = False,
 ) -> PutResult:
-    """:meth:`rocketstore.Store.put` of a message with any field."""
+    """:meth:`rocketstore.Store.put` of a message with any field. ``held``: the caller has the
+    store's lock."""
     if not isinstance(body, bytes):
         raise UsageError(f"body is {type(body).__name__}: bytes are right")
     topic, queue_id, data, found, level = compose(
@@ -140,7 +143,7 @@ def put_general(
     sys_flag = with_host_bits(sys_flag, born_by, stored_by)
     header = HEADERS[(sys_flag >> 4) & 3]
     transaction = sys_flag & TRANSACTION_MASK
-    with store._lock, WholeOrNothing(store):
+    with nullcontext() if held else store._lock, WholeOrNothing(store):
         store._check_writable()
         route = store._route(topic, queue_id)
         tail = route.lead(len(data)) + data

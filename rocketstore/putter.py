@@ -6,12 +6,12 @@ Where there is a compiler, a usual put takes the same steps in C (``rocketstore/
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable, Iterable
 from typing import Unpack
 
 from journal.call_lock import refuse_twice
 from journal.errors import StorageError, StoreError, UsageError
+from journal.patience import PatientLock
 from journal.poison import Poison
 from journal.sync import GroupCommit
 from rocketstore.commitlog import CommitLog
@@ -61,7 +61,7 @@ class Putter:
     _group: GroupCommit
     _last_route: Route
     _last_time: int
-    _lock: threading.RLock
+    _lock: PatientLock
     _max_size: int
     _next_tick: int
     _parts: Parts
@@ -116,11 +116,12 @@ class Putter:
         size = _HEAD_SIZE + length + len(tail)
         crc = crc32(body) & 0x7FFFFFFF
         log, lock, pending = self._commitlog, self._lock, self._pending
-        if lock._is_owned():  # type: ignore[attr-defined]
+        if lock.is_mine():
             refuse_twice()
         try:
             # A ``with`` costs twice as much.
-            lock.acquire()
+            if not lock.take():
+                lock.stand_in_line()
             if self._refusal is not None or self._poison.reason is not None or self._full:
                 self._check_writable()
             at = log.at
@@ -151,8 +152,7 @@ class Putter:
                 pending.dispatch_quietly()
         except BaseException:
             # A signal's exception can also come while the lock is waited for.
-            if lock._is_owned():  # type: ignore[attr-defined]
-                lock.release()
+            lock.let_go()
             raise
         lock.release()
         if self._fsync:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
-from journal.call_lock import check_alone
 from journal.errors import ClosedError, StoreError, UsageError
 from journal.findings import Finding
+from journal.patience import PatientLock
 from rocketstore import reading
 from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_message_id
 from rocketstore.dispatch import QueueKey
@@ -28,7 +27,7 @@ class Reader:
     Every answer holds every put that returned before the question.
     """
 
-    _lock: threading.RLock
+    _lock: PatientLock
     _parts: Parts
     _pending: Pending
     _refusal: StoreError | None
@@ -47,7 +46,6 @@ class Reader:
         """Messages of a queue from ordinal ``offset`` on, with the status and next offset that
         RocketMQ gives. ``tags`` is ``"A || B"``, matched by hash. ``most`` and ``max_bytes`` are
         RocketMQ's caps on one answer. O(messages)."""
-        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return reading.get_messages(
@@ -61,7 +59,6 @@ class Reader:
             offset = parse_message_id(offset)[1]
         if offset < 0:
             raise UsageError(f"offset {offset}: it must not be negative")
-        check_alone(self._lock)
         with self._lock:
             self._check_open()
             raw = self._parts.commitlog.read_record(offset)
@@ -97,7 +94,6 @@ class Reader:
         if begin < -_LONG_MAX or begin > _LONG_MAX or end > _LONG_MAX or end < -_LONG_MAX:
             raise UsageError(f"times {begin} to {end}: the limit is {_LONG_MAX} ms")
         ask = reading.query_exact if exact else reading.query_message
-        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return ask(self._parts, topic, key, max_num, begin, end) if max_num else []
@@ -111,14 +107,12 @@ class Reader:
         modification time.
         """
         ask = reading.offset_by_time_as_rocketmq if as_rocketmq else reading.offset_by_time
-        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return ask(self._parts, topic, queue_id, timestamp)
 
     def at(self, topic: str, queue_id: int, queue_offset: int) -> StoredMessage | None:
         """The message with an ordinal in a queue; ``None`` if there is none (any more)."""
-        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return reading.message_at(self._parts, topic, queue_id, queue_offset)
@@ -126,7 +120,6 @@ class Reader:
     def messages(self, topic: str, queue_id: int, offset: int = 0) -> Iterator[StoredMessage]:
         """All messages of a queue from an ordinal on, those put meanwhile too; changes nothing."""
         while True:
-            check_alone(self._lock)
             with self._lock:
                 self._catch_up()
                 page, after = reading.scan_page(self._parts, topic, queue_id, offset)
@@ -137,7 +130,6 @@ class Reader:
 
     def queues(self) -> dict[QueueKey, tuple[int, int]]:
         """``(topic, queue id)`` to its min and max offset, for each queue that has messages."""
-        check_alone(self._lock)
         with self._lock:
             self._catch_up()
             return {
@@ -154,7 +146,6 @@ class Reader:
     @property
     def max_offset(self) -> int:
         """Physical offset after the last record."""
-        check_alone(self._lock)
         with self._lock:
             return self._parts.commitlog.max_offset
 

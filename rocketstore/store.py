@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from journal.errors import (
     UsageError,
 )
 from journal.files import PathLike, make_dirs, read_optional
+from journal.patience import PatientLock
 from journal.poison import Poison
 from journal.sync import GroupCommit
 from rocketstore.checkpoint_format import Checkpoint
@@ -86,7 +86,7 @@ class Store(Putter, Reader):
         self.path = path
         self.options = options
         self._paths = paths = Paths(path)
-        self._lock = threading.RLock()
+        self._lock = PatientLock(shared=True)
         self._poison = Poison()
         self._refusal: StoreError | None = None
         self._full = False
@@ -258,7 +258,6 @@ class Store(Putter, Reader):
     ) -> None:
         """Note the next offset a group will ask for. Kept in ``config/consumerOffset.json``,
         written by the background thread, :meth:`checkpoint` and :meth:`close`."""
-        check_alone(self._lock)
         with self._lock:
             self._check_writable()
             (self._local if broadcast else self._offsets).commit(group, topic, queue_id, offset)
@@ -267,14 +266,12 @@ class Store(Putter, Reader):
         self, group: str, topic: str, queue_id: int, *, broadcast: bool = False
     ) -> int:
         """The offset committed last; -1 if there is none."""
-        check_alone(self._lock)
         with self._lock:
             self._check_open()
             return (self._local if broadcast else self._offsets).fetch(group, topic, queue_id)
 
     def consumer_offsets(self) -> dict[str, dict[int, int]]:
         """``topic@group`` to queue id to next offset."""
-        check_alone(self._lock)
         with self._lock:
             return {name: dict(offsets) for name, offsets in self._offsets.table.items()}
 
@@ -296,9 +293,8 @@ class Store(Putter, Reader):
 
     def rebuild_index(self) -> None:
         """Delete all index files and build them anew from the log. O(bytes of the log)."""
-        check_alone(self._lock)
-        self._check_writable()
         with self._lock, WholeOrNothing(self):
+            self._check_writable()
             self._pending.dispatch()
             log = self._parts.commitlog
             log.settle()
@@ -362,7 +358,7 @@ def _close_in_child() -> None:
         store._refusal = ForkedError(f"{store.path}: was opened by the parent process")
         store._background = None
         # The parent may have held it at that moment; nobody here would ever release it.
-        store._lock = threading.RLock()
+        store._lock = PatientLock(shared=True)
 
 
 with contextlib.suppress(AttributeError):

@@ -20,7 +20,7 @@ FILES = (
     "qindex/test_fork.py",
     "qindex/test_keeping_up.py",
     "qindex/test_model.py",
-    "qindex/test_patience.py",
+    "journal/test_patience.py",
     "qindex/test_plain_run.py",
     "qindex/test_sync_counts.py",
     "qindex/test_threads.py",

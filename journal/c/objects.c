@@ -28,6 +28,29 @@ told(PyObject *object, PyObject *name)
     return done == NULL ? -1 : 0;
 }
 
+/* Call a function of Python's while an exception is raised, which stays raised: unless the function
+ * raises one itself, which then takes its place. `arguments`: as of Py_BuildValue, a tuple. */
+void
+clean_up(PyObject *function, const char *arguments, ...)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    va_list list;
+    va_start(list, arguments);
+    PyObject *given = Py_VaBuildValue(arguments, list);
+    va_end(list);
+    PyObject *done = given == NULL ? NULL : PyObject_Call(function, given, NULL);
+    Py_XDECREF(given);
+    if (done == NULL) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return;
+    }
+    Py_DECREF(done);
+    PyErr_Restore(type, value, trace);
+}
+
 /* Let the method in Python do it all. */
 PyObject *
 leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,

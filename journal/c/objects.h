@@ -62,6 +62,7 @@ big_endian(const char *from, int size)
 /* Calls. */
 PyObject *called(PyObject *function, PyObject *argument);
 int told(PyObject *object, PyObject *name);
+void clean_up(PyObject *function, const char *arguments, ...);
 PyObject *leave_to(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                    PyObject *kwnames);
 

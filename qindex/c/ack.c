@@ -92,9 +92,9 @@ ack(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
     if (nargs == 1 && kwnames == NULL && (IS(args[0], DELIVERY) || IS(args[0], BATCH_DELIVERY))) {
         PyObject *lock = SLOT(self, QUEUE, _lock);
         Py_XINCREF(lock);
-        int outcome = take(lock);
+        int outcome = take_lock(lock);
         if (outcome == 1) {
-            outcome = synced(self, released(lock, ack_held(self, args[0])));
+            outcome = synced(self, lock_released(lock, ack_held(self, args[0])));
         }
         Py_XDECREF(lock);
         if (outcome == 1) {

@@ -107,9 +107,9 @@ get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
         }
         PyObject *lock = SLOT(self, QUEUE, _lock);
         Py_XINCREF(lock);
-        int outcome = take(lock);
+        int outcome = take_lock(lock);
         if (outcome == 1) {
-            outcome = released(lock, get_held(self, given));
+            outcome = lock_released(lock, get_held(self, given));
         }
         Py_XDECREF(lock);
         if (outcome == 1) {

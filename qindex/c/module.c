@@ -11,8 +11,7 @@
 
 PyTypeObject *type_of[TYPES];
 static const char *const type_names[TYPES] = {
-    "Queue",   "QueueIndex", "Journal",       "Segment",
-    "Fetched", "Delivery",   "BatchDelivery", "QueueLock",
+    "Queue", "QueueIndex", "Journal", "Segment", "Fetched", "Delivery", "BatchDelivery",
 };
 
 #define DEFINE(TYPE, NAME) Py_ssize_t TYPE##_##NAME;
@@ -24,7 +23,7 @@ NAMES(DEFINE)
 PyObject *reserve_only;
 
 PyObject *slow_publish, *slow_get, *slow_ack;
-PyObject *set_right, *put_back, *let_go, *is_mine, *store_error;
+PyObject *set_right, *put_back, *store_error;
 PyObject *plain_heads, *plain_parts, *digest;
 unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
@@ -48,8 +47,6 @@ static const Given of_layout[] = {
 static const Given of_paths[] = {
     {"set_right", &set_right, NULL},
     {"put_back", &put_back, NULL},
-    {"let_go", &let_go, NULL},
-    {"is_mine", &is_mine, NULL},
     {"StoreError", &store_error, NULL},
     {"PUBLISHED", NULL, &published},
     {"OUT", NULL, &out},
@@ -81,7 +78,7 @@ install(PyObject *Py_UNUSED(module), PyObject *with)
         return NULL; \
     }
     SLOTS(LOCATE)
-    if (take_over(with, of_paths) < 0) {
+    if (take_over(with, of_paths) < 0 || use_lock(with) < 0) {
         return NULL;
     }
     for (int number = 0; number < METHODS; number++) {

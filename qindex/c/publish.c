@@ -227,9 +227,9 @@ publish(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
         && PyBytes_GET_SIZE(args[0]) <= number_of(SLOT(self, QUEUE, _most_plain))) {
         PyObject *lock = SLOT(self, QUEUE, _lock), *result = NULL;
         Py_XINCREF(lock);
-        int outcome = take(lock);
+        int outcome = take_lock(lock);
         if (outcome == 1) {
-            outcome = synced(self, released(lock, publish_held(self, args[0], &result)));
+            outcome = synced(self, lock_released(lock, publish_held(self, args[0], &result)));
         }
         Py_XDECREF(lock);
         if (outcome == 1) {

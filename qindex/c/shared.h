@@ -3,10 +3,11 @@
 #ifndef QINDEX_SHARED_H
 #define QINDEX_SHARED_H
 
+#include "../../journal/c/lock.h"
 #include "../../journal/c/objects.h"
 
 /* Types whose attributes are read. */
-enum { QUEUE, INDEX, JOURNAL, SEGMENT, WINDOW, DELIVERY, BATCH_DELIVERY, LOCK, TYPES };
+enum { QUEUE, INDEX, JOURNAL, SEGMENT, WINDOW, DELIVERY, BATCH_DELIVERY, TYPES };
 extern PyTypeObject *type_of[TYPES];
 
 /* clang-format off */
@@ -23,8 +24,7 @@ extern PyTypeObject *type_of[TYPES];
     X(WINDOW, bodies) X(WINDOW, delivers) X(WINDOW, extras) X(WINDOW, most) X(WINDOW, segment) \
     X(WINDOW, seqs) X(WINDOW, states) \
     X(DELIVERY, _extra) X(DELIVERY, _queue) X(DELIVERY, body) X(DELIVERY, redelivered) \
-    X(DELIVERY, seq_id) \
-    X(LOCK, take)
+    X(DELIVERY, seq_id)
 /* clang-format on */
 
 #define DECLARE(TYPE, NAME) extern Py_ssize_t TYPE##_##NAME;
@@ -33,7 +33,7 @@ SLOTS(DECLARE)
 
 /* What Python's modules gave: functions, and numbers of the formats. */
 extern PyObject *slow_publish, *slow_get, *slow_ack;
-extern PyObject *set_right, *put_back, *let_go, *is_mine, *store_error;
+extern PyObject *set_right, *put_back, *store_error;
 extern PyObject *plain_heads, *plain_parts, *digest;
 extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
@@ -41,7 +41,7 @@ extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_a
 /* clang-format off */
 #define NAMES(X) \
     X(append) X(confirm) X(_forget) X(headers) X(key) X(lease) X(notify) X(persistent) \
-    X(properties) X(release) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
+    X(properties) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
 /* clang-format on */
 #define DECLARE(NAME) extern PyObject *s_##NAME;
 NAMES(DECLARE)
@@ -84,10 +84,7 @@ parts_of(Py_ssize_t size)
 }
 
 /* calls.c */
-void clean_up(PyObject *function, const char *arguments, ...);
-int take(PyObject *lock);
 int takes_writes(PyObject *journal);
-int released(PyObject *lock, int outcome);
 int synced(PyObject *self, int outcome);
 
 /* publish.c, get.c, ack.c, read_run.c */

@@ -22,7 +22,7 @@ NAMES(DEFINE)
 PyObject *zero;
 
 PyObject *slow_put;
-PyObject *crc32, *lock_type, *result_type;
+PyObject *crc32, *result_type;
 unsigned long long magic, head_size, fixed_size, stamp_size, other_hosts, properties_max;
 unsigned long long pending_max;
 
@@ -44,7 +44,6 @@ static const Given of_layout[] = {
     {NULL, NULL, NULL},
 };
 static const Given of_put[] = {
-    {"RLock", &lock_type, NULL},
     {"PutResult", &result_type, NULL},
     {"PENDING_MAX", NULL, &pending_max},
     {NULL, NULL, NULL},
@@ -70,7 +69,7 @@ install(PyObject *Py_UNUSED(module), PyObject *with)
         return NULL; \
     }
     SLOTS(LOCATE)
-    if (take_over(with, of_put) < 0) {
+    if (take_over(with, of_put) < 0 || use_lock(with) < 0) {
         return NULL;
     }
     if (!PyType_Check(result_type)

@@ -307,32 +307,6 @@ put_held(PyObject *self, const Message *message, PyObject *route, PyObject *reco
     return outcome;
 }
 
-/* Release the lock after the steps that had this outcome; gives it, or -1. An exception that they
- * have raised stays. */
-static int
-released(PyObject *lock, int outcome)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    if (told(lock, s_release) < 0) {
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(trace);
-        return -1;
-    }
-    PyErr_Restore(type, value, trace);
-    return outcome;
-}
-
-/* Whether this thread has the lock: 1, 0, or -1. */
-static int
-is_mine(PyObject *lock)
-{
-    PyObject *mine = PyObject_CallMethodNoArgs(lock, s__is_owned);
-    Py_XDECREF(mine);
-    return mine == NULL ? -1 : mine == Py_True;
-}
-
 /* As put_held, of a message whose record is made. */
 static int
 put_record(PyObject *self, const Message *message, PyObject *route, PyObject *record,
@@ -344,20 +318,15 @@ put_record(PyObject *self, const Message *message, PyObject *route, PyObject *re
     }
     unsigned long long crc = PyLong_AsUnsignedLongLongMask(sum) & CRC_BITS;
     Py_DECREF(sum);
-    PyObject *lock = SLOT(self, STORE, _lock);
     if (PyErr_Occurred()) {
         return -1;
     }
-    if (lock == NULL || (PyObject *)Py_TYPE(lock) != lock_type) {
-        return 0;
+    PyObject *lock = Py_XNewRef(SLOT(self, STORE, _lock));
+    int outcome = take_lock(lock);
+    if (outcome == 1) {
+        outcome = lock_released(lock, put_held(self, message, route, record, crc, result));
     }
-    Py_INCREF(lock);
-    /* Where this thread has it the method says what is wrong. */
-    int mine = is_mine(lock), outcome = mine < 0 ? -1 : 0;
-    if (mine == 0 && (outcome = told(lock, s_acquire)) == 0) {
-        outcome = released(lock, put_held(self, message, route, record, crc, result));
-    }
-    Py_DECREF(lock);
+    Py_XDECREF(lock);
     return outcome;
 }
 

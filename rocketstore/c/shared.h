@@ -3,6 +3,7 @@
 #ifndef ROCKETSTORE_SHARED_H
 #define ROCKETSTORE_SHARED_H
 
+#include "../../journal/c/lock.h"
 #include "../../journal/c/objects.h"
 
 /* Types whose attributes are read. */
@@ -28,7 +29,7 @@ SLOTS(DECLARE)
 
 /* What Python's modules gave: functions, types, and numbers of the formats. */
 extern PyObject *slow_put;
-extern PyObject *crc32, *lock_type, *result_type;
+extern PyObject *crc32, *result_type;
 extern unsigned long long magic, head_size, fixed_size, stamp_size, other_hosts, properties_max;
 extern unsigned long long pending_max;
 
@@ -38,8 +39,8 @@ extern unsigned long long pending_max;
 /* Names of methods and keywords. */
 /* clang-format off */
 #define NAMES(X) \
-    X(acquire) X(_begin_moment) X(commit) X(dispatch_quietly) X(_is_owned) X(keys) X(queue_id) \
-    X(release) X(tags) X(unique_key)
+    X(_begin_moment) X(commit) X(dispatch_quietly) X(keys) X(queue_id) X(tags) \
+    X(unique_key)
 /* clang-format on */
 #define DECLARE(NAME) extern PyObject *s_##NAME;
 NAMES(DECLARE)

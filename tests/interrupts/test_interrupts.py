@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 import qindex
+from journal.patience import PatientLock
 from journal.sync import GroupCommit
-from qindex.patience import QueueLock
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import COMPILED, OPERATIONS, OPTIONS, Case, Operation
 from tests.ways import in_python, needs_compiled
@@ -122,7 +122,7 @@ def cut_short_at_each_point(tmp_path: Path, operation: Operation, shared: bool) 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_lock_is_free_afterwards(shared: bool) -> None:
-    lock = QueueLock()
+    lock = PatientLock()
     lock.share(shared)
 
     def call() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from journal.call_lock import CallLock, check_alone
+from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import UsageError
 from journal.sync import GroupCommit
 
@@ -80,3 +80,13 @@ def test_a_commit_within_a_commit_of_the_same_thread() -> None:
     for number in range(1, 3):
         commits.commit()
         assert len(errors) == commits.rounds == number
+
+
+def test_a_part_of_a_call_takes_the_lock_where_the_call_has_not() -> None:
+    lock = CallLock()
+    with held_or(lock):
+        assert lock.is_mine()
+        with held_or(lock):
+            assert lock.is_mine()
+        assert lock.is_mine()
+    assert not lock.is_mine()

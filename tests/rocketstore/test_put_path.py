@@ -21,6 +21,7 @@ from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
 from rocketstore.pending import PENDING_MAX
 from rocketstore.verify import verify
 from tests.rocketstore.support import SIZES, Clock, open_tiny, store_files
+from tests.ways import WAYS, in_python
 
 USUAL: list[dict[str, Any]] = [
     {},
@@ -197,35 +198,30 @@ def test_threads_that_meet_a_new_queue_share_its_numbers(tmp_path: Path) -> None
         sys.setswitchinterval(interval)
 
 
-class _Interrupting:
-    """A lock whose ``acquire`` is cut short by a signal, before it is taken or right after."""
-
-    def __init__(self, lock: Any, *, taken: bool) -> None:
-        self._real = lock
-        self._taken = taken
-
-    def acquire(self) -> None:
-        if self._taken:
-            self._real.acquire()
-        raise KeyboardInterrupt
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("taken", [False, True])
-def test_an_interrupt_leaves_the_lock_free(taken: bool, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_lock_free(taken: bool, way: str, tmp_path: Path) -> None:
     with open_tiny(tmp_path / "s") as store:
-        real = store._lock
-        store._lock = _Interrupting(real, taken=taken)  # type: ignore[assignment]
-        with pytest.raises(KeyboardInterrupt):
+        store.put("T", b"the first of its queue")
+        lock = store._lock
+        real = lock.take
+
+        def interrupted() -> bool:
+            # By a signal, before it is taken or right after.
+            if taken:
+                real()
+            raise KeyboardInterrupt
+
+        lock.take = interrupted
+        with in_python(way), pytest.raises(KeyboardInterrupt):
             store.put("T", b"")
-        store._lock = real
+        lock.take = real
         other = threading.Thread(target=store.put, args=("T", b"from another thread"))
         other.start()
         other.join(10)
         assert not other.is_alive()
-        assert [message.body for message in store.messages("T", 0)] == [b"from another thread"]
+        bodies = [message.body for message in store.messages("T", 0)]
+        assert bodies[1:] == [b"from another thread"]
 
 
 def test_a_refused_put_leaves_the_lock_free_and_the_clock_sound(tmp_path: Path) -> None:

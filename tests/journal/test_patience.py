@@ -9,7 +9,7 @@ from time import sleep
 import pytest
 
 import qindex
-from qindex.patience import QueueLock
+from journal.patience import PatientLock
 from tests.qindex.support import WAIT
 from tests.qindex.test_threads import join, start, until
 
@@ -19,14 +19,14 @@ def in_thread(work: object) -> None:
     join(start(work))
 
 
-def made_patient() -> QueueLock:
-    lock = QueueLock()
+def made_patient() -> PatientLock:
+    lock = PatientLock()
     lock.share(True)
     return lock
 
 
 def test_it_excludes_threads_before_and_after_it_becomes_patient() -> None:
-    lock = QueueLock()
+    lock = PatientLock()
     inside = 0
     most = 0
     count = [0] * 6

@@ -1,4 +1,4 @@
-"""The lock of a queue; while several threads use the queue, a patient one.
+"""The lock of a queue or a store; while several threads use it, a patient one.
 
 A thread that sleeps on a lock of Python's is woken by each release, and finds it taken again: the
 thread that released it goes on in the same slice of the interpreter's time, and is at its next
@@ -9,7 +9,7 @@ line behind it. Who holds the lock finishes its call, is refused the lock at the
 stands in line itself. As the one that tries gets to run only when the interpreter takes its time
 from the other, every 5 ms, a thread has the lock for thousands of calls in a row.
 
-All of this is in what :attr:`QueueLock.take` is at the moment, always one call of C for the paths
+All of this is in what :attr:`PatientLock.take` is at the moment, always one call of C for the paths
 of single messages: they ask nothing else.
 
 A signal's handler may raise anywhere in here; then the lock knows whether it is to be given back.
@@ -24,18 +24,18 @@ from functools import partial
 
 from journal.call_lock import CallLock, refuse_twice
 
-__all__ = ["QueueLock"]
+__all__ = ["PatientLock"]
 
 _PAUSE = 1e-3
 """Seconds between two looks of the one that tries, where nobody tells it."""
 _ALONE = 256
-"""So many calls of :meth:`QueueLock.choose` without anybody who waits, and it is plain again."""
+"""So many calls of :meth:`PatientLock.choose` without anybody who waits, and it is plain again."""
 _REFUSE = bool
 """What gives false, and takes nothing."""
 
 
-class QueueLock(CallLock):  # type: ignore[misc]  # as there
-    """The lock of a queue.
+class PatientLock(CallLock):  # type: ignore[misc]  # as there
+    """The lock of a queue or a store; ``shared``: patient from the start.
 
     ``take``: takes the lock, or gives false; then :meth:`stand_in_line` is to be called. The two
     are what ``with`` begins with, for the paths that spare themselves the rest of it, behind a look
@@ -47,10 +47,10 @@ class QueueLock(CallLock):  # type: ignore[misc]  # as there
 
     take: Callable[[], bool]
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
         self._line = allocate_lock()
         self._given_up = allocate_lock()
-        self._shared = False
+        self._shared = shared
         self.take = self._first_try()
         self.waits = 0
         self._user = get_ident()
