@@ -1,13 +1,14 @@
-"""Many threads on one engine, and what a flush does to the slowest calls.
+"""Many threads on one engine or store, and what a flush does to the slowest calls.
 
-    python -m benchmarks.contention [--messages 200000] [--rounds 3] [--dir DIR] [--json FILE]
+    python -m benchmarks.contention [--messages 200000] [--rounds 5] [--dir DIR] [--json FILE]
 
 prints one JSON line for each figure and each bar on standard output (or into FILE), and tables on
 standard error.
 
 * ``threads``: messages a second that are published, delivered and acknowledged, one call each: by
   one thread that publishes all and then takes all, and by four that publish beside four that
-  consume, on one queue and on eight. The bar is the share of the one thread's rate.
+  consume, on one queue and on eight. The bar is the share of the one thread's rate. The same of
+  a rocketstore with four queues: puts of one message, gets of up to 32 with every body read.
 * ``tails``: how long a publish takes, in microseconds, while a queue is published to as fast as
   one thread can, and the flush of each 65,536 entries goes on beside it; and the same of an
   ``os.write`` of as many bytes (the floor: what the machine alone does to a call).
@@ -21,14 +22,16 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import qindex
+import rocketstore
 from benchmarks.bodies import Bodies
 from benchmarks.contender import RECORD_BYTES
 from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
@@ -53,18 +56,9 @@ _PERCENTILES = (50.0, 99.0, 99.9, 99.99, 100.0)
 def threads(report: Report, root: Path, messages: int, rounds: int) -> None:
     """The rates of one thread and of eight, in turn."""
     for queues in (1, 8):
-        found: list[Round] = []
-        for number in range(rounds):
-            path = root / f"threads-{queues}-{number}"
-            found.append(
-                {
-                    ONE: _run(path / "one", queues, messages, _one_thread),
-                    OURS: _run(path / "many", queues, messages, _many_threads),
-                }
-            )
-            shutil.rmtree(path)
         name = f"{SIDES} + {SIDES} threads, {queues} queue{'s' if queues > 1 else ''}"
-        report.add(name, found)
+        one, many = partial(_run, queues, _one_thread), partial(_run, queues, _many_threads)
+        _in_turn(report, name, root, messages, rounds, one, many)
         report.judge(
             [
                 Bar.at_least(
@@ -77,13 +71,35 @@ def threads(report: Report, root: Path, messages: int, rounds: int) -> None:
         )
 
 
+def stores(report: Report, root: Path, messages: int, rounds: int) -> None:
+    """The same of a rocketstore."""
+    name = f"rocketstore: {SIDES} + {SIDES} threads"
+    one, many = partial(_run_store, _one_puts_and_gets), partial(_run_store, _many_put_and_get)
+    _in_turn(report, name, root, messages, rounds, one, many)
+
+
+Run = Callable[[Path, list[bytes]], Sample]
+
+
+def _in_turn(
+    report: Report, name: str, root: Path, messages: int, rounds: int, one: Run, many: Run
+) -> None:
+    found: list[Round] = []
+    bodies = Bodies().take(messages)
+    for number in range(rounds):
+        path = root / f"threads-{number}"
+        gc.collect()
+        found.append({ONE: one(path / "one", bodies), OURS: many(path / "many", bodies)})
+        shutil.rmtree(path)
+    report.add(name, found)
+
+
 Work = Callable[[list[Any], list[bytes], Stopwatch], int]
 
 
-def _run(path: Path, queues: int, messages: int, work: Work) -> Sample:
-    bodies = Bodies().take(messages)
+def _run(queues: int, work: Work, path: Path, bodies: list[bytes]) -> Sample:
+    messages = len(bodies)
     watch = Stopwatch()
-    gc.collect()
     with qindex.open(path) as engine:
         count = work([engine.queue(f"q{number}") for number in range(queues)], bodies, watch)
         left = sum(map(len, (engine.queue(name) for name in engine.queue_names())))
@@ -111,7 +127,6 @@ def _many_threads(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> i
     queues until all is published and they are empty."""
     taken = [0] * SIDES
     share = len(bodies) // SIDES
-    errors: list[BaseException] = []
     all_published = threading.Event()
 
     def publish(number: int) -> None:
@@ -130,6 +145,18 @@ def _many_threads(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> i
             if not got and (delivery := mine[0].get(timeout=0.005)) is not None:
                 mine[0].ack(delivery)
                 taken[number] += 1
+
+    _side_by_side(publish, consume, all_published, watch)
+    return sum(taken)
+
+
+def _side_by_side(
+    publish: Callable[[int], None],
+    consume: Callable[[int], None],
+    all_published: threading.Event,
+    watch: Stopwatch,
+) -> None:
+    errors: list[BaseException] = []
 
     def guarded(work: Callable[[int], None], number: int) -> None:
         try:
@@ -152,7 +179,6 @@ def _many_threads(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> i
             consumer.join()
     if errors:
         raise errors[0]
-    return sum(taken)
 
 
 def _take_some(queue: Any) -> int:
@@ -163,6 +189,57 @@ def _take_some(queue: Any) -> int:
             return number
         queue.ack(delivery)
     return 100
+
+
+def _run_store(
+    work: Callable[[rocketstore.Store, list[bytes], Stopwatch], int],
+    path: Path,
+    bodies: list[bytes],
+) -> Sample:
+    watch = Stopwatch()
+    with rocketstore.open(path) as store:
+        count = work(store, bodies, watch)
+    if count != len(bodies):
+        raise RuntimeError(f"{count} of {len(bodies)} messages came")
+    return Sample.from_json(watch.rate(count))
+
+
+def _one_puts_and_gets(store: rocketstore.Store, bodies: list[bytes], watch: Stopwatch) -> int:
+    with watch.running():
+        for number in range(SIDES):
+            _put_all(store, bodies, number)
+        return sum(_get_some(store, number, 0) for number in range(SIDES))
+
+
+def _many_put_and_get(store: rocketstore.Store, bodies: list[bytes], watch: Stopwatch) -> int:
+    taken = [0] * SIDES
+    all_put = threading.Event()
+
+    def consume(number: int) -> None:
+        while True:
+            ending = all_put.is_set()
+            got = _get_some(store, number, taken[number])
+            taken[number] += got
+            if not got:
+                if ending:
+                    return
+                sleep(0.001)
+
+    _side_by_side(partial(_put_all, store, bodies), consume, all_put, watch)
+    return sum(taken)
+
+
+def _put_all(store: rocketstore.Store, bodies: list[bytes], number: int) -> None:
+    for body in bodies[number::SIDES]:
+        store.put("bench", body, queue_id=number)
+
+
+def _get_some(store: rocketstore.Store, queue_id: int, at: int) -> int:
+    """Get what there is in a queue from an ordinal on; gives the number of messages."""
+    taken = 0
+    while bodies := store.get("bench", queue_id, at + taken, 32).bodies:
+        taken += len(bodies)
+    return taken
 
 
 def tails(report: Report, root: Path, messages: int, rounds: int) -> None:
@@ -239,11 +316,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
     parser = common_parser("contention", __doc__)
     parser.add_argument("--messages", type=int, default=200_000, help="of a rate; tails take 20x")
+    parser.set_defaults(rounds=5)
     options = parser.parse_args(arguments)
     if options.messages % (8 * SIDES):
         parser.error(f"--messages must be a multiple of {8 * SIDES}")
     with reporting(options) as (report, root):
         threads(report, root, options.messages, options.rounds)
+        stores(report, root, options.messages, options.rounds)
         tails(report, root, options.messages * _TAILS, min(options.rounds, 2))
     return 0
 

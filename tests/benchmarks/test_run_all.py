@@ -68,6 +68,8 @@ def test_contention(tmp_path: Path) -> None:
         "publish, p99.9, while flushing",
     }
     assert all(isinstance(bar["holds"], bool) for bar in bars.values())
+    figures = {str(line.get("figure")) for line in lines_of(tmp_path / "lines")}
+    assert "rocketstore: 4 + 4 threads" in figures
     assert [path.name for path in tmp_path.iterdir()] == ["lines"]
 
 
