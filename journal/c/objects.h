@@ -59,6 +59,21 @@ big_endian(const char *from, int size)
     return number;
 }
 
+/* A part lists the attributes that it reads in SLOTS(X), of X(TYPE, NAME), and the names of methods
+ * and keywords in NAMES(X), of X(NAME); these make of the lists what it needs. */
+#define DECLARE_SLOT(TYPE, NAME) extern Py_ssize_t TYPE##_##NAME;
+#define DEFINE_SLOT(TYPE, NAME) Py_ssize_t TYPE##_##NAME;
+#define LOCATE_SLOT(TYPE, NAME) \
+    if ((TYPE##_##NAME = place_of(type_of[TYPE], #NAME)) < 0) { \
+        return NULL; \
+    }
+#define DECLARE_NAME(NAME) extern PyObject *s_##NAME;
+#define DEFINE_NAME(NAME) PyObject *s_##NAME;
+#define INTERN_NAME(NAME) \
+    if ((s_##NAME = PyUnicode_InternFromString(#NAME)) == NULL) { \
+        return NULL; \
+    }
+
 /* Calls. */
 PyObject *called(PyObject *function, PyObject *argument);
 int told(PyObject *object, PyObject *name);

@@ -27,9 +27,7 @@ extern PyTypeObject *type_of[TYPES];
     X(DELIVERY, seq_id)
 /* clang-format on */
 
-#define DECLARE(TYPE, NAME) extern Py_ssize_t TYPE##_##NAME;
-SLOTS(DECLARE)
-#undef DECLARE
+SLOTS(DECLARE_SLOT)
 
 /* What Python's modules gave: functions, and numbers of the formats. */
 extern PyObject *slow_publish, *slow_get, *slow_ack;
@@ -43,9 +41,7 @@ extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_a
     X(append) X(confirm) X(_forget) X(headers) X(key) X(lease) X(notify) X(persistent) \
     X(properties) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
 /* clang-format on */
-#define DECLARE(NAME) extern PyObject *s_##NAME;
-NAMES(DECLARE)
-#undef DECLARE
+NAMES(DECLARE_NAME)
 extern PyObject *reserve_only; /* ("reserve",) */
 
 /* Of the layout (qindex/plain.py): word and message id, then the first constant part, which starts

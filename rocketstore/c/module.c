@@ -13,12 +13,8 @@ static const char *const type_names[TYPES] = {
     "Store", "CommitLog", "Pending", "Route", "Poison",
 };
 
-#define DEFINE(TYPE, NAME) Py_ssize_t TYPE##_##NAME;
-SLOTS(DEFINE)
-#undef DEFINE
-#define DEFINE(NAME) PyObject *s_##NAME;
-NAMES(DEFINE)
-#undef DEFINE
+SLOTS(DEFINE_SLOT)
+NAMES(DEFINE_NAME)
 PyObject *zero;
 
 PyObject *slow_put;
@@ -64,11 +60,7 @@ install(PyObject *Py_UNUSED(module), PyObject *with)
     if (take_types(with, type_names, TYPES, type_of) < 0) {
         return NULL;
     }
-#define LOCATE(TYPE, NAME) \
-    if ((TYPE##_##NAME = place_of(type_of[TYPE], #NAME)) < 0) { \
-        return NULL; \
-    }
-    SLOTS(LOCATE)
+    SLOTS(LOCATE_SLOT)
     if (take_over(with, of_put) < 0 || use_lock(with) < 0) {
         return NULL;
     }
@@ -117,12 +109,7 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC
 PyInit__compiled(void)
 {
-#define INTERN(NAME) \
-    if ((s_##NAME = PyUnicode_InternFromString(#NAME)) == NULL) { \
-        return NULL; \
-    }
-    NAMES(INTERN)
-#undef INTERN
+    NAMES(INTERN_NAME)
     if ((zero = PyLong_FromLong(0)) == NULL) {
         return NULL;
     }

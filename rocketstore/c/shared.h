@@ -23,9 +23,7 @@ extern PyTypeObject *type_of[TYPES];
     X(POISON, reason)
 /* clang-format on */
 
-#define DECLARE(TYPE, NAME) extern Py_ssize_t TYPE##_##NAME;
-SLOTS(DECLARE)
-#undef DECLARE
+SLOTS(DECLARE_SLOT)
 
 /* What Python's modules gave: functions, types, and numbers of the formats. */
 extern PyObject *slow_put;
@@ -42,9 +40,7 @@ extern unsigned long long pending_max;
     X(_begin_moment) X(commit) X(dispatch_quietly) X(keys) X(queue_id) X(tags) \
     X(unique_key)
 /* clang-format on */
-#define DECLARE(NAME) extern PyObject *s_##NAME;
-NAMES(DECLARE)
-#undef DECLARE
+NAMES(DECLARE_NAME)
 extern PyObject *zero;
 
 /* put.c, bodies.c */
