@@ -88,8 +88,11 @@ def _in_turn(
     bodies = Bodies().take(messages)
     for number in range(rounds):
         path = root / f"threads-{number}"
-        gc.collect()
-        found.append({ONE: one(path / "one", bodies), OURS: many(path / "many", bodies)})
+        samples: Round = {}
+        for who, run in ((ONE, one), (OURS, many)):
+            gc.collect()
+            samples[who] = run(path / who, bodies)
+        found.append(samples)
         shutil.rmtree(path)
     report.add(name, found)
 
