@@ -144,7 +144,7 @@ def test_a_handler_of_a_store_that_makes_a_call(
 
 @needs_compiled
 @pytest.mark.parametrize("handler", ROCKET_HANDLERS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("operation", rocket.OPERATIONS[:3], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("operation", rocket.OPERATIONS[:4], ids=lambda one: one.__name__)
 def test_a_handler_within_a_compiled_put(
     tmp_path: Path, operation: rocket.Operation, handler: Callable[[rocketstore.Store], None]
 ) -> None:
