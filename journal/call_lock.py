@@ -29,7 +29,7 @@ def refuse_twice() -> NoReturn:
 
 def check_alone(lock: RLock) -> None:
     """Raise :class:`UsageError` if the calling thread has this lock: for the calls of users that
-    take it later, or where the calls that these make themselves may take it again."""
+    wait for others before they take it, or that may take it again themselves."""
     if lock._is_owned():  # type: ignore[attr-defined]
         refuse_twice()
 

@@ -198,7 +198,6 @@ class Store(Putter, Reader):
         checked before anything is stored, but a disk that fills up in the middle leaves the first
         messages stored.
         """
-        check_alone(self._lock)
         self._check_writable()
         for reserved in (DELAY, TAGS, KEYS, UNIQ_KEY):
             if properties and reserved in properties:
@@ -229,7 +228,6 @@ class Store(Putter, Reader):
         in one file, together at most ``max_message_size``; the batch's own properties follow each
         message's. No transactions, no delays.
         """
-        check_alone(self._lock)
         self._check_writable()
         if sys_flag & TRANSACTION_MASK:
             raise UsageError("a batch can't be part of a transaction")
@@ -280,7 +278,6 @@ class Store(Putter, Reader):
     def deliver_due(self, now: int | None = None) -> int:
         """Put delayed messages whose time (ms) has come where they belong; gives their number.
         After a crash one may be delivered again, none is lost."""
-        check_alone(self._lock)
         self._check_writable()
         return self._keeper.deliver_due(self.options.clock() if now is None else now)
 
