@@ -1,26 +1,26 @@
 """The parts in C; all else stands in pyproject.toml."""
 
+from glob import glob
+
 from setuptools import Extension, setup
 
-SHARED = ("lock", "objects")
+SHARED = ("journal/c/lock.c", "journal/c/objects.c")
 PARTS = {
-    "qindex": ("ack", "calls", "get", "module", "publish", "read_run"),
-    "rocketstore": ("bodies", "module", "put"),
+    "journal": ("journal/c/held_io.c",),
+    "qindex": (*SHARED, *sorted(glob("qindex/c/*.c"))),
+    "rocketstore": (*SHARED, *sorted(glob("rocketstore/c/*.c"))),
 }
 
 setup(
     ext_modules=[
         Extension(
             f"{package}._compiled",
-            sources=[
-                *(f"journal/c/{name}.c" for name in SHARED),
-                *(f"{package}/c/{name}.c" for name in names),
-            ],
-            depends=[*(f"journal/c/{name}.h" for name in SHARED), f"{package}/c/shared.h"],
+            sources=list(sources),
+            depends=sorted(glob("*/c/*.h")),
             extra_compile_args=["-fvisibility=hidden"],
             # Without a compiler the package is built without it, and works.
             optional=True,
         )
-        for package, names in PARTS.items()
+        for package, sources in PARTS.items()
     ]
 )

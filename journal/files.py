@@ -2,8 +2,9 @@
 
 Everything above takes a :class:`FileSystem`, whose default is :data:`REAL`. Tests put two others
 in its place: one that records each operation, so that every state a crash can leave is rebuilt,
-and one that fails on demand. The methods of the real one *are* the functions of :mod:`os`, so
-that an owner who binds them once at open (``self._write = fs.write``) pays nothing for the seam.
+and one that fails on demand. The methods of the real one *are* the functions of :mod:`os` (or of
+:mod:`journal.held_io`), so that an owner who binds them once at open (``self._write = fs.write``)
+pays nothing for the seam.
 
 What is durable when a call returns:
 
@@ -29,6 +30,7 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
+from journal import held_io
 from journal.errors import StorageError
 
 __all__ = [
@@ -94,9 +96,9 @@ class RealFileSystem:
     open = staticmethod(os.open)
     close = staticmethod(os.close)
     read = staticmethod(os.read)
-    pread = staticmethod(os.pread)
+    pread = staticmethod(held_io.pread)
     write = staticmethod(os.write)
-    pwrite = staticmethod(os.pwrite)
+    pwrite = staticmethod(held_io.pwrite)
     truncate = staticmethod(os.ftruncate)
     lseek = staticmethod(os.lseek)
     fdatasync = staticmethod(os.fdatasync if hasattr(os, "fdatasync") else os.fsync)

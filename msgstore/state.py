@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import os
 
-from journal.call_lock import CallLock
 from journal.errors import ClosedError
 from journal.files import FileSystem
+from journal.patience import PatientLock
 from journal.poison import Poison
 from msgstore.format import Check, file_name
 from msgstore.handles import MOST_HANDLES, Handles
@@ -54,7 +54,7 @@ class State:
         self.summary = summary
         self.garbage_ratio = garbage_ratio
         self.handles = Handles(fs, directory, writable, max_open_files)
-        self.lock = CallLock()
+        self.lock = PatientLock(shared=True)
         self.closed = False
         self.current: int | None = None
         """Key of the file that is appended to."""
