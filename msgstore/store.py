@@ -245,6 +245,13 @@ class MessageStore:
         self._compactor.make_room(len(record))
         self._writer.write(msg_id, record, references)
 
+    def write_new(self, msg_id: bytes, parts: Sequence[bytes]) -> None:
+        """Store a record under one reference, as :meth:`write` does. It is given in parts, the
+        last of them the largest; nothing is looked up: the id must be a new one."""
+        self._check_writable()
+        self._compactor.make_room(sum(map(len, parts)))
+        self._writer.write_new(msg_id, parts)
+
     def write_many(self, items: Sequence[tuple[bytes, bytes, int]]) -> None:
         """Store ``(msg_id, record, references)`` of each item, in one append for each MiB.
 
@@ -285,6 +292,20 @@ class MessageStore:
             self._compactor.wake_for(worth)
         if unknown:
             raise MissingMessageError(state.directory, *unknown)
+
+    def remove_one(self, msg_id: bytes) -> None:
+        """Take away a reference, as :meth:`remove` does."""
+        self._check_writable()
+        state = self._state
+        worth = Worth.NOTHING
+        with state.lock:
+            location = state.locations.release(msg_id)
+            if location is not None and not location.references:
+                worth = state.discard(location)
+        if worth is not Worth.NOTHING:
+            self._compactor.wake_for(worth)
+        if location is None:
+            raise MissingMessageError(state.directory, msg_id)
 
     def sync(self) -> None:
         """Make all that was written before this call durable. Callers share one sync.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
-from journal.call_lock import CallLock
 from journal.errors import StorageError, UsageError, WritesRefusedError
 from journal.files import pwrite_all
+from journal.patience import PatientLock
 from journal.sync import GroupCommit
-from msgstore.format import END, ID_SIZE, encode, framed_size, pack_header
+from msgstore.format import END, ID_SIZE, framed_size, pack_header
 from msgstore.handles import Handle
 from msgstore.locations import MAX_REFERENCES
 from msgstore.state import State
@@ -51,37 +51,43 @@ class Writer:
         self._limit = file_size_limit
         self._max_record = max_message_bytes
         self._on_garbage = on_garbage
-        self._append_lock = CallLock()
+        self._append_lock = PatientLock(shared=True)
         self._handle: Handle | None = None
         self._names_changed = True
         self._group = GroupCommit(self._sync)
 
-    def check_item(self, msg_id: bytes, record: bytes, references: int) -> None:
-        """Raise :class:`UsageError` for what can't be stored."""
+    def check_item(self, msg_id: bytes, size: int, references: int) -> None:
+        """Raise :class:`UsageError` for what can't be stored: ``size`` bytes of record."""
         if len(msg_id) != ID_SIZE:
             raise UsageError(f"a message id has {ID_SIZE} bytes, not {len(msg_id)}")
-        if len(record) > self._max_record:
-            raise UsageError(
-                f"a message of {len(record)} bytes is over the maximum of {self._max_record}"
-            )
+        if size > self._max_record:
+            raise UsageError(f"a message of {size} bytes is over the maximum of {self._max_record}")
         if not 1 <= references <= MAX_REFERENCES:
             raise UsageError(f"a message can't have {references} references")
 
     def write(self, msg_id: bytes, record: bytes, references: int) -> None:
         """Append one record, or count references more if the message is there."""
-        self.check_item(msg_id, record, references)
+        self.check_item(msg_id, len(record), references)
         state = self._state
         with self._append_lock:
             self._check()
             with state.lock:
                 if state.locations.refer(msg_id, references):
                     return
-            self._append_one(msg_id, record, references)
+            self._append_one(msg_id, (record,), len(record), references)
+
+    def write_new(self, msg_id: bytes, parts: Sequence[bytes]) -> None:
+        """Append one record, given in parts, that nobody has the id of."""
+        size = sum(map(len, parts))
+        self.check_item(msg_id, size, 1)
+        with self._append_lock:
+            self._check()
+            self._append_one(msg_id, parts, size, 1)
 
     def write_many(self, items: Sequence[Item]) -> None:
         """Append many records; all or nothing counts, whatever reached the file."""
-        for item in items:
-            self.check_item(*item)
+        for msg_id, record, references in items:
+            self.check_item(msg_id, len(record), references)
         state = self._state
         with self._append_lock:
             self._check()
@@ -146,7 +152,8 @@ class Writer:
     def _append(self, batch: list[Item], size: int) -> None:
         """Append distinct new records, ``size`` bytes with their frames, at the current end."""
         if len(batch) == 1:
-            self._append_one(*batch[0])
+            msg_id, record, references = batch[0]
+            self._append_one(msg_id, (record,), len(record), references)
             return
         state = self._state
         handle = self._handle or self._start_file()
@@ -181,7 +188,7 @@ class Writer:
                 offset += size
                 parts, size = [], 0
             if total > _JOIN_BELOW:
-                self._put_apart(fd, msg_id, record, offset)
+                self._put_apart(fd, pack_header(msg_id, len(record)), (record,), offset)
                 offset += total
                 continue
             parts += (pack_header(msg_id, len(record)), record, END)
@@ -189,20 +196,22 @@ class Writer:
         if parts:
             pwrite_all(self._fs, fd, b"".join(parts), offset)
 
-    def _append_one(self, msg_id: bytes, record: bytes, references: int) -> None:
-        """As :meth:`_append`, for one record: the way of most messages."""
+    def _append_one(
+        self, msg_id: bytes, parts: Sequence[bytes], size: int, references: int
+    ) -> None:
+        """As :meth:`_append`, for one record of ``size`` bytes: the way of most messages."""
         state = self._state
         handle = self._handle or self._start_file()
         entry = state.summary.files[handle.key]
         offset = entry.size
-        total = framed_size(len(record))
+        total = framed_size(size)
         try:
             if total <= _JOIN_BELOW:
-                data = encode(msg_id, record)
+                data = b"".join((pack_header(msg_id, size), *parts, END))
                 if self._fs.pwrite(handle.fd, data, offset) != total:
                     pwrite_all(self._fs, handle.fd, data, offset)
             else:
-                self._put_apart(handle.fd, msg_id, record, offset)
+                self._put_apart(handle.fd, pack_header(msg_id, size), parts, offset)
         except BaseException as error:
             self._cut_back(handle, offset, error)
             if isinstance(error, OSError):
@@ -215,11 +224,12 @@ class Writer:
         if offset + total >= self._limit:
             self._roll()
 
-    def _put_apart(self, fd: int, msg_id: bytes, record: bytes, offset: int) -> None:
-        header = pack_header(msg_id, len(record))
-        pwrite_all(self._fs, fd, header, offset)
-        pwrite_all(self._fs, fd, record, offset + len(header))
-        pwrite_all(self._fs, fd, END, offset + len(header) + len(record))
+    def _put_apart(self, fd: int, header: bytes, parts: Sequence[bytes], offset: int) -> None:
+        """Write a record without a copy of the last of its parts."""
+        *small, large = parts
+        for part in (b"".join((header, *small)), large, END):
+            pwrite_all(self._fs, fd, part, offset)
+            offset += len(part)
 
     def _cut_back(self, handle: Handle, offset: int, error: BaseException) -> None:
         """Take a part of an append away again; refuse writes when that can't be had."""

@@ -75,8 +75,10 @@ class Acker(QueueCore):
                 raise
             if not seq & self._check_mask:
                 self._tick()
-            if index.transient or self._nacked_at or self._holding or self._stored_out:
+            if index.transient or self._nacked_at or self._holding:
                 self._forget((seq,))
+            elif self._stored_out:
+                self._forget_stored(seq)
             lock.release()
         except BaseException:
             lock.let_go()
@@ -189,6 +191,13 @@ class Acker(QueueCore):
             self._release(stored)
         if self._holding:
             self._settled.notify_all()
+
+    def _forget_stored(self, seq: int) -> None:
+        """As :meth:`_forget`, of one entry of which nothing else can have been noted than that its
+        message is in the message store."""
+        msg_id = self._stored_out.pop(seq, None)
+        if msg_id is not None and self._messages is not None:
+            self._messages.remove_one(msg_id)
 
 
 def _no_delivery(what: object) -> UsageError:

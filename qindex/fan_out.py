@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from qindex.limits import ask_for_room, give_room_back, keep_within
 from qindex.message import Message
+from qindex.prepared import Prepared
+from qindex.publish_stored import append_stored
 from qindex.publisher import Publisher
 
 __all__ = ["publish_to_all"]
@@ -34,7 +36,7 @@ def publish_to_all(
         stored = first._store_records([item], len(queues), persistent)
         try:
             for queue, expiry in zip(queues, expiries, strict=True):
-                seqs.append(queue._append_entries([item], expiry, persistent, reserved=True)[0])
+                seqs.append(_append(queue, item, message, expiry, persistent))
         except BaseException:
             first._release(stored * (len(queues) - len(seqs)))
             raise
@@ -49,3 +51,17 @@ def publish_to_all(
         for queue in queues:
             queue._sync_each_all()
     return seqs
+
+
+def _append(
+    queue: Publisher, item: Prepared, message: Message, expiry: int, persistent: bool
+) -> int:
+    if item.stored is None or not persistent or queue._limits is not None:
+        return queue._append_entries([item], expiry, persistent, reserved=True).start
+    is_plain = (
+        queue._options.record_format == "qindex"
+        and message.key is None
+        and not (expiry or message.headers or message.properties)
+    )
+    stamp = message.timestamp if is_plain else 0
+    return append_stored(queue, item.msg_id, message.body, expiry, stamp)

@@ -157,6 +157,19 @@ class Messages:
         else:
             store.write_many(items)
 
+    def put(self, front: bytes, body: bytes) -> bytes:
+        """Store a persistent message of our own format; gives its id.
+
+        ``front``: its record up to the bytes of its body, with a zero checksum. Raises as
+        :meth:`msgstore.MessageStore.write`.
+        """
+        store = self._persistent
+        if store is None:
+            store = self._store(True)
+        msg_id = self.new_id(len(body))
+        store.write_new(msg_id, record_format.sealed_parts(msg_id, front, body))
+        return msg_id
+
     def read(self, msg_id: bytes) -> Message:
         """Read and verify a message.
 
@@ -180,13 +193,13 @@ class Messages:
 
     def _holder(self, msg_id: bytes) -> MessageStore:
         """Give the store that has the message, or should have it."""
-        transient = self._transient
+        transient, persistent = self._transient, self._persistent
         if transient is not None and msg_id in transient:
             return transient
-        if self._persistent is None:
+        if persistent is None:
             path = os.path.join(self._directory, PERSISTENT_DIRECTORY)
             raise MissingMessageError(path, msg_id)
-        return self._persistent
+        return persistent
 
     def remove(self, msg_ids: Iterable[bytes]) -> None:
         """Take one reference from each; without any left, a record is garbage. Ids that are not
@@ -202,6 +215,13 @@ class Messages:
                 transient.remove(theirs)
             if self._persistent is not None:
                 self._persistent.remove(ids)
+        except MissingMessageError as error:
+            _log.warning("%s", error)
+
+    def remove_one(self, msg_id: bytes) -> None:
+        """Take a reference from one, as :meth:`remove` does."""
+        try:
+            self._holder(msg_id).remove_one(msg_id)
         except MissingMessageError as error:
             _log.warning("%s", error)
 

@@ -26,8 +26,15 @@ from qindex.message import Message
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
 from qindex.prepared import Notes, Prepared
 from qindex.publish_records import framed_batch, framed_record, plain_batch
+from qindex.publish_stored import publish_stored
 from qindex.queue_core import QueueCore
-from qindex.record_format import NOTHING, encode_front, encode_middle, seal_embedded, seal_stored
+from qindex.record_format import (
+    NOTHING,
+    encode_front,
+    encode_middle,
+    seal_embedded,
+    seal_stored,
+)
 from qindex.segment import PUBLISHED
 from qindex.seq_file import RESERVE
 
@@ -81,6 +88,8 @@ class Publisher(QueueCore):
                 return self._publish_any(message, ttl, persistent, confirm, timeout)
             middle, expiry = frame
             limits = self._limits
+            if len(body) > self._most_embedded:
+                return publish_stored(self, body, middle, expiry, confirm)
         size = len(body)
         lock = self._lock
         if lock.is_mine():
@@ -153,11 +162,16 @@ class Publisher(QueueCore):
         persistent: bool,
     ) -> tuple[bytes, int] | None:
         """Give key, headers and properties as the record has them, and the expiry, of a message
-        that is embedded whole; ``None`` for any other, and where there is more to be seen to."""
-        if persistent is not True or body.__class__ is not bytes:
+        that is embedded whole, or whose body alone is too large for that; ``None`` for any other,
+        and where there is more to be seen to."""
+        if persistent is not True or body.__class__ is not bytes or self._most_embedded < 0:
             return None
         room = self._most_embedded - len(body)
-        if room < 0:
+        if room < 0 and (
+            self._messages is None
+            or self._limits is not None
+            or len(body) > self._options.max_message_bytes
+        ):
             return None
         expiry = 0
         if ttl is not None or self.message_ttl is not None:
@@ -167,7 +181,7 @@ class Publisher(QueueCore):
         headers, properties = headers or {}, properties or {}
         _check_parts(key, headers, properties)
         middle = encode_middle(key, headers, properties)
-        return None if len(middle) - len(NOTHING) > room else (middle, expiry)
+        return None if len(middle) - len(NOTHING) > room >= 0 else (middle, expiry)
 
     def publish_many(
         self,

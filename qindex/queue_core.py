@@ -29,7 +29,7 @@ from qindex.messages import Messages
 from qindex.options import Options
 from qindex.postponed import Postponed
 from qindex.queue_index import QueueIndex
-from qindex.record_format import PLAIN_HEAD_SIZE
+from qindex.record_format import plain_body_size
 from qindex.recovery import RestingQueue
 from qindex.segment import Segment
 from qindex.settings import QueueSettings
@@ -61,7 +61,6 @@ _LOOK_AGAIN = 1.0
 """Seconds after which who waits for a flush looks whether it is over: one that a signal's handler
 has cut short may not have told."""
 
-_MOST_BODY_HEAD = 5
 _SEAL_AT_LEAST = 4096
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
 
@@ -139,7 +138,7 @@ class QueueCore:
         if options.record_format == "qindex":
             most = options.max_message_bytes
             if messages is not None:
-                most = min(most, options.embed_below - 1 - PLAIN_HEAD_SIZE - _MOST_BODY_HEAD)
+                most = min(most, plain_body_size(options.embed_below - 1))
             self._most_embedded = most
             if settings.message_ttl is None and not is_limited:
                 self._most_plain = most

@@ -62,11 +62,13 @@ __all__ = [
     "encode_record",
     "gather_bytes",
     "gather_rows",
+    "join_front",
     "plain_body_head",
     "plain_body_size",
     "row_sums",
     "seal_embedded",
     "seal_stored",
+    "sealed_parts",
     "stored_is_sound",
     "timestamps",
     "verify_rows",
@@ -141,11 +143,19 @@ def encode_front(message: Message) -> bytes:
 
     Raises as :func:`encode_record`.
     """
-    if len(message.body) > _MAX_BODY:
-        raise UsageError(f"a body may have at most {_MAX_BODY} bytes, not {len(message.body)}")
     middle = encode_middle(message.key, message.headers, message.properties)
-    head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, message.timestamp)
-    return b"".join((head, middle, plain_body_head(len(message.body))))
+    return join_front(message.timestamp, middle, len(message.body))
+
+
+def join_front(timestamp: int, middle: bytes, size: int) -> bytes:
+    """Give a record up to the ``size`` bytes of its body, with a zero checksum.
+
+    ``middle``: see :func:`encode_middle`. Raises :class:`UsageError` for too large a body.
+    """
+    if size > _MAX_BODY:
+        raise UsageError(f"a body may have at most {_MAX_BODY} bytes, not {size}")
+    head = _FIXED_HEAD.pack(MAGIC, _ZERO_CHECK, 0xCF, timestamp)
+    return b"".join((head, middle, plain_body_head(size)))
 
 
 def encode_middle(
@@ -232,11 +242,16 @@ def seal_embedded(publish_record: bytes) -> bytes:
 def seal_stored(msg_id: bytes, front: bytes, body: bytes = b"") -> bytes:
     """Give a record for the message store, with its checksum; ``front`` and ``body`` are its
     parts, so that a large body is copied once."""
+    return b"".join(sealed_parts(msg_id, front, body))
+
+
+def sealed_parts(msg_id: bytes, front: bytes, body: bytes) -> tuple[bytes, bytes]:
+    """Give such a record in two parts, the second of them ``body``."""
     hashed = xxh3_64(msg_id)
     hashed.update(front)
     hashed.update(body)
     rest = front[CHECK_OFFSET + CHECK_SIZE :]
-    return b"".join((front[:CHECK_OFFSET], hashed.digest(), rest, body))
+    return b"".join((front[:CHECK_OFFSET], hashed.digest(), rest)), body
 
 
 def stored_is_sound(msg_id: bytes, record: bytes) -> bool:

@@ -3,15 +3,16 @@
 
 #include "shared.h"
 
-/* Whether the ack of an entry has nothing to see to but the entry. */
+/* Whether the ack of an entry has nothing to see to but the entry, and its message in the message
+ * store. */
 static int
 has_nothing_noted(PyObject *self, PyObject *index)
 {
-    PyObject *transient = SLOT(index, INDEX, transient), *stored = SLOT(self, QUEUE, _stored_out);
-    PyObject *nacked = SLOT(self, QUEUE, _nacked_at);
+    PyObject *transient = SLOT(index, INDEX, transient), *nacked = SLOT(self, QUEUE, _nacked_at);
     return PyAnySet_CheckExact(transient) && PySet_GET_SIZE(transient) == 0
-           && PyDict_CheckExact(nacked) && PyDict_GET_SIZE(nacked) == 0 && PyDict_CheckExact(stored)
-           && PyDict_GET_SIZE(stored) == 0 && number_of(SLOT(self, QUEUE, _holding)) == 0;
+           && PyDict_CheckExact(nacked) && PyDict_GET_SIZE(nacked) == 0
+           && PyDict_CheckExact(SLOT(self, QUEUE, _stored_out))
+           && number_of(SLOT(self, QUEUE, _holding)) == 0;
 }
 
 /* Acknowledge with the lock held; 1: done, 0: nothing has changed, -1: raised. */
@@ -73,6 +74,10 @@ ack_held(PyObject *self, PyObject *delivery)
         PyObject *forget = PyObject_GetAttr(self, s__forget);
         PyObject *forgot = forget == NULL ? NULL : PyObject_CallFunction(forget, "((O))", seq_id);
         Py_XDECREF(forget);
+        Py_XDECREF(forgot);
+        outcome = forgot == NULL ? -1 : 1;
+    } else if (PyDict_GET_SIZE(SLOT(self, QUEUE, _stored_out)) != 0) {
+        PyObject *forgot = PyObject_CallMethodOneArg(self, s__forget_stored, seq_id);
         Py_XDECREF(forgot);
         outcome = forgot == NULL ? -1 : 1;
     }

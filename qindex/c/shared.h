@@ -38,8 +38,8 @@ extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_a
 /* Names of methods and keywords. */
 /* clang-format off */
 #define NAMES(X) \
-    X(append) X(confirm) X(_forget) X(headers) X(key) X(lease) X(notify) X(persistent) \
-    X(properties) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
+    X(append) X(confirm) X(_forget) X(_forget_stored) X(headers) X(key) X(lease) X(notify) \
+    X(persistent) X(properties) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
 /* clang-format on */
 NAMES(DECLARE_NAME)
 extern PyObject *reserve_only; /* ("reserve",) */

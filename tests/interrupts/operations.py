@@ -82,6 +82,20 @@ def publish_large(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
     return Case(lambda: queue.publish(LARGE), live, [LARGE])
 
 
+def publish_large_to_one_who_keeps_up(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
+    for body in (b"a", b"b", b"c"):
+        queue.publish(body + LARGE)
+        _one(queue).ack()
+    queue.publish(b"d" + LARGE)
+    return Case(lambda: queue.publish(LARGE), [b"d" + LARGE], [LARGE])
+
+
+def publish_large_to_two(engine: qindex.Engine, queue: qindex.Queue) -> Case:
+    live = _fill(queue, 5, large=True)
+    engine.queue("r")
+    return Case(lambda: engine.publish_to(["r", "q"], LARGE), live, [LARGE])
+
+
 def publish_many(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
     live, new = _fill(queue, 5), [b"a", b"b", b"c"]
     return Case(lambda: queue.publish_many(new), live, new)
@@ -115,6 +129,11 @@ def get_what_was_given_back(_engine: qindex.Engine, queue: qindex.Queue) -> Case
     return Case(lambda: queue.get(timeout=0), live[1:], gone=live[:1])
 
 
+def get_large(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
+    live = _fill(queue, 5, large=True)
+    return Case(lambda: queue.get(timeout=0), live[1:], gone=live[:1])
+
+
 def get_many(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
     live = _fill(queue, 20, large=True)
     return Case(lambda: queue.get_many(18), live[18:], gone=live[:18])
@@ -122,6 +141,11 @@ def get_many(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
 
 def ack(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
     live = _fill(queue, 5)
+    return Case(_one(queue).ack, live[1:], gone=live[:1])
+
+
+def ack_large(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
+    live = _fill(queue, 5, large=True)
     return Case(_one(queue).ack, live[1:], gone=live[:1])
 
 
@@ -185,14 +209,18 @@ OPERATIONS: list[Operation] = [
     publish_when_a_flush_is_due,
     publish_with_key,
     publish_large,
+    publish_large_to_one_who_keeps_up,
+    publish_large_to_two,
     publish_many,
     publish_many_over_segments,
     get,
     get_what_was_read_ahead,
     get_from_a_segment,
     get_what_was_given_back,
+    get_large,
     get_many,
     ack,
+    ack_large,
     ack_when_a_flush_is_due,
     ack_many,
     nack,
@@ -209,6 +237,7 @@ COMPILED: list[Operation] = [
     publish_to_one_who_keeps_up,
     publish_when_a_flush_is_due,
     ack,
+    ack_large,
     ack_when_a_flush_is_due,
 ]
 """Those that what is written in C does, and that call something in Python."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import qindex
+from msgstore import MessageStore
 from qindex.index_reader import FEW
 from qindex.last import take_last
 
+READ = MessageStore.read
 _KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"key": "k"},
@@ -92,26 +95,54 @@ def test_a_flipped_bit_is_not_handed_out(tmp_path: Path) -> None:
         assert any("one flipped bit" in finding.what for finding in engine.findings)
 
 
-def test_what_a_publish_hands_over_is_bounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 5000, 200_000, 1_000_000])
+def test_what_a_publish_hands_over_is_bounded(tmp_path: Path, size: int) -> None:
+    count = 1000 if size <= 5000 else 20
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")
         queue.publish(b"0")
         assert queue.get(timeout=0) is not None
-        for number in range(1, 1000):
-            queue.publish(b"%d" % number)
-        assert len(queue._window) < 200
-        assert [each.body for each in queue.get_many(2000)] == [b"%d" % n for n in range(1, 1000)]
+        bodies = [b"%d" % number + bytes(size) for number in range(1, count)]
+        for body in bodies:
+            queue.publish(body)
+        window = queue._window
+        assert len(window) < 200
+        assert sum(map(len, window.bodies)) <= 1 << 19
+        assert (len(window) > 1) == (size < 1_000_000)
+        assert [each.body for each in queue.get_many(2000)] == bodies
 
 
+def test_a_large_message_that_is_handed_over_is_not_read(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        for number in range(4):
+            body = b"%d" % number + bytes(8000)
+            queue.publish(body)
+            with patch.object(MessageStore, "read", autospec=True, side_effect=READ) as read:
+                delivery = queue.get(timeout=0)
+            assert delivery is not None
+            assert delivery.body == body
+            assert read.call_count == (number == 0)
+            delivery.ack()
+        assert stored_messages(engine) == 0
+
+
+def stored_messages(engine: qindex.Engine) -> int:
+    stats = engine._messages.stats()
+    assert stats is not None
+    return stats.messages
+
+
+@pytest.mark.parametrize("size", [0, 5000])
 @pytest.mark.parametrize("step", ["flush", "purge", "rest", "last", "nack", "batch", "other kind"])
-def test_between_publishes(tmp_path: Path, step: str) -> None:
+def test_between_publishes(tmp_path: Path, step: str, size: int) -> None:
     """Whatever happens between publishes that are handed over, all come once, and in order."""
     with qindex.open(tmp_path, background=False, segment_entry_count=16) as engine:
         queue = engine.queue("q")
         taken: list[bytes] = []
         expected: list[bytes] = []
         for number in range(100):
-            body = b"%d" % number
+            body = b"%d" % number + bytes(size)
             queue.publish(body)
             expected.append(body)
             if number % 3 == 0:
@@ -148,5 +179,7 @@ def test_between_publishes(tmp_path: Path, step: str) -> None:
             taken.append(delivery.body)
             delivery.ack()
         assert taken == expected
+        if size:
+            assert stored_messages(engine) == 0
     with qindex.open(tmp_path) as engine:
         assert not len(engine.queue("q"))
