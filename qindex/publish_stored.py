@@ -7,7 +7,6 @@ publish, written out in one function.
 
 from __future__ import annotations
 
-from time import time_ns
 from typing import TYPE_CHECKING
 
 from journal.errors import StoreError
@@ -29,12 +28,14 @@ _MOST_KEPT = 512 << 10
 """Bytes of messages that are kept for a consumer that keeps up."""
 
 
-def publish_stored(queue: Publisher, body: bytes, middle: bytes, expiry: int, confirm: bool) -> int:
-    """Publish; gives the seq_id. ``middle``: key, headers and properties, as the record has them;
-    ``expiry``: microseconds since 1970, 0 for none. Raises as :meth:`Publisher.publish`."""
+def publish_stored(
+    queue: Publisher, body: bytes, stamp: int, middle: bytes, expiry: int, confirm: bool
+) -> int:
+    """Publish; gives the seq_id. ``stamp``: the time (nanoseconds), ``middle``: key, headers and
+    properties, as the record has them, ``expiry``: microseconds since 1970, 0 for none. Raises as
+    :meth:`Publisher.publish`."""
     assert queue._messages is not None
     queue._check_open()
-    stamp = time_ns()
     front = join_front(stamp, middle, len(body))
     try:
         msg_id = queue._messages.put(front, body)

@@ -89,7 +89,7 @@ class Publisher(QueueCore):
             middle, expiry = frame
             limits = self._limits
             if len(body) > self._most_embedded:
-                return publish_stored(self, body, middle, expiry, confirm)
+                return publish_stored(self, body, time_ns(), middle, expiry, confirm)
         size = len(body)
         lock = self._lock
         if lock.is_mine():
