@@ -8,7 +8,8 @@ standard error.
 * ``threads``: messages a second that are published, delivered and acknowledged, one call each: by
   one thread that publishes all and then takes all, and by four that publish beside four that
   consume, on one queue and on eight. The bar is the share of the one thread's rate. The same of
-  a rocketstore with four queues: puts of one message, gets of up to 32 with every body read.
+  messages of 8 KiB, a twentieth of them, which are in the message store; and of a rocketstore with
+  four queues: puts of one message, gets of up to 32 with every body read.
 * ``tails``: how long a publish takes, in microseconds, while a queue is published to as fast as
   one thread can, and the flush of each 65,536 entries goes on beside it; and the same of an
   ``os.write`` of as many bytes (the floor: what the machine alone does to a call).
@@ -23,6 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter_ns, sleep
 from typing import Any
@@ -49,16 +51,19 @@ ONE = "one thread"
 _TAILS = 20
 """A tail is measured over so many times the messages of a rate."""
 _FLUSHED = 65_536
+_LARGE = 8 << 10
 Nanoseconds = npt.NDArray[np.int64]
 _PERCENTILES = (50.0, 99.0, 99.9, 99.99, 100.0)
 
 
 def threads(report: Report, root: Path, messages: int, rounds: int) -> None:
     """The rates of one thread and of eight, in turn."""
-    for queues in (1, 8):
+    small, large = Bodies().take(messages), _large_bodies(messages)
+    for bodies, queues in ((small, 1), (small, 8), (large, 1), (large, 8)):
         name = f"{SIDES} + {SIDES} threads, {queues} queue{'s' if queues > 1 else ''}"
+        name += ", 8 KiB" * (bodies is large)
         one, many = partial(_run, queues, _one_thread), partial(_run, queues, _many_threads)
-        _in_turn(report, name, root, messages, rounds, one, many)
+        _in_turn(report, name, root, bodies, rounds, one, many)
         report.judge(
             [
                 Bar.at_least(
@@ -71,21 +76,26 @@ def threads(report: Report, root: Path, messages: int, rounds: int) -> None:
         )
 
 
+def _large_bodies(messages: int) -> list[bytes]:
+    few = [os.urandom(_LARGE) for _ in range(64)]
+    share = 2 * SIDES * SIDES
+    return list(islice(cycle(few), messages // (20 * share) * share))
+
+
 def stores(report: Report, root: Path, messages: int, rounds: int) -> None:
     """The same of a rocketstore."""
     name = f"rocketstore: {SIDES} + {SIDES} threads"
     one, many = partial(_run_store, _one_puts_and_gets), partial(_run_store, _many_put_and_get)
-    _in_turn(report, name, root, messages, rounds, one, many)
+    _in_turn(report, name, root, Bodies().take(messages), rounds, one, many)
 
 
 Run = Callable[[Path, list[bytes]], Sample]
 
 
 def _in_turn(
-    report: Report, name: str, root: Path, messages: int, rounds: int, one: Run, many: Run
+    report: Report, name: str, root: Path, bodies: list[bytes], rounds: int, one: Run, many: Run
 ) -> None:
     found: list[Round] = []
-    bodies = Bodies().take(messages)
     for number in range(rounds):
         path = root / f"threads-{number}"
         samples: Round = {}
@@ -321,8 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--messages", type=int, default=200_000, help="of a rate; tails take 20x")
     parser.set_defaults(rounds=5)
     options = parser.parse_args(arguments)
-    if options.messages % (8 * SIDES):
-        parser.error(f"--messages must be a multiple of {8 * SIDES}")
+    if options.messages < 640 or options.messages % (8 * SIDES):
+        parser.error(f"--messages must be a multiple of {8 * SIDES}, and at least 640")
     with reporting(options) as (report, root):
         threads(report, root, options.messages, options.rounds)
         stores(report, root, options.messages, options.rounds)

@@ -65,6 +65,8 @@ def test_contention(tmp_path: Path) -> None:
     assert set(bars) == {
         "4 + 4 threads, 1 queue / one thread",
         "4 + 4 threads, 8 queues / one thread",
+        "4 + 4 threads, 1 queue, 8 KiB / one thread",
+        "4 + 4 threads, 8 queues, 8 KiB / one thread",
         "publish, p99.9, while flushing",
     }
     assert all(isinstance(bar["holds"], bool) for bar in bars.values())
