@@ -35,6 +35,7 @@ __all__ = ["MessageStore", "StoreStats"]
 
 _LOG = logging.getLogger("qindex.msgstore")
 _REMOVALS_PER_LOCK = 512
+_READS_PER_LOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +329,10 @@ class MessageStore:
             place = state.locations.place(msg_id)
             handle = self._open_for(msg_id, place)
         assert place is not None
+        return self._read_at(msg_id, place, handle)
+
+    def _read_at(self, msg_id: bytes, place: Place, handle: Handle) -> bytes:
+        state = self._state
         file, offset, total = place
         wanted = total - FRAME
         try:
@@ -360,14 +365,32 @@ class MessageStore:
 
     def read_many(self, msg_ids: Iterable[bytes]) -> list[bytes | StoreError]:
         """The records in the order of the ids; in place of one that can't be read, its error."""
-        self._state.check_open()
+        state = self._state
+        state.check_open()
+        wanted = list(msg_ids)
         result: list[bytes | StoreError] = []
-        for msg_id in msg_ids:
-            try:
-                result.append(self.read(msg_id))
-            except StoreError as error:
-                result.append(error)
+        for start in range(0, len(wanted), _READS_PER_LOCK):
+            some = wanted[start : start + _READS_PER_LOCK]
+            with state.lock:
+                found = [self._find(msg_id) for msg_id in some]
+            for msg_id, where in zip(some, found, strict=True):
+                try:
+                    if isinstance(where, StoreError):
+                        raise where
+                    result.append(self._read_at(msg_id, *where))
+                except StoreError as error:
+                    result.append(error)
         return result
+
+    def _find(self, msg_id: bytes) -> tuple[Place, Handle] | StoreError:
+        """Give the place of a message, and its file, or why there is none. Locked."""
+        place = self._state.locations.place(msg_id)
+        try:
+            handle = self._open_for(msg_id, place)
+        except StoreError as error:
+            return error
+        assert place is not None
+        return place, handle
 
     def _open_for(self, msg_id: bytes, place: Place | None) -> Handle:
         state = self._state

@@ -23,7 +23,7 @@ from msgstore.errors import MissingMessageError
 from qindex.acker import ascending
 from qindex.cut_short import put_back
 from qindex.delivery import Batch, Delivery, make_delivery
-from qindex.entries import Entry, is_special, make_entry
+from qindex.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.lease import check_lease
 from qindex.postponed import MOST_WAITING
 from qindex.quarantine import quarantine
@@ -39,6 +39,8 @@ _LONG_AGO = 1 << 50
 """Microseconds since 1970, in September 2005: no message expired then."""
 READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
+_READ_TOGETHER = 64
+"""Messages that are read from the message store in one go."""
 _READ_AHEAD_SHARED = 480
 """The same while several threads use the queue: of 500 items and more numpy lets other threads run,
 and each step of reading ahead would wait for the interpreter, with the queue's lock held."""
@@ -374,8 +376,34 @@ class Consumer(Settler):
                 window.seqs[part], window.bodies[part], window.states[part], window.extras[part]
             )
             return True
+        if self._take_stored(batch, at, min(most, _READ_TOGETHER)):
+            return True
         self._at = at + 1
         return self._take_entry(batch, window.seqs[at], window.extras[at], window.bodies[at])
+
+    def _take_stored(self, batch: Batch, at: int, most: int) -> bool:
+        """Move messages into ``batch`` that are in the message store, sound, and have nothing else
+        to be seen to: up to ``most``; false when there are none, or not two."""
+        window = self._window
+        waiting: list[Entry] = []
+        for extra in window.extras[at : at + most]:
+            if not isinstance(extra, Entry) or not is_only_stored(extra):
+                break
+            waiting.append(extra)
+        if self._messages is None or len(waiting) < 2:
+            return False
+        messages = self._messages.read_many([entry.msg_id for entry in waiting])
+        taken = [
+            make_entry(entry.msg_id, 0, entry.size, message, stored=True)
+            for entry, message in zip(waiting, messages, strict=False)
+        ]
+        part = slice(at, at + len(taken))
+        seqs = window.seqs[part]
+        self._stored_out.update(zip(seqs, (entry.msg_id for entry in taken), strict=True))
+        self._at = part.stop
+        bodies = [message.body for message in messages]
+        batch._extend(seqs, bodies, window.states[part], taken)
+        return bool(taken)
 
     def _take_entry(self, batch: Batch, seq: int, extra: int | Entry, body: bytes) -> bool:
         """Move one message into ``batch``, or drop it (expired); false when it is damaged and

@@ -24,6 +24,7 @@ from qindex.plain import read_plain
 __all__ = [
     "Entry",
     "decode_any",
+    "is_only_stored",
     "is_special",
     "journal_words",
     "make_entry",
@@ -65,6 +66,16 @@ def is_special(extra: int | Entry) -> bool:
     if isinstance(extra, int):
         return False
     return extra.message is None or extra.stored or extra.expiry != 0 or extra.corrected
+
+
+def is_only_stored(entry: Entry) -> bool:
+    """Tell whether the message is in the message store, unread, and there is nothing else to be
+    seen to."""
+    return (
+        entry.stored
+        and entry.message is None
+        and not (entry.expiry or entry.damage or entry.corrected)
+    )
 
 
 class _Open:

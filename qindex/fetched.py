@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -107,11 +106,11 @@ class Fetched:
     def as_they_are(self, at: int, most: int) -> int:
         """Count the entries from ``at`` on, up to ``most``, that can be delivered as they are: that
         never expire, and whose messages were read with them, sound."""
-        if self.plain:
-            return min(len(self.seqs) - at, most)
-        some = islice(self.extras, at, at + most)
-        end = next((number for number, extra in enumerate(some) if is_special(extra)), most)
-        return min(end, len(self.seqs) - at)
+        end = min(len(self.seqs), at + most)
+        if not self.plain:
+            extras = self.extras
+            end = next((each for each in range(at, end) if is_special(extras[each])), end)
+        return end - at
 
 
 NOTHING_FETCHED = Fetched(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)

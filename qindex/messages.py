@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from journal.call_lock import CallLock
 from journal.errors import DamageError, StoreError
@@ -183,6 +184,19 @@ class Messages:
         except StoreError as error:
             path, offset, _ = store.raw(msg_id)
             raise DamageError(path, offset, f"message {msg_id.hex()}: {error}") from error
+
+    def read_many(self, msg_ids: Sequence[bytes]) -> list[Message]:
+        """Read messages, as :meth:`read` does, up to the first that can't be read."""
+        read: list[Message] = []
+        if self._persistent is None or self._transient is not None:
+            return read
+        records = self._persistent.read_many(msg_ids)
+        with suppress(StoreError):
+            for msg_id, record in zip(msg_ids, records, strict=True):
+                if isinstance(record, StoreError):
+                    break
+                read.append(decode_any(record, msg_id))
+        return read
 
     def raw(self, msg_id: bytes) -> tuple[str, int, bytes]:
         """Give a record as it stands on disk, with its file and offset, however damaged.

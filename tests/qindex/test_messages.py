@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -552,6 +554,37 @@ def test_transient_messages_alone_make_no_persistent_store(tmp_path: Path) -> No
         assert [body for _, body, _ in drain(queue)] == [big(n) for n in range(5)]
         assert len(store_of(engine, persistent=False)) == 0
     assert not (tmp_path / PERSISTENT).exists()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("record_format", ["qindex", "rabbitmq"])
+def test_batches_of_all_kinds_come_whole_and_in_order(
+    tmp_path: Path, seed: int, record_format: str
+) -> None:
+    """Messages of the message store are read many together; others stand between them."""
+    chance = random.Random(seed)
+    kinds: list[dict[str, Any]] = [{}, {}, {}, {"key": "k", "headers": {"h": 1}}, {"ttl": 600.0}]
+    if seed % 2:
+        kinds.append({"persistent": False})
+    with stored(tmp_path, record_format=record_format) as engine:
+        queue = engine.queue("q")
+        bodies: list[bytes] = []
+        for number in range(300):
+            bodies.append(big(number) if chance.random() < 0.9 else b"%d small" % number)
+            queue.publish(bodies[-1], **chance.choice(kinds))
+        taken: list[bytes] = []
+        while batch := queue.get_many(chance.choice([1, 2, 3, 70, 200])):
+            assert [one.body for one in batch] == batch.bodies
+            back = chance.choice([0, 0, 1, len(batch) - 1])
+            for delivery in list(batch)[len(batch) - back :]:
+                delivery.nack()
+            taken += batch.bodies[: len(batch) - back]
+            queue.ack_many(list(batch)[: len(batch) - back])
+        assert taken == bodies
+        assert assert_counts(engine) == 0
+        assert len(store_of(engine)) == 0
+        if seed % 2:
+            assert len(store_of(engine, persistent=False)) == 0
 
 
 # -- damage met while it is open ------------------------------------------------------------------
