@@ -17,7 +17,7 @@ A signal's handler may raise anywhere in here; then the lock knows whether it is
 
 from __future__ import annotations
 
-from _thread import allocate_lock, get_ident
+from _thread import RLock, allocate_lock, get_ident
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -48,7 +48,8 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
     take: Callable[[], bool]
 
     def __init__(self, *, shared: bool = False) -> None:
-        self._line = allocate_lock()
+        # A signal's handler may come to stand in line while its thread does.
+        self._line = RLock()
         self._given_up = allocate_lock()
         self._shared = shared
         self.take = self._first_try()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from time import sleep
@@ -112,6 +113,36 @@ def test_one_that_was_refused_gets_in_whatever_it_has_become_meanwhile(shared: b
     assert got_in == [True]
     assert lock.is_shared() == shared
     assert lock.take()
+
+
+def test_a_handler_gets_in_while_its_thread_stands_in_line() -> None:
+    lock = made_patient()
+    inside = threading.Event()
+    order: list[str] = []
+
+    def hold() -> None:
+        with lock:
+            inside.set()
+            until(lock.is_wanted)  # the thread stands in line
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            until(lambda: lock.waits == 2)  # and so does its handler
+            order.append("holder")
+
+    def handle(*_: object) -> None:
+        with lock:
+            order.append("handler")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        thread = start(hold)
+        assert inside.wait(WAIT)
+        with lock:
+            order.append("thread")
+        join(thread)
+        in_thread(lambda: handle())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert order == ["holder", "handler", "thread", "handler"]
 
 
 def test_a_condition_can_be_made_of_it() -> None:
