@@ -374,9 +374,10 @@ class MessageStore:
             with state.lock:
                 found = [self._find(msg_id) for msg_id in some]
             for msg_id, where in zip(some, found, strict=True):
+                if isinstance(where, StoreError):
+                    result.append(where)
+                    continue
                 try:
-                    if isinstance(where, StoreError):
-                        raise where
                     result.append(self._read_at(msg_id, *where))
                 except StoreError as error:
                     result.append(error)

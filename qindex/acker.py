@@ -11,6 +11,7 @@ import numpy.typing as npt
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import ACK, ACK_BITS
+from qindex.cut_short import count_anew
 from qindex.delivery import Batch, BatchDelivery, Delivery
 from qindex.queue_core import QueueCore
 from qindex.segment import ACKED, OUT
@@ -80,8 +81,10 @@ class Acker(QueueCore):
             elif self._stored_out:
                 self._forget_stored(seq)
             lock.release()
-        except BaseException:
+        except BaseException as error:
             lock.let_go()
+            if not isinstance(error, StoreError):
+                count_anew(self)
             raise
         if self._sync_each:
             self._sync_each_journal()

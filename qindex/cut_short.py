@@ -18,7 +18,7 @@ from qindex.segment import ABSENT, DELIVERED, PUBLISHED
 if TYPE_CHECKING:
     from qindex.queue_core import QueueCore
 
-__all__ = ["put_back", "set_batch_right", "set_right"]
+__all__ = ["count_anew", "put_back", "set_batch_right", "set_right"]
 
 
 def set_right(queue: QueueCore, seq: int, end: int) -> None:
@@ -72,3 +72,10 @@ def put_back(queue: QueueCore, window: Fetched, at: int, fresh: bool) -> None:
     window.segment.states[window.seqs[at] - window.base] = window.states[at]
     queue._at = at
     index.taken -= 1
+
+
+def count_anew(queue: QueueCore) -> None:
+    """Of an ack: its message may have kept its reference in the message store. The next open counts
+    them, as after a crash."""
+    if queue._messages is not None:
+        queue._messages.miscounted = True

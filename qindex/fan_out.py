@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from journal.errors import StoreError
 from qindex.limits import ask_for_room, give_room_back, keep_within
 from qindex.message import Message
 from qindex.prepared import Prepared
@@ -37,10 +38,13 @@ def publish_to_all(
         try:
             for queue, expiry in zip(queues, expiries, strict=True):
                 seqs.append(_append(queue, item, message, expiry, persistent))
-        except BaseException:
+        except StoreError:
             first._release(stored * (len(queues) - len(seqs)))
             raise
-    except BaseException:
+    except BaseException as error:
+        # What was stored may have one entry more or fewer, and room may be taken or given back.
+        if item.stored is not None or roomy:
+            first._cut_short(error)
         for queue in roomy:
             if queue not in queues[: len(seqs)]:
                 give_room_back(queue, [item])

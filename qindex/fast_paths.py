@@ -12,7 +12,7 @@ from journal.format import ACK_BITS
 from journal.journal import Journal
 from journal.patience import PatientLock
 from qindex.compiled import COMPILED
-from qindex.cut_short import put_back, set_right
+from qindex.cut_short import count_anew, put_back, set_right
 from qindex.delivery import BatchDelivery, Delivery
 from qindex.fetched import Fetched
 from qindex.queue_index import QueueIndex
@@ -36,6 +36,7 @@ def install(queue: type) -> None:
                 "PatientLock": PatientLock,
                 "set_right": set_right,
                 "put_back": put_back,
+                "count_anew": count_anew,
                 "StoreError": StoreError,
                 "PUBLISHED": PUBLISHED,
                 "OUT": OUT,

@@ -207,13 +207,13 @@ class Messages:
 
     def _holder(self, msg_id: bytes) -> MessageStore:
         """Give the store that has the message, or should have it."""
-        transient, persistent = self._transient, self._persistent
+        transient = self._transient
         if transient is not None and msg_id in transient:
             return transient
-        if persistent is None:
+        if self._persistent is None:
             path = os.path.join(self._directory, PERSISTENT_DIRECTORY)
             raise MissingMessageError(path, msg_id)
-        return persistent
+        return self._persistent
 
     def remove(self, msg_ids: Iterable[bytes]) -> None:
         """Take one reference from each; without any left, a record is garbage. Ids that are not

@@ -106,6 +106,9 @@ ack(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
             Py_RETURN_NONE;
         }
         if (outcome < 0) {
+            if (!PyErr_ExceptionMatches(store_error)) {
+                clean_up(count_anew, "(O)", self);
+            }
             return NULL;
         }
     }

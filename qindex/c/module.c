@@ -19,7 +19,7 @@ NAMES(DEFINE_NAME)
 PyObject *reserve_only;
 
 PyObject *slow_publish, *slow_get, *slow_ack;
-PyObject *set_right, *put_back, *store_error;
+PyObject *set_right, *put_back, *count_anew, *store_error;
 PyObject *plain_heads, *plain_parts, *digest;
 unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
@@ -43,6 +43,7 @@ static const Given of_layout[] = {
 static const Given of_paths[] = {
     {"set_right", &set_right, NULL},
     {"put_back", &put_back, NULL},
+    {"count_anew", &count_anew, NULL},
     {"StoreError", &store_error, NULL},
     {"PUBLISHED", NULL, &published},
     {"OUT", NULL, &out},

@@ -31,7 +31,7 @@ SLOTS(DECLARE_SLOT)
 
 /* What Python's modules gave: functions, and numbers of the formats. */
 extern PyObject *slow_publish, *slow_get, *slow_ack;
-extern PyObject *set_right, *put_back, *store_error;
+extern PyObject *set_right, *put_back, *count_anew, *store_error;
 extern PyObject *plain_heads, *plain_parts, *digest;
 extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 

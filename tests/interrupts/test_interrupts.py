@@ -69,6 +69,10 @@ def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
     with qindex.open(directory, **OPTIONS) as again:
         assert all(one.cause is qindex.Cause.CRASH for one in again.findings), again.findings
         rest = drained(again.queue("q"))
+        for name in again.queue_names():
+            drained(again.queue(name))
+        left = again._messages.stats()
+        assert left is None or not left.messages, "nobody refers to it, and it is kept"
     if state == "goes on":
         assert not set(rest) & set(before), "acknowledged, and back"
     check_bodies([*rest, *before], case)
