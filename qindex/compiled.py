@@ -6,11 +6,15 @@ from __future__ import annotations
 from xxhash import xxh3_64_digest
 
 from journal.compiled import load
+from journal.findings import Kind
 from journal.format import DELIVER_BITS
 from qindex import plain
+from qindex.entries import Entry
+from qindex.message import Message
+from qindex.record_format import MAGIC
 from qindex.segment_format import STEP_SIZE
 
-__all__ = ["COMPILED", "read_run"]
+__all__ = ["COMPILED", "read_run", "read_sound"]
 
 COMPILED = load("qindex")
 """The module, or ``None``."""
@@ -24,7 +28,12 @@ if COMPILED is not None:
             "CHECK_START": plain.CHECK_START,
             "STEP_SIZE": STEP_SIZE,
             "DELIVER_BITS": DELIVER_BITS,
+            "MAGIC": MAGIC,
+            "RECORD": Kind.RECORD,
+            "Entry": Entry,
+            "Message": Message,
         }
     )
 
 read_run = plain.read_run if COMPILED is None else COMPILED.read_run
+read_sound = plain.read_plain if COMPILED is None else COMPILED.read_sound

@@ -21,11 +21,11 @@ from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
 from journal.journal import Journal
 from journal.rested import RestedJournal
-from qindex.compiled import read_run
+from qindex.compiled import read_run, read_sound
 from qindex.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.fetched import NOTHING_FETCHED, Fetched
 from qindex.load import SegmentScan, read_healed, scan_segment, stored_entries
-from qindex.plain import SHORTEST_RUN, read_plain
+from qindex.plain import SHORTEST_RUN
 from qindex.quarantine import quarantine_findings
 from qindex.record_format import column, gather_bytes
 from qindex.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
@@ -222,7 +222,7 @@ class IndexReader:
             offset = positions[seq - first]
             if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
                 return None
-            found = read_plain(data, offset + _JOURNAL_HEAD, seq)
+            found = read_sound(data, offset + _JOURNAL_HEAD, seq, False)
             if found is not None:
                 bodies.append(found[0])
                 extras.append(found[1])
@@ -299,7 +299,7 @@ class IndexReader:
         columns = plain_entries(data, payloads, words, embedded, verified=verified)
         if columns is not None:
             return Fetched(segment, seqs, states, *columns, True), behind
-        bodies, extras = read_one_by_one(data, payloads, words, verified=verified)
+        bodies, extras = read_one_by_one(data, payloads, words, read_sound, verified=verified)
         all_plain = Entry not in set(map(type, extras))
         return Fetched(segment, seqs, states, bodies, extras, all_plain), behind
 

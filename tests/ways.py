@@ -31,6 +31,7 @@ def in_python(way: str = "python") -> Iterator[None]:
     with ExitStack() as stack:
         if way == "python":
             stack.enter_context(patch.object(index_reader, "read_run", plain.read_run))
+            stack.enter_context(patch.object(index_reader, "read_sound", plain.read_plain))
             stack.enter_context(patch.object(Queue, "publish", Publisher.publish))
             stack.enter_context(patch.object(Queue, "get", Consumer.get))
             stack.enter_context(patch.object(Queue, "ack", Acker.ack))

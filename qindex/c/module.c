@@ -11,16 +11,18 @@
 
 PyTypeObject *type_of[TYPES];
 static const char *const type_names[TYPES] = {
-    "Queue", "QueueIndex", "Journal", "Segment", "Fetched", "Delivery", "BatchDelivery",
+    "Queue",    "QueueIndex",    "Journal", "Segment", "Fetched",
+    "Delivery", "BatchDelivery", "Entry",   "Message",
 };
 
 SLOTS(DEFINE_SLOT)
+SLOTS_OF_RECORDS(DEFINE_SLOT)
 NAMES(DEFINE_NAME)
 PyObject *reserve_only;
 
 PyObject *slow_publish, *slow_get, *slow_ack;
 PyObject *set_right, *put_back, *count_anew, *store_error;
-PyObject *plain_heads, *plain_parts, *digest;
+PyObject *plain_heads, *plain_parts, *digest, *magic, *kind_of_record, *no_damage;
 unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
 static PyMethodDef methods[] = {
@@ -35,6 +37,8 @@ static const Given of_layout[] = {
     {"PLAIN_HEADS", &plain_heads, NULL},
     {"plain_parts", &plain_parts, NULL},
     {"xxh3_64_digest", &digest, NULL},
+    {"MAGIC", &magic, NULL},
+    {"RECORD", &kind_of_record, NULL},
     {"CHECK_START", NULL, &check_at},
     {"STEP_SIZE", NULL, &step_size},
     {"DELIVER_BITS", NULL, &deliver_bits},
@@ -55,11 +59,16 @@ static const Given of_paths[] = {
 static PyObject *
 use_layout(PyObject *Py_UNUSED(module), PyObject *with)
 {
-    if (take_over(with, of_layout) < 0) {
+    if (take_over(with, of_layout) < 0
+        || take_types(with, type_names + ENTRY, TYPES - ENTRY, type_of + ENTRY) < 0) {
         return NULL;
     }
+    SLOTS_OF_RECORDS(LOCATE_SLOT)
     if (!PyTuple_Check(plain_heads)) {
         return PyErr_Format(PyExc_TypeError, "PLAIN_HEADS is a tuple");
+    }
+    if (!PyBytes_Check(magic)) {
+        return PyErr_Format(PyExc_TypeError, "MAGIC is bytes");
     }
     Py_RETURN_NONE;
 }
@@ -67,7 +76,7 @@ use_layout(PyObject *Py_UNUSED(module), PyObject *with)
 static PyObject *
 install(PyObject *Py_UNUSED(module), PyObject *with)
 {
-    if (take_types(with, type_names, TYPES, type_of) < 0) {
+    if (take_types(with, type_names, ENTRY, type_of) < 0) {
         return NULL;
     }
     SLOTS(LOCATE_SLOT)
@@ -95,6 +104,15 @@ static PyMethodDef functions[] = {
      "Gives lists of bodies, timestamps (nanoseconds) and deliver records. About 0.15 us a record "
      "of\n"
      "a journal, 0.07 us one of a segment; the interpreter is not let go of meanwhile."},
+    {"read_sound", (PyCFunction)(void (*)(void))read_sound, METH_FASTCALL,
+     "read_sound($module, data, payload, word, verified, /)\n--\n\n"
+     "Read the message whose id stands at `payload` of `data`, if it has no headers and no "
+     "properties\n"
+     "and is sound (`verified`: its checksum is known to hold); `word`: its type and seq_id as in "
+     "a\n"
+     "journal. Gives its body, and its timestamp (nanoseconds) if it is plain, else the Entry; "
+     "None\n"
+     "for any other. About 0.4 us."},
     {"install", install, METH_O,
      "install($module, with, /)\n--\n\n"
      "Put these paths in the place of the methods of Queue; `with` has the types and constants "
@@ -121,7 +139,9 @@ PyMODINIT_FUNC
 PyInit__compiled(void)
 {
     NAMES(INTERN_NAME)
-    if ((reserve_only = Py_BuildValue("(s)", "reserve")) == NULL) {
+    reserve_only = Py_BuildValue("(s)", "reserve");
+    no_damage = PyUnicode_FromString("");
+    if (reserve_only == NULL || no_damage == NULL) {
         return NULL;
     }
     return PyModule_Create(&module);

@@ -6,8 +6,8 @@
 #include "../../journal/c/lock.h"
 #include "../../journal/c/objects.h"
 
-/* Types whose attributes are read. */
-enum { QUEUE, INDEX, JOURNAL, SEGMENT, WINDOW, DELIVERY, BATCH_DELIVERY, TYPES };
+/* Types whose attributes are read, or set; the last of them are made before there are queues. */
+enum { QUEUE, INDEX, JOURNAL, SEGMENT, WINDOW, DELIVERY, BATCH_DELIVERY, ENTRY, MESSAGE, TYPES };
 extern PyTypeObject *type_of[TYPES];
 
 /* clang-format off */
@@ -25,14 +25,20 @@ extern PyTypeObject *type_of[TYPES];
     X(WINDOW, seqs) X(WINDOW, states) \
     X(DELIVERY, _extra) X(DELIVERY, _queue) X(DELIVERY, body) X(DELIVERY, redelivered) \
     X(DELIVERY, seq_id)
+#define SLOTS_OF_RECORDS(X) \
+    X(ENTRY, corrected) X(ENTRY, damage) X(ENTRY, expiry) X(ENTRY, kind) X(ENTRY, message) \
+    X(ENTRY, msg_id) X(ENTRY, size) X(ENTRY, stored) \
+    X(MESSAGE, body) X(MESSAGE, headers) X(MESSAGE, key) X(MESSAGE, properties) \
+    X(MESSAGE, timestamp)
 /* clang-format on */
 
 SLOTS(DECLARE_SLOT)
+SLOTS_OF_RECORDS(DECLARE_SLOT)
 
 /* What Python's modules gave: functions, and numbers of the formats. */
 extern PyObject *slow_publish, *slow_get, *slow_ack;
 extern PyObject *set_right, *put_back, *count_anew, *store_error;
-extern PyObject *plain_heads, *plain_parts, *digest;
+extern PyObject *plain_heads, *plain_parts, *digest, *magic, *kind_of_record, *no_damage;
 extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
 /* Names of methods and keywords. */
@@ -83,10 +89,11 @@ parts_of(Py_ssize_t size)
 int takes_writes(PyObject *journal);
 int synced(PyObject *self, int outcome);
 
-/* publish.c, get.c, ack.c, read_run.c */
+/* publish.c, get.c, ack.c, read_run.c, read_sound.c */
 PyObject *publish(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *ack(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *read_run(PyObject *module, PyObject *args);
+PyObject *read_sound(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
 #endif

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE
 from qindex.checks import sound_publishes
+from qindex.compiled import read_sound
 from qindex.entries import Entry, journal_words, plain_entries, read_one_by_one
 from qindex.sound_read import Data
 from qindex.stored_id import sound_ids
@@ -110,7 +111,9 @@ def decode(piece: Piece) -> Decoded:
                 bodies[index] = body
                 extras[index] = stamp
             continue
-        read = read_one_by_one(piece.data, piece.payloads[group], words[group], verified=True)
+        read = read_one_by_one(
+            piece.data, piece.payloads[group], words[group], read_sound, verified=True
+        )
         for index, body, extra in zip(at, *read, strict=True):
             bodies[index] = body
             extras[index] = extra
