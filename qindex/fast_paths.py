@@ -1,7 +1,7 @@
 """Queues take the paths of single messages that are written in C, where there are any.
 
-They are ``publish``, ``get`` and ``ack`` of a plain message; whatever else there is to be seen to
-they leave to the methods of the same names.
+They are ``publish`` of a plain message, ``get`` of one that was read ahead with its entry, and
+``ack``; whatever else there is to be seen to they leave to the methods of the same names.
 """
 
 from __future__ import annotations

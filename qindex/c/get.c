@@ -1,5 +1,5 @@
-/* Queue.get of a plain message that was read ahead; qindex/consumer.py has the method that it
- * stands for. */
+/* Queue.get of a message that was read ahead with its entry; qindex/consumer.py has the method that
+ * it stands for. */
 
 #include "shared.h"
 
@@ -9,9 +9,20 @@ reaches(PyObject *column, long long at)
     return column != NULL && PyList_CheckExact(column) && at < PyList_GET_SIZE(column);
 }
 
-/* Whether the window has a plain message to deliver, and nothing else is to be seen to. */
+/* Whether a message can be handed out as it is: qindex.entries.is_special says what can't. */
 static int
-has_plain(PyObject *self)
+is_ready(PyObject *extra)
+{
+    return PyLong_CheckExact(extra)
+           || (IS(extra, ENTRY) && SLOT(extra, ENTRY, message) != Py_None
+               && SLOT(extra, ENTRY, stored) == Py_False
+               && SLOT(extra, ENTRY, corrected) == Py_False
+               && number_of(SLOT(extra, ENTRY, expiry)) == 0);
+}
+
+/* Whether the window has a message to deliver, and nothing else is to be seen to. */
+static int
+has_ready(PyObject *self)
 {
     PyObject *window = SLOT(self, QUEUE, _window), *returned = SLOT(self, QUEUE, _returned);
     long long at = number_of(SLOT(self, QUEUE, _at));
@@ -22,7 +33,7 @@ has_plain(PyObject *self)
     PyObject *extras = SLOT(window, WINDOW, extras);
     return reaches(SLOT(window, WINDOW, seqs), at) && reaches(SLOT(window, WINDOW, bodies), at)
            && reaches(SLOT(window, WINDOW, delivers), at) && reaches(extras, at)
-           && PyLong_CheckExact(PyList_GET_ITEM(extras, at));
+           && is_ready(PyList_GET_ITEM(extras, at));
 }
 
 /* Deliver with the lock held, into `given`; 1: done, 0: nothing has changed, -1: raised, put back.
@@ -31,7 +42,7 @@ static int
 get_held(PyObject *self, PyObject *given)
 {
     PyObject *index = SLOT(self, QUEUE, _index), *window = SLOT(self, QUEUE, _window);
-    if (!has_plain(self) || index == NULL || !IS(index, INDEX)) {
+    if (!has_ready(self) || index == NULL || !IS(index, INDEX)) {
         return 0;
     }
     Py_ssize_t at = (Py_ssize_t)number_of(SLOT(self, QUEUE, _at));
@@ -84,7 +95,7 @@ get_held(PyObject *self, PyObject *given)
 
 /* Whether the keywords ask for nothing special: a timeout matters only where there is nothing. */
 static int
-is_plain_get(PyObject *const *values, Py_ssize_t nargs, PyObject *kwnames)
+is_usual_get(PyObject *const *values, Py_ssize_t nargs, PyObject *kwnames)
 {
     Py_ssize_t count = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
     for (Py_ssize_t number = 0; number < count; number++) {
@@ -99,7 +110,7 @@ is_plain_get(PyObject *const *values, Py_ssize_t nargs, PyObject *kwnames)
 PyObject *
 get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    if (nargs <= 1 && is_plain_get(args + nargs, nargs, kwnames) && has_plain(self)) {
+    if (nargs <= 1 && is_usual_get(args + nargs, nargs, kwnames) && has_ready(self)) {
         PyTypeObject *type = type_of[DELIVERY];
         PyObject *given = type->tp_alloc(type, 0);
         if (given == NULL) {

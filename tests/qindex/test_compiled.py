@@ -105,6 +105,51 @@ def test_each_record_is_as_the_format_has_it(size: int) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("given", "is_left"),
+    [
+        ({}, False),
+        ({"key": "k"}, False),
+        ({"key": "k", "headers": {"h": 1}}, False),
+        ({"properties": {"p": b""}}, False),
+        ({"persistent": False, "key": "k"}, False),
+        ({"ttl": 600.0}, True),
+        ({"key": "k", "ttl": 600.0}, True),
+    ],
+)
+@pytest.mark.parametrize("size", [3, 5000])
+def test_what_needs_nothing_to_be_seen_to_is_handed_out(
+    given: dict[str, Any], is_left: bool, size: int
+) -> None:
+    engine, queue = memory_queue(embed_below=4096)
+    with engine:
+        for _ in range(3):
+            queue.publish(bytes(size), **given)
+        taken(queue).ack()
+        called: list[object] = []
+        sys.setprofile(
+            lambda frame, event, _: called.append(frame.f_code) if event == "call" else 0
+        )
+        try:
+            delivery = taken(queue)
+        finally:
+            sys.setprofile(None)
+        assert (Consumer.get.__code__ in called) == (is_left or size == 5000)
+        assert (delivery.seq_id, delivery.body, delivery.redelivered) == (1, bytes(size), False)
+        shown = {
+            "key": delivery.key,
+            "headers": delivery.headers,
+            "properties": delivery.properties,
+        }
+        expected = {"key": None, "headers": {}, "properties": {}, **given}
+        assert shown == {name: expected[name] for name in shown}
+        delivery.nack()
+        again = taken(queue)
+        assert (again.seq_id, again.key, again.redelivered) == (1, delivery.key, True)
+        queue.ack_many([again, taken(queue)])
+        assert not len(queue)
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["publish", "publish", "get", "ack", "nack", "flush", "reopen", "batch"]),
