@@ -42,6 +42,9 @@ def install(queue: type) -> None:
                 "OUT": OUT,
                 "ACKED": ACKED,
                 "ACK_BITS": ACK_BITS,
-                **{name: described(getattr(queue, name)) for name in ("publish", "get", "ack")},
+                **{
+                    name: described(getattr(queue, name))
+                    for name in ("publish", "_publish_on_loop", "get", "ack")
+                },
             }
         )

@@ -37,6 +37,7 @@ from qindex.record_format import (
 )
 from qindex.segment import PUBLISHED
 from qindex.seq_file import RESERVE
+from qindex.waits import CALLER
 
 __all__ = ["MOST_RESERVED", "Publisher"]
 
@@ -151,6 +152,14 @@ class Publisher(QueueCore):
         if confirm or self._sync_each:
             self._sync_each_journal()
         return seq
+
+    def _publish_on_loop(self, body: bytes) -> int:
+        """Publish on the thread of an event loop, which waits for nothing."""
+        CALLER.waits = False
+        try:
+            return self.publish(body)
+        finally:
+            CALLER.waits = True
 
     def _frame(
         self,

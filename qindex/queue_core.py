@@ -264,6 +264,14 @@ class QueueCore:
             self._stand_back()
         self._real_lock.choose()
 
+    def _tick_on_loop(self) -> None:
+        """The same on the thread of an event loop, which waits for nothing."""
+        CALLER.waits = False
+        try:
+            self._tick()
+        finally:
+            CALLER.waits = True
+
     def _stand_back(self) -> None:
         """Let a flush go on.
 

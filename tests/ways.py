@@ -33,6 +33,8 @@ def in_python(way: str = "python") -> Iterator[None]:
             stack.enter_context(patch.object(index_reader, "read_run", plain.read_run))
             stack.enter_context(patch.object(index_reader, "read_sound", plain.read_plain))
             stack.enter_context(patch.object(Queue, "publish", Publisher.publish))
+            on_loop = Publisher._publish_on_loop
+            stack.enter_context(patch.object(Queue, "_publish_on_loop", on_loop))
             stack.enter_context(patch.object(Queue, "get", Consumer.get))
             stack.enter_context(patch.object(Queue, "ack", Acker.ack))
             stack.enter_context(patch.object(Store, "put", Putter.put))

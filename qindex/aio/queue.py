@@ -97,11 +97,7 @@ class Queue:
                     await self._rest()
                 return seq
             if not self._engine._noting:
-                CALLER.waits = False
-                try:
-                    seq = queue.publish(body)
-                finally:
-                    CALLER.waits = True
+                seq = queue._publish_on_loop(body)
                 if not seq & _LOOK and (not seq & _TURN or queue._is_due()):
                     await self._rest()
                 return seq

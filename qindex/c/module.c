@@ -20,18 +20,21 @@ SLOTS_OF_RECORDS(DEFINE_SLOT)
 NAMES(DEFINE_NAME)
 PyObject *reserve_only;
 
-PyObject *slow_publish, *slow_get, *slow_ack;
+PyObject *slow_publish, *slow_publish_on_loop, *slow_get, *slow_ack;
 PyObject *set_right, *put_back, *count_anew, *store_error;
 PyObject *plain_heads, *plain_parts, *digest, *magic, *kind_of_record, *no_damage;
 unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
 
 static PyMethodDef methods[] = {
     {"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"_publish_on_loop", (PyCFunction)(void (*)(void))publish_on_loop,
+     METH_FASTCALL | METH_KEYWORDS, NULL},
     {"get", (PyCFunction)(void (*)(void))get, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"ack", (PyCFunction)(void (*)(void))ack, METH_FASTCALL | METH_KEYWORDS, NULL},
 };
-static PyObject **const slow_methods[] = {&slow_publish, &slow_get, &slow_ack};
-#define METHODS 3
+static PyObject **const slow_methods[] = {&slow_publish, &slow_publish_on_loop, &slow_get,
+                                          &slow_ack};
+#define METHODS 4
 
 static const Given of_layout[] = {
     {"PLAIN_HEADS", &plain_heads, NULL},

@@ -114,9 +114,10 @@ add_to_window(PyObject *self, PyObject *tail, long long seq, PyObject *seq_id, P
     return 0;
 }
 
-/* Publish with the lock held; 1: done, 0: nothing has changed, -1: raised, and set right. */
+/* Publish with the lock held; `tick`: the method that is called once in a while. 1: done, 0:
+ * nothing has changed, -1: raised, and set right. */
 static int
-publish_held(PyObject *self, PyObject *body, PyObject **result)
+publish_held(PyObject *self, PyObject *body, PyObject *tick, PyObject **result)
 {
     PyObject *index = SLOT(self, QUEUE, _index);
     if (index == NULL || !IS(index, INDEX)) {
@@ -177,7 +178,7 @@ publish_held(PyObject *self, PyObject *body, PyObject **result)
         && told(SLOT(self, QUEUE, _arrived), s_notify) < 0) {
         goto failed;
     }
-    if (!(seq & mask) && told(self, s__tick) < 0) {
+    if (!(seq & mask) && told(self, tick) < 0) {
         goto failed;
     }
     Py_INCREF(seq_id);
@@ -220,25 +221,45 @@ are_defaults(PyObject *const *values, PyObject *kwnames)
     return 1;
 }
 
+/* Publish a plain message; NULL without an exception: it is for the method in Python. */
+static PyObject *
+publish_plain(PyObject *self, PyObject *body, PyObject *tick)
+{
+    if (PyBytes_GET_SIZE(body) > number_of(SLOT(self, QUEUE, _most_plain))) {
+        return NULL;
+    }
+    PyObject *lock = SLOT(self, QUEUE, _lock), *result = NULL;
+    Py_XINCREF(lock);
+    int outcome = take_lock(lock);
+    if (outcome == 1) {
+        outcome = synced(self, lock_released(lock, publish_held(self, body, tick, &result)));
+    }
+    Py_XDECREF(lock);
+    if (outcome < 0) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
 PyObject *
 publish(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    if (nargs == 1 && PyBytes_CheckExact(args[0]) && are_defaults(args + 1, kwnames)
-        && PyBytes_GET_SIZE(args[0]) <= number_of(SLOT(self, QUEUE, _most_plain))) {
-        PyObject *lock = SLOT(self, QUEUE, _lock), *result = NULL;
-        Py_XINCREF(lock);
-        int outcome = take_lock(lock);
-        if (outcome == 1) {
-            outcome = synced(self, lock_released(lock, publish_held(self, args[0], &result)));
-        }
-        Py_XDECREF(lock);
-        if (outcome == 1) {
-            return result;
-        }
-        if (outcome < 0) {
-            Py_XDECREF(result);
-            return NULL;
-        }
+    PyObject *result = NULL;
+    if (nargs == 1 && PyBytes_CheckExact(args[0]) && are_defaults(args + 1, kwnames)) {
+        result = publish_plain(self, args[0], s__tick);
     }
-    return leave_to(slow_publish, self, args, nargs, kwnames);
+    return result != NULL || PyErr_Occurred() ? result
+                                              : leave_to(slow_publish, self, args, nargs, kwnames);
+}
+
+PyObject *
+publish_on_loop(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *result = NULL;
+    if (nargs == 1 && kwnames == NULL && PyBytes_CheckExact(args[0])) {
+        result = publish_plain(self, args[0], s__tick_on_loop);
+    }
+    return result != NULL || PyErr_Occurred()
+               ? result
+               : leave_to(slow_publish_on_loop, self, args, nargs, kwnames);
 }

@@ -36,7 +36,7 @@ SLOTS(DECLARE_SLOT)
 SLOTS_OF_RECORDS(DECLARE_SLOT)
 
 /* What Python's modules gave: functions, and numbers of the formats. */
-extern PyObject *slow_publish, *slow_get, *slow_ack;
+extern PyObject *slow_publish, *slow_publish_on_loop, *slow_get, *slow_ack;
 extern PyObject *set_right, *put_back, *count_anew, *store_error;
 extern PyObject *plain_heads, *plain_parts, *digest, *magic, *kind_of_record, *no_damage;
 extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_at, step_size;
@@ -45,7 +45,8 @@ extern unsigned long long published, out, acked, deliver_bits, ack_bits, check_a
 /* clang-format off */
 #define NAMES(X) \
     X(append) X(confirm) X(_forget) X(_forget_stored) X(headers) X(key) X(lease) X(notify) \
-    X(persistent) X(properties) X(_sync_each_journal) X(_tick) X(time_ns) X(timeout) X(ttl)
+    X(persistent) X(properties) X(_sync_each_journal) X(_tick) X(_tick_on_loop) X(time_ns) \
+    X(timeout) X(ttl)
 /* clang-format on */
 NAMES(DECLARE_NAME)
 extern PyObject *reserve_only; /* ("reserve",) */
@@ -91,6 +92,8 @@ int synced(PyObject *self, int outcome);
 
 /* publish.c, get.c, ack.c, read_run.c, read_sound.c */
 PyObject *publish(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *
+publish_on_loop(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *get(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *ack(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *read_run(PyObject *module, PyObject *args);

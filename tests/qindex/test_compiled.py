@@ -41,6 +41,7 @@ compiled: Any = COMPILED
 
 METHODS: list[tuple[str, Callable[..., Any]]] = [
     ("publish", Publisher.publish),
+    ("_publish_on_loop", Publisher._publish_on_loop),
     ("get", Consumer.get),
     ("ack", Acker.ack),
 ]
