@@ -380,7 +380,8 @@ class MessageStore:
                 try:
                     result.append(self._read_at(msg_id, *where))
                 except StoreError as error:
-                    result.append(error)
+                    # Without the frames that it was raised in, which have files open.
+                    result.append(error.with_traceback(None))
         return result
 
     def _find(self, msg_id: bytes) -> tuple[Place, Handle] | StoreError:
@@ -389,7 +390,7 @@ class MessageStore:
         try:
             handle = self._open_for(msg_id, place)
         except StoreError as error:
-            return error
+            return error.with_traceback(None)
         assert place is not None
         return place, handle
 

@@ -57,6 +57,34 @@ def test_a_known_message_is_not_written_again(tmp_path: Path) -> None:
         assert store.stats().size == size
 
 
+@pytest.mark.parametrize("size", [0, 100, 300_000])
+def test_a_record_in_parts_is_written_as_a_whole_one(tmp_path: Path, size: int) -> None:
+    record = record_of(1, size)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with open_store(whole, file_size_limit=1 << 20) as store:
+        store.write(message_id(1), record)
+    with open_store(parts, file_size_limit=1 << 20) as store:
+        store.write_new(message_id(1), (record[:3], record[3:7], record[7:]))
+        assert store.references(message_id(1)) == 1
+        assert store.read(message_id(1)) == record
+    assert (whole / "0.rdq").read_bytes() == (parts / "0.rdq").read_bytes()
+
+
+def test_remove_one_takes_one_reference(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.write(message_id(1), record_of(1), references=2)
+        store.remove_one(message_id(1))
+        assert store.references(message_id(1)) == 1
+        store.remove_one(message_id(1))
+        assert store.stats().live == 0
+        with pytest.raises(MissingMessageError):
+            store.remove_one(message_id(1))
+    with pytest.raises(ClosedError):
+        store.remove_one(message_id(1))
+    with pytest.raises(ClosedError):
+        store.write_new(message_id(2), (record_of(2),))
+
+
 def test_write_many_rolls_and_counts_like_write(tmp_path: Path) -> None:
     items = [(message_id(number), record_of(number), 1 + number % 3) for number in range(20)]
     items += [(message_id(3), record_of(3), 2), (message_id(40), record_of(40), 1)] * 2
@@ -143,6 +171,9 @@ def test_a_damaged_record_is_named_and_the_others_are_read(tmp_path: Path) -> No
             file.seek(location.offset + 100)
             file.write(b"\x01")
         results = store.read_many([message_id(number) for number in range(4)])
+        fd = store._state.handles.get(location.file).fd
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)  # the errors do not keep the file open
     assert results[0] == record_of(0)
     assert isinstance(results[1], DamageError)
     assert (results[1].path, results[1].offset) == (str(tmp_path / "0.rdq"), location.offset)
