@@ -2,16 +2,12 @@
  * interpreter's lock; journal/held_io.py says why, and what is left to os.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "objects.h"
+
 #include <limits.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifdef Py_GIL_DISABLED
-#error "what is written in C relies on the interpreter's lock"
-#endif
 
 static PyObject *os_pread, *os_pwrite;
 static Py_ssize_t most_bytes;
@@ -19,25 +15,21 @@ static long long longest, pause_after;
 /* So many writes from now on let go of the lock. */
 static long long pause_left;
 
-/* An int from 0 to `most`; -1 for anything else, which is for os to judge. */
+/* An int from 0 to `most`; less than 0 for anything else, which is for os to judge. */
 static long long
-number_of(PyObject *value, long long most)
+up_to(long long most, PyObject *value)
 {
-    int overflow = 0;
-    long long number = -1;
-    if (PyLong_CheckExact(value)) {
-        number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    }
-    return overflow || number > most ? -1 : number;
+    long long number = number_of(value);
+    return number > most ? -1 : number;
 }
 
 static PyObject *
 held_pread(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
 {
 #ifdef RWF_NOWAIT
-    long long fd = nargs == 3 ? number_of(args[0], INT_MAX) : -1;
-    long long length = fd < 0 ? -1 : number_of(args[1], most_bytes);
-    long long offset = length < 0 ? -1 : number_of(args[2], LLONG_MAX);
+    long long fd = nargs == 3 ? up_to(INT_MAX, args[0]) : -1;
+    long long length = fd < 0 ? -1 : up_to(most_bytes, args[1]);
+    long long offset = length < 0 ? -1 : number_of(args[2]);
     if (offset >= 0) {
         PyObject *data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
         if (data == NULL) {
@@ -65,8 +57,8 @@ nanoseconds(void)
 static PyObject *
 held_pwrite(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
 {
-    long long fd = nargs == 3 && pause_left == 0 ? number_of(args[0], INT_MAX) : -1;
-    long long offset = fd < 0 ? -1 : number_of(args[2], LLONG_MAX);
+    long long fd = nargs == 3 && pause_left == 0 ? up_to(INT_MAX, args[0]) : -1;
+    long long offset = fd < 0 ? -1 : number_of(args[2]);
     if (offset >= 0 && PyObject_CheckBuffer(args[1])) {
         Py_buffer data;
         if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE) < 0) {
