@@ -250,8 +250,9 @@ class MessageStore:
         """Store a record under one reference, as :meth:`write` does. It is given in parts, the
         last of them the largest; nothing is looked up: the id must be a new one."""
         self._check_writable()
-        self._compactor.make_room(sum(map(len, parts)))
-        self._writer.write_new(msg_id, parts)
+        size = sum(map(len, parts))
+        self._compactor.make_room(size)
+        self._writer.write_new(msg_id, parts, size)
 
     def write_many(self, items: Sequence[tuple[bytes, bytes, int]]) -> None:
         """Store ``(msg_id, record, references)`` of each item, in one append for each MiB.

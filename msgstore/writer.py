@@ -76,9 +76,8 @@ class Writer:
                     return
             self._append_one(msg_id, (record,), len(record), references)
 
-    def write_new(self, msg_id: bytes, parts: Sequence[bytes]) -> None:
-        """Append one record, given in parts, that nobody has the id of."""
-        size = sum(map(len, parts))
+    def write_new(self, msg_id: bytes, parts: Sequence[bytes], size: int) -> None:
+        """Append one record of ``size`` bytes, given in parts, that nobody has the id of."""
         self.check_item(msg_id, size, 1)
         with self._append_lock:
             self._check()

@@ -164,11 +164,8 @@ class Messages:
         ``front``: its record up to the bytes of its body, with a zero checksum. Raises as
         :meth:`msgstore.MessageStore.write`.
         """
-        store = self._persistent
-        if store is None:
-            store = self._store(True)
         msg_id = self.new_id(len(body))
-        store.write_new(msg_id, record_format.sealed_parts(msg_id, front, body))
+        self._store(True).write_new(msg_id, record_format.sealed_parts(msg_id, front, body))
         return msg_id
 
     def read(self, msg_id: bytes) -> Message:

@@ -80,7 +80,7 @@ PLAIN_HEADS = tuple(plain_parts(size) for size in range(256))
 
 
 def read_plain(
-    data: ReadBuffer, payload: int, word: int, verified: bool = False, /
+    data: ReadBuffer, payload: int, word: int, verified: bool, /
 ) -> tuple[bytes, int] | None:
     """Read the record of a plain message whose message id stands at offset ``payload`` of a journal
     or segment; ``word``: its type and seq_id as in a journal.

@@ -28,13 +28,7 @@ from qindex.prepared import Notes, Prepared
 from qindex.publish_records import framed_batch, framed_record, plain_batch
 from qindex.publish_stored import publish_stored
 from qindex.queue_core import QueueCore
-from qindex.record_format import (
-    NOTHING,
-    encode_front,
-    encode_middle,
-    seal_embedded,
-    seal_stored,
-)
+from qindex.record_format import NOTHING, encode_front, encode_middle, seal_embedded, seal_stored
 from qindex.segment import PUBLISHED
 from qindex.seq_file import RESERVE
 from qindex.waits import CALLER

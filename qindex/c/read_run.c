@@ -31,26 +31,6 @@ turn_to_size(Shape *shape, Py_ssize_t size)
     return 0;
 }
 
-/* Whether the checksum of a journal publish record of `size` bytes holds; -1: raised. */
-static int
-is_sound(const char *record, Py_ssize_t size)
-{
-    PyObject *copy = PyBytes_FromStringAndSize(record, size);
-    if (copy == NULL) {
-        return -1;
-    }
-    memset(PyBytes_AS_STRING(copy) + check_at, 0, CHECK_SIZE);
-    PyObject *sum = PyObject_CallOneArg(digest, copy);
-    Py_DECREF(copy);
-    if (sum == NULL) {
-        return -1;
-    }
-    int holds = PyBytes_CheckExact(sum) && PyBytes_GET_SIZE(sum) == CHECK_SIZE
-                && memcmp(PyBytes_AS_STRING(sum), record + check_at, CHECK_SIZE) == 0;
-    Py_DECREF(sum);
-    return holds;
-}
-
 /* Append the message whose id stands at `payload`, if it is plain and sound: 1; 0: it is not. */
 static int
 read_one(const char *data, Py_ssize_t length, Py_ssize_t payload, unsigned long long seq,
@@ -77,9 +57,8 @@ read_one(const char *data, Py_ssize_t length, Py_ssize_t payload, unsigned long 
         return 0;
     }
     if (in_journal) {
-        const char *record = data + payload - WORD_SIZE;
-        int sound = big_endian(record, WORD_SIZE) == seq
-                        ? is_sound(record, body_at + size - payload + WORD_SIZE)
+        int sound = big_endian(data + payload - WORD_SIZE, WORD_SIZE) == seq
+                        ? has_its_sum(data + payload, seq, body_at + size - payload)
                         : 0;
         if (sound <= 0) {
             return sound;

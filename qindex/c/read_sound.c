@@ -83,11 +83,11 @@ find_parts(const char *data, Py_ssize_t length, long long payload, Parts *parts)
            && big_endian(sizes + BODY_SIZE_AT, 4) == (unsigned long long)parts->size;
 }
 
-/* Whether the checksum holds, of the record in a journal that starts with `word`; -1: raised. */
-static int
-has_its_sum(const char *payload, unsigned long long word, Py_ssize_t embedded)
+/* Whether the checksum holds of a journal publish record: `word`, and `rest` bytes from its message
+ * id on; -1: raised. */
+int
+has_its_sum(const char *payload, unsigned long long word, Py_ssize_t rest)
 {
-    Py_ssize_t rest = ID_SIZE + SIZES_SIZE + embedded;
     PyObject *copy = PyBytes_FromStringAndSize(NULL, WORD_SIZE + rest);
     if (copy == NULL) {
         return -1;
@@ -214,7 +214,7 @@ read_sound(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
     int sound = find_parts(data.buf, data.len, payload, &parts);
     const char *msg_id = (const char *)data.buf + payload;
     if (sound && args[3] != Py_True) {
-        sound = has_its_sum(msg_id, word, parts.embedded);
+        sound = has_its_sum(msg_id, word, ID_SIZE + SIZES_SIZE + parts.embedded);
     }
     if (sound == 0) {
         Py_INCREF(Py_None);

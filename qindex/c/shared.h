@@ -90,6 +90,9 @@ parts_of(Py_ssize_t size)
 int takes_writes(PyObject *journal);
 int synced(PyObject *self, int outcome);
 
+/* read_sound.c */
+int has_its_sum(const char *payload, unsigned long long word, Py_ssize_t rest);
+
 /* publish.c, get.c, ack.c, read_run.c, read_sound.c */
 PyObject *publish(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *
