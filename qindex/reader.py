@@ -59,6 +59,7 @@ __all__ = [
     "QueueSummary",
     "Row",
     "StoreReader",
+    "lacks_its_name",
 ]
 
 Kind = Literal["qindex", "rabbitmq"]
@@ -395,8 +396,11 @@ class StoreReader:
             path = os.path.join(root, directory, layout.QUEUE_NAME)
             try:
                 raw = read_optional(self._fs, path)
-                if raw is None and not self._has_content(os.path.dirname(path)):
-                    continue
+                if raw is None and not lacks_its_name(self._fs, os.path.dirname(path)):
+                    # It may have been made between the two looks.
+                    raw = read_optional(self._fs, path)
+                    if raw is None:
+                        continue
             except (FileNotFoundError, NotADirectoryError):
                 continue
             name = directory
@@ -412,9 +416,16 @@ class StoreReader:
                 )
             yield QueueDirectory(directory, name)
 
-    def _has_content(self, directory: str) -> bool:
-        """Tell a queue whose name is missing from one whose creation was cut short."""
-        return not set(self._fs.listdir(directory)) <= {layout.QUEUE_NAME + ".tmp"}
-
     def _unreadable(self, error: OSError) -> StorageError:
         return StorageError(self.directory, "the store can't be read", error)
+
+
+def lacks_its_name(fs: FileSystem, directory: str) -> bool:
+    """Tell the directory of a queue whose name is missing from that of one whose creation was cut
+    short or is under way, and of one that is being deleted. Raises :class:`OSError`."""
+    # Twice: a directory that was opened before its deletion may be read half empty.
+    return all(_has_content_alone(fs.listdir(directory)) for _ in range(2))
+
+
+def _has_content_alone(names: list[str]) -> bool:
+    return layout.QUEUE_NAME not in names and not set(names) <= {layout.QUEUE_NAME + ".tmp"}

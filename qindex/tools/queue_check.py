@@ -21,7 +21,7 @@ from journal.poison import Poison
 from qindex import layout
 from qindex.entries import decode_any
 from qindex.rabbitmq.vhost import QueueDirectory
-from qindex.reader import StoreReader
+from qindex.reader import StoreReader, lacks_its_name
 from qindex.segment_format import file_name, file_number
 from qindex.seq_file import SeqFile
 from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
@@ -339,8 +339,7 @@ def _check_small_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
         except ValueError as error:
             what, lost = f"the settings of the queue: {error}", "the queue can't be opened"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
-    names = set(fs.listdir(directory))
-    if layout.QUEUE_NAME not in names and names - {layout.QUEUE_NAME + ".tmp"}:
+    if lacks_its_name(fs, directory):
         path = os.path.join(directory, layout.QUEUE_NAME)
         what, lost = "the queue's name is missing", "its directory's name is a hash of it"
         yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)

@@ -3,6 +3,8 @@ in use by a process that is busy with everything an engine does."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import qindex
+from journal.files import PathLike
 from journal.findings import Cause
+from qindex.layout import QUEUE_NAME
 from tests.golden import SCENARIOS, golden
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import open_quietly
@@ -123,6 +127,66 @@ def test_beside_a_busy_writer(tmp_path: Path) -> None:
     assert records
     assert int(done[1]) > 50  # flushes
     assert_nothing(store)
+
+
+class _Deleting(MemoryFileSystem):
+    """A queue is deleted while its directory is being listed for the ``at``-th time; what has
+    not been unlinked yet is listed."""
+
+    at = 0
+    delete: Callable[[], None]
+
+    def listdir(self, path: PathLike, /) -> list[str]:
+        names = super().listdir(path)
+        if QUEUE_NAME in names:
+            self.at -= 1
+            if self.at == 0:
+                self.delete()
+                names.remove(QUEUE_NAME)
+        return names
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_queue_that_is_deleted_while_its_directory_is_read(made_anew: bool) -> None:
+    """Half of a directory is no damage."""
+    for at in range(1, 10):
+        memory = _Deleting()
+        with qindex.open("/s", fs=memory, background=False) as engine:
+
+            def delete(engine: qindex.Engine = engine) -> None:
+                engine.delete_queue("q")
+                if made_anew:
+                    engine.queue("q").publish(b"anew")
+
+            engine.queue("q").publish_many([b"x" * 100] * 5)
+            memory.at, memory.delete = at, delete
+            report = qindex.verify("/s", fs=memory)
+            assert report.findings == []
+            if memory.at > 0:
+                break
+    assert at > 3
+
+
+def test_a_queue_that_is_made_while_the_queues_are_read() -> None:
+    """It is listed by its name, not by that of its directory."""
+
+    class Making(MemoryFileSystem):
+        looks = 0
+
+        def open(self, path: PathLike, flags: int, /, mode: int = 0o666) -> int:
+            if os.fspath(path).endswith(QUEUE_NAME) and flags == os.O_RDONLY | os.O_CLOEXEC:
+                self.looks += 1
+                if self.looks == 1:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return super().open(path, flags, mode)
+
+    memory = Making()
+    with qindex.open("/s", fs=memory, background=False) as engine:
+        engine.queue("q").publish(b"x")
+        memory.looks = 0
+        with qindex.open("/s", read_only=True, fs=memory) as reader:
+            assert reader.queue_names() == ["q"]
+        assert memory.looks == 2
 
 
 def test_beside_a_writer_that_is_killed(tmp_path: Path) -> None:
