@@ -6,7 +6,7 @@ from setuptools import Extension, setup
 
 SHARED = ("journal/c/lock.c", "journal/c/objects.c")
 PARTS = {
-    "journal": ("journal/c/held_io.c",),
+    "journal": ("journal/c/gate.c", "journal/c/held_io.c", "journal/c/module.c"),
     "qindex": (*SHARED, *sorted(glob("qindex/c/*.c"))),
     "rocketstore": (*SHARED, *sorted(glob("rocketstore/c/*.c"))),
 }

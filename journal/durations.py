@@ -51,9 +51,12 @@ class Stopwatch:
         """Time a block, if it does not raise."""
         started = perf_counter()
         yield
-        took = perf_counter() - started
-        self._counts[bisect_left(BOUNDS, took)] += 1
-        self._seconds += took
+        self.took(perf_counter() - started)
+
+    def took(self, seconds: float) -> None:
+        """Count something that was timed."""
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self._seconds += seconds
 
     def durations(self) -> Durations:
         """Give what was taken so far."""

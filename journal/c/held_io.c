@@ -1,8 +1,8 @@
-/* The module journal._compiled: pread and pwrite of little, as os has them, that keep the
- * interpreter's lock; journal/held_io.py says why, and what is left to os.
+/* pread and pwrite of little, as os has them, that keep the interpreter's lock; journal/held_io.py
+ * says why, and what is left to os.
  */
 
-#include "objects.h"
+#include "module.h"
 
 #include <limits.h>
 #include <sys/uio.h>
@@ -112,20 +112,8 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT,
-    "journal._compiled",
-    "What is written in C.",
-    -1,
-    functions,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-};
-
-PyMODINIT_FUNC
-PyInit__compiled(void)
+int
+add_held_io(PyObject *module)
 {
-    return PyModule_Create(&module);
+    return PyModule_AddFunctions(module, functions);
 }

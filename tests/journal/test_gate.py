@@ -1,0 +1,145 @@
+"""A gate lets its thread go on when it is called, and not before; in C and in Python."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from journal.gate import Gate, open_next
+
+WAIT = 30.0
+
+
+def test_called_before_and_called_twice() -> None:
+    gate = Gate()
+    gate.call()
+    gate.call()
+    gate.wait()
+    gate.wait()
+
+
+def test_nobody_goes_on_before_the_call() -> None:
+    gate, passed = Gate(), threading.Event()
+
+    def work() -> None:
+        gate.wait()
+        passed.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    open_next()
+    assert not passed.wait(0.05)
+    gate.call()
+    # The one that called comes to no gate.
+    assert passed.wait(WAIT)
+    thread.join(WAIT)
+
+
+def test_a_ring_of_threads_in_turn() -> None:
+    """Each passes its gate and calls the next one; all of them take their turns in order."""
+    count, rounds = 6, 300
+    gates = [[Gate() for _ in range(count)] for _ in range(rounds + 1)]
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        for each in range(rounds):
+            gates[each][number].wait()
+            order.append(number)
+            last = number == count - 1
+            gates[each + last][(number + 1) % count].call()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    gates[0][0].call()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    assert order == list(range(count)) * rounds
+
+
+def test_several_are_called_by_one() -> None:
+    gates = [Gate() for _ in range(8)]
+    threads = [threading.Thread(target=gate.wait) for gate in gates]
+    for thread in threads:
+        thread.start()
+    for gate in gates:
+        gate.call()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+def test_nothing_is_kept() -> None:
+    """Of gates that were called, waited at or neither; but for the one that was called last."""
+    gone = 0
+
+    class Counted(Gate):
+        def __del__(self) -> None:
+            nonlocal gone
+            gone += 1
+
+    for number in range(1000):
+        gate = Counted()
+        if number % 2:
+            gate.call()
+        if number % 4 == 1:
+            gate.wait()
+    del gate
+    assert gone >= 999
+    open_next()
+    assert gone == 1000
+
+
+def test_a_handler_that_raises_while_its_thread_waits() -> None:
+    """It is raised; the next wait goes on waiting, and finds a call that came meanwhile."""
+    gate = Gate()
+
+    def handler(_signal: int, _frame: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def work() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        time.sleep(0.05)
+        gate.call()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        with pytest.raises(InterruptedError):
+            gate.wait()
+        gate.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        thread.join(WAIT)
+
+
+def test_a_handler_that_returns_while_its_thread_waits() -> None:
+    gate, seen = Gate(), []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def work() -> None:
+        for _ in range(3):
+            time.sleep(0.02)
+            signal.pthread_kill(main, signal.SIGUSR1)
+        time.sleep(0.02)
+        gate.call()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        gate.wait()
+    finally:
+        thread.join(WAIT)
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [1, 1, 1]
