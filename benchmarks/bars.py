@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.contender import RECORD_BYTES
-from benchmarks.figures import ENOUGH_AFTER_DRAIN, backlog_figure
+from benchmarks.figures import ENOUGH_AFTER_DRAIN, backlog_figure, over_smallest
 from benchmarks.measure import FLOOR, Bar, Report
 from benchmarks.sizes import Sizes
 
@@ -52,17 +52,10 @@ def _get_ack(report: Report, sizes: Sizes) -> list[Bar]:
             _ratio(report, name, FLOOR, 0.3),
             _ratio(report, name, _HAND_WRITTEN, 1.2),
         ]
-    names = [backlog_figure(backlog) for backlog in sizes.backlogs]
-    flat = _flatness([report.ratio(name, FLOOR) for name in names])
-    by_cpu = _flatness([report.cpu_ratio(name, FLOOR) for name in names])
-    bar = "get_ack: slowest backlog / smallest backlog"
-    return [*bars, Bar.at_least(bar, flat, _FLAT, by_cpu=by_cpu)]
-
-
-def _flatness(ratios: list[float | None]) -> float | None:
-    """Compare the ratios to the floor, not the rates: the backlogs are measured minutes apart."""
-    known = [ratio for ratio in ratios if ratio is not None]
-    return min(known) / known[0] if known and len(known) == len(ratios) else None
+    found = [report.find(over_smallest(other, sizes)) for other in sizes.backlogs[1:]]
+    known = [figure.value for figure in found if figure is not None]
+    flat = min(known) if len(known) == len(found) else None
+    return [*bars, Bar.at_least("get_ack: slowest backlog / smallest backlog", flat, _FLAT)]
 
 
 def _publish_many(report: Report, sizes: Sizes) -> list[Bar]:

@@ -13,12 +13,13 @@ from benchmarks.measure import OURS, Rounds, Sample
 from benchmarks.session import Round, Session, Worker, WorkerDied, WorkerError
 from benchmarks.sizes import Sizes
 
-__all__ = ["ENOUGH_AFTER_DRAIN", "GROUPS", "backlog_figure"]
+__all__ = ["ENOUGH_AFTER_DRAIN", "GROUPS", "backlog_figure", "over_smallest"]
 
 ENOUGH_AFTER_DRAIN = 1_000_000
 """Bytes: below this, disk use after a drain is back to nothing."""
 
 _MEGABYTE = 1e6
+_ROUNDS_OF_BACKLOGS = 7
 
 
 def backlog_figure(backlog: int) -> str:
@@ -29,6 +30,11 @@ def backlog_figure(backlog: int) -> str:
     return f"get_ack_{backlog}"
 
 
+def over_smallest(backlog: int, sizes: Sizes) -> str:
+    """Name the figure of a backlog in relation to the smallest one: ``get_ack_10k_over_1k``."""
+    return f"{backlog_figure(backlog)}_over_{backlog_figure(sizes.backlogs[0])[8:]}"
+
+
 def publish(session: Session, sizes: Sizes) -> None:
     """Single publishes a second; kill-safe on return."""
     parameters = {"count": sizes.publish, "seconds": sizes.seconds, "durability": "os"}
@@ -36,11 +42,19 @@ def publish(session: Session, sizes: Sizes) -> None:
 
 
 def get_ack(session: Session, sizes: Sizes) -> None:
-    """Single gets with acks a second, at each backlog."""
+    """Single gets with acks a second, at each backlog; and what a backlog costs."""
     for backlog in sizes.backlogs:
         parameters = {"backlog": backlog, "count": sizes.get_ack, "seconds": sizes.seconds}
         who = [name for name, kind in session.contenders.items() if kind.max_backlog >= backlog]
         _rate(session, backlog_figure(backlog), "GetAck", who, parameters)
+    # The figures above are taken minutes apart: too far for one to be held against another.
+    if OURS in session.contenders:
+        several = {"backlogs": sizes.backlogs, "count": sizes.get_ack, "seconds": sizes.seconds}
+        ratios = session.interleave(
+            "get_ack at each backlog", "GetAckBacklogs", {OURS: several}, _ROUNDS_OF_BACKLOGS
+        )
+        for other, rounds in ratios.items():
+            session.report.add(over_smallest(int(other), sizes), rounds, unit="times")
 
 
 def publish_many(session: Session, sizes: Sizes) -> None:

@@ -12,7 +12,15 @@ from benchmarks.contender import Contender, Floor
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.tasks import Task, growing_chunks, settle
 
-__all__ = ["AckFsync", "GetAck", "GetMany", "Publish", "PublishMany", "PublishThreads"]
+__all__ = [
+    "AckFsync",
+    "GetAck",
+    "GetAckBacklogs",
+    "GetMany",
+    "Publish",
+    "PublishMany",
+    "PublishThreads",
+]
 
 _BUILD_BATCH = 10_000
 _WARM_UP = 200
@@ -198,6 +206,34 @@ class GetAck(Task):
 
     def finish(self) -> dict[str, Any]:
         self.discard(self._contender, self._path)
+        return {}
+
+
+class GetAckBacklogs(Task):
+    """The same at several backlogs, one right after the other: what a backlog costs. Gives the
+    rate at each, under its size, in relation to that at the first."""
+
+    def __init__(
+        self, kind: type[Contender], directory: Path, backlogs: list[int], **bounds: Any
+    ) -> None:
+        super().__init__(kind, directory)
+        self._tasks = {each: GetAck(kind, directory, each, **bounds) for each in backlogs}
+
+    def prepare(self) -> dict[str, Any]:
+        for task in self._tasks.values():
+            task.prepare()
+        return {}
+
+    def measure(self) -> dict[str, Any]:
+        rates = {
+            backlog: task.measure()["get_ack"]["value"] for backlog, task in self._tasks.items()
+        }
+        first, *others = rates
+        return {str(other): {"value": rates[other] / rates[first]} for other in others}
+
+    def finish(self) -> dict[str, Any]:
+        for task in self._tasks.values():
+            task.finish()
         return {}
 
 

@@ -27,6 +27,7 @@ TASKS: dict[str, type[Task]] = {
     for kind in (
         throughput.AckFsync,
         throughput.GetAck,
+        throughput.GetAckBacklogs,
         throughput.GetMany,
         throughput.Publish,
         throughput.PublishMany,

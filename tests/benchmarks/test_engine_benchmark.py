@@ -38,6 +38,7 @@ RATES = {
     "publish",
     "get_ack_1k",
     "get_ack_10k",
+    "get_ack_10k_over_1k",
     "publish_many",
     "get_many_ack_many",
     "publish_fsync",
