@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import trace
-from benchmarks.measure import OURS, Rounds, Sample
+from benchmarks.measure import FLOOR, OURS, Rounds, Sample
 from benchmarks.session import Round, Session, Worker, WorkerDied, WorkerError
 from benchmarks.sizes import Sizes
 
@@ -49,7 +49,11 @@ def get_ack(session: Session, sizes: Sizes) -> None:
         _rate(session, backlog_figure(backlog), "GetAck", who, parameters)
     # The figures above are taken minutes apart: too far for one to be held against another.
     if OURS in session.contenders:
-        several = {"backlogs": sizes.backlogs, "count": sizes.get_ack, "seconds": sizes.seconds}
+        several = {
+            "backlogs": sizes.backlogs,
+            "count": sizes.get_ack_backlogs,
+            "seconds": sizes.seconds,
+        }
         ratios = session.interleave(
             "get_ack at each backlog", "GetAckBacklogs", {OURS: several}, _ROUNDS_OF_BACKLOGS
         )
@@ -81,12 +85,17 @@ def fsync(session: Session, sizes: Sizes) -> None:
     who = session.names(lambda kind: kind.fsync)
     comparable = session.comparable()
     notes = session.notes()
+    # Nobody waits for a peer that takes a millisecond for each.
     parameters = {
-        "single": sizes.fsync,
-        "threads": sizes.fsync_threads,
-        "each": sizes.fsync_each,
+        name: {
+            "single": sizes.fsync // share,
+            "threads": sizes.fsync_threads,
+            "each": sizes.fsync_each // share,
+        }
+        for name in who
+        for share in (1 if name in (OURS, FLOOR) else 2,)
     }
-    result = session.interleave("publish_fsync", "PublishThreads", dict.fromkeys(who, parameters))
+    result = session.interleave("publish_fsync", "PublishThreads", parameters)
     one, together = result.get("one", []), result.get("together", [])
     add = session.report.add
     add("publish_fsync", one, comparable=comparable, notes=notes)

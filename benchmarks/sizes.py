@@ -15,6 +15,7 @@ class Sizes:
     publish: int
     backlogs: tuple[int, ...]
     get_ack: int
+    get_ack_backlogs: int
     batch: int
     publish_many: int
     get_batch: int
@@ -35,10 +36,11 @@ class Sizes:
 
 
 FULL = Sizes(
-    seconds=0.4,
+    seconds=0.3,
     publish=200_000,
     backlogs=(1_000, 10_000, 100_000, 1_000_000),
     get_ack=100_000,
+    get_ack_backlogs=50_000,
     batch=10_000,
     publish_many=1_000_000,
     get_batch=1_000,
@@ -54,7 +56,7 @@ FULL = Sizes(
     slow_at_rest=20_000,
     drain=50_000,
     slow_drain=3_000,
-    drain_seconds=2.0,
+    drain_seconds=1.5,
     million=1_000_000,
 )
 
@@ -63,6 +65,7 @@ QUICK = Sizes(
     publish=10_000,
     backlogs=(1_000, 10_000),
     get_ack=5_000,
+    get_ack_backlogs=5_000,
     batch=10_000,
     publish_many=20_000,
     get_batch=1_000,
