@@ -60,6 +60,10 @@ def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.Record
         makers[field.name]() if field.name in makers else _nulls(count, field.type)
         for field in schema
     ]
+    for field, array in zip(schema, arrays, strict=True):
+        # Spark would take what stands there for a value.
+        if array.null_count and not field.nullable:
+            raise ValueError(f"column {field.name} has {array.null_count} nulls")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -75,12 +75,14 @@ def read_options(options: Mapping[str, str], tables: Mapping[str, Table]) -> Rea
     paths = _paths(given)
     if not paths:
         raise UsageError("no path: load(path) or option path is needed")
+    columns = schemas.choose_columns(tables[include], _names(given.get("columns", "")))
+    permissive = _one_of(given, "mode", _MODES) == "permissive"
     names = list_of(given.get("queue", given.get("topic", "")))
     return ReadOptions(
         paths=paths,
         include=include,
-        columns=schemas.choose_columns(tables[include], _names(given.get("columns", ""))),
-        permissive=_one_of(given, "mode", _MODES) == "permissive",
+        columns=columns if permissive else schemas.without_damage(include, columns),
+        permissive=permissive,
         names=names,
         queue_id=_optional(given, "queue_id"),
         seq_from=_optional(given, "seq_from") or 0,

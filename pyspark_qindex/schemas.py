@@ -2,7 +2,9 @@
 
 A table is a list of columns; from it follow the Spark schema (:func:`spark_schema`) and the Arrow
 schema (:func:`arrow_schema`), which Spark asks to be exactly the same. All columns are nullable: a
-row that tells of damage has ``error`` and what is known of the place, and nothing else.
+row that tells of damage has ``error`` and what is known of the place, and nothing else. A read that
+fails at damage gives no such row: what every message has is not nullable then
+(:func:`without_damage`), and Spark, which looks at each value otherwise, is a quarter quicker.
 
 Times are as on disk, whole numbers since 1970: ``expiry`` in microseconds, ``timestamp`` in
 nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` are JSON as
@@ -34,13 +36,22 @@ __all__ = [
     "arrow_schema",
     "choose_columns",
     "spark_schema",
+    "without_damage",
 ]
 
 _KEPT = 8
 """Arrow schemas that are kept: every batch asks for one."""
 
 Table = dict[str, str]
-"""Column names, in order, with their types in the words of Spark SQL."""
+"""Column names, in order, with their types in the words of Spark SQL: ``bigint``, or ``bigint not
+null``."""
+
+_NOT_NULL: Final = " not null"
+_EVERY_ENTRY: Final = ("store", "queue", "seq_id", "msg_id", "persistent", "size")
+_FILLED: Final = {
+    "messages": frozenset((*_EVERY_ENTRY, "redelivered")),
+    "entries": frozenset((*_EVERY_ENTRY, "state", "stored", "record_size", "file", "offset")),
+}
 
 _ARROW: Final = {
     "string": pa.string(),
@@ -185,6 +196,13 @@ def choose_columns(table: Table, wanted: Sequence[str]) -> Table:
     return {name: table[name] for name in wanted}
 
 
+def without_damage(include: str, table: Table) -> Table:
+    """Give the columns of a table, of which ``include`` is the name, as they are where no row tells
+    of damage."""
+    filled = _FILLED.get(include, frozenset())
+    return {name: kind + _NOT_NULL * (name in filled) for name, kind in table.items()}
+
+
 def arrow_schema(table: Table) -> pa.Schema:
     """Give the Arrow schema of a table."""
     return _arrow_schema(tuple(table.items()))
@@ -192,7 +210,12 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 @lru_cache(maxsize=_KEPT)
 def _arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
-    return pa.schema([(name, _ARROW[kind]) for name, kind in columns])
+    return pa.schema(
+        [
+            pa.field(name, _ARROW[kind.removesuffix(_NOT_NULL)], not kind.endswith(_NOT_NULL))
+            for name, kind in columns
+        ]
+    )
 
 
 def spark_schema(table: Table) -> StructType:
@@ -206,4 +229,11 @@ def spark_schema(table: Table) -> StructType:
         "int": types.IntegerType(),
         "boolean": types.BooleanType(),
     }
-    return types.StructType([types.StructField(name, kinds[kind]) for name, kind in table.items()])
+    return types.StructType(
+        [
+            types.StructField(
+                name, kinds[kind.removesuffix(_NOT_NULL)], not kind.endswith(_NOT_NULL)
+            )
+            for name, kind in table.items()
+        ]
+    )

@@ -17,7 +17,7 @@ from pyspark_qindex.batches import (
     flags,
     numbers,
 )
-from pyspark_qindex.schemas import ENTRIES, arrow_schema
+from pyspark_qindex.schemas import ENTRIES, arrow_schema, without_damage
 
 COUNTS = [0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 512, 1000]
 
@@ -93,6 +93,17 @@ def test_columns_without_a_maker_are_null(count: int) -> None:
     assert batch.num_rows == count
     assert all(one.null_count == count for one in batch.columns if one.type != pa.int64())
     assert batch.column("seq_id").null_count == 0
+
+
+def test_a_null_where_none_can_be_is_refused() -> None:
+    """Spark reads it as a value."""
+    table = without_damage("entries", {"seq_id": "bigint", "expiry": "bigint"})
+    good = batch_of(table, 2, {"seq_id": lambda: numbers(np.arange(2))})
+    assert [field.nullable for field in good.schema] == [False, True]
+    with pytest.raises(ValueError, match="column seq_id has 1 nulls"):
+        batch_of(table, 2, {"seq_id": lambda: numbers(np.arange(2), absent=0)})
+    with pytest.raises(ValueError, match="column seq_id has 3 nulls"):
+        batch_of(table, 3, {})
 
 
 def test_more_bytes_than_a_column_can_hold() -> None:

@@ -12,9 +12,12 @@ import pytest
 
 import qindex
 from pyspark_qindex import explain
+from pyspark_qindex.options import TABLES, read_options
+from pyspark_qindex.planning import plan_queues
+from pyspark_qindex.qindex_source import read_part
 from qindex.cli.output import row_json
 from qindex.reader import StoreReader
-from tests.golden import golden, rocket_golden
+from tests.golden import SCENARIOS, golden, rocket_golden
 from tests.qindex.support import queue_directory
 
 pytest.importorskip("pyspark")
@@ -203,6 +206,39 @@ def test_a_glob_and_a_node_directory(spark: SparkSession, fleet: Path, tmp_path:
     shown = load(spark, tmp_path, columns="store,queue").distinct().collect()
     assert {row.store for row in shown} == {str(node / "X")}
     assert len(shown) == sum(bool(queue.delivered) for queue in golden("a").truth.queues.values())
+
+
+@pytest.mark.parametrize("include", ["messages", "entries"])
+def test_a_read_that_fails_at_damage_gives_the_same(
+    spark: SparkSession, fleet: Path, include: str
+) -> None:
+    """What every row has is not nullable then: Spark does not look whether it is there."""
+    permissive = load(spark, fleet, include=include)
+    strict = load(spark, fleet, include=include, mode="failfast")
+    assert all(field.nullable for field in permissive.schema)
+    filled = {field.name for field in strict.schema if not field.nullable}
+    assert {"store", "queue", "seq_id", "msg_id", "size"} <= filled
+    assert not filled & {"expiry", "priority", "error", "key", "body"}
+    assert strict.columns == permissive.columns
+    assert rows(strict) == rows(permissive)
+    counts = {name: strict.where(f"{name} is null").count() for name in ("seq_id", "expiry")}
+    assert counts["seq_id"] == 0
+    assert counts["expiry"] == permissive.where("expiry is null").count() > 0
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("include", ["messages", "entries"])
+def test_what_every_row_of_a_node_has(scenario: str, include: str) -> None:
+    """In the directories of real nodes; a column that lacks a value is refused (test_batches)."""
+    found = []
+    for mode in ("permissive", "failfast"):
+        options = {"path": str(golden(scenario).vhost_dir), "include": include, "mode": mode}
+        asked = read_options(options, TABLES)
+        parts = [part for task in plan_queues(asked) for part in task]
+        found.append(
+            [row for part in parts for one in read_part(part, asked) for row in one.to_pylist()]
+        )
+    assert found[0] == found[1]
 
 
 def test_a_remote_place_gives_the_same(spark: SparkSession, fleet: Path) -> None:
