@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,8 +19,11 @@ def test_called_before_and_called_twice() -> None:
     gate = Gate()
     gate.call()
     gate.call()
-    gate.wait()
-    gate.wait()
+    for _ in range(2):
+        thread = threading.Thread(target=gate.wait, daemon=True)
+        thread.start()
+        thread.join(WAIT)
+        assert not thread.is_alive()
 
 
 def test_nobody_goes_on_before_the_call() -> None:
@@ -94,6 +99,32 @@ def test_nothing_is_kept() -> None:
     assert gone == 1000
 
 
+@contextmanager
+def signals(handler: Callable[..., object], gate: Gate, count: int) -> Iterator[list[Gate]]:
+    """This thread gets so many signals, one after the other; then the gate is called, and listed
+    in what this gives."""
+    called: list[Gate] = []
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def work() -> None:
+        for _ in range(count):
+            time.sleep(0.02)
+            signal.pthread_kill(main, signal.SIGUSR1)
+        time.sleep(0.05)
+        called.append(gate)
+        gate.call()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield called
+    finally:
+        thread.join(WAIT)
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_handler_that_raises_while_its_thread_waits() -> None:
     """It is raised; the next wait goes on waiting, and finds a call that came meanwhile."""
     gate = Gate()
@@ -101,45 +132,15 @@ def test_a_handler_that_raises_while_its_thread_waits() -> None:
     def handler(_signal: int, _frame: object) -> None:
         raise InterruptedError
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def work() -> None:
-        time.sleep(0.05)
-        signal.pthread_kill(main, signal.SIGUSR1)
-        time.sleep(0.05)
-        gate.call()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with signals(handler, gate, 1) as called:
         with pytest.raises(InterruptedError):
             gate.wait()
         gate.wait()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        thread.join(WAIT)
+        assert called == [gate]
 
 
 def test_a_handler_that_returns_while_its_thread_waits() -> None:
     gate, seen = Gate(), []
-    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def work() -> None:
-        for _ in range(3):
-            time.sleep(0.02)
-            signal.pthread_kill(main, signal.SIGUSR1)
-        time.sleep(0.02)
-        gate.call()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with signals(lambda *_: seen.append(1), gate, 3):
         gate.wait()
-    finally:
-        thread.join(WAIT)
-        signal.signal(signal.SIGUSR1, before)
-    assert seen == [1, 1, 1]
+        assert seen == [1, 1, 1]
