@@ -32,7 +32,8 @@ def backlog_figure(backlog: int) -> str:
 
 def over_smallest(backlog: int, sizes: Sizes) -> str:
     """Name the figure of a backlog in relation to the smallest one: ``get_ack_10k_over_1k``."""
-    return f"{backlog_figure(backlog)}_over_{backlog_figure(sizes.backlogs[0])[8:]}"
+    smallest = backlog_figure(sizes.backlogs[0]).removeprefix("get_ack_")
+    return f"{backlog_figure(backlog)}_over_{smallest}"
 
 
 def publish(session: Session, sizes: Sizes) -> None:

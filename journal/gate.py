@@ -5,7 +5,7 @@ sleep a second time, and be woken a second time, for each call. What is written 
 that one still runs, and lets it look out, without the interpreter's lock, for the moment in which
 it is free: when the one that called it comes to a gate itself, or to :func:`open_next`. As this may
 not come soon, it looks out for 50 us at most. Where waking a thread takes 30 us, as on virtual
-machines, 16 threads that share syncs come to a sixth more, with three quarters of the CPU time.
+machines, 16 threads that share syncs come to a fifth more, with three quarters of the CPU time.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def batch_of(table: Table, count: int, makers: Mapping[str, Maker]) -> pa.Record
     ]
     for field, array in zip(schema, arrays, strict=True):
         # Spark would take what stands there for a value.
-        if array.null_count and not field.nullable:
+        if not field.nullable and array.null_count:
             raise ValueError(f"column {field.name} has {array.null_count} nulls")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

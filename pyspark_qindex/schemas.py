@@ -13,7 +13,7 @@ nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -211,11 +211,15 @@ def arrow_schema(table: Table) -> pa.Schema:
 @lru_cache(maxsize=_KEPT)
 def _arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
     return pa.schema(
-        [
-            pa.field(name, _ARROW[kind.removesuffix(_NOT_NULL)], not kind.endswith(_NOT_NULL))
-            for name, kind in columns
-        ]
+        [pa.field(name, _ARROW[kind], nullable) for name, kind, nullable in _fields(columns)]
     )
+
+
+def _fields(columns: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, bool]]:
+    """Give names, types without ``not null``, and whether it is not there."""
+    for name, kind in columns:
+        bare = kind.removesuffix(_NOT_NULL)
+        yield name, bare, bare == kind
 
 
 def spark_schema(table: Table) -> StructType:
@@ -231,9 +235,7 @@ def spark_schema(table: Table) -> StructType:
     }
     return types.StructType(
         [
-            types.StructField(
-                name, kinds[kind.removesuffix(_NOT_NULL)], not kind.endswith(_NOT_NULL)
-            )
-            for name, kind in table.items()
+            types.StructField(name, kinds[kind], nullable)
+            for name, kind, nullable in _fields(table.items())
         ]
     )

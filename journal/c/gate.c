@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <time.h>
 
 #define MOST_NANOSECONDS 50000
 #define LOOKS 64
@@ -14,7 +13,8 @@
 enum { CLOSED, CALLED, OPEN };
 
 typedef struct {
-    PyObject_HEAD atomic_int state;
+    PyObject_HEAD
+    atomic_int state;
     sem_t called;
 } Gate;
 
@@ -56,12 +56,18 @@ take_next(void)
     return gate;
 }
 
-static PyObject *
-open_next(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args))
+static void
+let_next_go(void)
 {
     Gate *gate = take_next();
     open_gate(gate);
     Py_XDECREF(gate);
+}
+
+static PyObject *
+open_next(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args))
+{
+    let_next_go();
     Py_RETURN_NONE;
 }
 
@@ -69,23 +75,13 @@ static PyObject *
 gate_call(Gate *gate, PyObject *Py_UNUSED(args))
 {
     if (atomic_load(&gate->state) == CLOSED) {
-        Gate *before = take_next();
-        open_gate(before);
-        Py_XDECREF(before);
+        let_next_go();
         Py_INCREF(gate);
         next = gate;
         atomic_store(&gate->state, CALLED);
         sem_post(&gate->called);
     }
     Py_RETURN_NONE;
-}
-
-static long long
-nanoseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 /* The one that called goes on for some microseconds: to sleep meanwhile, and be woken a second
@@ -110,12 +106,14 @@ gate_wait(Gate *gate, PyObject *Py_UNUSED(args))
     while (atomic_load(&gate->state) == CLOSED) {
         Gate *other = take_next();
         int failure;
-        Py_BEGIN_ALLOW_THREADS open_gate(other);
+        Py_BEGIN_ALLOW_THREADS
+        open_gate(other);
         failure = sem_wait(&gate->called) < 0 ? errno : 0;
         if (failure == 0) {
             look_out(gate);
         }
-        Py_END_ALLOW_THREADS Py_XDECREF(other);
+        Py_END_ALLOW_THREADS
+        Py_XDECREF(other);
         if (failure == EINTR && PyErr_CheckSignals() < 0) {
             return NULL;
         }

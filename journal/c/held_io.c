@@ -6,7 +6,6 @@
 
 #include <limits.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 static PyObject *os_pread, *os_pwrite;
@@ -44,14 +43,6 @@ held_pread(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
     }
 #endif
     return PyObject_Vectorcall(os_pread, args, (size_t)nargs, NULL);
-}
-
-static long long
-nanoseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static PyObject *

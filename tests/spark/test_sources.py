@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+pytest.importorskip("pyspark")
+
 import qindex
 from pyspark_qindex import explain
 from pyspark_qindex.options import TABLES, read_options
@@ -20,7 +22,6 @@ from qindex.reader import StoreReader
 from tests.golden import SCENARIOS, golden, rocket_golden
 from tests.qindex.support import queue_directory
 
-pytest.importorskip("pyspark")
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
