@@ -1,6 +1,6 @@
 """Many threads on one engine or store, and what a flush does to the slowest calls.
 
-    python -m benchmarks.contention [--messages 200000] [--rounds 5] [--dir DIR] [--json FILE]
+    python -m benchmarks.contention [--messages 200000] [--rounds 9] [--dir DIR] [--json FILE]
 
 prints one JSON line for each figure and each bar on standard output (or into FILE), and tables on
 standard error.
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
     parser = common_parser("contention", __doc__)
     parser.add_argument("--messages", type=int, default=200_000, help="of a rate; tails take 20x")
-    parser.set_defaults(rounds=5)
+    parser.set_defaults(rounds=9)
     options = parser.parse_args(arguments)
     if options.messages < 640 or options.messages % (8 * SIDES):
         parser.error(f"--messages must be a multiple of {8 * SIDES}, and at least 640")
