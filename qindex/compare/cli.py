@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,13 +146,28 @@ def _check_target(html: Path) -> None:
         raise UsageError(f"{html}: can't be written")
 
 
+@contextmanager
+def _ended_like_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM end what is done meanwhile as Ctrl-C does: gigabytes may be there by then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set a handler
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        # None: it was not Python that set it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
 def _run(plan: Plan) -> Results:
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(),
     )  # fmt: skip
     console = Console(stderr=True)
     quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+    shown = Progress(*columns, console=console, transient=True, disable=quiet)
+    with _ended_like_by_ctrl_c(), shown as progress:
         bar = progress.add_task("", total=1.0)
 
         def tell(what: str, done: float) -> None:
