@@ -12,6 +12,7 @@ import pytest
 import qindex
 from qindex.postponed import MOST_WAITING, Postponed
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly, queue_directory
+from tests.traced_memory import tracing
 
 BODY = 2000
 
@@ -50,14 +51,11 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         engine._alarm.stop()  # who tries again has them for a moment
         engine.queue("dead", max_length=1).publish(body(count))
         queue = engine.queue("q", dead_letter="dead")
-        tracemalloc.start()
-        try:
+        with tracing():
             expire_all(queue, count)
             queue.flush()
             assert queue.get(0) is None
             held, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
         # All bodies are four times as much as those that may wait in memory.
         assert held < 2 * MOST_WAITING * BODY < count * BODY
         assert len(queue._to_move) == MOST_WAITING

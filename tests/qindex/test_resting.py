@@ -31,6 +31,7 @@ from tests.qindex.support import (
     open_quietly,
     queue_directory,
 )
+from tests.traced_memory import tracing
 
 
 def rest(engine: qindex.Engine, *queues: qindex.Queue) -> None:
@@ -427,8 +428,7 @@ def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
     with qindex.open(tmp_path, flush_idle=0.02) as engine:
         engine.queue("first").publish(b"a")
         wait_until(lambda: not engine._roster.awake())
-        tracemalloc.start()
-        try:
+        with tracing():
             queues = [engine.queue(f"queue {number}") for number in range(count)]
             for queue in queues:
                 queue.publish_many([b"x" * 100] * 20)
@@ -438,8 +438,6 @@ def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
             wait_until(lambda: not engine._roster.awake())
             gc.collect()
             traced, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
         assert traced / count < 8192
 
 
