@@ -144,9 +144,13 @@ class Acker(QueueCore):
                         raise _not_ours(delivery, self)
                     self._check_taken(delivery)
             listed = [delivery.seq_id for delivery in deliveries]
-            if len(set(listed)) != len(listed):
+            run = range(listed[0], listed[0] + len(listed)) if listed else range(0)
+            if listed == list(run):
+                seqs = np.arange(run.start, run.stop, dtype=np.int64)
+            elif len(set(listed)) != len(listed):
                 raise UsageError("a delivery stands twice in the batch")
-            seqs = np.array(listed, np.int64)
+            else:
+                seqs = np.array(listed, np.int64)
         if not self._index.all_are(seqs, OUT):
             settled = np.flatnonzero(self._index.states_of(seqs) != OUT)
             raise _not_ours(deliveries[int(settled[0])], self)

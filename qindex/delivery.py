@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -162,8 +162,8 @@ class BatchDelivery(Delivery):
 class Batch(Sequence[Delivery]):
     """Deliveries taken at once, in order; acknowledge them with ``ack_many``.
 
-    A sequence that makes its deliveries as they are looked at. ``bodies`` and ``seq_ids`` are
-    there at no cost.
+    A sequence that makes its deliveries as they are looked at; a slice of it is a batch, too, and
+    ``+`` makes a list. ``bodies`` and ``seq_ids`` are there at no cost.
     """
 
     __slots__ = ("_counts", "_extras", "_queue", "_states", "_taken", "bodies", "seq_ids")
@@ -205,10 +205,15 @@ class Batch(Sequence[Delivery]):
     @overload
     def __getitem__(self, index: int) -> Delivery: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Delivery]: ...
-    def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
+    def __getitem__(self, index: slice) -> Batch: ...
+    def __getitem__(self, index: int | slice) -> Delivery | Batch:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
+            part = Batch(self._queue, self._taken)
+            part._extend(
+                self.seq_ids[index], self.bodies[index], self._states[index], self._extras[index]
+            )
+            part._counts = self._counts
+            return part
         made = BatchDelivery()
         made._queue = self._queue
         made.seq_id = self.seq_ids[index]
@@ -240,6 +245,12 @@ class Batch(Sequence[Delivery]):
             made._extra = extra
             made.taken = taken
             yield made
+
+    def __add__(self, more: Iterable[Delivery]) -> list[Delivery]:
+        return [*self, *more]
+
+    def __radd__(self, before: Iterable[Delivery]) -> list[Delivery]:
+        return [*before, *self]
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} deliveries>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -107,7 +107,8 @@ class Delivery:
 class Batch(Sequence[Delivery]):
     """What :meth:`qindex.aio.queue.Queue.get_many` gives: deliveries in order of ``seq_id``.
 
-    Makes its deliveries as they are looked at. ``bodies`` and ``seq_ids`` are there at no cost.
+    Makes its deliveries as they are looked at; a slice of it is a batch, too, and ``+`` makes a
+    list. ``bodies`` and ``seq_ids`` are there at no cost.
     """
 
     __slots__ = ("_plain", "_queue")
@@ -132,15 +133,21 @@ class Batch(Sequence[Delivery]):
     @overload
     def __getitem__(self, index: int) -> Delivery: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Delivery]: ...
-    def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
+    def __getitem__(self, index: slice) -> Batch: ...
+    def __getitem__(self, index: int | slice) -> Delivery | Batch:
         if isinstance(index, slice):
-            return [Delivery(self._queue, one) for one in self._plain[index]]
+            return Batch(self._queue, self._plain[index])
         return Delivery(self._queue, self._plain[index])
 
     def __iter__(self) -> Iterator[Delivery]:
         queue = self._queue
         return (Delivery(queue, one) for one in self._plain)
+
+    def __add__(self, more: Iterable[Delivery]) -> list[Delivery]:
+        return [*self, *more]
+
+    def __radd__(self, before: Iterable[Delivery]) -> list[Delivery]:
+        return [*before, *self]
 
     def __repr__(self) -> str:
         return repr(self._plain)

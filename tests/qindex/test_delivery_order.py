@@ -106,6 +106,85 @@ def test_batches(tmp_path: Path) -> None:
         assert len(queue.get_many(100)) == 0
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        slice(0, 20),
+        slice(3, 9),
+        slice(6, 18),
+        slice(None, None, 3),
+        slice(None, None, -1),
+        slice(19, 2, -5),
+        slice(5, 5),
+        slice(-1, None),
+    ],
+)
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_slice_of_a_batch(tmp_path: Path, part: slice, listed: bool) -> None:
+    """It is a batch of those deliveries, and is settled as they are."""
+    store = tmp_path / "0"
+    engine = open_quietly(store)
+    queue = engine.queue("q")
+    queue.publish_many(bodies(0, 20))
+    for one in queue.get_many(20)[::4]:
+        one.nack()
+    engine.close()
+    with open_quietly(store) as engine:
+        queue = engine.queue("q")
+        batch = queue.get_many(20)
+        within = batch[part]
+        assert isinstance(within, qindex.Batch)
+        assert (within.seq_ids, within.bodies) == (batch.seq_ids[part], batch.bodies[part])
+        each = [(one.seq_id, one.body, one.redelivered, one.delivery_count) for one in batch]
+        assert [
+            (one.seq_id, one.body, one.redelivered, one.delivery_count) for one in within
+        ] == each[part]
+        assert repr(within) == f"<Batch of {len(range(20)[part])} deliveries>"
+        queue.ack_many(list(within) if listed else within)
+        left = [seq for seq in range(20) if seq not in range(20)[part]]
+        assert [one.seq_id for one in batch if not one.settled] == left
+        if len(within):
+            with pytest.raises(qindex.UsageError, match="settled already"):
+                queue.ack_many(within)
+            with pytest.raises(qindex.UsageError, match="settled already"):
+                queue.ack_many(batch)
+        killed = copy_live(store, tmp_path / "1")
+    with open_quietly(killed) as engine:
+        assert drain(engine.queue("q")) == [(seq, b"%d" % seq, True) for seq in left]
+
+
+def test_parts_of_batches_are_put_together_to_a_list(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many(bodies(0, 12))
+        first, batch = queue.get(0), queue.get_many(11)
+        assert first is not None
+        together = [first] + batch[:2] + batch[4:6] + [batch[10]]
+        assert isinstance(together, list)
+        assert [one.seq_id for one in together] == [0, 1, 2, 5, 6, 11]
+        with pytest.raises(qindex.UsageError, match="stands twice"):
+            queue.ack_many(together + batch[5:7])
+        queue.ack_many(together)
+        assert [one.seq_id for one in batch if not one.settled] == [3, 4, 7, 8, 9, 10]
+
+
+def test_a_slice_of_a_batch_is_of_its_queue_and_its_time(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish_many(bodies(0, 6))
+        batch = queue.get_many(6)
+        with pytest.raises(qindex.UsageError, match="belongs to queue 'q'"):
+            engine.queue("other").ack_many(batch[1:3])
+        within = batch[1:4]
+        batch[2].nack()
+        again = queue.get(0)
+        assert again is not None
+        with pytest.raises(qindex.UsageError, match="settled already"):
+            queue.ack_many(within)
+        queue.ack_many(within[::2])
+        assert [one.settled for one in batch] == [False, True, True, True, False, False]
+
+
 def test_a_batch_whose_message_was_given_back_is_not_its_owner_any_more(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")

@@ -88,6 +88,26 @@ def test_publish_get_ack(tmp_path: Path) -> None:
         assert len(engine.queue("orders")) == 0
 
 
+def test_a_slice_of_a_batch(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path) as engine:
+            queue = await engine.queue("q")
+            await queue.publish_many([b"%d" % n for n in range(10)])
+            first = await queue.get()
+            assert first is not None
+            batch = await queue.get_many(9)
+            within = batch[2:4]
+            assert isinstance(within, qindex.aio.Batch)
+            assert (within.seq_ids, within.bodies) == ([3, 4], [b"3", b"4"])
+            await queue.ack_many(within)
+            together = [first] + batch[:1] + batch[-1:]
+            assert [one.seq_id for one in together] == [0, 1, 9]
+            await queue.ack_many(together)
+            assert [one.seq_id for one in batch if not one.settled] == [2, 5, 6, 7, 8]
+
+    run(main)
+
+
 def test_one_message_to_several_queues_and_their_end(tmp_path: Path) -> None:
     async def main() -> None:
         async with qindex.aio.open(tmp_path) as engine:
