@@ -1,5 +1,5 @@
-"""Profiles of hypothesis: ``ci`` (the default) and ``nightly`` (HYPOTHESIS_PROFILE=nightly); which
-tests run in one process."""
+"""Profiles of hypothesis: ``ci`` (the default) and ``nightly`` (HYPOTHESIS_PROFILE=nightly); what
+the end of a run says of the crash states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -20,18 +19,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell without job control starts what is in the background so, and its children inherit
     # it; tests interrupt theirs.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in this hook, too
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes: the tests of a file run in one, and all of Spark's, for a session
-    costs more than most of them."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        parts = item.path.relative_to(config.rootpath).parts
-        group = "spark" if "spark" in parts else "/".join(parts)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
