@@ -19,7 +19,7 @@ __all__ = ["Interruption", "interrupted_at", "points_of", "run_at"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(str(_ROOT / name) for name in ("qindex", "journal", "msgstore", "rocketstore"))
-_LOOKS = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
+_LOOKS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
 
 
 class Interruption(BaseException):
@@ -71,6 +71,7 @@ class _Tracer:
         if not _is_ours(frame.f_code.co_filename):
             return None
         if event == "call":
+            frame.f_trace = self  # or 3.13 does not trace the opcodes of this frame
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
         elif event == "opcode":
