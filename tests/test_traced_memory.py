@@ -11,7 +11,7 @@ import pytest
 from tests.traced_memory import ROOM, tracing
 
 
-@pytest.mark.parametrize("before", [0, 40_000, 90_000, 170_000])
+@pytest.mark.parametrize("before", [0, 40_000])
 def test_interned_strings_have_room(before: int) -> None:
     kept = [sys.intern(f"before {number}") for number in range(before)]
     packed = [msgpack.packb({f"key {number}": None}) for number in range(ROOM)]
