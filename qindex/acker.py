@@ -144,9 +144,9 @@ class Acker(QueueCore):
                         raise _not_ours(delivery, self)
                     self._check_taken(delivery)
             listed = [delivery.seq_id for delivery in deliveries]
-            run = range(listed[0], listed[0] + len(listed)) if listed else range(0)
-            if listed == list(run):
-                seqs = np.arange(run.start, run.stop, dtype=np.int64)
+            first = listed[0] if listed else 0
+            if listed == list(range(first, first + len(listed))):
+                seqs = ascending(listed)
             elif len(set(listed)) != len(listed):
                 raise UsageError("a delivery stands twice in the batch")
             else:

@@ -209,9 +209,8 @@ class Batch(Sequence[Delivery]):
     def __getitem__(self, index: int | slice) -> Delivery | Batch:
         if isinstance(index, slice):
             part = Batch(self._queue, self._taken)
-            part._extend(
-                self.seq_ids[index], self.bodies[index], self._states[index], self._extras[index]
-            )
+            part.seq_ids, part.bodies = self.seq_ids[index], self.bodies[index]
+            part._states, part._extras = self._states[index], self._extras[index]
             part._counts = self._counts
             return part
         made = BatchDelivery()
