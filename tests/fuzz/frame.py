@@ -86,10 +86,8 @@ def check(decoder: Decoder, data: bytes) -> bool:
     accepted, memory, took = _run(decoder, data)
     size = len(data)
     most = decoder.memory + decoder.per_byte * size
-    if memory > most:
-        # The interpreter's table of interned strings grows by megabytes, but not twice in a row.
-        _, memory, _ = _run(decoder, data)
-    if memory > most:
+    # The interpreter's table of interned strings grows by megabytes, but not twice in a row.
+    if memory > most and _run(decoder, data)[1] > most:
         raise BrokenPromiseError(f"{decoder.name}: {memory} bytes of memory for {size}")
     if took > decoder.seconds * max(1.0, size / (64 << 10)):
         raise BrokenPromiseError(f"{decoder.name}: {took:.1f} seconds for {size} bytes")

@@ -15,6 +15,7 @@ from journal.errors import StoreError
 from journal.files import REAL
 from qindex.layout import MARKER, is_empty_store, store_kind
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly, queue_directory
+from tests.traced_memory import tracing
 
 
 def test_the_example_of_the_package(tmp_path: Path) -> None:
@@ -228,15 +229,12 @@ def test_a_backlog_stays_on_disk(tmp_path: Path) -> None:
         queue = engine.queue("q")
         queue.publish_many([b"x" * 100] * 1000)
         queue.flush()
-        tracemalloc.start()
-        try:
+        with tracing():
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(count // 5000):
                 queue.publish_many([b"y" * 100] * 5000)
             queue.flush()
             grown = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
         print(f"\nmemory for each million queued: {grown * 1_000_000 // count:,} bytes")
         assert grown < 2_000_000
         assert len(queue) == count + 1000
@@ -255,12 +253,9 @@ def test_sparse_segments_are_read_in_small_pieces(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")
         assert len(queue) == 2
-        tracemalloc.start()
-        try:
+        with tracing():
             taken = queue.get_many(10)
             peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
         assert [int(body.rstrip(b"\0")) for body in taken.bodies] == [0, 401]
         assert peak < 10_000_000
 
