@@ -63,12 +63,13 @@ _MOST_BROKEN = 8
 class Healed:
     """A file's bytes, with ``fixed``: the offsets of bytes in which one bit was put right, and
     ``broken``: the offsets of blocks that do not hold and could not be healed. ``whole``: every
-    byte is covered by a checksum that holds."""
+    byte is covered by a checksum that holds. ``end``: behind the last byte that is covered."""
 
     data: bytes | bytearray
     fixed: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
     whole: bool = False
+    end: int = 0
 
 
 def extent(data: ReadBuffer, offset: int) -> bytes:
@@ -107,10 +108,10 @@ def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed
     if not sums:
         return Healed(data)
     view = memoryview(data)
-    covered, wrong = _compare(view, sums)
+    covered, end, wrong = _compare(view, sums)
     if len(wrong) > _MOST_BROKEN:
         return Healed(data)
-    healed = Healed(data, whole=covered == len(data))
+    healed = Healed(data, whole=covered == len(data), end=end)
     for start, stop, check in wrong:
         found = xxh3_64_intdigest(view[start:stop])
         if (found ^ check).bit_count() == 1:
@@ -131,11 +132,11 @@ def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed
     return healed
 
 
-def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, int]]]:
-    """Count the bytes that are covered, and give start, end and checksum of each block that does
-    not hold. An extent at a time: as a rule all of it holds."""
+def _compare(view: memoryview, sums: bytes) -> tuple[int, int, list[tuple[int, int, int]]]:
+    """Count the bytes that are covered, tell where the last of them ends, and give start, end and
+    checksum of each block that does not hold. An extent at a time: as a rule all of it holds."""
     size = len(view)
-    covered = 0
+    covered = end = 0
     wrong: list[tuple[int, int, int]] = []
     for position, _, offset, length in extents(sums):
         end = offset + length
@@ -153,7 +154,7 @@ def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, i
                 for start, ((check,), (digest,)) in zip(starts, pairs, strict=True)
                 if digest != check
             ]
-    return covered, wrong
+    return covered, end, wrong
 
 
 def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -215,7 +216,7 @@ def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
                 yield Finding(path, len(data), 0, Cause.DAMAGE, what, gone, Kind.TORN)
         end = offset + length
         extent_sums = _HEAD.pack(offset, length) + sums[position + HEAD_SIZE : following]
-        for start, stop, check in _compare(memoryview(data), extent_sums)[1]:
+        for start, stop, check in _compare(memoryview(data), extent_sums)[2]:
             off = xxh3_64_intdigest(memoryview(data)[start:stop]) ^ check
             if off.bit_count() == 1:
                 at = position + HEAD_SIZE + (start - offset) // BLOCK * _SUM.size
@@ -259,7 +260,7 @@ def _flipped_head(
         if offset < end or not length or offset + length > len(data) or following > len(sums):
             continue
         head += sums[position + HEAD_SIZE : following]
-        if not _compare(memoryview(data), bytes(head))[1]:
+        if not _compare(memoryview(data), bytes(head))[2]:
             return position + (bit >> 3), offset, length
     return None
 

@@ -41,6 +41,7 @@ __all__ = [
     "DELIVER_BITS",
     "FILE_NAME",
     "MAX_SEQ_ID",
+    "NO_START",
     "PAYLOAD",
     "PAYLOAD_SIZE",
     "PUBLISH_HEAD",
@@ -48,6 +49,7 @@ __all__ = [
     "PUBLISH_PERSISTENT",
     "PUBLISH_TRANSIENT",
     "SEQ_MASK",
+    "START_SIZE",
     "TYPE_SHIFT",
     "pack_action",
     "pack_publish",
@@ -79,6 +81,11 @@ PAYLOAD_SIZE = PAYLOAD.size
 PUBLISH_HEAD = struct.Struct(">Q16sQII")
 """A publish record up to the embedded message record."""
 PUBLISH_HEAD_SIZE = PUBLISH_HEAD.size
+
+START_SIZE = 16
+"""Bytes of an append that are stored last: a processor stores them at once."""
+NO_START = bytes(START_SIZE)
+"""What stands there until then. No record starts so: a message id is never zero."""
 
 
 def pack_action(action: int, seq_id: int) -> bytes:

@@ -5,6 +5,10 @@ storing it into the map: that survives the death of the process as a ``write`` d
 tenth of it. The price: behind the last record the file is zero-filled until it is closed or
 emptied, which the format allows (a parser stops at 40 zero bytes).
 
+A copy into a map may be under way anywhere, in any order, when its process dies. So the first
+sixteen bytes of an append (or all of them, if it has no more) are stored last, at once: until then
+zeros stand there, and what is behind them does not count.
+
 Behind the map the file has a *reserve* (:mod:`journal.room`) for deliver and ack records on a full
 disk. While the journal is in it, each publish asks for room first, and fails where there is none.
 
@@ -32,6 +36,7 @@ from journal.files import (
     pwrite_all,
     unlink_if_there,
 )
+from journal.format import START_SIZE
 from journal.poison import PASSING, Poison
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sum_file import SumFile
@@ -43,9 +48,6 @@ _log = logging.getLogger("qindex.journal")
 
 _NEW_SUFFIX = ".new"
 _BULK = 64 << 10
-_COMMIT = 16
-"""Bytes of an append that are stored last: no record starts with so many zeros (a message id is
-never zero), and a processor stores them at once."""
 _IN_PLACE = 1 << 20
 
 
@@ -64,9 +66,9 @@ class Journal:
     """Append-only, memory-mapped, one writer at a time (the queue's lock).
 
     The owner appends with the bound method ``write`` (the map's own, so that an append costs one
-    C call) and asks ``tell()`` for the offset first. ``write`` raises :class:`ValueError` when
-    the map is full: then :meth:`grow` makes room. Both change when the map does, so they are
-    looked up on each use.
+    C call, or two where it stores more than sixteen bytes) and asks ``tell()`` for the offset
+    first. ``write`` raises :class:`ValueError` when the map is full: then :meth:`grow` makes room.
+    Both change when the map does, so they are looked up on each use.
 
     ``entries``: the reserve is to have room for the deliver and ack records of so many entries
     at least, from the next time on that room is made. ``in_reserve``: the disk was full when
@@ -189,9 +191,7 @@ class Journal:
         """Append ``data``, one record or a batch, and give the offset of its first byte.
         ``reserve``: delivers and acks, which may go to the reserve.
 
-        In the operating system on return. Raises as :meth:`grow`. The first sixteen bytes are
-        stored last: a process that dies while it copies leaves an append that starts with
-        zeros, whatever of the rest was copied by then.
+        In the operating system on return. Raises as :meth:`grow`.
         """
         offset = self.tell()
         if self.in_reserve and (not reserve or offset + len(data) > self._allocated):
@@ -201,8 +201,9 @@ class Journal:
         try:
             if len(data) < _BULK:
                 self._poison.check()
-                self.map[offset + _COMMIT : offset + len(data)] = data[_COMMIT:]
-                write(data[:_COMMIT])
+                start, rest = data[:START_SIZE], data[START_SIZE:]
+                self.map[offset + START_SIZE : offset + len(data)] = rest
+                write(start)
                 self.map.seek(offset + len(data))
                 return offset
             if offset + len(data) <= len(self.map):

@@ -14,9 +14,9 @@ __all__ = ["journal_layout", "segment_layout"]
 _MAX_EMBEDDED = (1 << 32) - 1
 
 
-def journal_layout(seq_limit: int, *, power_lost: bool = False) -> Layout:
+def journal_layout(seq_limit: int, *, power_lost: bool = False, complete: int = 0) -> Layout:
     """Lay out a journal whose queue has given out no seq_id above ``seq_limit``: one of ours,
-    where a limit is known. ``power_lost``: see :class:`qindex.sound_read.Layout`."""
+    where a limit is known. ``power_lost``, ``complete``: see :class:`qindex.sound_read.Layout`."""
 
     def walk(data: Data, start: int, stop: int, max_records: int) -> Walk:
         return walk_journal(data, start, stop, seq_limit=seq_limit, max_records=max_records)
@@ -38,6 +38,7 @@ def journal_layout(seq_limit: int, *, power_lost: bool = False) -> Layout:
         end_seq=seq_limit + 1,
         ids_vouch=seq_limit < journal_format.MAX_SEQ_ID,
         power_lost=power_lost,
+        complete=complete,
     )
 
 

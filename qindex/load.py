@@ -283,7 +283,7 @@ def load_queue(
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     data = read_optional(fs, journal_path) or b""
     healed = read_healed(fs, journal_path, loaded.findings, data, power_lost)
-    layout = journal_layout(seq_limit, power_lost=power_lost)
+    layout = journal_layout(seq_limit, power_lost=power_lost, complete=healed.end)
     reading = read_soundly(journal_path, healed.data, layout, healed.whole)
     loaded.findings += reading.findings
     loaded.journal_size = reading.walk.end

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import sleep
 
 from journal import format as journal_format
@@ -94,7 +94,8 @@ def pin_queue(
                 continue
             healed = heal(journal, sums)
             healed.whole &= trust_sums
-            reading = _settled(fs, path, healed, journal, layout())
+            how = replace(layout(), complete=healed.end)
+            reading = _settled(fs, path, healed, journal, how)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
+from journal.format import NO_START, START_SIZE
 from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, plain_parts
 from qindex.record_format import (
     CHECK_SIZE,
@@ -20,7 +21,7 @@ from qindex.record_format import (
     row_sums,
 )
 
-__all__ = ["framed_batch", "framed_record", "plain_batch"]
+__all__ = ["framed_batch", "framed_record", "plain_batch", "seal_rest"]
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -46,6 +47,13 @@ def framed_record(
     record_size = _RECORD_HEAD_SIZE + len(middle) + len(body_head) + size
     head = _HEAD.pack(seq_id, id_high, seq_id, expiry, size, record_size, _RECORD_START, stamp)
     return b"".join((head, middle, body_head, body))
+
+
+def seal_rest(record: bytes) -> bytes:
+    """Give a publish record with its checksum, and without its start, which is stored last
+    (:mod:`journal.journal`): zeros stand there. ``record`` has its start, and no checksum."""
+    middle = record[START_SIZE:CHECK_START]
+    return b"".join((NO_START, middle, xxh3_64_digest(record), record[CHECK_END:]))
 
 
 def framed_batch(

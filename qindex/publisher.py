@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest
 
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
-from journal.format import ACTION_WORD, DELIVER_BITS, pack_publish
+from journal.format import ACTION_WORD, DELIVER_BITS, START_SIZE, pack_publish
 from qindex.cut_short import set_batch_right, set_right
 from qindex.limits import ask_for_room, give_room_back, keep_within
 from qindex.message import Message
-from qindex.plain import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS
+from qindex.plain import PLAIN_HEAD, PLAIN_HEADS
 from qindex.prepared import Notes, Prepared
-from qindex.publish_records import framed_batch, framed_record, plain_batch
+from qindex.publish_records import framed_batch, framed_record, plain_batch, seal_rest
 from qindex.publish_stored import publish_stored
 from qindex.queue_core import QueueCore
 from qindex.record_format import NOTHING, encode_front, encode_middle, seal_embedded, seal_stored
@@ -108,15 +107,16 @@ class Publisher(QueueCore):
                     record = PLAIN_HEAD.pack(seq, self._id_high, seq, first, stamp, second) + body
                 else:
                     record = framed_record(seq, self._id_high, body, stamp, middle, expiry)
+                start, rest = record[:START_SIZE], seal_rest(record)
                 journal = index.journal
                 offset = journal.tell()
                 try:
-                    journal.write(record)
+                    journal.write(rest)
                 except ValueError:
                     journal.grow(len(record))
                     offset = journal.tell()
-                    journal.write(record)
-                journal.map[offset + CHECK_START : offset + CHECK_END] = xxh3_64_digest(record)
+                    journal.write(rest)
+                journal.map[offset : offset + START_SIZE] = start
                 index.positions.append(offset)
                 tail.states[seq - tail.base] = PUBLISHED
                 index.next_seq = seq + 1

@@ -27,7 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.findings import Cause, Finding, Kind
-from journal.format import DELIVER, PAYLOAD, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
+from journal.format import (
+    DELIVER,
+    NO_START,
+    PAYLOAD,
+    PUBLISH_PERSISTENT,
+    PUBLISH_TRANSIENT,
+    TYPE_SHIFT,
+)
 from journal.replay import Ending, Walk, join_walks
 from qindex.checks import correct_bit, correct_head, publish_starts, sound_publishes
 from qindex.record_format import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedded_length
@@ -40,12 +47,13 @@ _MAX_CHUNK = 1 << 16
 _MAX_CORRECTED = 8 << 10
 _PAGE = 4096
 _SECTOR = 512
-_MAX_APPEND = 64 << 10
+_MOST_COPIED = (64 << 10) + 8
+"""Bytes of an append that is copied into the map, and a word."""
 _NO_CHECK = bytes(CHECK_SIZE)
-_NO_START = bytes(16)
-"""What is stored last of an append; no record starts so."""
 _BARE = "damaged entry"
 _NOT_SYNCED = "dropped: it was not synced"
+_CUT_SHORT = "an append that was cut short"
+_NEVER_RETURNED = "it never returned"
 _LAST_OF_SIZE = 27
 """Where the last byte of the size stands, from the message id on."""
 _ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
@@ -85,6 +93,7 @@ class Layout:
     (:mod:`qindex.stored_id`) tell sound ones. ``elsewhere``: seq_ids whose entries are to be had
     from another file, if they are not sound here. ``power_lost``: the system that wrote the file
     is gone, and with it what it had not synced: sectors of 512 bytes may never have been written.
+    ``complete``: bytes from the start of the file that were all appended in whole.
     """
 
     head_size: int
@@ -97,6 +106,7 @@ class Layout:
     ids_vouch: bool = False
     elsewhere: Elsewhere | None = None
     power_lost: bool = False
+    complete: int = 0
 
     @property
     def payload_at(self) -> int:
@@ -167,7 +177,7 @@ class _Reader:
             else:
                 anomaly = int(walk.offsets[bad])
                 nominal_end = anomaly + int(walk.lengths[bad])
-            if self._is_zero_tail(anomaly):
+            if self._is_zero_tail(anomaly) or self._is_cut_short(anomaly):
                 break
             bare = nominal_end is not None and nominal_end - anomaly == self._layout.head_size
             resume = self._resume(anomaly, nominal_end, bare)
@@ -256,6 +266,19 @@ class _Reader:
             length = len(self._data) - offset
             what, consequence = "zero-filled tail", "nothing is lost"
             self._find(offset, length, Cause.CRASH, what, consequence, Kind.ZEROS)
+        return True
+
+    def _is_cut_short(self, offset: int) -> bool:
+        """Tell whether all from here on is one append of a process that died meanwhile: what it
+        had copied by then does not count, whole records neither. Where the system died as well,
+        sectors may be missing instead."""
+        layout = self._layout
+        if not layout.ids_vouch or layout.power_lost or offset < layout.complete:
+            return False
+        if not self._is_unfinished(offset):
+            return False
+        length = len(self._data[offset : offset + _MOST_COPIED].rstrip(b"\0"))
+        self._find(offset, length, Cause.CRASH, _CUT_SHORT, _NEVER_RETURNED, Kind.UNFINISHED)
         return True
 
     def _resume(self, anomaly: int, nominal_end: int | None, bare: bool) -> _Resume:
@@ -380,15 +403,18 @@ class _Reader:
             what = "torn record at the end"
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, "cut", Kind.TORN)
         elif unfinished:
-            what, consequence = "an append that was cut short", "it never returned"
-            self._find(resume.lost_from, len(lost), Cause.CRASH, what, consequence, Kind.UNFINISHED)
+            self._find(
+                resume.lost_from, len(lost), Cause.CRASH, _CUT_SHORT, _NEVER_RETURNED,
+                Kind.UNFINISHED,
+            )  # fmt: skip
         elif resume.what == _BARE and self._is_torn(lost):
             what, consequence = "an entry that did not reach the disk in whole", _NOT_SYNCED
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, consequence, Kind.TORN)
         elif self._is_unsealed(resume.lost_from):
             what = "a publish that was interrupted before its checksum was written"
-            consequence = "it never returned"
-            self._find(resume.lost_from, len(lost), Cause.CRASH, what, consequence, Kind.UNFINISHED)
+            self._find(
+                resume.lost_from, len(lost), Cause.CRASH, what, _NEVER_RETURNED, Kind.UNFINISHED
+            )
         elif _has_zero_page(lost, resume.lost_from):
             what = "pages that were never written"
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, kind=Kind.ZEROS)
@@ -425,9 +451,9 @@ class _Reader:
         (:meth:`journal.journal.Journal.append`), and nothing is appended behind it."""
         if not self._unfinished and self._layout.step_size == 8:
             # Eight zeros may be the start of seq_id 0, where nothing stands before.
-            zeros = _NO_START[: 8 if self._last_seq >= 0 else 16]
+            zeros = NO_START[: 8 if self._last_seq >= 0 else 16]
             starts_with_zeros = self._data.startswith(zeros, offset)
-            last = self._data[offset : offset + _MAX_APPEND + 8]
+            last = self._data[offset : offset + _MOST_COPIED]
             self._unfinished = starts_with_zeros and self._nothing_from(offset + len(last))
         return self._unfinished
 
@@ -437,12 +463,12 @@ class _Reader:
         if not self._layout.power_lost:
             return False
         data = self._data
-        if data.startswith(_NO_START, start):
+        if data.startswith(NO_START, start):
             return True
-        # What is stored last of an append, and the checksum that a publish puts in last, may reach
+        # What is stored last of an append, and the checksum of a record, may reach
         # over the border of two sectors, of which one was written before and one after.
         check = start + self._layout.head_size + CHECK_OFFSET
-        if _is_half(data, start, len(_NO_START)) or _is_half(data, check, CHECK_SIZE):
+        if _is_half(data, start, len(NO_START)) or _is_half(data, check, CHECK_SIZE):
             return True
         for sector in range(start - start % _SECTOR, stop, _SECTOR):
             rest = data[max(sector, start) : sector + _SECTOR]
@@ -451,8 +477,8 @@ class _Reader:
         return False
 
     def _is_unsealed(self, offset: int) -> bool:
-        """Tell whether the record here has no checksum yet: a publish puts it in last, so that is
-        how a process leaves its last record that was killed in between."""
+        """Tell whether the record here has no checksum yet: earlier versions put it in last, so
+        that is how one of their processes left its last record that was killed in between."""
         record = offset + self._layout.head_size
         check = record + CHECK_OFFSET
         return (

@@ -7,7 +7,6 @@ next record and 8 spare bytes do not fit into it. The owner holds a lock around 
 from __future__ import annotations
 
 import mmap
-import struct
 
 from journal.errors import UsageError
 from journal.files import FileSystem
@@ -15,14 +14,17 @@ from rocketstore.commitlog_format import (
     BLANK_SIZE,
     FIXED_SIZE,
     MESSAGE_MAGIC,
+    NO_START,
+    START,
     blank_record,
 )
 from rocketstore.mapped_files import MappedFile, MappedFiles
 
-__all__ = ["CommitLog"]
+__all__ = ["MOST_COPIED", "CommitLog"]
 
-_BULK = 64 << 10
-_SIZE_MAGIC = struct.Struct(">ii").unpack_from
+MOST_COPIED = 64 << 10
+"""More bytes than these at once are written, and not copied into the map."""
+_SIZE_MAGIC = START.unpack_from
 
 
 class CommitLog:
@@ -119,7 +121,8 @@ class CommitLog:
         self._use(self.files.append(self.base + self.file_size))
 
     def write(self, data: bytes) -> None:
-        """Put a record, or several, where :meth:`make_room` said.
+        """Put a record, or several, where :meth:`make_room` said. The start of the first of them
+        comes last: a copy into a map may be under way anywhere when its process dies.
 
         Much at once goes there with a write: a third of the cost of touching fresh pages of the
         map one by one. Map and file are the same pages. Raises :class:`StorageError`; a part may
@@ -127,9 +130,11 @@ class CommitLog:
         """
         at = self.at
         end = at + len(data)
-        if len(data) < _BULK:
+        if len(data) < MOST_COPIED:
             assert self.view is not None
-            self.view[at:end] = data
+            start = data[: START.size]
+            self.view[at:end] = NO_START + data[START.size :]
+            self.view[at : at + START.size] = start
         else:
             assert self._last is not None
             self._last.write(data, at)

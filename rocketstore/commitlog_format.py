@@ -44,8 +44,10 @@ __all__ = [
     "FIXED_SIZE",
     "HEADERS",
     "MESSAGE_MAGIC",
+    "NO_START",
     "PREPARED",
     "ROLLBACK",
+    "START",
     "TRANSACTION_MASK",
     "V6_BORN",
     "V6_STORE",
@@ -65,6 +67,10 @@ __all__ = [
 MESSAGE_MAGIC = -626843481
 BLANK_MAGIC = -875286124
 BLANK_SIZE = 8
+START = struct.Struct(">ii")
+"""Size and magic of a record. They are stored last: until then zeros stand there, which end a log,
+and what is behind them does not count."""
+NO_START = bytes(START.size)
 FIXED_SIZE = 91
 """Bytes of a record with two IPv4 hosts besides body, topic and properties."""
 

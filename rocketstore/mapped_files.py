@@ -28,6 +28,7 @@ __all__ = [
     "Stranger",
     "close_map",
     "create_file",
+    "holds_data",
     "open_mapped",
     "scan_directory",
 ]
@@ -151,6 +152,13 @@ class MappedFile:
                     self.dirty = changed = True
                 position += step
         return changed
+
+
+def holds_data(view: mmap.mmap, start: int, end: int) -> bool:
+    """Tell whether any byte of ``view`` from ``start`` to ``end`` is not zero."""
+    return any(
+        view[at : min(at + _ZERO_STEP, end)].strip(b"\0") for at in range(start, end, _ZERO_STEP)
+    )
 
 
 def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -13,14 +13,12 @@ from journal.errors import DamageError
 from journal.findings import Cause, Finding
 from rocketstore.commitlog_format import FIXED_SIZE
 from rocketstore.filler_format import can_fill, fill_records
-from rocketstore.mapped_files import MappedFile
+from rocketstore.mapped_files import MappedFile, holds_data
 from rocketstore.parts import Parts
 from rocketstore.quarantine import save_span
 from rocketstore.walk import LogWalk, find_survivor
 
 __all__ = ["Mender"]
-
-_STEP = 1 << 20
 
 
 class Mender:
@@ -46,7 +44,7 @@ class Mender:
         file = commitlog.files.find(start)
         if file is None:
             return None
-        survivor = find_survivor(commitlog, start)
+        survivor = find_survivor(commitlog, start, returned=self._is_in_a_queue(start))
         if survivor is None:
             return None
         what = f"no record stands here, but sound ones do from offset {survivor} on"
@@ -77,21 +75,29 @@ class Mender:
         commitlog = self._parts.commitlog
         file_end = file.start + file.size
         while survivor < file_end and not can_fill(start, survivor, file_end):
-            following = find_survivor(commitlog, survivor + 1)
+            following = find_survivor(commitlog, survivor + 1, returned=True)
             if following is None:
                 return None
             survivor = following
         end = min(survivor, file_end)
         return end if can_fill(start, end, file_end) else None
 
+    def _is_in_a_queue(self, start: int) -> bool:
+        """Tell whether a queue names a record from ``start`` on: it was dispatched after the append
+        returned."""
+        for queue in self._parts.queues.values():
+            if queue.starts:
+                units = queue.file_units(queue.starts[-1])
+                if ((units["size"] > 0) & (units["offset"] >= start)).any():
+                    return True
+        return False
+
     def _holds_data(self, file: MappedFile, start: int, end: int) -> bool:
         files = self._parts.commitlog.files
         view = files.mapped(file)
-        for first, stop in files.data_ranges(file, start - file.start):
-            for at in range(first, min(stop, end - file.start), _STEP):
-                if view[at : min(at + _STEP, stop, end - file.start)].strip(b"\0"):
-                    return True
-        return False
+        behind = end - file.start
+        ranges = files.data_ranges(file, start - file.start)
+        return any(holds_data(view, first, min(stop, behind)) for first, stop in ranges)
 
     def _fill(self, file: MappedFile, start: int, end: int, store_time: int, what: str) -> None:
         parts = self._parts

@@ -15,7 +15,7 @@ from journal.patience import PatientLock
 from journal.poison import Poison
 from journal.sync import GroupCommit
 from rocketstore.commitlog import CommitLog
-from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
+from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC, START
 from rocketstore.crc import crc32
 from rocketstore.cut_short import WholeOrNothing
 from rocketstore.dispatch import QueueKey
@@ -28,6 +28,8 @@ from rocketstore.put_path import PutFields, Route, pack_head, pack_stamp, put_ge
 __all__ = ["Putter"]
 
 _HEAD_SIZE = HEADERS[0].size
+_START_SIZE = START.size
+_pack_start = START.pack
 _new_tuple = tuple.__new__
 
 
@@ -136,11 +138,12 @@ class Putter:
             ordinal = route.ordinal
             offset = log.base + at
             end = at + size
-            head = pack_head(
-                size, MESSAGE_MAGIC, crc, route.start, ordinal, offset, self._stamp, length
-            )
+            # The start of a record is stored last: see CommitLog.write.
+            head = pack_head(0, 0, crc, route.start, ordinal, offset, self._stamp, length)
+            start = _pack_start(size, MESSAGE_MAGIC)
             # From here to the last line no signal's handler runs: all of it is done, or nothing.
             log.view[at:end] = head + body + tail  # type: ignore[index]
+            log.view[at : at + _START_SIZE] = start  # type: ignore[index]
             log.at = end
             route.ordinal = ordinal + 1
             if route is not pending.route:

@@ -6,9 +6,9 @@ import mmap
 from collections.abc import Iterator
 from typing import Protocol
 
-from rocketstore.commitlog import CommitLog
-from rocketstore.commitlog_format import MESSAGE_MAGIC
-from rocketstore.mapped_files import MappedFile
+from rocketstore.commitlog import MOST_COPIED, CommitLog
+from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START
+from rocketstore.mapped_files import MappedFile, holds_data
 from rocketstore.scan import Records, Stop, scan_records
 
 __all__ = ["LogWalk", "OnDamage", "SkipDamage", "find_survivor"]
@@ -153,9 +153,12 @@ class SkipDamage:
         return False
 
 
-def find_survivor(commitlog: CommitLog, offset: int) -> int | None:
+def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) -> int | None:
     """Offset of the first sound record at or after ``offset``: one that says itself that it
-    stands there, with a sound body. ``None`` if there is none. O(bytes)."""
+    stands there, with a sound body. ``None`` if there is none, or if all that stands there is an
+    append that never returned (``returned``: it is known that it did). O(bytes)."""
+    if not returned and _is_cut_short(commitlog, offset):
+        return None
     for file in list(commitlog.files.files.values()):
         if file.start + file.size <= offset:
             continue
@@ -165,6 +168,20 @@ def find_survivor(commitlog: CommitLog, offset: int) -> int | None:
             if found is not None:
                 return file.start + found
     return None
+
+
+def _is_cut_short(commitlog: CommitLog, offset: int) -> bool:
+    """Tell whether what stands from ``offset`` on is the log's last append, under way or left by a
+    process that died meanwhile: its start is stored last (:meth:`CommitLog.write`)."""
+    file = commitlog.files.find(offset)
+    if file is None or file is not commitlog.files.last:
+        return False
+    at = offset - file.start
+    view = commitlog.files.mapped(file)
+    if view[at : at + len(NO_START)] != NO_START:
+        return False
+    ranges = commitlog.files.data_ranges(file, min(at + MOST_COPIED, file.size))
+    return not any(holds_data(view, first, end) for first, end in ranges)
 
 
 def _sound_record(buffer: mmap.mmap, file: MappedFile, position: int, end: int) -> int | None:

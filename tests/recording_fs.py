@@ -12,9 +12,11 @@ between any two operations, by this model:
   or allocation since may be done or not, in any combination; a write may also be cut short at any
   byte, or leave zeros in its place or in that of one of its sectors; what is done to a file behind
   a cut of it is never there without the cut;
+* a sector is written whole, as it is at that moment: none has a write and lacks an earlier one;
 * the names of a directory as of its last ``sync_dir`` are safe; each creation, rename or removal
   since may be done or not;
-* a process that dies alone loses nothing that was handed to the system (states called "kill").
+* a process that dies alone loses nothing that was handed to the system (states called "kill"); a
+  copy into a map that was under way may be done in part.
 
 Not every combination is tried: each un-synced operation is varied against "all others done" and
 "no other done", and some states at random. :mod:`tests.crash.states` enumerates, by sectors.
@@ -27,7 +29,8 @@ import mmap as _mmap
 import os
 import random
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,7 @@ from tests.crash.disk import (
     SyncDirectory,
     SyncFile,
     apply_data,
+    parts_of_copy,
 )
 from tests.memory_fs import FileMap, MemoryFileSystem
 
@@ -51,6 +55,9 @@ __all__ = ["CrashState", "RecordingFileSystem", "crash_states"]
 _PAGE = 4096
 _SECTOR = 512
 _GAP = 16
+_WORD = 16
+_MOST_WORDS = 24
+"""A processor stores a word at once; so many of the first of a copy are looked at one by one."""
 
 
 @dataclass(slots=True)
@@ -115,6 +122,7 @@ class RecordingFileSystem:
         self._open: dict[int, _OpenFile] = {}
         self._mapped: dict[int, _Mapped] = {}
         self._cuts: dict[int, tuple[int, int]] = {}
+        self._writing = False
         self.at_next_sync: Callable[[], None] | None = None
         """Called once, at the next sync of a file: what others do in the middle of a call."""
         self.read = below.read
@@ -208,14 +216,16 @@ class RecordingFileSystem:
         self._catch_up()
         file = self._open[fd]
         offset = self._below.fstat(fd).st_size if file.append else file.position
-        done = self._below.write(fd, data)
+        with self._not_copied():
+            done = self._below.write(fd, data)
         file.position = offset + done
         self._record(Data(file.inode, offset, bytes(memoryview(data)[:done])))
         return done
 
     def pwrite(self, fd: int, data: ReadBuffer, offset: int, /) -> int:
         self._catch_up()
-        done = self._below.pwrite(fd, data, offset)
+        with self._not_copied():
+            done = self._below.pwrite(fd, data, offset)
         self._record(Data(self._open[fd].inode, offset, bytes(memoryview(data)[:done])))
         return done
 
@@ -258,10 +268,23 @@ class RecordingFileSystem:
             self._memory.adopt_map(fd, mapped)
         else:
             mapped = _RecordedMap(fd, length, access=_mmap.ACCESS_WRITE)
-        mapped.stored = lambda at, data: self._record(Data(inode, at, data))
+        mapped.stored = lambda at, data: self._copied(inode, at, data)
         if inode not in self._mapped:
             self._mapped[inode] = self._watch(fd)
         return mapped
+
+    def _copied(self, inode: int, at: int, data: bytes) -> None:
+        if not self._writing:
+            self._record(Data(inode, at, data, copied=True))
+
+    @contextmanager
+    def _not_copied(self) -> Iterator[None]:
+        """In memory a write goes into the map of a file that is mapped."""
+        self._writing = True
+        try:
+            yield
+        finally:
+            self._writing = False
 
     def _watch(self, fd: int) -> _Mapped:
         if self._memory is not None:
@@ -378,7 +401,8 @@ class RecordingFileSystem:
                 old = before[start : start + _PAGE].ljust(len(new), b"\0")
                 if new != old:
                     for first, last in _differing(old, new):
-                        self._record(Data(inode, start + first, new[first:last]))
+                        stored = Data(inode, start + first, new[first:last], copied=True)
+                        self._record(stored)
 
 
 def _differing(before: bytes, now: bytes) -> Iterator[tuple[int, int]]:
@@ -439,42 +463,94 @@ def crash_states(
             disk.take(recording.log[point - 1])
         if point < first:
             continue
-        for state in _states_at(disk, point, window, random_per_point, chance):
+        last = recording.log[point - 1] if point else None
+        states = _states_at(disk, point, window, random_per_point, chance)
+        for state in itertools.chain(_kill_states(disk, point, last), states):
             key = hash(state.key())
             if key not in seen:
                 seen.add(key)
                 yield state
 
 
+def _kill_states(disk: Disk, point: int, last: Operation | None) -> Iterator[CrashState]:
+    data, notes = disk.data, tuple(disk.notes)
+    yield CrashState(point, "kill", *disk.files(data, disk.changes), notes)
+    if not isinstance(last, Data) or not last.copied or last.data is None:
+        return
+    size = len(last.data)
+    words = list(range(_WORD, size, _WORD))[:_MOST_WORDS]
+    cuts = sorted({*words, max(size - _WORD, 0)} - {0})
+    for how, parts in parts_of_copy(last, cuts if size > _WORD else []):
+        files = disk.files([*data[:-1], *parts], disk.changes)
+        yield CrashState(point, f"kill, copied {how}", *files, notes)
+
+
 def _states_at(
     disk: Disk, point: int, window: int, random_per_point: int, chance: random.Random
 ) -> Iterator[CrashState]:
     data, changes = disk.data, disk.changes
-
-    def state(how: str, done: Iterable[Data], named: Iterable[Name]) -> CrashState:
-        return CrashState(point, how, *disk.files(done, named), tuple(disk.notes))
-
-    yield state("kill", data, changes)
     if not data and not changes:
         return
-    yield state("nothing un-synced done", (), ())
-    yield state("names only", (), changes)
-    yield state("data only", data, ())
-    for index in range(max(0, len(changes) - window), len(changes)):
-        others = changes[:index] + changes[index + 1 :]
-        yield state(f"all but {changes[index]}", data, others)
-        yield state(f"of the names only {changes[index]}", data, [changes[index]])
-    for index in range(max(0, len(data) - window), len(data)):
-        before, this, after = data[:index], data[index], data[index + 1 :]
-        yield state(f"all but write {index}", before + after, changes)
-        yield state(f"only write {index}", [this], changes)
-        for how, variant in _variants(this, chance):
-            yield state(f"write {index} {how}", [*before, variant, *after], changes)
-            yield state(f"ends with write {index} {how}", [*before, variant], changes)
-    for _ in range(random_per_point):
-        some = [_maybe(each, chance) for each in data]
-        named = [each for each in changes if chance.random() < 0.6]
-        yield state("random", [each for each in some if each is not None], named)
+    nothing: list[Data | None] = [None] * len(data)
+
+    def states() -> Iterator[tuple[str, list[Data | None], list[Name]]]:
+        yield "nothing un-synced done", nothing, []
+        yield "names only", nothing, changes
+        yield "data only", [*data], []
+        for index in range(max(0, len(changes) - window), len(changes)):
+            others = changes[:index] + changes[index + 1 :]
+            yield f"all but {changes[index]}", [*data], others
+            yield f"of the names only {changes[index]}", [*data], [changes[index]]
+        for index in range(max(0, len(data) - window), len(data)):
+            before, this, after = data[:index], data[index], data[index + 1 :]
+            yield f"all but write {index}", [*before, None, *after], changes
+            yield f"only write {index}", [*nothing[:index], this, *nothing[index + 1 :]], changes
+            for how, variant in _variants(this, chance):
+                yield f"write {index} {how}", [*before, variant, *after], changes
+                end = nothing[index + 1 :]
+                yield f"ends with write {index} {how}", [*before, variant, *end], changes
+        for _ in range(random_per_point):
+            some = [_maybe(each, chance) for each in data]
+            yield "random", some, [each for each in changes if chance.random() < 0.6]
+
+    for how, done, named in states():
+        if _is_possible(data, done):
+            files = disk.files([each for each in done if each is not None], named)
+            yield CrashState(point, how, *files, tuple(disk.notes))
+
+
+def _is_possible(data: Sequence[Data], done: Sequence[Data | None]) -> bool:
+    """Tell whether no sector has a write, or a part of one, and lacks an earlier one: it is written
+    whole, as it is at that moment."""
+    lacking: dict[int, set[int]] = {}
+    for write, there in zip(data, done, strict=True):
+        if write.data is None:
+            continue
+        known = lacking.setdefault(write.inode, set())
+        if there is not None and there.data and known.intersection(_sectors(there, there.data)):
+            return False
+        known.update(_lost(write, write.data, there))
+    return True
+
+
+def _sectors(write: Data, data: bytes) -> range:
+    return range(write.offset // _SECTOR, (write.offset + len(data) - 1) // _SECTOR + 1)
+
+
+def _lost(write: Data, data: bytes, there: Data | None) -> Iterable[int]:
+    """The sectors in which bytes of a write are not there."""
+    if there is None or not there.data or not data:
+        return _sectors(write, data)
+    if there.data == data:
+        return ()
+    size = len(there.data)
+    starts = range(-(write.offset % _SECTOR), len(data), _SECTOR)
+    return [
+        (write.offset + start) // _SECTOR
+        for start in starts
+        for at, end in [(max(start, 0), min(start + _SECTOR, len(data)))]
+        if end > size or there.data[at:end] != data[at:end]
+    ]
 
 
 def _variants(write: Data, chance: random.Random) -> Iterator[tuple[str, Data]]:

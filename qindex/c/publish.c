@@ -56,25 +56,38 @@ failed:
     return NULL;
 }
 
-/* Complete a record that was written at `offset` of the map with its checksum: it counts from now.
- */
+/* Put its checksum into a record that nobody else has, and zeros in place of its start, which is
+ * given: it is stored last (journal/journal.py). */
+static PyObject *
+seal_rest(PyObject *record)
+{
+    PyObject *sum = called(digest, record), *start = NULL;
+    if (sum != NULL && PyBytes_CheckExact(sum) && PyBytes_GET_SIZE(sum) == CHECK_SIZE) {
+        char *bytes = PyBytes_AS_STRING(record);
+        memcpy(bytes + check_at, PyBytes_AS_STRING(sum), CHECK_SIZE);
+        start = PyBytes_FromStringAndSize(bytes, START_SIZE);
+        memset(bytes, 0, START_SIZE);
+    } else if (sum != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a checksum is 8 bytes");
+    }
+    Py_XDECREF(sum);
+    return start;
+}
+
+/* Store the start of an append at `offset` of the map: it counts from now. */
 static int
-seal(PyObject *map, PyObject *offset, PyObject *record)
+store_start(PyObject *map, PyObject *offset, PyObject *start)
 {
     long long at = number_of(offset);
     if (at < 0) {
         PyErr_SetString(PyExc_TypeError, "an offset is an int");
         return -1;
     }
-    PyObject *sum = called(digest, record);
-    PyObject *start = PyLong_FromLongLong(at + check_at);
-    PyObject *end = PyLong_FromLongLong(at + check_at + CHECK_SIZE);
-    PyObject *place = start == NULL || end == NULL ? NULL : PySlice_New(start, end, NULL);
-    int failed = sum == NULL || place == NULL || PyObject_SetItem(map, place, sum) < 0;
+    PyObject *end = PyLong_FromLongLong(at + START_SIZE);
+    PyObject *place = end == NULL ? NULL : PySlice_New(offset, end, NULL);
+    int failed = place == NULL || PyObject_SetItem(map, place, start) < 0;
     Py_XDECREF(place);
     Py_XDECREF(end);
-    Py_XDECREF(start);
-    Py_XDECREF(sum);
     return failed ? -1 : 0;
 }
 
@@ -136,9 +149,10 @@ publish_held(PyObject *self, PyObject *body, PyObject *tick, PyObject **result)
     Py_INCREF(journal);
     Py_INCREF(positions);
     PyObject *next = PyLong_FromLongLong(seq + 1), *stamp = now();
-    PyObject *record = NULL, *offset = NULL, *done = NULL;
+    PyObject *record = NULL, *start = NULL, *offset = NULL, *done = NULL;
     int outcome = -1;
-    if (next == NULL || stamp == NULL || (record = make_record(self, seq, body, stamp)) == NULL) {
+    if (next == NULL || stamp == NULL || (record = make_record(self, seq, body, stamp)) == NULL
+        || (start = seal_rest(record)) == NULL) {
         goto end;
     }
     offset = called(SLOT(journal, JOURNAL, tell), NULL);
@@ -154,7 +168,7 @@ publish_held(PyObject *self, PyObject *body, PyObject *tick, PyObject **result)
     }
     char *state;
     PyObject *append[] = {positions, offset};
-    if (done == NULL || seal(SLOT(journal, JOURNAL, map), offset, record) < 0) {
+    if (done == NULL || store_start(SLOT(journal, JOURNAL, map), offset, start) < 0) {
         goto failed;
     }
     Py_DECREF(done);
@@ -190,6 +204,7 @@ failed:
 end:
     Py_XDECREF(done);
     Py_XDECREF(offset);
+    Py_XDECREF(start);
     Py_XDECREF(record);
     Py_XDECREF(next);
     Py_XDECREF(stamp);

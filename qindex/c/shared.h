@@ -60,6 +60,9 @@ extern PyObject *reserve_only; /* ("reserve",) */
 #define BODY_SIZE_AT 8
 #define CHECK_SIZE 8
 
+/* Bytes of an append that are stored last (journal/format.py). */
+#define START_SIZE 16
+
 /* The place of an entry's state in the map of its segment; NULL where there is none. */
 static inline char *
 state_of(PyObject *segment, long long seq)

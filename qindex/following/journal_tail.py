@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import enum
 import os
+from dataclasses import replace
 
 import numpy as np
 
 from journal import format as journal_format
 from journal.errors import StorageError
 from journal.files import FileSystem, pread_all
-from journal.format import ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_HEAD_SIZE
+from journal.format import ACTION_SIZE, DELIVER, NO_START, PAYLOAD, PUBLISH_HEAD_SIZE
 from journal.poison import Poison
 from journal.replay import Walk, walk_journal
 from qindex.following.piece import Piece, sound_records
@@ -118,7 +119,7 @@ class JournalTail:
             if not any(data[:PUBLISH_HEAD_SIZE]):
                 self._size = _PROBE
                 return None
-            walk = walk_journal(data)
+            walk = _without_unfinished(data, walk_journal(data))
             piece = _publishes(data, walk)
             if len(piece) and piece.seqs[0] < known:
                 # A flush has copied them from the journal before: they were whole by then.
@@ -174,6 +175,17 @@ class JournalTail:
             return None
         self._position += reading.walk.end
         return piece
+
+
+def _without_unfinished(data: bytes, walk: Walk) -> Walk:
+    """Leave out an append that is under way, and what seems to be behind it: its start is stored
+    last (:mod:`journal.journal`), and until then it looks like seq_id 0."""
+    first = np.flatnonzero((walk.seqs == 0) & (walk.kinds < DELIVER))
+    for index in first.tolist():
+        offset = int(walk.offsets[index])
+        if data.startswith(NO_START, offset):
+            return replace(walk.take(slice(0, index)), end=offset)
+    return walk
 
 
 def _publishes(data: Data, walk: Walk) -> Piece:

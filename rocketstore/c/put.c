@@ -8,7 +8,8 @@ static const char *const leads[TEXTS] = {"KEYS\x01", "UNIQ_KEY\x01", "TAGS\x01"}
 #define PAIR_END '\x02'
 
 /* Of a record's head and of a PutResult. */
-#define START_SIZE 8
+#define START_SIZE 8 /* of a route */
+#define RECORD_START_SIZE 8
 #define FIELDS 6
 
 /* What a caller gives; texts that there are not are NULL. */
@@ -129,14 +130,13 @@ make_record(const Message *message, PyObject *field)
     return record;
 }
 
-/* The first bytes of a record, as rocketstore.put_path.pack_head makes them. */
+/* The first bytes of a record, as rocketstore.put_path.pack_head makes them, without its start:
+ * that is stored last (rocketstore/commitlog.py). */
 static void
-fill_head(char *head, Py_ssize_t size, unsigned long long crc, const char *start,
-          unsigned long long ordinal, unsigned long long offset, const char *stamp,
-          Py_ssize_t length)
+fill_head(char *head, unsigned long long crc, const char *start, unsigned long long ordinal,
+          unsigned long long offset, const char *stamp, Py_ssize_t length)
 {
-    put_big_endian(head, size, 4);
-    put_big_endian(head + 4, magic, 4);
+    memset(head, 0, RECORD_START_SIZE);
     put_big_endian(head + 8, crc, 4);
     memcpy(head + 12, start, START_SIZE);
     put_big_endian(head + 20, ordinal, 8);
@@ -207,7 +207,7 @@ typedef struct {
     /* As they are when it begins. */
     PyObject *log, *pending, *view, *at, *ordinal, *start, *stamp;
     /* Made for it. */
-    PyObject *offset, *end, *next_ordinal, *place, *result;
+    PyObject *offset, *end, *next_ordinal, *place, *record_start, *start_place, *result;
 } Things;
 
 static int
@@ -245,6 +245,16 @@ make_things(PyObject *self, PyObject *queue_id, Py_ssize_t size, Things *things)
         || (things->place = PySlice_New(things->at, things->end, NULL)) == NULL) {
         return -1;
     }
+    char start[RECORD_START_SIZE];
+    put_big_endian(start, size, 4);
+    put_big_endian(start + 4, magic, 4);
+    things->record_start = PyBytes_FromStringAndSize(start, RECORD_START_SIZE);
+    PyObject *start_end = PyLong_FromLongLong(at + RECORD_START_SIZE);
+    things->start_place = start_end == NULL ? NULL : PySlice_New(things->at, start_end, NULL);
+    Py_XDECREF(start_end);
+    if (things->record_start == NULL || things->start_place == NULL) {
+        return -1;
+    }
     PyTypeObject *type = (PyTypeObject *)result_type;
     PyObject *size_object = PyLong_FromSsize_t(size);
     if (size_object == NULL || (things->result = type->tp_alloc(type, FIELDS)) == NULL) {
@@ -259,6 +269,16 @@ make_things(PyObject *self, PyObject *queue_id, Py_ssize_t size, Things *things)
     }
     Py_DECREF(size_object);
     return 0;
+}
+
+/* Store a record, which has no start yet, and then that. */
+static int
+store_record(PyObject *record, Things *things)
+{
+    if (PyObject_SetItem(things->view, things->place, record) < 0) {
+        return -1;
+    }
+    return PyObject_SetItem(things->view, things->start_place, things->record_start);
 }
 
 /* Let everybody see the record that has been written. */
@@ -289,13 +309,10 @@ put_held(PyObject *self, const Message *message, PyObject *route, PyObject *reco
         /* To make an object may run a finalizer, and that may put a message of its own. */
         if (outcome == 0 && SLOT(things.log, COMMIT_LOG, at) == things.at
             && SLOT(route, ROUTE, ordinal) == things.ordinal) {
-            fill_head(PyBytes_AS_STRING(record), size, crc, PyBytes_AS_STRING(things.start),
+            fill_head(PyBytes_AS_STRING(record), crc, PyBytes_AS_STRING(things.start),
                       number_of(things.ordinal), number_of(things.offset),
                       PyBytes_AS_STRING(things.stamp), PyBytes_GET_SIZE(message->body));
-            outcome = PyObject_SetItem(things.view, things.place, record) < 0
-                              || take_steps(route, &things) < 0
-                          ? -1
-                          : 1;
+            outcome = store_record(record, &things) < 0 || take_steps(route, &things) < 0 ? -1 : 1;
         }
     }
     if (outcome == 1) {

@@ -6,8 +6,9 @@ what was synced; everything since is pending.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 __all__ = [
     "ROOT",
@@ -20,6 +21,7 @@ __all__ = [
     "SyncFile",
     "apply_data",
     "apply_name",
+    "parts_of_copy",
     "resolve",
 ]
 
@@ -33,7 +35,8 @@ class Data:
     ``offset``.
 
     ``cuts``: how often the file had been cut, this operation included, and ``left``: to how many
-    bytes the last time. What is done behind a cut is never there without it.
+    bytes the last time. What is done behind a cut is never there without it. ``copied``: into a
+    map, in no order that is known.
     """
 
     inode: int
@@ -41,6 +44,7 @@ class Data:
     data: bytes | None
     cuts: int = 0
     left: int = 0
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,23 @@ def apply_data(content: bytes, write: Data) -> bytes:
     end = write.offset + len(write.data)
     front = content[: write.offset].ljust(write.offset, b"\0")
     return b"".join((front, write.data, content[end:]))
+
+
+def parts_of_copy(write: Data, cuts: Sequence[int]) -> Iterator[tuple[str, list[Data]]]:
+    """Of a copy into a map, what may be done when its process dies in the middle: all up to one of
+    the ``cuts`` (ascending, within the write), all from there on, all but what is between two."""
+    assert write.data is not None
+
+    def part(start: int, stop: int) -> Data:
+        assert write.data is not None
+        return replace(write, offset=write.offset + start, data=write.data[start:stop])
+
+    size = len(write.data)
+    for cut in cuts:
+        yield f"up to {cut}", [part(0, cut)]
+        yield f"from {cut} on", [part(cut, size)]
+    for first, last in pairwise(cuts):
+        yield f"but for {first} to {last}", [part(0, first), part(last, size)]
 
 
 def apply_name(names: Names, change: Name) -> None:

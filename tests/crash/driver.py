@@ -319,6 +319,12 @@ class Driver:
             one.seq_id = seq
         self._published(name, messages, kind, confirm or self._each)
 
+    def do_reserve(self, name: str, count: int) -> None:
+        book = self.books[name]
+        book.reserved = self._queue(name).reserve(count) + count
+        book.changed()
+        self._note()
+
     def do_publish_to(self, names: str, kind: str = "small", confirm: bool = False) -> None:
         assert self.engine is not None
         for name in names:

@@ -42,6 +42,7 @@ class Promise:
     are known. ``delivered``, ``safely_delivered``: those there are marked as delivered before;
     ``offered``: others of these may be. ``next_seq``: no new message gets a lower seq_id.
     ``letters``: came as dead letters, or were about to.
+    ``reserved``: seq_ids below are reserved.
     ``moved``: numbers, and names of dead-letter queues, of which it is certain that a message is
     in the one or the other, until it is ``leaving`` that one; after a loss of power it may be in
     both, unless it ``moves_once``.
@@ -58,6 +59,7 @@ class Promise:
     safely_delivered: frozenset[int]
     offered: frozenset[int]
     next_seq: int
+    reserved: int
     moved: frozenset[tuple[int, str]]
     safely_moved: frozenset[tuple[int, str]]
     leaving: frozenset[int]
@@ -93,6 +95,7 @@ class Book:
     created: bool = False
     deleted: bool = False
     moves_once: bool = False
+    reserved: int = 0
     _frozen: Promise | None = None
 
     def changed(self) -> None:
@@ -160,6 +163,7 @@ class Book:
                 next_seq=max(
                     (one.seq_id + 1 for one in every if one.seq_id is not None), default=0
                 ),
+                reserved=self.reserved,
                 moved=frozenset((one.number, one.moved_to) for one in moved),
                 safely_moved=frozenset((one.number, one.moved_to) for one in moved if one.safe),
                 leaving=_numbers(one for one in every if one.going),
@@ -195,6 +199,8 @@ def violations(
             found.append(f"queue {name!r} was never made")
             continue
         found += [f"{name}: {what}" for what in _of_queue(there_promise, messages, next_seq, kill)]
+        if kill and not later_power:
+            found += [f"{name}: {what}" for what in _of_last(there_promise, messages, next_seq)]
     for name in promises.keys() - there:
         kept = promises[name].kept if kill else promises[name].safe
         if kept:
@@ -268,4 +274,22 @@ def _of_queue(
             found.append(f"message {one.number} was delivered, and passes for new")
     if next_seq < promise.next_seq or (seqs and next_seq <= seqs[-1]):
         found.append(f"seq_id {next_seq} is given out again")
+    return found
+
+
+def _of_last(promise: Promise, messages: tuple[Queued, ...], next_seq: int) -> list[str]:
+    """Of the publish that had not returned when its process died the first messages are there.
+    Where their seq_ids were reserved the next one tells how many."""
+    last = [number for number, seq in promise.seqs.items() if seq is None]
+    last = [number for number in last if number not in promise.letters]
+    lasting = [number for number in last if number not in promise.gone]
+    present = {one.number for one in messages}
+    there = [number for number in lasting if number in present]
+    found = []
+    if there != lasting[: len(there)]:
+        found.append(f"of {lasting}, which had not been published, {there} are there")
+    most = max([promise.next_seq, *(one.seq_id + 1 for one in messages)])
+    is_reserved = promise.next_seq + len(last) <= promise.reserved
+    if is_reserved and next_seq > most + len(last) - len(lasting):
+        found.append(f"seq_id {next_seq} is given out, and {most} never was")
     return found

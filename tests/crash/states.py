@@ -11,8 +11,8 @@ What we take a disk to do (docs/durability.md says it, too):
 * each creation, rename or removal of a name since the last sync of its directory is done or not,
   each for itself.
 
-A process that dies alone ("kill") leaves all it had handed to the system; the last store or write
-may be done up to any byte.
+A process that dies alone ("kill") leaves all it had handed to the system; the last write may be
+done up to any byte, and the last copy into a map in part, in whatever order it was made.
 
 Each file with pending writes has a list of contents it may have, each directory with pending
 changes a list of names. The states of the whole are their combinations: all of them up to
@@ -24,12 +24,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations, product
 
 from xxhash import xxh3_64_intdigest
 
 from tests.crash.borders import borders
-from tests.crash.disk import Data, Disk, Name, Names, apply_data, apply_name, resolve
+from tests.crash.disk import (
+    Data,
+    Disk,
+    Name,
+    Names,
+    apply_data,
+    apply_name,
+    parts_of_copy,
+    resolve,
+)
 
 __all__ = ["Bounds", "State", "kill_states", "power_states"]
 
@@ -132,8 +142,8 @@ def _variant(how: str, data: bytes) -> _Variant:
 
 
 def kill_states(disk: Disk, last: Data | None) -> Iterator[State]:
-    """The death of the process alone: all is there; of the ``last`` write or store, if it was
-    under way, perhaps only the beginning."""
+    """The death of the process alone: all is there; of the ``last`` write, if it was under way,
+    perhaps only the beginning, and of the last copy into a map only parts."""
     point = _Point(disk)
     contents = {}
     before = b""
@@ -147,7 +157,13 @@ def kill_states(disk: Disk, last: Data | None) -> Iterator[State]:
     yield point.state("kill", True, point.all_done, contents)
     if last is None or last.data is None or len(last.data) <= _WORD:
         return
-    for cut in _cuts(point.paths.get(last.inode, ""), last, before):
+    cuts = _cuts(point.paths.get(last.inode, ""), last, before)
+    if last.copied:
+        for how, parts in parts_of_copy(last, cuts):
+            contents[last.inode] = _variant("", reduce(apply_data, parts, before))
+            yield point.state(f"kill, copied {how}", True, point.all_done, contents)
+        return
+    for cut in cuts:
         contents[last.inode] = _variant("", apply_data(before, _front(last, cut)))
         yield point.state(f"kill, the last write cut at {cut}", True, point.all_done, contents)
 

@@ -15,14 +15,19 @@ import pytest
 import journal.rested
 import qindex.flush
 import qindex.opening
+import qindex.publish_records
+import qindex.publisher
 import qindex.queue_core
 import qindex.queue_index
+import qindex.sound_read
 from journal.files import FileSystem
 from journal.journal import Journal, Retired
 from msgstore import compaction
 from msgstore.writer import Writer
 from qindex.consumer import Consumer
 from qindex.flush import FlushPlan
+from qindex.publisher import Publisher
+from qindex.queue import Queue
 from qindex.queue_core import QueueCore
 from qindex.queue_index import QueueIndex
 from qindex.resting import Roster
@@ -222,6 +227,20 @@ _FLUSHED = Workload(
     "flushed",
     (("publish_many", "a", 3), ("sync",), ("flush", "a"), ("sync",), ("publish", "a")),
 )
+
+
+def _publish_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = qindex.publish_records.seal_rest
+    monkeypatch.setattr(
+        qindex.publisher, "seal_rest", lambda record: record[:16] + real(record)[16:]
+    )
+    monkeypatch.setattr(Queue, "publish", Publisher.publish)
+
+
+def _rest_of_an_append_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qindex.sound_read._Reader, "_is_cut_short", lambda reader, offset: False)
+
+
 _ACKED = Workload(
     "acked in the segment",
     (
@@ -277,6 +296,16 @@ MUTATIONS = [
         "file not synced after the roll",
         _a_rolled_file_is_not_synced,
         Workload("rolled", (("publish_many", "a", 4, "stored"), ("sync",))),
+    ),
+    Mutation(
+        "publish copied at once",
+        _publish_copied_at_once,
+        Workload("published as reserved", (("reserve", "a", 9), ("publish", "a"))),
+    ),
+    Mutation(
+        "rest of an append kept without its start",
+        _rest_of_an_append_kept,
+        Workload("published together", (("publish_many", "a", 3),)),
     ),
     Mutation("acks forgotten by a flush", _acks_forgotten_by_a_flush, _ACKED),
     Mutation(

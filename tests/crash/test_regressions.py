@@ -116,7 +116,7 @@ REGRESSIONS = [
         {"segment_entry_count": 4, "max_journal_entries": 1000, "durability": "os"},
         {"journal.journal._IN_PLACE": 0},
     ),
-    # So with the checksum, which a publish puts in last.
+    # So with the checksum, which a publish put in last.
     Workload(
         "sector ends in a checksum",
         (

@@ -48,6 +48,25 @@ INDEX: tuple[Workload, ...] = (
             ("publish_many", "a", 2, "ttl", True),
         ),
     ),
+    Workload(
+        "publish what is reserved",
+        (
+            ("reserve", "a", 40),
+            ("publish", "a"),
+            ("publish", "a", "long"),
+            ("publish", "a", "rich"),
+            ("publish_many", "a", 5),
+            ("publish", "a", "ttl"),
+            ("publish_many", "a", 2, "long"),
+            ("publish", "a", "stored"),
+            ("publish_many", "a", 3, "stored"),
+            ("publish", "a", "border"),
+            ("get", "a", 3),
+            ("publish_many", "a", 9),
+            ("flush", "a"),
+            ("publish", "a"),
+        ),
+    ),
     *_many(
         "deliver and ack",
         (

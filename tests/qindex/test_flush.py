@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_64_digest
 
 import qindex
 from journal.block_sums import extent
@@ -290,9 +289,9 @@ def test_what_is_published_during_a_flush_stays_in_the_journal(tmp_path: Path) -
 def test_a_record_that_is_being_completed_is_not_copied_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publish puts the checksum in last; a flush that copies the journal's tail meanwhile must
-    not take the record without it."""
-    flushing, sealing, may_flush, may_seal = (threading.Event() for _ in range(4))
+    """A publish stores its record's start last; a flush that copies the journal's tail meanwhile
+    must not take the record without it."""
+    flushing, storing, may_flush, may_store = (threading.Event() for _ in range(4))
     written, copying = threading.Event(), threading.Event()
 
     def before(operation: str, what: object) -> None:
@@ -304,18 +303,12 @@ def test_a_record_that_is_being_completed_is_not_copied_half_done(
         if operation == "open" and str(what).endswith("journal.jif.new"):
             copying.set()
 
-    import qindex.publisher
+    def slowly(data: bytes | memoryview) -> int:
+        done = write(data)
+        storing.set()
+        assert may_store.wait(WAIT)
+        return done
 
-    real = xxh3_64_digest
-    armed = threading.Event()
-
-    def slowly(data: bytes) -> bytes:
-        if armed.is_set():
-            sealing.set()
-            assert may_seal.wait(WAIT)
-        return real(data)
-
-    monkeypatch.setattr(qindex.publisher, "xxh3_64_digest", slowly)
     store = tmp_path / "store"
     engine = open_quietly(store, fs=GateFileSystem(before))
     queue = engine.queue("q")
@@ -323,26 +316,26 @@ def test_a_record_that_is_being_completed_is_not_copied_half_done(
     flusher = threading.Thread(target=queue.flush)
     flusher.start()
     assert flushing.wait(WAIT)
-    armed.set()
-    # What is written in C does the same, and is let alone between the two.
-    publish = qindex.publisher.Publisher.publish
-    publisher = threading.Thread(target=lambda: publish(queue, b"sealed in the end"))
+    journal = queue._index.journal
+    write = journal.write
+    monkeypatch.setattr(journal, "write", slowly)
+    publisher = threading.Thread(target=queue.publish, args=(b"whole in the end",))
     publisher.start()
-    assert sealing.wait(WAIT)
+    assert storing.wait(WAIT)
     may_flush.set()
     assert written.wait(WAIT)
     if copying.wait(0.2):  # a flush that does not wait for the publish is copying by now
         threading.Event().wait(0.2)
-    may_seal.set()
+    may_store.set()
     for thread in (flusher, publisher):
         thread.join(WAIT)
         assert not thread.is_alive()
     with open_quietly(copy_live(store, tmp_path / "copy")) as copied:
         assert [body for _, body, _ in drain(copied.queue("q"))] == [
             b"before",
-            b"sealed in the end",
+            b"whole in the end",
         ]
-    assert [body for _, body, _ in drain(queue)] == [b"before", b"sealed in the end"]
+    assert [body for _, body, _ in drain(queue)] == [b"before", b"whole in the end"]
     engine.close()
 
 

@@ -23,7 +23,7 @@ import contextlib
 import random
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -491,6 +491,22 @@ def rows(server: RabbitServer, name: str) -> list[Row]:
     return found
 
 
+def has_written_all(server: RabbitServer, left: int) -> bool:
+    """Acks are not confirmed: a node writes them within some 200 ms. Segments it writes when a
+    queue has been idle for a second or more."""
+    segments = list(server.queue_dir("node.backlog").glob("*.idx"))
+    return (
+        len(segments) >= 2 and len(list(StoreReader(server.vhost_dir).queue("node.acked"))) <= left
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"{what}: not within {seconds} s"
+        time.sleep(0.1)
+
+
 def publish_kinds(server: RabbitServer) -> list[tuple[bytes, pika.BasicProperties]]:
     """Confirmed messages of each header and each property; gives them."""
     server.declare_queue("node.kinds")
@@ -521,6 +537,7 @@ def test_we_read_what_a_killed_node_left(server: RabbitServer) -> None:
     large = [b"l" * (EMBED_BELOW - 4), b"L" * (EMBED_BELOW - 3), b"L" * 300_000, b"small"]
     server.publish_confirmed("node.large", large)
     sent = publish_kinds(server)
+    left = [number for number in range(600) if number >= 300 or number % 3 != 2]
     # The connection breaks when the node is killed, and can't be closed in order then.
     with contextlib.suppress(pika.exceptions.AMQPConnectionError), server.channel() as channel:
         for number, (method, _, body) in enumerate(channel.consume("node.acked"), start=1):
@@ -529,8 +546,7 @@ def test_we_read_what_a_killed_node_left(server: RabbitServer) -> None:
                 channel.basic_ack(method.delivery_tag)
             if number == 300:
                 break
-        # Acks are not confirmed: a node writes them within some 200 ms.
-        time.sleep(1.0)
+        wait_until(lambda: has_written_all(server, len(left)), "the node has written all")
         server.kill()
 
     found = rows(server, "node.backlog")
@@ -539,7 +555,6 @@ def test_we_read_what_a_killed_node_left(server: RabbitServer) -> None:
     assert all(row.properties == {"exchange": "", "delivery_mode": 2} for row in found)
     assert len(list(server.queue_dir("node.backlog").glob("*.idx"))) >= 2
 
-    left = [number for number in range(600) if number >= 300 or number % 3 != 2]
     assert [row.body for row in rows(server, "node.acked")] == [b"%d" % number for number in left]
 
     found = rows(server, "node.large")

@@ -133,7 +133,7 @@ def rolls(store: Store, promises: Promises) -> None:
 
 def long_batches(store: Store, promises: Promises) -> None:
     """Batches that are written, not copied into the map, and one that is not; over two files."""
-    with patch("rocketstore.commitlog._BULK", 1000):
+    with patch("rocketstore.commitlog.MOST_COPIED", 1000):
         promises.put_many(store, 4, 300)
         promises.put(store, 40)
         promises.put_many(store, 3, 100)
@@ -221,7 +221,7 @@ def clocks() -> dict[str, Any]:
 
 def disk_after(state: CrashState, boot: bytes = b"one boot") -> MemoryFileSystem:
     """The disk when all is up again; a process that was killed finds the same ``boot``."""
-    if state.how != "kill":
+    if not state.how.startswith("kill"):
         boot += b", then another"
     return MemoryFileSystem(state.files, state.directories, root="/s", boot=boot)
 

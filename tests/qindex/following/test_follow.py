@@ -11,8 +11,11 @@ from time import monotonic
 import pytest
 
 import qindex
+from journal.files import REAL
+from journal.format import NO_START, START_SIZE
 from qindex.following import follower as follower_module
-from tests.qindex.support import WAIT, open_quietly, queue_directory
+from qindex.following.journal_tail import JournalTail
+from tests.qindex.support import WAIT, journal_bytes, open_quietly, queue_directory
 
 
 def drained(follower: qindex.Follower) -> list[tuple[int, bytes]]:
@@ -413,3 +416,26 @@ def test_an_error_of_the_gap_handler_loses_nothing(engine: qindex.Engine) -> Non
             follower.get(timeout=0)
         assert drained(follower) == numbered(8, 9)
         assert follower.missed == 8
+
+
+@pytest.mark.parametrize("known", [0, 9])
+def test_an_append_under_way_is_waited_for(tmp_path: Path, known: int) -> None:
+    """Until its start is there it looks like seq_id 0; one that is passed over would be missed."""
+    path = tmp_path / "journal.jif"
+    front = b"".join(journal_bytes(seq, b"%d" % seq, "p") for seq in range(7, 9))
+    single = journal_bytes(9, b"", "p") + journal_bytes(10, b"ten", "p")
+    room = bytes(4096)
+    path.write_bytes(front + NO_START + single[START_SIZE:] + room)
+    tail = JournalTail(REAL, str(tmp_path))
+    tail.attach()
+    piece = tail.read(known)
+    assert piece is not None
+    assert piece.seqs.tolist() == [seq for seq in (7, 8) if seq >= known]
+    assert tail.read(known) is None
+    with path.open("r+b") as file:
+        file.seek(len(front))
+        file.write(single[:START_SIZE])
+    piece = tail.read(known)
+    assert piece is not None
+    assert piece.seqs.tolist() == [9, 10]
+    tail.close()
