@@ -5,9 +5,9 @@ storing it into the map: that survives the death of the process as a ``write`` d
 tenth of it. The price: behind the last record the file is zero-filled until it is closed or
 emptied, which the format allows (a parser stops at 40 zero bytes).
 
-A copy into a map may be under way anywhere, in any order, when its process dies. So the first
-sixteen bytes of an append (or all of them, if it has no more) are stored last, at once: until then
-zeros stand there, and what is behind them does not count.
+A copy into a map may be under way anywhere, in any order, when its process dies, and a write in its
+middle. So the first sixteen bytes of an append (or all of them, if it has no more) are stored last,
+at once: until then zeros stand there, and what is behind them does not count.
 
 Behind the map the file has a *reserve* (:mod:`journal.room`) for deliver and ack records on a full
 disk. While the journal is in it, each publish asks for room first, and fails where there is none.
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from journal.block_sums import extent
 from journal.call_lock import CallLock
 from journal.durations import Durations
-from journal.errors import ClosedError, StorageError
+from journal.errors import ClosedError, StorageError, StoreError
 from journal.files import (
     FileSystem,
     PathLike,
@@ -198,45 +198,58 @@ class Journal:
             self.grow(len(data), reserve=reserve)
             return self.append(data, reserve=reserve)
         write = self.map.write if self.in_reserve else self.write
+        end = offset + len(data)
         try:
             if len(data) < _BULK:
                 self._poison.check()
                 start, rest = data[:START_SIZE], data[START_SIZE:]
-                self.map[offset + START_SIZE : offset + len(data)] = rest
+                self.map[offset + START_SIZE : end] = rest
                 write(start)
-                self.map.seek(offset + len(data))
+                self.map.seek(end)
                 return offset
-            if offset + len(data) <= len(self.map):
-                return self._append_bulk(data, offset)
+            if end <= len(self.map):
+                self._append_bulk(data, offset)
+                return offset
         except (ValueError, IndexError):
             # The map is full (or what is left of it is too short for such a slice).
             self.map.seek(offset)
+        except StoreError:
+            raise
+        except BaseException:  # a signal's handler
+            self._erase(offset, end)
+            raise
         self.grow(len(data), reserve=reserve)
         return self.append(data, reserve=reserve)
 
     def take_back(self, end: int) -> None:
         """Take back what was appended behind the offset ``end``, by a call that was cut short."""
-        behind = self.tell()
-        if behind > end and self._poison.reason is None:
-            self.map[end:behind] = bytes(behind - end)
-            self.map.seek(end)
-            self._sealed = min(self._sealed, end)
+        self._erase(end, self.tell())
 
-    def _append_bulk(self, data: bytes | memoryview, offset: int) -> int:
+    def _erase(self, start: int, end: int) -> None:
+        """Put zeros where no record is to stand, and go on writing there."""
+        if end > start and self._poison.reason is None:
+            end = min(end, len(self.map))
+            self.map[start:end] = bytes(end - start)
+            self.map.seek(start)
+            self._sealed = min(self._sealed, start)
+
+    def _append_bulk(self, data: bytes | memoryview, offset: int) -> None:
         """Append much at once with a write: half the cost of touching fresh pages of the map one
         by one, and other threads run meanwhile. Map and file are the same pages."""
         self._poison.check()
+        self.seal()
+        end = offset + len(data)
         try:
-            pwrite_all(self._fs, self._fd, data, offset)
+            with memoryview(data) as view:
+                pwrite_all(self._fs, self._fd, view[START_SIZE:], offset + START_SIZE)
+            self.map[offset : offset + START_SIZE] = data[:START_SIZE]
+            self.map.seek(end)
         except OSError as error:
             failure = StorageError(self.path, "append failed", error)
             self._poison.set(failure)
             raise failure from error
-        self.seal()
-        self.map.seek(offset + len(data))
         self._sums.append(extent(data, offset))
-        self._sealed = offset + len(data)
-        return offset
+        self._sealed = end
 
     def seal(self, at_least: int = 1) -> None:
         """Write checksums of what was appended since the last call (:mod:`journal.block_sums`),

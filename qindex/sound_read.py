@@ -49,6 +49,8 @@ _PAGE = 4096
 _SECTOR = 512
 _MOST_COPIED = (64 << 10) + 8
 """Bytes of an append that is copied into the map, and a word."""
+_MOST_UNSEALED = 1 << 20
+"""Bytes without a checksum in their sum file, at the end of a journal that has one."""
 _NO_CHECK = bytes(CHECK_SIZE)
 _BARE = "damaged entry"
 _NOT_SYNCED = "dropped: it was not synced"
@@ -269,15 +271,17 @@ class _Reader:
         return True
 
     def _is_cut_short(self, offset: int) -> bool:
-        """Tell whether all from here on is one append of a process that died meanwhile: what it
-        had copied by then does not count, whole records neither. Where the system died as well,
-        sectors may be missing instead."""
+        """Tell whether all from here on is one append of a process that died meanwhile: what was
+        there by then does not count, whole records neither. Where the system died as well, sectors
+        may be missing instead."""
         layout = self._layout
         if not layout.ids_vouch or layout.power_lost or offset < layout.complete:
             return False
-        if not self._is_unfinished(offset):
+        if not self._has_no_start(offset):
             return False
-        length = len(self._data[offset : offset + _MOST_COPIED].rstrip(b"\0"))
+        if offset - layout.complete > _MOST_UNSEALED and not self._is_unfinished(offset):
+            return False
+        length = len(self._data[offset:].rstrip(b"\0"))
         self._find(offset, length, Cause.CRASH, _CUT_SHORT, _NEVER_RETURNED, Kind.UNFINISHED)
         return True
 
@@ -450,12 +454,16 @@ class _Reader:
         death of its process: its first sixteen bytes are stored last
         (:meth:`journal.journal.Journal.append`), and nothing is appended behind it."""
         if not self._unfinished and self._layout.step_size == 8:
-            # Eight zeros may be the start of seq_id 0, where nothing stands before.
-            zeros = NO_START[: 8 if self._last_seq >= 0 else 16]
-            starts_with_zeros = self._data.startswith(zeros, offset)
             last = self._data[offset : offset + _MOST_COPIED]
-            self._unfinished = starts_with_zeros and self._nothing_from(offset + len(last))
+            no_start = self._has_no_start(offset)
+            self._unfinished = no_start and self._nothing_from(offset + len(last))
         return self._unfinished
+
+    def _has_no_start(self, offset: int) -> bool:
+        """Tell whether zeros stand here in place of an append's start."""
+        # Eight zeros may be the start of seq_id 0, where nothing stands before.
+        zeros = NO_START[: 8 if self._last_seq >= 0 else 16]
+        return self._data.startswith(zeros, offset)
 
     def _never_written(self, start: int, stop: int) -> bool:
         """Tell whether a loss of power explains that these bytes are not sound: of a sector in

@@ -278,15 +278,15 @@ def _of_queue(
 
 
 def _of_last(promise: Promise, messages: tuple[Queued, ...], next_seq: int) -> list[str]:
-    """Of the publish that had not returned when its process died the first messages are there.
-    Where their seq_ids were reserved the next one tells how many."""
+    """Of the publish that had not returned when its process died all messages are there, or none.
+    Where their seq_ids were reserved the next one tells which."""
     last = [number for number, seq in promise.seqs.items() if seq is None]
     last = [number for number in last if number not in promise.letters]
     lasting = [number for number in last if number not in promise.gone]
     present = {one.number for one in messages}
     there = [number for number in lasting if number in present]
     found = []
-    if there != lasting[: len(there)]:
+    if there not in ([], lasting):
         found.append(f"of {lasting}, which had not been published, {there} are there")
     most = max([promise.next_seq, *(one.seq_id + 1 for one in messages)])
     is_reserved = promise.next_seq + len(last) <= promise.reserved

@@ -195,6 +195,7 @@ INDEX: tuple[Workload, ...] = (
     Workload(
         "bulk append",
         (
+            ("reserve", "a", 40),
             ("publish_many", "a", 3, "long"),
             ("get", "a", 2),
             ("sync",),

@@ -101,6 +101,11 @@ def publish_many(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
     return Case(lambda: queue.publish_many(new), live, new)
 
 
+def publish_many_in_one_write(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
+    live, new = _fill(queue, 5), [b"%04d" % at * 250 for at in range(70)]
+    return Case(lambda: queue.publish_many(new), live, new)
+
+
 def publish_many_over_segments(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
     live, new = _fill(queue, 5), [b"n%d" % at for at in range(40)]
     return Case(lambda: queue.publish_many(new), live, new)
@@ -212,6 +217,7 @@ OPERATIONS: list[Operation] = [
     publish_large_to_one_who_keeps_up,
     publish_large_to_two,
     publish_many,
+    publish_many_in_one_write,
     publish_many_over_segments,
     get,
     get_what_was_read_ahead,

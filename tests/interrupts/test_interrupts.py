@@ -6,12 +6,14 @@ that of one that several use. Then:
 
 * the lock is free, and what follows does what it should, or says that writes are refused;
 * after a close and an open all that was there is there, once, in order, and nothing is damaged;
+  so it is if the process is killed behind the message that was published next;
 * of what the call itself was to do, the beginning is done, or nothing.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,10 +55,12 @@ def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
     """Tells how the engine goes on."""
     state = "goes on"
     before: list[bytes] = []
+    killed = directory.with_name(f"{directory.name}-killed")
     try:
         queue = engine.queue("q")
         assert not queue._real_lock.is_mine()
         queue.publish(AFTER)
+        shutil.copytree(directory, killed)
         before = drained(queue)
         assert before.pop() == AFTER
         check_bodies(before, case)
@@ -75,8 +79,21 @@ def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
         assert left is None or not left.messages, "nobody refers to it, and it is kept"
     if state == "goes on":
         assert not set(rest) & set(before), "acknowledged, and back"
+        check_killed(killed, case, before)
     check_bodies([*rest, *before], case)
     return state
+
+
+def check_killed(directory: Path, case: Case, before: Sequence[bytes]) -> None:
+    """``before``: what was in use."""
+    with qindex.open(directory, **OPTIONS) as engine:
+        assert all(one.cause is qindex.Cause.CRASH for one in engine.findings), engine.findings
+        bodies = drained(engine.queue("q"))
+    assert bodies.pop() == AFTER
+    check_bodies(bodies, case)
+    assert [body for body in bodies if body in case.new] == [
+        body for body in before if body in case.new
+    ]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
