@@ -289,7 +289,7 @@ def _of_last(promise: Promise, messages: tuple[Queued, ...], next_seq: int) -> l
     if there not in ([], lasting):
         found.append(f"of {lasting}, which had not been published, {there} are there")
     most = max([promise.next_seq, *(one.seq_id + 1 for one in messages)])
-    is_reserved = promise.next_seq + len(last) <= promise.reserved
+    is_reserved = 0 < promise.next_seq + len(last) <= promise.reserved
     if is_reserved and next_seq > most + len(last) - len(lasting):
         found.append(f"seq_id {next_seq} is given out, and {most} never was")
     return found

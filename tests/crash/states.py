@@ -157,13 +157,13 @@ def kill_states(disk: Disk, last: Data | None) -> Iterator[State]:
     yield point.state("kill", True, point.all_done, contents)
     if last is None or last.data is None or len(last.data) <= _WORD:
         return
-    cuts = _cuts(point.paths.get(last.inode, ""), last, before)
+    path = point.paths.get(last.inode, "")
     if last.copied:
-        for how, parts in parts_of_copy(last, cuts):
+        for how, parts in parts_of_copy(last, _cuts(path, last, before, around=0)):
             contents[last.inode] = _variant("", reduce(apply_data, parts, before))
             yield point.state(f"kill, copied {how}", True, point.all_done, contents)
         return
-    for cut in cuts:
+    for cut in _cuts(path, last, before):
         contents[last.inode] = _variant("", apply_data(before, _front(last, cut)))
         yield point.state(f"kill, the last write cut at {cut}", True, point.all_done, contents)
 
@@ -345,13 +345,14 @@ def _front(write: Data, cut: int) -> Data:
     return Data(write.inode, write.offset, write.data[:cut])
 
 
-def _cuts(path: str, write: Data, before: bytes) -> list[int]:
-    """Where a write may end: at borders of records, a byte before and behind them, at sectors."""
+def _cuts(path: str, write: Data, before: bytes, around: int = 1) -> list[int]:
+    """Where a write may end: at borders of records, ``around`` bytes before and behind them, at
+    sectors."""
     assert write.data is not None
     size = len(write.data)
     cuts = {1, 2, size - 1}
     for border in borders(path, before, write):
-        cuts |= {border - 1, border, border + 1}
+        cuts.update(range(border - around, border + around + 1))
     first = -write.offset % SECTOR
     cuts |= set(range(first, size, SECTOR))
     return sorted(cut for cut in cuts if 0 < cut < size)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import journal.journal
 import qindex
 
 __all__ = ["COMPILED", "OPERATIONS", "OPTIONS", "Case", "Operation"]
@@ -102,8 +103,17 @@ def publish_many(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
 
 
 def publish_many_in_one_write(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
-    live, new = _fill(queue, 5), [b"%04d" % at * 250 for at in range(70)]
-    return Case(lambda: queue.publish_many(new), live, new)
+    live, new = _fill(queue, 5), [b"%04d" % at * 40 for at in range(6)]
+    usual = journal.journal._BULK
+
+    def call() -> None:
+        journal.journal._BULK = 512
+        try:
+            queue.publish_many(new)
+        finally:
+            journal.journal._BULK = usual
+
+    return Case(call, live, new)
 
 
 def publish_many_over_segments(_engine: qindex.Engine, queue: qindex.Queue) -> Case:

@@ -291,7 +291,7 @@ def test_no_second_crash_loses_anything(tmp_path: Path) -> None:
     first = record(tmp_path / "run", combine_while_unsynced)
     states = list(crash_states(first, random_per_point=0))
     count = 0
-    for state in states[:: max(1, len(states) // 25)]:
+    for state in states[:: max(1, len(states) // 40)]:
         kept = promised(state)
         target = state.build(tmp_path / "first")
         fs = RecordingFileSystem(target)
