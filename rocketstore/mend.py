@@ -16,7 +16,7 @@ from rocketstore.filler_format import can_fill, fill_records
 from rocketstore.mapped_files import MappedFile, holds_data
 from rocketstore.parts import Parts
 from rocketstore.quarantine import save_span
-from rocketstore.walk import LogWalk, find_survivor
+from rocketstore.walk import LogWalk, find_survivor, is_cut_short
 
 __all__ = ["Mender"]
 
@@ -24,13 +24,13 @@ __all__ = ["Mender"]
 class Mender:
     """Asked by a walk what to do where no record stands.
 
-    ``survivor`` is the offset of the sound record behind the place where the walk ended, if a
-    crash explains what lies before it: then the log is to be cut there.
+    ``survivor`` is the offset of the sound record behind the place where the walk ended, if the log
+    is to be cut there: a crash explains what lies before it (``explained``), or nothing fits in.
     """
 
     def __init__(self, parts: Parts, *, explained: bool) -> None:
         self._parts = parts
-        self._explained = explained
+        self.explained = explained
         self.survivor: int | None = None
 
     def __call__(self, walk: LogWalk) -> int | None:
@@ -44,12 +44,16 @@ class Mender:
         file = commitlog.files.find(start)
         if file is None:
             return None
-        survivor = find_survivor(commitlog, start, returned=self._is_in_a_queue(start))
+        survivor = find_survivor(commitlog, start, returned=True)
         if survivor is None:
+            return None
+        if is_cut_short(commitlog, start) and not self._is_in_a_queue(start):
+            self.explained = True
+            self.survivor = survivor
             return None
         what = f"no record stands here, but sound ones do from offset {survivor} on"
         if not self._parts.options.repair:
-            if not self._explained:
+            if not self.explained:
                 where = start - file.start
                 raise DamageError(file.path, where, what + " (open with repair=True)")
             self.survivor = survivor

@@ -63,8 +63,7 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
     result = Rebuilt(walked_from=known.offset if known is not None else first)
     if known is not None:
         result.last = known.last[:2]
-    explained = crashed and _boot_changed(parts, derived)
-    mender = Mender(parts, explained=explained)
+    mender = Mender(parts, explained=crashed and _boot_changed(parts, derived))
     walk = LogWalk(
         parts.commitlog,
         result.walked_from,
@@ -95,7 +94,7 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
     if walk.last[1]:
         result.last = walk.last
         result.last_store_time = walk.last_store_time
-    _end_of_log(parts, walk, mender.survivor, explained=explained)
+    _end_of_log(parts, walk, mender)
     if derived is not None and result.end < derived.offset:
         _ends_early(parts, result.end, derived.offset)
     _finish_queues(parts, repairs, repair_of, result)
@@ -309,7 +308,7 @@ def _ends_early(parts: Parts, end: int, durable: int) -> None:
     )
 
 
-def _end_of_log(parts: Parts, walk: LogWalk, survivor: int | None, *, explained: bool) -> None:
+def _end_of_log(parts: Parts, walk: LogWalk, mender: Mender) -> None:
     """Cut the log where its records end. What stands behind is copied to quarantine if it is
     sound: that was never promised, or the hole before it is too small to be filled."""
     commitlog = parts.commitlog
@@ -327,7 +326,7 @@ def _end_of_log(parts: Parts, walk: LogWalk, survivor: int | None, *, explained:
             )
         )
     file = commitlog.files.find(end)
-    if survivor is not None and file is not None:
+    if mender.survivor is not None and file is not None:
         length = commitlog.files.max_offset - end
         where = save_span(parts.fs, parts.paths, commitlog, end, end + length)
         parts.finding(
@@ -335,8 +334,8 @@ def _end_of_log(parts: Parts, walk: LogWalk, survivor: int | None, *, explained:
                 file.path,
                 end - file.start,
                 length,
-                Cause.CRASH if explained else Cause.DAMAGE,
-                f"no record stands here, but sound ones do from offset {survivor} on",
+                Cause.CRASH if mender.explained else Cause.DAMAGE,
+                f"no record stands here, but sound ones do from offset {mender.survivor} on",
                 f"the log was cut here; its rest is set aside in {where}",
             )
         )

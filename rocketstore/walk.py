@@ -11,7 +11,7 @@ from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START
 from rocketstore.mapped_files import MappedFile, holds_data
 from rocketstore.scan import Records, Stop, scan_records
 
-__all__ = ["LogWalk", "OnDamage", "SkipDamage", "find_survivor"]
+__all__ = ["LogWalk", "OnDamage", "SkipDamage", "find_survivor", "is_cut_short"]
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big", signed=True)
 
@@ -157,7 +157,7 @@ def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) 
     """Offset of the first sound record at or after ``offset``: one that says itself that it
     stands there, with a sound body. ``None`` if there is none, or if all that stands there is an
     append that never returned (``returned``: it is known that it did). O(bytes)."""
-    if not returned and _is_cut_short(commitlog, offset):
+    if not returned and is_cut_short(commitlog, offset):
         return None
     for file in list(commitlog.files.files.values()):
         if file.start + file.size <= offset:
@@ -170,7 +170,7 @@ def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) 
     return None
 
 
-def _is_cut_short(commitlog: CommitLog, offset: int) -> bool:
+def is_cut_short(commitlog: CommitLog, offset: int) -> bool:
     """Tell whether what stands from ``offset`` on is the log's last append, under way or left by a
     process that died meanwhile: its start is stored last (:meth:`CommitLog.write`)."""
     file = commitlog.files.find(offset)
