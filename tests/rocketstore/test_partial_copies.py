@@ -56,6 +56,12 @@ def killed(tmp_path: Path, kind: str, *, dispatched: bool) -> tuple[Path, int, i
     return left, start, end
 
 
+def lose_start(store: Path, at: int) -> None:
+    with (store / LOG).open("r+b") as file:
+        file.seek(at)
+        file.write(NO_START)
+
+
 def parts(data: bytes) -> Iterator[bytes]:
     """What may be there: all but one range of bytes, or one range alone, behind the start."""
     size = len(data)
@@ -92,9 +98,7 @@ def test_no_part_of_it_counts(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["many", "batch"])
 def test_it_is_no_damage_to_those_who_only_read(tmp_path: Path, kind: str) -> None:
     left, start, _ = killed(tmp_path, kind, dispatched=False)
-    with (left / LOG).open("r+b") as file:
-        file.seek(start)
-        file.write(NO_START)
+    lose_start(left, start)
     with open_tiny(left, read_only=True) as store:
         assert [one.body for one in store.messages("T", 0)] == [b"first", b"second"]
     assert {one.cause for one in verify(left, **TINY)} <= {Cause.CRASH}
@@ -104,9 +108,7 @@ def test_it_is_no_damage_to_those_who_only_read(tmp_path: Path, kind: str) -> No
 def test_where_a_queue_names_its_messages_it_had_returned(tmp_path: Path, kind: str) -> None:
     """Then the zeros are damage: refused, and mended as such, at the price of one message."""
     left, start, _ = killed(tmp_path, kind, dispatched=True)
-    with (left / LOG).open("r+b") as file:
-        file.seek(start)
-        file.write(NO_START)
+    lose_start(left, start)
     with pytest.raises(DamageError, match=f"offset {start}: no record stands here"):
         open_tiny(left)
     with open_tiny(left, repair=True) as store:
