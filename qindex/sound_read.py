@@ -54,8 +54,6 @@ _MOST_UNSEALED = 1 << 20
 _NO_CHECK = bytes(CHECK_SIZE)
 _BARE = "damaged entry"
 _NOT_SYNCED = "dropped: it was not synced"
-_CUT_SHORT = "an append that was cut short"
-_NEVER_RETURNED = "it never returned"
 _LAST_OF_SIZE = 27
 """Where the last byte of the size stands, from the message id on."""
 _ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
@@ -281,8 +279,7 @@ class _Reader:
             return False
         if offset - layout.complete > _MOST_UNSEALED and not self._is_unfinished(offset):
             return False
-        length = len(self._data[offset:].rstrip(b"\0"))
-        self._find(offset, length, Cause.CRASH, _CUT_SHORT, _NEVER_RETURNED, Kind.UNFINISHED)
+        self._find_unfinished(offset, len(self._data[offset:].rstrip(b"\0")))
         return True
 
     def _resume(self, anomaly: int, nominal_end: int | None, bare: bool) -> _Resume:
@@ -407,18 +404,13 @@ class _Reader:
             what = "torn record at the end"
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, "cut", Kind.TORN)
         elif unfinished:
-            self._find(
-                resume.lost_from, len(lost), Cause.CRASH, _CUT_SHORT, _NEVER_RETURNED,
-                Kind.UNFINISHED,
-            )  # fmt: skip
+            self._find_unfinished(resume.lost_from, len(lost))
         elif resume.what == _BARE and self._is_torn(lost):
             what, consequence = "an entry that did not reach the disk in whole", _NOT_SYNCED
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, consequence, Kind.TORN)
         elif self._is_unsealed(resume.lost_from):
             what = "a publish that was interrupted before its checksum was written"
-            self._find(
-                resume.lost_from, len(lost), Cause.CRASH, what, _NEVER_RETURNED, Kind.UNFINISHED
-            )
+            self._find_unfinished(resume.lost_from, len(lost), what)
         elif _has_zero_page(lost, resume.lost_from):
             what = "pages that were never written"
             self._find(resume.lost_from, len(lost), Cause.CRASH, what, kind=Kind.ZEROS)
@@ -473,8 +465,8 @@ class _Reader:
         data = self._data
         if data.startswith(NO_START, start):
             return True
-        # What is stored last of an append, and the checksum of a record, may reach
-        # over the border of two sectors, of which one was written before and one after.
+        # What is stored last of an append, and the checksum of a record, may reach over the border
+        # of two sectors, of which one was written before and one after.
         check = start + self._layout.head_size + CHECK_OFFSET
         if _is_half(data, start, len(NO_START)) or _is_half(data, check, CHECK_SIZE):
             return True
@@ -493,6 +485,11 @@ class _Reader:
             self._data[record:check] == MAGIC
             and self._data[check : check + CHECK_SIZE] == _NO_CHECK
         )
+
+    def _find_unfinished(
+        self, offset: int, length: int, what: str = "an append that was cut short"
+    ) -> None:
+        self._find(offset, length, Cause.CRASH, what, "it never returned", Kind.UNFINISHED)
 
     def _find(
         self,

@@ -36,7 +36,6 @@ from journal.errors import UsageError
 from rocketstore.crc import crc32
 
 __all__ = [
-    "BLANK",
     "BLANK_MAGIC",
     "BLANK_SIZE",
     "BODY_LENGTH_AT",
@@ -68,8 +67,8 @@ MESSAGE_MAGIC = -626843481
 BLANK_MAGIC = -875286124
 BLANK_SIZE = 8
 START = struct.Struct(">ii")
-"""Size and magic of a record. They are stored last: until then zeros stand there, which end a log,
-and what is behind them does not count."""
+"""Size and magic of a record, blank ones included. They are stored last: until then zeros stand
+there, which end a log, and what is behind them does not count."""
 NO_START = bytes(START.size)
 FIXED_SIZE = 91
 """Bytes of a record with two IPv4 hosts besides body, topic and properties."""
@@ -81,7 +80,6 @@ ROLLBACK = 12
 V6_BORN = 16
 V6_STORE = 32
 
-BLANK = struct.Struct(">ii")
 HEADERS = tuple(
     struct.Struct(f">iiiiiqqiq{born}sq{store}siqi") for store in (8, 20) for born in (8, 20)
 )
@@ -104,7 +102,7 @@ def body_crc(body: bytes) -> int:
 
 def blank_record(rest: int) -> bytes:
     """The blank record that fills the last ``rest`` bytes of a file."""
-    return BLANK.pack(rest, BLANK_MAGIC)
+    return START.pack(rest, BLANK_MAGIC)
 
 
 def encode_record(

@@ -13,7 +13,7 @@ from typing import Any
 from journal.errors import NotAStoreError, UsageError
 from journal.files import REAL, FileSystem, read_file
 from rocketstore.checkpoint_format import CHECKPOINT_SIZE, Checkpoint
-from rocketstore.commitlog_format import BLANK
+from rocketstore.commitlog_format import START
 from rocketstore.consumequeue_format import UNIT_SIZE, count_valid, parse_units
 from rocketstore.derived import load_derived
 from rocketstore.filler_format import is_filler
@@ -100,7 +100,7 @@ def _commitlog(fs: FileSystem, path: str, start: int) -> Iterator[Row]:
 
 def _end_of_log(view: mmap.mmap, position: int, size: int, stop: Stop) -> Row:
     if stop is Stop.BLANK:
-        return {"kind": "blank", "position": position, "size": BLANK.unpack_from(view, position)[0]}
+        return {"kind": "blank", "position": position, "size": START.unpack_from(view, position)[0]}
     row: Row = {"kind": "end", "position": position, "size": size}
     if stop is Stop.BAD and view[position : position + 4] != bytes(4):
         row["damage"] = "no sound record stands here"

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import enum
 import mmap
-import struct
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rocketstore.commitlog_format import BLANK_MAGIC, FIXED_SIZE, MESSAGE_MAGIC
+from rocketstore.commitlog_format import BLANK_MAGIC, FIXED_SIZE, MESSAGE_MAGIC, START
 from rocketstore.crc import crc32
 
 __all__ = ["Records", "Stop", "scan_records"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_SIZE_MAGIC = struct.Struct(">ii").unpack_from
+_SIZE_MAGIC = START.unpack_from
 _COMMON = np.dtype(
     [
         ("size", ">i4"),

@@ -478,9 +478,10 @@ def _kill_states(disk: Disk, point: int, last: Operation | None) -> Iterator[Cra
     if not isinstance(last, Data) or not last.copied or last.data is None:
         return
     size = len(last.data)
-    words = list(range(_WORD, size, _WORD))[:_MOST_WORDS]
-    cuts = sorted({*words, max(size - _WORD, 0)} - {0})
-    for how, parts in parts_of_copy(last, cuts if size > _WORD else []):
+    if size <= _WORD:
+        return
+    cuts = sorted({*range(_WORD, size, _WORD)[:_MOST_WORDS], size - _WORD})
+    for how, parts in parts_of_copy(last, cuts):
         files = disk.files([*data[:-1], *parts], disk.changes)
         yield CrashState(point, f"kill, copied {how}", *files, notes)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketstore import Store
-from rocketstore.commitlog_format import BLANK
+from rocketstore.commitlog_format import START
 from rocketstore.consumequeue_format import UNIT_SIZE
 from rocketstore.javahash import index_hash
 from tests.rocketstore.support import read_lines
@@ -75,7 +75,7 @@ def _message(store: Store, row: dict[str, Any]) -> tuple[Any, Any]:
         file = files.find(row["phyOffset"])
         assert file is not None
         place = row["phyOffset"] - file.start
-        blank = BLANK.unpack_from(files.mapped(file), place)
+        blank = START.unpack_from(files.mapped(file), place)
         return (row["blank"], row["magic"]), (file.size - place, blank[1])
     message = store.lookup(row["phyOffset"])
     assert message is not None
