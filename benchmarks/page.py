@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.erlang_vm import node_paths
 from benchmarks.measure import human
-from qindex.compiled import COMPILED
+from qindex.queue.compiled import COMPILED
 
 __all__ = ["split_page", "write_page"]
 

@@ -17,7 +17,7 @@ from journal.findings import Cause, Finding
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.schemas import Table, arrow_schema
 from pyspark_qindex.stores import Store
-from qindex.cli.output import plain_value
+from qindex.format.json_value import plain_value
 
 __all__ = [
     "Maker",

@@ -1,8 +1,8 @@
 """Find the fields of our embedded message records with numpy, many at once.
 
 Most messages have a body, perhaps a key, and neither headers nor properties. Where their fields
-begin and end follows from a few bytes of each record (:mod:`qindex.record_format`), which are
-looked at in columns here; all other records are for :func:`qindex.entries.read_entry`.
+begin and end follows from a few bytes of each record (:mod:`qindex.format.message_record`), which
+are looked at in columns here; all other records are for :func:`qindex.format.entries.read_entry`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qindex.record_format import CHECK_OFFSET, CHECK_SIZE, MAGIC
-from qindex.sound_read import Data
+from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC
+from qindex.format.resynchronise import Data
 
 __all__ = ["PlainRows", "find_plain"]
 

@@ -1,11 +1,11 @@
 """Plan a read of queues: which task reads what, and of which moment.
 
-The moment of each queue is the plan's. Every queue is pinned here (:mod:`qindex.pinned`); a
-segment file that the journal does not touch is as it was pinned for as long as it is there, so
-only the parts of a queue with segments that the journal touches need the journal. It goes along
-with the part, or where journals are too many for that (:data:`SHIPPED_BYTES`) the task pins anew,
-and leaves out what was published since. A message that is acknowledged between plan and read, and
-whose segment was deleted, is not given.
+The moment of each queue is the plan's. Every queue is pinned here
+(:mod:`qindex.view.point_in_time`); a segment file that the journal does not touch is as it was
+pinned for as long as it is there, so only the parts of a queue with segments that the journal
+touches need the journal. It goes along with the part, or where journals are too many for that
+(:data:`SHIPPED_BYTES`) the task pins anew, and leaves out what was published since. A message that
+is acknowledged between plan and read, and whose segment was deleted, is not given.
 
 Small queues are packed together and large ones split by segments, so that there are two to four
 tasks for each core, of about equal size.
@@ -26,15 +26,15 @@ from journal.files import FileSystem
 from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
-from qindex import layout
-from qindex.messages import PERSISTENT_DIRECTORY
-from qindex.pinned import Pinned
-from qindex.queue_view import QueueView
-from qindex.rabbitmq.vhost import QueueDirectory
-from qindex.reader import StoreReader
-from qindex.rules import DirectoryRules
-from qindex.sound_read import Reading
-from qindex.stored_messages import StoreDirectories
+from qindex.format.delivery_rules import DirectoryRules
+from qindex.format.resynchronise import Reading
+from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.recovery import store_directory
+from qindex.view.point_in_time import Pinned
+from qindex.view.queue_view import QueueView
+from qindex.view.rabbitmq_vhost import QueueDirectory
+from qindex.view.reader import StoreReader
+from qindex.view.stored_messages import StoreDirectories
 
 __all__ = [
     "FailedStore",
@@ -95,7 +95,7 @@ class QueuePart:
     high: int | None = None
 
     def view(self) -> QueueView:
-        """Look at the queue. Raises as :func:`qindex.pinned.pin_queue`."""
+        """Look at the queue. Raises as :func:`qindex.view.point_in_time.pin_queue`."""
         return QueueView(
             file_system(self.store.place),
             self.directory,
@@ -139,7 +139,7 @@ def plan_stores(options: ReadOptions, *, by_file: bool) -> list[list[Part]]:
     """Plan a read of files, or (``by_file``) of the message store's records."""
 
     def parts(store: Store, fs: FileSystem) -> list[Part]:
-        layout.store_kind(fs, store.path)  # raises where it is none, or newer
+        store_directory.store_kind(fs, store.path)  # raises where it is none, or newer
         sizes = message_files(fs, store)
         if by_file:
             return [StorePart(store, size, (path,)) for path, size in sizes.items()]

@@ -28,8 +28,8 @@ from journal.errors import LockedError, NotAStoreError, StoreError
 from journal.files import REAL
 from pyspark_qindex.sink_rows import Outgoing, read_staged
 from pyspark_qindex.sink_state import Progress, Staging
-from qindex.publisher import MOST_RESERVED
-from qindex.reader import StoreReader
+from qindex.queue.producing import MOST_RESERVED
+from qindex.view.reader import StoreReader
 
 __all__ = ["ForeignPublisherError", "commit_batch", "make_store", "open_waiting"]
 

@@ -21,9 +21,9 @@ from pyspark_qindex.batches import (
 )
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import QueuePart
-from qindex.queue_view import QueueView
-from qindex.segment import ACKED, DELIVERED, PUBLISHED
-from qindex.view_columns import IndexEntries
+from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
+from qindex.view.columns import IndexEntries
+from qindex.view.queue_view import QueueView
 
 __all__ = ["read_entries", "seq_bounds", "view_findings"]
 

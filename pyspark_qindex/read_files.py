@@ -16,11 +16,11 @@ from pyspark_qindex.batches import batch_of, constant, fixed_binaries, plain_tex
 from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import StorePart, message_files
-from qindex.messages import check_record
-from qindex.queue_view import QueueView
-from qindex.reader import StoreReader
-from qindex.segment import DELIVERED, PUBLISHED
-from qindex.segment_format import PUBLISH_HEAD_SIZE, STEP_SIZE
+from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
+from qindex.index.messages import check_record
+from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.view.queue_view import QueueView
+from qindex.view.reader import StoreReader
 
 __all__ = ["read_files", "read_stored"]
 

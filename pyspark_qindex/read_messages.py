@@ -36,11 +36,11 @@ from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.plain_rows import PlainRows, find_plain
 from pyspark_qindex.planning import QueuePart
 from pyspark_qindex.read_entries import seq_bounds, view_findings
-from qindex.envelope import make_envelope
-from qindex.message import Message
-from qindex.queue_view import QueueView, Row
-from qindex.sound_read import Data
-from qindex.view_columns import Columns, Source, entry_heads
+from qindex.format.envelope import make_envelope
+from qindex.format.message import Message
+from qindex.format.resynchronise import Data
+from qindex.view.columns import Columns, Source, entry_heads
+from qindex.view.queue_view import QueueView, Row
 
 __all__ = ["read_messages"]
 

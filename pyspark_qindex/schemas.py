@@ -81,7 +81,7 @@ MESSAGES: Final[Table] = {
     "error": "string",
 }
 """Messages that would be delivered. ``envelope``: the stored record without its body
-(:mod:`qindex.envelope`), from which key, headers and properties follow without loss."""
+(:mod:`qindex.format.envelope`), from which key, headers and properties follow without loss."""
 
 ENTRIES: Final[Table] = {
     "store": "string",

@@ -18,8 +18,8 @@ import pyarrow as pa
 from journal.errors import StorageError, UsageError
 from journal.files import REAL, ReadBuffer, make_dirs, write_all
 from pyspark_qindex.schemas import MESSAGES
-from qindex.envelope import open_envelope
-from qindex.message import Message
+from qindex.format.envelope import open_envelope
+from qindex.format.message import Message
 from qindex.transfer.moved import from_plain
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ It stands in the store's staging directory and is replaced at once, durably::
     data/qindex.spark/<query>/<batch>/  the rows of a batch, a file for each task
 
 A batch is published in steps. Before a step its file says at which seq_id it starts and how many
-rows it has, and the queue has reserved seq_ids for them (:meth:`qindex.queue.Queue.reserve`), so
-that the queue's next seq_id tells after a crash how many of them were published.
+rows it has, and the queue has reserved seq_ids for them (:meth:`qindex.queue.queue.Queue.reserve`),
+so that the queue's next seq_id tells after a crash how many of them were published.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from journal.errors import DamageError, StorageError
 from journal.files import REAL, make_dirs, read_optional, replace_file
-from qindex import layout
+from qindex.format import layout
 
 __all__ = ["Progress", "Staging"]
 

@@ -15,8 +15,8 @@ from typing import Final
 from journal.errors import NotAStoreError, StorageError, UsageError
 from journal.files import FileSystem
 from pyspark_qindex.filesystem import Place, expand, file_system
-from qindex import layout
-from qindex.messages import PERSISTENT_DIRECTORY
+from qindex.format import layout
+from qindex.index.messages import PERSISTENT_DIRECTORY
 
 __all__ = ["Store", "find_stores", "is_queue_store", "is_rocket_store"]
 

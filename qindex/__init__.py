@@ -32,15 +32,15 @@ from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Cause, Finding
 
 if TYPE_CHECKING:
-    from qindex.delivery import Batch, Delivery
-    from qindex.engine import Engine
+    from qindex.engine.engine import Engine
+    from qindex.engine.read_only import ReadOnlyEngine
     from qindex.following import Follower, Gap, QueueGoneError, follow
-    from qindex.message import Message
+    from qindex.format.message import Message
+    from qindex.format.settings import UNSET, QueueSettings
     from qindex.options import Options
-    from qindex.queue import Queue
-    from qindex.read_only import ReadOnlyEngine
-    from qindex.settings import UNSET, QueueSettings
-    from qindex.stats import ByReason, EngineStats, QueueStats
+    from qindex.queue.delivery import Batch, Delivery
+    from qindex.queue.queue import Queue
+    from qindex.queue.stats import ByReason, EngineStats, QueueStats
     from qindex.tools.repair import repair
     from qindex.tools.salvage import salvage
     from qindex.tools.saved import SaveReport
@@ -88,21 +88,21 @@ __version__ = "0.1.0"
 # Where the names are that need numpy: a program that imports qindex and opens nothing (a command
 # line that prints its help) should not wait for it.
 _LATER = {
-    "UNSET": "qindex.settings",
-    "Batch": "qindex.delivery",
-    "ByReason": "qindex.stats",
-    "Delivery": "qindex.delivery",
-    "Engine": "qindex.engine",
-    "EngineStats": "qindex.stats",
+    "UNSET": "qindex.format.settings",
+    "Batch": "qindex.queue.delivery",
+    "ByReason": "qindex.queue.stats",
+    "Delivery": "qindex.queue.delivery",
+    "Engine": "qindex.engine.engine",
+    "EngineStats": "qindex.queue.stats",
     "Follower": "qindex.following",
     "Gap": "qindex.following",
-    "Message": "qindex.message",
+    "Message": "qindex.format.message",
     "Options": "qindex.options",
-    "Queue": "qindex.queue",
+    "Queue": "qindex.queue.queue",
     "QueueGoneError": "qindex.following",
-    "QueueSettings": "qindex.settings",
-    "QueueStats": "qindex.stats",
-    "ReadOnlyEngine": "qindex.read_only",
+    "QueueSettings": "qindex.format.settings",
+    "QueueStats": "qindex.queue.stats",
+    "ReadOnlyEngine": "qindex.engine.read_only",
     "Report": "qindex.tools.verify",
     "SaveReport": "qindex.tools.saved",
     "follow": "qindex.following",
@@ -152,7 +152,8 @@ def open(
     """Open the store in ``directory``; makes one where there is nothing.
 
     With ``read_only=True`` nothing is written and no lock is taken, beside a writer or not; the
-    directory may also be a RabbitMQ virtual host's (see :mod:`qindex.reader`), and must be there.
+    directory may also be a RabbitMQ virtual host's (see :mod:`qindex.view.reader`), and must be
+    there.
 
     ``options``: see :class:`qindex.options.Options`. ``fs``: the file seam, for tests.
     Raises :class:`NotAStoreError` for a file or a directory of something else,
@@ -160,7 +161,7 @@ def open(
     :class:`DamageError` when it holds what no crash leaves (unless ``repair=True``),
     :class:`StorageError` when the system refuses, :class:`UsageError` for bad options.
     """
-    from qindex.engine import Engine
+    from qindex.engine.engine import Engine
     from qindex.options import Options
 
     try:
@@ -168,7 +169,7 @@ def open(
     except TypeError as error:
         raise UsageError(f"not an option of qindex.open: {error}") from error
     if read_only:
-        from qindex.read_only import ReadOnlyEngine
+        from qindex.engine.read_only import ReadOnlyEngine
 
         return ReadOnlyEngine(directory, fs)
     return Engine(os.path.abspath(os.fspath(directory)), checked, fs)

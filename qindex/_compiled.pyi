@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 
 from journal.files import ReadBuffer
-from qindex.entries import Entry
+from qindex.format.entries import Entry
 
 def use_layout(with_: Mapping[str, object], /) -> None: ...
 def install(with_: Mapping[str, object], /) -> None: ...

@@ -13,12 +13,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from journal.durations import BOUNDS, Durations
-from qindex.reader import MessageStoreSummary, QueueSummary
-from qindex.settings import QueueSettings
-from qindex.stats import ByReason, EngineStats, QueueStats
+from qindex.format.settings import QueueSettings
+from qindex.queue.stats import ByReason, EngineStats, QueueStats
+from qindex.view.reader import MessageStoreSummary, QueueSummary
 
 if TYPE_CHECKING:
-    from qindex.engine import Engine
+    from qindex.engine.engine import Engine
 
 __all__ = [
     "CONTENT_TYPE",

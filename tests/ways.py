@@ -8,12 +8,13 @@ from unittest.mock import patch
 
 import pytest
 
-from qindex import index_reader, plain
-from qindex.acker import Acker
-from qindex.compiled import COMPILED
-from qindex.consumer import Consumer
-from qindex.publisher import Publisher
-from qindex.queue import Queue
+from qindex.format import plain_record as plain
+from qindex.index import index_reader
+from qindex.queue.acknowledging import Acker
+from qindex.queue.compiled import COMPILED
+from qindex.queue.delivering import Consumer
+from qindex.queue.producing import Publisher
+from qindex.queue.queue import Queue
 from rocketstore import Store, bodies, get_result
 from rocketstore.putter import Putter
 

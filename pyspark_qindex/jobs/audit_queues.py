@@ -18,10 +18,10 @@ from journal.findings import Finding, Kind
 from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.jobs.findings import damage
 from pyspark_qindex.stores import Store
-from qindex import layout
-from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
-from qindex.reader import StoreReader
+from qindex.format import layout
+from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.tools.verify import Verification
+from qindex.view.reader import StoreReader
 
 __all__ = ["QueueStoreItem", "audit_queue_store", "plan_queue_store"]
 

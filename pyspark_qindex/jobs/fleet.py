@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from journal.errors import UsageError
 from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.stores import Store, find_stores, is_queue_store, is_rocket_store
-from qindex import layout
+from qindex.recovery import store_directory
 
 __all__ = ["FleetStore", "find_fleet"]
 
@@ -33,7 +33,7 @@ def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> l
     fleet = [FleetStore(store, not is_queue_store(_names(store))) for store in found]
     for one in fleet:
         if one.store.named and not one.is_rocket:
-            layout.store_kind(file_system(one.store.place), one.store.path)
+            store_directory.store_kind(file_system(one.store.place), one.store.path)
     return fleet
 
 

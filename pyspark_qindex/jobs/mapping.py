@@ -8,7 +8,7 @@ key                     ``KEYS``, where it is one that RocketMQ would find: not 
                         control character in it
 headers                 a property each, ``h.`` and the name (written like a topic); a text as it
                         is, anything else as JSON; left out where there is no room for all
-everything, exactly     ``QINDEX``: base64 of the message's :mod:`qindex.envelope` (key,
+everything, exactly     ``QINDEX``: base64 of the message's :mod:`qindex.format.envelope` (key,
                         headers, properties, timestamp, types and all), with its queue, seq_id,
                         message id, expiry, and whether it is persistent and redelivered
 ======================  ===========================================================================
@@ -31,8 +31,8 @@ import msgpack
 
 from journal.errors import StoreError, UsageError
 from journal.packed import unpack
-from qindex.envelope import make_envelope, open_envelope
-from qindex.message import Message
+from qindex.format.envelope import make_envelope, open_envelope
+from qindex.format.message import Message
 from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.properties import KEYS, PROPERTIES_MAX, decode_properties, encode_properties
 
@@ -141,7 +141,7 @@ def _fitting(properties: dict[str, str], shown: dict[str, str]) -> bytes:
 def _shown(value: Any) -> str:
     if isinstance(value, str) and _is_text(value) and not set(value) & {"\0", "\2"}:
         return value
-    from qindex.cli.output import plain_value
+    from qindex.format.json_value import plain_value
 
     return json.dumps(plain_value(value))
 

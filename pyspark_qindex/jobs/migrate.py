@@ -41,8 +41,8 @@ from pyspark_qindex.jobs.refill import QueueFill, RocketFill, new_store
 from pyspark_qindex.jobs.tasks import Row, batches
 from pyspark_qindex.jobs.transfer import by_store, in_order, origin_of
 from pyspark_qindex.schemas import Table, spark_schema
-from qindex import layout
-from qindex.envelope import open_envelope
+from qindex.format.envelope import open_envelope
+from qindex.recovery import store_directory
 from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK
 from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.filler_format import is_filler
@@ -198,7 +198,7 @@ def _of_nodes(fleet: list[FleetStore]) -> list[str]:
     return [
         store.url
         for store in stores
-        if not layout.store_kind(file_system(store.place), store.path).ours
+        if not store_directory.store_kind(file_system(store.place), store.path).ours
     ]
 
 

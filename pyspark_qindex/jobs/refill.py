@@ -23,16 +23,16 @@ from journal.format import PAYLOAD_SIZE, pack_publish
 from journal.poison import Poison
 from msgstore import MessageStore
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
-from qindex import layout
-from qindex.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.delivery_counts import pack_count
-from qindex.message import Message
-from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY, check_record
+from qindex.format import layout
+from qindex.format.message import Message
+from qindex.format.message_record import encode_front, seal_embedded, seal_stored
+from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
+from qindex.format.rabbitmq.names import directory_name, format_queue_name
+from qindex.format.segment import DEFAULT_ENTRY_COUNT
+from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY, check_record
 from qindex.options import Options
-from qindex.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
-from qindex.rabbitmq.names import directory_name, format_queue_name
-from qindex.record_format import encode_front, seal_embedded, seal_stored
-from qindex.segment_format import DEFAULT_ENTRY_COUNT
+from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.delivery_counts import pack_count
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle
 from qindex.tools.staging import Staging

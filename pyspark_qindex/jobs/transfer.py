@@ -34,12 +34,12 @@ from pyspark_qindex.jobs.naming import STORES, store_names
 from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, new_store
 from pyspark_qindex.jobs.tasks import Row, batches
 from pyspark_qindex.schemas import Table, spark_schema
-from qindex import layout
-from qindex.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.delivery_counts import unpack_counts
-from qindex.envelope import open_envelope
-from qindex.message import Message
-from qindex.reader import StoreReader
+from qindex.format import layout
+from qindex.format.envelope import open_envelope
+from qindex.format.message import Message
+from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.delivery_counts import unpack_counts
+from qindex.view.reader import StoreReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from journal.errors import UsageError
-from qindex import delivery as plain
-from qindex.message import Message
+from qindex.format.message import Message
+from qindex.queue import delivery as plain
 
 if TYPE_CHECKING:
     from qindex.aio.queue import Queue
@@ -20,8 +20,8 @@ class Delivery:
     """A message with its place in the queue, until it is acknowledged or given back.
 
     ``seq_id``, ``body``, ``redelivered`` and all that can be read: as in
-    :class:`qindex.delivery.Delivery`. Used in an ``async with`` block it is acknowledged at the
-    end, and requeued when the block raises or is cancelled.
+    :class:`qindex.queue.delivery.Delivery`. Used in an ``async with`` block it is acknowledged at
+    the end, and requeued when the block raises or is cancelled.
     """
 
     __slots__ = ("_plain", "_queue", "body", "redelivered", "seq_id")

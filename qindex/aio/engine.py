@@ -1,4 +1,4 @@
-"""The engine for coroutines: :class:`qindex.engine.Engine` with awaitable methods."""
+"""The engine for coroutines: :class:`qindex.engine.engine.Engine` with awaitable methods."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from journal.errors import UsageError
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
 from msgstore import CompactionReport
-from qindex import engine as plain
-from qindex import queue as plain_queue
 from qindex.aio.port import Port
 from qindex.aio.queue import Queue
 from qindex.aio.room import with_room
 from qindex.aio.threads import Helper, Syncer, unsynced
-from qindex.delivery import Delivery
-from qindex.guards import RefusingLock
-from qindex.queue_core import QueueCore
-from qindex.stats import EngineStats
+from qindex.engine import engine as plain
+from qindex.queue import queue as plain_queue
+from qindex.queue.delivery import Delivery
+from qindex.queue.guards import RefusingLock
+from qindex.queue.queue_core import QueueCore
+from qindex.queue.stats import EngineStats
 
 __all__ = ["Engine", "open"]
 
@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Engine:
     """An open store. Made by :func:`qindex.aio.open`; an async context manager.
 
-    ``findings``, ``directory``: as in :class:`qindex.engine.Engine`. May be used from several
-    loops, each in a thread of its own. An engine that is open already gets this face by
+    ``findings``, ``directory``: as in :class:`qindex.engine.engine.Engine`. May be used from
+    several loops, each in a thread of its own. An engine that is open already gets this face by
     ``Engine(engine)``: threads use the one, coroutines the other.
     """
 
@@ -97,7 +97,7 @@ class Engine:
     async def queue(self, name: str, **settings: Any) -> Queue:
         """Give the queue of this name; makes it when there is none.
 
-        ``settings`` as :meth:`qindex.engine.Engine.queue` takes them. Raises as it does.
+        ``settings`` as :meth:`qindex.engine.engine.Engine.queue` takes them. Raises as it does.
         """
         known = self._queues.get(name) if isinstance(name, str) else None
         if known is not None and not settings and not _is_over(known._queue):
@@ -113,7 +113,7 @@ class Engine:
         return await self._aside(self._engine.queue_names)
 
     async def delete_queue(self, name: str) -> None:
-        """Delete a queue and its messages; see :meth:`qindex.engine.Engine.delete_queue`."""
+        """Delete a queue and its messages; see :meth:`qindex.engine.engine.Engine.delete_queue`."""
         await self._aside(partial(self._engine.delete_queue, name))
         self._queues.pop(name, None)
 
@@ -132,7 +132,7 @@ class Engine:
     ) -> list[int]:
         """Publish one message to several queues; gives its seq_id in each, in their order.
 
-        Cancelled, it is published all the same. See :meth:`qindex.engine.Engine.publish_to`.
+        Cancelled, it is published all the same. See :meth:`qindex.engine.engine.Engine.publish_to`.
         """
         names = list(queues)
         targets = [await self.queue(name) for name in names]
@@ -173,7 +173,7 @@ class Engine:
 
     async def close(self) -> None:
         """Confirm what waits for it, flush, and close the engine; raises as
-        :meth:`qindex.engine.Engine.close`. Those who wait for messages get
+        :meth:`qindex.engine.engine.Engine.close`. Those who wait for messages get
         :class:`~journal.errors.ClosedError`. A cancellation is raised when all is closed."""
         if isinstance(self._engine._lock, RefusingLock):
             self._engine.close()

@@ -19,10 +19,10 @@ from functools import partial
 
 from journal.errors import ClosedError, StoreError
 from qindex.aio.threads import Helper, Syncer, Waiting
-from qindex.delivery import Delivery
-from qindex.queue import Queue
-from qindex.queue_core import QueueCore
-from qindex.waits import CALLER
+from qindex.queue.delivery import Delivery
+from qindex.queue.queue import Queue
+from qindex.queue.queue_core import QueueCore
+from qindex.queue.wake_ups import CALLER
 
 __all__ = ["Port"]
 

@@ -1,4 +1,4 @@
-"""A queue for coroutines: :class:`qindex.queue.Queue` with awaitable methods."""
+"""A queue for coroutines: :class:`qindex.queue.queue.Queue` with awaitable methods."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from journal.errors import UsageError
-from qindex import delivery as plain_delivery
-from qindex import queue as plain
 from qindex.aio.consumption import Consumption
 from qindex.aio.delivery import Batch, Delivery, no_delivery
 from qindex.aio.room import with_room
 from qindex.aio.threads import to_the_end, unsynced
 from qindex.aio.waiting import Waiter
-from qindex.limits import WouldWaitError
-from qindex.message import Message
-from qindex.settings import QueueSettings
-from qindex.stats import QueueStats
-from qindex.waits import CALLER
+from qindex.format.message import Message
+from qindex.format.settings import QueueSettings
+from qindex.queue import delivery as plain_delivery
+from qindex.queue import queue as plain
+from qindex.queue.limits import WouldWaitError
+from qindex.queue.stats import QueueStats
+from qindex.queue.wake_ups import CALLER
 
 if TYPE_CHECKING:
     from qindex.aio.engine import Engine
@@ -43,8 +43,8 @@ _LONGEST_WAIT = 365 * 86_400.0
 class Queue:
     """One durable queue. Made by :meth:`qindex.aio.engine.Engine.queue`.
 
-    All methods raise as those of :class:`qindex.queue.Queue` do. May be used from several loops
-    and threads at a time. Calls that find what they need do not suspend, but one in 256.
+    All methods raise as those of :class:`qindex.queue.queue.Queue` do. May be used from several
+    loops and threads at a time. Calls that find what they need do not suspend, but one in 256.
     """
 
     def __init__(self, engine: Engine, queue: plain.Queue) -> None:
@@ -76,7 +76,7 @@ class Queue:
         the same turn of the loop, in the order of the calls: cancelled, this gives up waiting, and
         the message is in the queue. Many that wait for a confirm at a time share one sync.
         Where it waits for room (``overflow="block"``) it is appended after that, or, cancelled
-        before, not at all. See :meth:`qindex.queue.Queue.publish`.
+        before, not at all. See :meth:`qindex.queue.queue.Queue.publish`.
         """
         # Nothing here is captured by a function made on the way, such as a lambda: each name would
         # be an object more for each of thousands of calls that wait, for the collector to look at.
@@ -226,7 +226,7 @@ class Queue:
         return await with_room(attempt, timeout)
 
     async def reserve(self, count: int) -> int:
-        """Reserve seq_ids; see :meth:`qindex.queue.Queue.reserve`."""
+        """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
         return await self._aside_run(lambda: self._queue.reserve(count))
 
     def _inline(self, call: Callable[[], T]) -> T:
@@ -273,7 +273,7 @@ class Queue:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. It is taken after the last suspension: what
-        is cancelled has taken nothing. See :meth:`qindex.queue.Queue.get`.
+        is cancelled has taken nothing. See :meth:`qindex.queue.queue.Queue.get`.
         """
         queue = self._queue
         self._turn += 1
@@ -294,7 +294,7 @@ class Queue:
         """Take up to ``most`` messages at once, in order.
 
         Waits up to ``timeout`` seconds for the first one only (default: not at all). See
-        :meth:`qindex.queue.Queue.get_many`.
+        :meth:`qindex.queue.queue.Queue.get_many`.
         """
         queue = self._queue
         await asyncio.sleep(0)
@@ -398,7 +398,7 @@ class Queue:
 
     async def ack(self, delivery: Delivery) -> None:
         """Acknowledge: done before the first suspension; with ``durability="fsync"`` it is on
-        disk on return. Raises as :meth:`qindex.queue.Queue.ack`."""
+        disk on return. Raises as :meth:`qindex.queue.queue.Queue.ack`."""
         CALLER.waits = False
         try:
             self._queue.ack(delivery._plain)
@@ -437,7 +437,7 @@ class Queue:
 
     async def nack(self, delivery: Delivery, requeue: bool = True) -> None:
         """Give a message back to its place, or with ``requeue=False`` for good: see
-        :meth:`qindex.queue.Queue.nack`. A cancellation is raised when it is done."""
+        :meth:`qindex.queue.queue.Queue.nack`. A cancellation is raised when it is done."""
         if not isinstance(delivery, Delivery):
             raise no_delivery(delivery)
         queue = self._queue

@@ -12,9 +12,9 @@ from time import monotonic
 from typing import TypeVar
 
 from qindex.aio.waiting import Waiter
-from qindex.limits import WouldWaitError, note_refusal
-from qindex.publisher import Publisher
-from qindex.waits import time_left
+from qindex.queue.limits import WouldWaitError, note_refusal
+from qindex.queue.producing import Publisher
+from qindex.queue.wake_ups import time_left
 
 __all__ = ["with_room"]
 

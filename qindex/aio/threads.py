@@ -22,8 +22,8 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from journal.errors import ClosedError
-from qindex.queue_core import QueueCore
-from qindex.waits import CALLER
+from qindex.queue.queue_core import QueueCore
+from qindex.queue.wake_ups import CALLER
 
 __all__ = ["Helper", "Syncer", "Waiting", "to_the_end", "unsynced"]
 

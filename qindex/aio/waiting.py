@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from qindex.waits import Bell
+from qindex.queue.wake_ups import Bell
 
 __all__ = ["Waiter"]
 

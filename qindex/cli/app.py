@@ -53,7 +53,7 @@ _LATER = {
         "Jobs over many stores (qindex pipeline --help).",
     ),
     "compare": (
-        "qindex.compare.cli",
+        "qindex.cli.compare",
         "One workload on both designs (qindex compare --help).",
     ),
 }
@@ -123,7 +123,7 @@ def _is_there(module: str) -> bool:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from qindex.compiled import COMPILED
+        from qindex.queue.compiled import COMPILED
 
         how = "pure Python" if COMPILED is None else "compiled"
         print_line(f"qindex {qindex.__version__}, {how}")

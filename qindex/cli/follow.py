@@ -17,9 +17,9 @@ from qindex.cli.output import (
     print_line,
     print_note,
 )
-from qindex.delivery import Delivery
 from qindex.following import Gap, follow
 from qindex.following.follower import Start
+from qindex.queue.delivery import Delivery
 
 __all__ = ["follow_command"]
 

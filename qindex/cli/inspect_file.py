@@ -15,17 +15,20 @@ from journal.files import REAL, read_file, read_optional
 from journal.findings import Finding
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
 from msgstore.scan import Record, read_record, scan_file
-from qindex import layout, record_format
 from qindex.cli.inspect_small import SMALL, inspect_small
 from qindex.cli.look import JsonOption
-from qindex.cli.output import plain_value, print_findings, print_json, print_line, print_note
-from qindex.entries import decode_any
-from qindex.layouts import journal_layout, segment_layout
-from qindex.messages import check_record
-from qindex.rabbitmq.term_format import TermError
-from qindex.rabbitmq.vhost_config import parse_vhost_config
-from qindex.segment_format import DEFAULT_ENTRY_COUNT, STEP_SIZE, file_number
-from qindex.sound_read import Layout, read_soundly
+from qindex.cli.output import print_findings, print_json, print_line, print_note
+from qindex.format import layout
+from qindex.format import message_record as record_format
+from qindex.format.entries import decode_any
+from qindex.format.json_value import plain_value
+from qindex.format.rabbitmq.term_format import TermError
+from qindex.format.rabbitmq.vhost_config import parse_vhost_config
+from qindex.format.record_layouts import journal_layout, segment_layout
+from qindex.format.resynchronise import Layout, read_soundly
+from qindex.format.segment import DEFAULT_ENTRY_COUNT, STEP_SIZE, file_number
+from qindex.index.messages import check_record
+from qindex.recovery import store_directory
 
 __all__ = ["inspect_command"]
 
@@ -152,7 +155,7 @@ def _entry_count(path: str) -> int:
     """Find out how many entries a segment of the store has that the file is in."""
     store = os.path.join(os.path.dirname(os.path.abspath(path)), "..", "..")
     try:
-        marker = layout.read_marker(REAL, store)
+        marker = store_directory.read_marker(REAL, store)
         if marker is not None:
             return marker.entry_count
         config = read_optional(REAL, os.path.join(store, layout.CONFIG))

@@ -17,23 +17,23 @@ from journal.findings import Cause, Finding, Kind
 from msgstore.errors import StaleSnapshotError
 from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
-from qindex import layout
-from qindex.cli.output import plain_value
-from qindex.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.delivery_counts import RECORD_SIZE, unpack_count
-from qindex.load import read_healed
-from qindex.move_format import unpack_moves
-from qindex.rabbitmq.clean_dot import parse_clean_dot
-from qindex.rabbitmq.names import parse_queue_name
-from qindex.rabbitmq.recovery_terms import read_recovery_terms
-from qindex.rabbitmq.vhost import RECOVERY_TERMS, VHOST_FILE
-from qindex.rabbitmq.vhost_config import parse_vhost_config
-from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.seq_format import RESERVE_SLOTS, SLOT_SIZE, sound_slots
-from qindex.settings import unpack_settings
-from qindex.snapshot import FILE_NAME as SNAPSHOT
+from qindex.format import layout
+from qindex.format.json_value import plain_value
+from qindex.format.moves import unpack_moves
+from qindex.format.rabbitmq.clean_dot import parse_clean_dot
+from qindex.format.rabbitmq.names import parse_queue_name
+from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
+from qindex.format.rabbitmq.vhost_config import parse_vhost_config
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.format.seq_ids import RESERVE_SLOTS, SLOT_SIZE, sound_slots
+from qindex.format.settings import unpack_settings
+from qindex.index.segment_scan import read_healed
+from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
+from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.tools.marker_check import check_halves
 from qindex.tools.queue_check import check_slots
+from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 
 __all__ = ["SMALL", "inspect_small"]
 

@@ -11,17 +11,17 @@ import typer
 from journal.errors import UsageError
 from qindex.cli.output import (
     key_text,
-    plain_value,
     preview,
     print_findings,
     print_json,
     print_line,
-    row_json,
     settings_text,
     write_out,
 )
+from qindex.format.json_value import plain_value
 from qindex.metrics import exposition, store_families
-from qindex.reader import MessageStoreSummary, QueueReader, QueueSummary, Row, StoreReader
+from qindex.view.reader import MessageStoreSummary, QueueReader, QueueSummary, Row, StoreReader
+from qindex.view.row_json import row_json
 
 __all__ = [
     "Directory",

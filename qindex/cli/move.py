@@ -16,7 +16,7 @@ import qindex
 from journal.errors import NotAStoreError, UsageError
 from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.output import print_findings, print_json, print_line, print_note
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 
 __all__ = ["export_command", "import_command", "pull_command", "push_command"]
 

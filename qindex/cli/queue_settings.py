@@ -11,7 +11,7 @@ import qindex
 from journal.errors import UsageError
 from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.output import print_json, print_line
-from qindex.settings import UNSET, QueueSettings
+from qindex.format.settings import UNSET, QueueSettings
 
 __all__ = ["queue_command"]
 

@@ -9,7 +9,7 @@ from journal.errors import NotAStoreError
 from msgstore import CompactionReport
 from qindex.cli.look import Directory, JsonOption
 from qindex.cli.output import print_json, print_line
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 
 __all__ = ["compact_command"]
 

@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from qindex.cli.output import plain_value, print_json, print_line
-from qindex.looks import Look, Looker, QueueLook, Rates, SegmentLook
+from qindex.cli.output import print_json, print_line
+from qindex.format.json_value import plain_value
+from qindex.view.live_figures import Look, Looker, QueueLook, Rates, SegmentLook
 
 __all__ = ["run_top"]
 

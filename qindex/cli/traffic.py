@@ -19,17 +19,16 @@ from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.output import (
     delivery_json,
     flush,
-    json_line,
     print_findings,
     print_json,
     print_line,
     print_note,
-    row_json,
     write_out,
 )
-from qindex.lease import check_lease
-from qindex.message import Message
-from qindex.reader import QueueReader, StoreReader
+from qindex.format.message import Message
+from qindex.queue.leases import check_lease
+from qindex.view.reader import QueueReader, StoreReader
+from qindex.view.row_json import json_line, row_json
 
 __all__ = ["consume_command", "publish_command"]
 

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from journal.errors import UsageError
 from qindex.compat import shared
-from qindex.delivery import Delivery
-from qindex.last import take_last
+from qindex.queue.delivery import Delivery
+from qindex.queue.lifo import take_last
 
 __all__ = ["LifoQueue", "Queue", "Serializer"]
 

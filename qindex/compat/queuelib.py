@@ -21,8 +21,8 @@ from contextlib import suppress
 
 from journal.errors import UsageError
 from qindex.compat import shared
-from qindex.delivery import Delivery
-from qindex.last import peek_last, take_last
+from qindex.queue.delivery import Delivery
+from qindex.queue.lifo import peek_last, take_last
 
 __all__ = ["STORE", "FifoDiskQueue", "LifoDiskQueue"]
 

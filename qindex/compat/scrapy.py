@@ -41,16 +41,16 @@ from scrapy.utils.request import request_from_dict
 
 from journal.errors import DamageError, UsageError
 from qindex.compat import shared
-from qindex.delivery import Delivery
-from qindex.last import peek_last, take_last
+from qindex.queue.delivery import Delivery
+from qindex.queue.lifo import peek_last, take_last
 
 if TYPE_CHECKING:
     from scrapy import Request, Spider
     from scrapy.crawler import Crawler
     from scrapy.settings import BaseSettings
 
-    from qindex.engine import Engine
-    from qindex.queue import Queue
+    from qindex.engine.engine import Engine
+    from qindex.queue.queue import Queue
 
 __all__ = [
     "Addon",

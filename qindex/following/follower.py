@@ -26,16 +26,17 @@ from typing import Literal
 
 from journal.errors import ClosedError, NotAStoreError, StorageError, StoreError, UsageError
 from journal.files import REAL, FileSystem, PathLike
-from qindex import layout
-from qindex.delivery import Delivery
 from qindex.following.gap import GONE, UNSOUND, Gap
 from qindex.following.giver import Giver
 from qindex.following.journal_tail import Change, JournalTail
 from qindex.following.piece import Piece
 from qindex.following.segment_files import SegmentFiles
 from qindex.following.waker import Waker
-from qindex.rabbitmq.vhost import QueueDirectory
-from qindex.reader import StoreReader
+from qindex.format import layout
+from qindex.queue.delivery import Delivery
+from qindex.recovery import store_directory
+from qindex.view.rabbitmq_vhost import QueueDirectory
+from qindex.view.reader import StoreReader
 
 __all__ = ["Follower", "QueueGoneError", "Start", "follow"]
 
@@ -245,7 +246,7 @@ class Follower:
             return False
         # A directory that is there and is something else will not become a store.
         known = layout.MARKER in names and not isinstance(error, NotAStoreError)
-        return known or layout.is_empty_store(names)
+        return known or store_directory.is_empty_store(names)
 
     def _enter(self) -> None:
         """Find the queue, and where to start in it."""

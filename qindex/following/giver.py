@@ -9,12 +9,12 @@ from itertools import repeat
 from journal.errors import StoreError
 from journal.files import FileSystem
 from journal.format import PUBLISH_PERSISTENT
-from qindex.delivery import Delivery, make_delivery
-from qindex.entries import Entry, decode_any
 from qindex.following.gap import MISSING, Gap
 from qindex.following.piece import Decoded, Piece, decode
-from qindex.following.store_tail import StoreTail
-from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.format.entries import Entry, decode_any
+from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.queue.delivery import Delivery, make_delivery
+from qindex.view.store_tail import StoreTail
 
 __all__ = ["Giver"]
 

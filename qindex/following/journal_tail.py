@@ -2,7 +2,8 @@
 
 No lock is taken, and the file is never mapped: the writer may cut it, and touching a map behind
 the end of its file kills a process. What a look gives belongs to one life of the journal: the
-journal starts with the record it started with before and after (see :mod:`qindex.pinned`).
+journal starts with the record it started with before and after (see
+:mod:`qindex.view.point_in_time`).
 
 A flush puts another file in the journal's place, or empties it in place. The other file's
 predecessor stays readable while it is open here, and is complete from then on.
@@ -23,10 +24,10 @@ from journal.format import ACTION_SIZE, DELIVER, NO_START, PAYLOAD, PUBLISH_HEAD
 from journal.poison import Poison
 from journal.replay import Walk, walk_journal
 from qindex.following.piece import Piece, sound_records
-from qindex.layouts import journal_layout
-from qindex.seq_file import SeqFile
-from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.sound_read import Data, read_soundly
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import Data, read_soundly
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.index.seq_ids import SeqFile
 
 __all__ = ["Change", "JournalTail"]
 

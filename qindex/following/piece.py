@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE
-from qindex.checks import sound_publishes
-from qindex.compiled import read_sound
-from qindex.entries import Entry, journal_words, plain_entries, read_one_by_one
-from qindex.sound_read import Data
-from qindex.stored_id import sound_ids
+from qindex.format.entries import Entry, journal_words, plain_entries, read_one_by_one
+from qindex.format.publish_check import sound_publishes
+from qindex.format.resynchronise import Data
+from qindex.format.stored_id import sound_ids
+from qindex.queue.compiled import read_sound
 
 __all__ = ["Decoded", "Piece", "decode", "sound_records"]
 

@@ -8,8 +8,8 @@ from journal.errors import StorageError
 from journal.files import FileSystem, read_optional
 from journal.findings import Finding
 from qindex.following.piece import Piece
-from qindex.load import read_healed, scan_segment
-from qindex.segment_format import PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
+from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
+from qindex.index.segment_scan import read_healed, scan_segment
 
 __all__ = ["SegmentFiles"]
 

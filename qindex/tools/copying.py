@@ -24,25 +24,25 @@ from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import MAX_RECORD
 from msgstore.scan import read_record
-from qindex import layout
-from qindex.entries import decode_any
-from qindex.messages import PERSISTENT_DIRECTORY, check_record
-from qindex.quarantine import DIRECTORY as QUARANTINE
-from qindex.rabbitmq.names import (
+from qindex.format import layout
+from qindex.format.entries import decode_any
+from qindex.format.rabbitmq.names import (
     QueueNameError,
     directory_name,
     format_queue_name,
     parse_queue_name,
 )
-from qindex.rabbitmq.vhost import QueueDirectory
-from qindex.reader import StoreReader
-from qindex.stored_id import vouches
+from qindex.format.stored_id import vouches
+from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
+from qindex.index.quarantine import DIRECTORY as QUARANTINE
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.store_check import StoreCheck, pack_ids
 from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
+from qindex.view.rabbitmq_vhost import QueueDirectory
+from qindex.view.reader import StoreReader
 
 __all__ = ["StoreCopy"]
 

@@ -1,9 +1,9 @@
 """Message ids of one queue: each entry has its own.
 
-Most embedded messages have an id that ends in their seq_id (:mod:`qindex.publisher`): two of those
-are the same only if their seq_ids are. So only the others are kept and compared with each other,
-and with the runs of the first sort: seq_ids that have one first half. Messages that a RabbitMQ
-node made are left out: there a queue may hold one twice.
+Most embedded messages have an id that ends in their seq_id (:mod:`qindex.queue.producing`): two of
+those are the same only if their seq_ids are. So only the others are kept and compared with each
+other, and with the runs of the first sort: seq_ids that have one first half. Messages that a
+RabbitMQ node made are left out: there a queue may hold one twice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from journal.findings import Cause, Finding, Kind
 from journal.format import PAYLOAD_SIZE
-from qindex.record_format import MAGIC
-from qindex.stored_id import vouches
+from qindex.format.message_record import MAGIC
+from qindex.format.stored_id import vouches
 from qindex.tools.thorough_view import Batch
 
 __all__ = ["QueueIds"]

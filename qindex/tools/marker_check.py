@@ -16,10 +16,10 @@ from journal.errors import NotAStoreError, StorageError
 from journal.files import FileSystem, pread_all, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
-from qindex import layout
-from qindex.checks import sound_publishes
-from qindex.rabbitmq.names import QueueNameError, parse_queue_name
-from qindex.segment_format import (
+from qindex.format import layout
+from qindex.format.publish_check import sound_publishes
+from qindex.format.rabbitmq.names import QueueNameError, parse_queue_name
+from qindex.format.segment import (
     DEFAULT_ENTRY_COUNT,
     MAX_ENTRY_COUNT,
     PERSISTENT,
@@ -30,8 +30,9 @@ from qindex.segment_format import (
     STEP_SIZE,
     file_number,
 )
-from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.snapshot import FILE_NAME as SNAPSHOT
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.recovery import store_directory
+from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 
 __all__ = ["check_halves", "check_marker"]
 
@@ -53,7 +54,7 @@ def check_marker(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker | N
         if data is not None:
             findings = list(check_halves(path, data))
             if len(findings) < 2:
-                return layout.read_marker(fs, directory), findings
+                return store_directory.read_marker(fs, directory), findings
     except NotADirectoryError as error:
         raise NotAStoreError(f"{directory}: is a file, not a store directory") from error
     except FileNotFoundError as error:

@@ -1,9 +1,9 @@
 """What a copy of a store makes of moves to a dead-letter queue that a crash cut short.
 
-As :mod:`qindex.unmoved` at an open: an entry of the source is left out of the copy when its message
-is in the dead-letter queue, or was, in this run of the operating system. That it was counts only
-where the dead-letter queue has lost nothing else: what is damaged there stays in the source, so
-that a message that can be had is in one of the two queues.
+As :mod:`qindex.engine.move_recovery` at an open: an entry of the source is left out of the copy
+when its message is in the dead-letter queue, or was, in this run of the operating system. That it
+was counts only where the dead-letter queue has lost nothing else: what is damaged there stays in
+the source, so that a message that can be had is in one of the two queues.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy.typing as npt
 from journal.errors import UsageError
 from journal.files import FileSystem, read_optional
 from journal.findings import Finding
-from qindex import layout
-from qindex.move_format import Intent, unpack_moves
-from qindex.rabbitmq.names import directory_name
-from qindex.settings import checked_name
+from qindex.format import layout
+from qindex.format.moves import Intent, unpack_moves
+from qindex.format.rabbitmq.names import directory_name
+from qindex.format.settings import checked_name
 from qindex.tools.saved import loses
 
 __all__ = ["moved_away", "names_of", "read_moves"]

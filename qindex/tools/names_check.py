@@ -14,14 +14,14 @@ from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
 from msgstore.format import NODE_STATE_NAMES, classify_name
 from msgstore.format import Kind as FileKind
-from qindex import layout
-from qindex.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
-from qindex.quarantine import DIRECTORY as QUARANTINE
-from qindex.rabbitmq.vhost import RECOVERY_TERMS, VHOST_FILE
-from qindex.segment_format import file_name, file_number
-from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.snapshot import FILE_NAME as SNAPSHOT
+from qindex.format import layout
+from qindex.format.segment import file_name, file_number
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.index.quarantine import DIRECTORY as QUARANTINE
+from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
+from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 
 __all__ = ["check_names"]
 

@@ -18,18 +18,18 @@ from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from journal.poison import Poison
-from qindex import layout
-from qindex.entries import decode_any
-from qindex.rabbitmq.vhost import QueueDirectory
-from qindex.reader import StoreReader, lacks_its_name
-from qindex.segment_format import file_name, file_number
-from qindex.seq_file import SeqFile
-from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.seq_format import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
-from qindex.settings import unpack_settings
-from qindex.steps import ahead_findings, ahead_of_publishes
+from qindex.format import layout
+from qindex.format.entries import decode_any
+from qindex.format.segment import file_name, file_number
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
+from qindex.format.settings import unpack_settings
+from qindex.index.seq_ids import SeqFile
+from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
 from qindex.tools.ids_check import QueueIds
 from qindex.tools.thorough_view import Batch, ThoroughView
+from qindex.view.rabbitmq_vhost import QueueDirectory
+from qindex.view.reader import StoreReader, lacks_its_name
 
 __all__ = ["CheckedQueue", "StoredEntries", "check_queue", "check_slots", "size_finding"]
 
@@ -124,7 +124,7 @@ def check_queue(
 
     Beside a writer nothing that comes of its work is found; a queue that is deleted meanwhile has
     no findings. Memory: the journal, one segment file at a time, 40 bytes for each entry whose
-    message is in the message store. Raises :class:`qindex.pinned.BusyError`.
+    message is in the message store. Raises :class:`qindex.view.point_in_time.BusyError`.
     """
     directory = reader.path_of(checked.queue)
     ours = reader.marker is not None

@@ -14,10 +14,8 @@ import numpy.typing as npt
 from journal.block_sums import extent
 from journal.files import FileSystem, make_dirs, replace_file, write_all
 from journal.format import PAYLOAD_SIZE
-from qindex import layout
-from qindex.flush import append_sums
-from qindex.segment import segment_numbers
-from qindex.segment_format import (
+from qindex.format import layout
+from qindex.format.segment import (
     NEXT_STEP,
     PERSISTENT,
     PUBLISH,
@@ -25,6 +23,8 @@ from qindex.segment_format import (
     STEP_SIZE,
     file_name,
 )
+from qindex.index.flush import append_sums
+from qindex.index.segment import segment_numbers
 from qindex.tools.thorough_view import Batch
 
 __all__ = ["QueueWriter"]

@@ -10,22 +10,22 @@ from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, 
 from journal.findings import Cause
 from journal.lock import DirectoryLock, hold_if_there
 from journal.poison import Poison
-from qindex import layout
-from qindex.delivery_counts import FILE_NAME as COUNTS
-from qindex.delivery_counts import pack_counts, unpack_counts
-from qindex.engine import Engine
+from qindex.engine.engine import Engine
+from qindex.format import layout
+from qindex.format.rabbitmq.names import directory_name, format_queue_name
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.format.settings import unpack_settings
+from qindex.index.seq_ids import RESERVE, SeqFile
 from qindex.options import Options
-from qindex.rabbitmq.names import directory_name, format_queue_name
-from qindex.reader import StoreReader
-from qindex.seq_file import RESERVE, SeqFile
-from qindex.seq_format import FILE_NAME as SEQ_FILE_NAME
-from qindex.settings import unpack_settings
+from qindex.queue.delivery_counts import FILE_NAME as COUNTS
+from qindex.queue.delivery_counts import pack_counts, unpack_counts
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
 from qindex.tools.moved_away import moved_away, names_of, read_moves
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
+from qindex.view.reader import StoreReader
 
 __all__ = ["NAMELESS", "begin_store", "repair", "reserve_seq_ids", "settle"]
 

@@ -9,22 +9,22 @@ from typing import Literal, get_args
 
 from journal.errors import NotAStoreError, StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
-from qindex import layout
-from qindex.rabbitmq.names import (
+from qindex.format import layout
+from qindex.format.rabbitmq.names import (
     QueueNameError,
     directory_name,
     format_queue_name,
     parse_queue_name,
 )
-from qindex.rabbitmq.vhost import VHOST_FILE, QueueDirectory, find_vhosts, group_queues
-from qindex.rabbitmq.vhost_config import format_vhost_config
-from qindex.reader import StoreReader
+from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.repair import NAMELESS, begin_store, reserve_seq_ids, settle
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
+from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory, find_vhosts, group_queues
+from qindex.view.reader import StoreReader
 
 __all__ = ["Format", "salvage"]
 

@@ -10,8 +10,8 @@ from typing import Any
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.findings import Cause, Finding, Kind
-from qindex import layout
-from qindex.segment_format import file_number
+from qindex.format import layout
+from qindex.format.segment import file_number
 
 __all__ = ["SaveReport", "SavedQueue", "loses"]
 

@@ -14,10 +14,10 @@ from msgstore.format import ID_SIZE
 from msgstore.format import file_name as store_file_name
 from msgstore.locations import Locations
 from msgstore.snapshot import load_snapshot
-from qindex.messages import PERSISTENT_DIRECTORY
-from qindex.recovery import RestingQueue
-from qindex.segment_format import file_name, file_number
-from qindex.snapshot import FILE_NAME
+from qindex.format.segment import file_name, file_number
+from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.recovery.queue_recovery import RestingQueue
+from qindex.recovery.snapshot import FILE_NAME
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.store_check import StoreCheck, pack_ids
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from journal.errors import StorageError, UsageError
 from journal.files import FileSystem, PathLike, make_dirs
 from journal.lock import DirectoryLock
-from qindex.opening import remove_queue_directory as remove_tree
+from qindex.recovery.opening import remove_queue_directory as remove_tree
 
 __all__ = ["Staging"]
 

@@ -27,9 +27,9 @@ from journal.findings import Cause, Finding, Kind
 from msgstore.format import MAX_RECORD, Check, classify_name
 from msgstore.format import Kind as FileKind
 from msgstore.scan import FileScan, Record, read_record, scan_file
-from qindex.entries import decode_any
-from qindex.messages import check_record
-from qindex.stored_id import vouches
+from qindex.format.entries import decode_any
+from qindex.format.stored_id import vouches
+from qindex.index.messages import check_record
 from qindex.tools.headless import find_headless
 from qindex.tools.queue_check import StoredEntries, size_finding
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
-from qindex.load import SegmentScan
-from qindex.queue_view import QueueView
-from qindex.segment import DELIVERED, PUBLISHED
-from qindex.sound_read import Data
-from qindex.view_columns import entry_heads
+from qindex.format.resynchronise import Data
+from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.index.segment_scan import SegmentScan
+from qindex.view.columns import entry_heads
+from qindex.view.queue_view import QueueView
 
 __all__ = ["Batch", "ThoroughView"]
 

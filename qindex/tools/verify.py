@@ -16,18 +16,18 @@ from journal.errors import StorageError
 from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.lock import holder
-from qindex import layout
-from qindex.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
-from qindex.rabbitmq.vhost import find_vhosts
-from qindex.reader import StoreReader
-from qindex.snapshot import FILE_NAME as SNAPSHOT
-from qindex.snapshot import read_snapshot
+from qindex.format import layout
+from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
+from qindex.recovery.snapshot import read_snapshot
 from qindex.tools.marker_check import check_marker
 from qindex.tools.names_check import check_names
 from qindex.tools.queue_check import CheckedQueue, StoredEntries, check_queue
 from qindex.tools.snapshot_check import check_messages, check_queues
 from qindex.tools.store_check import StoreCheck
 from qindex.tools.thorough_view import ThoroughView
+from qindex.view.rabbitmq_vhost import find_vhosts
+from qindex.view.reader import StoreReader
 
 __all__ = ["Figures", "Report", "StoreVerification", "Verification", "check_store", "verify"]
 
@@ -78,7 +78,8 @@ class Verification:
         """Give the findings of all stores in the directory: of one of ours, of a virtual host's,
         or of all virtual hosts of a RabbitMQ node's directory.
 
-        Raises :class:`NotAStoreError`, :class:`StorageError`, :class:`qindex.pinned.BusyError`.
+        Raises :class:`NotAStoreError`, :class:`StorageError`,
+        :class:`qindex.view.point_in_time.BusyError`.
         """
         directory = os.path.abspath(self.directory)
         marker, findings = check_marker(self.fs, directory)
@@ -235,7 +236,8 @@ def verify(directory: PathLike, *, fs: FileSystem = REAL) -> Report:
 
     May run beside a process that has it open. O(size of the store); memory: one segment file and
     the longest journal, and about 150 bytes for each message in the message store.
-    Raises :class:`NotAStoreError`, :class:`StorageError`, :class:`qindex.pinned.BusyError`.
+    Raises :class:`NotAStoreError`, :class:`StorageError`,
+    :class:`qindex.view.point_in_time.BusyError`.
     """
     check = Verification(os.fspath(directory), fs)
     findings = list(check.findings())

@@ -1,9 +1,9 @@
 """Messages as AMQP 0-9-1 has them, and back, byte for byte: properties and headers are written and
-read by :mod:`qindex.rabbitmq`, not by pika, whose values do not know their AMQP types.
+read by :mod:`qindex.format.rabbitmq`, not by pika, whose values do not know their AMQP types.
 
 A message of ours has what AMQP has no place for (its timestamp in nanoseconds, headers of other
-types): its envelope (:mod:`qindex.envelope`) goes along in the header ``x-qindex-envelope``, and is
-taken off again by a pull. One that a RabbitMQ node wrote goes as it is.
+types): its envelope (:mod:`qindex.format.envelope`) goes along in the header ``x-qindex-envelope``,
+and is taken off again by a pull. One that a RabbitMQ node wrote goes as it is.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import pika.spec
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from journal.errors import StoreError, UsageError
-from qindex.delivery import Delivery
-from qindex.envelope import make_envelope, open_envelope
-from qindex.message import Message
-from qindex.rabbitmq.bridge import RabbitProperties, encode_rabbitmq, message_of
-from qindex.rabbitmq.properties_format import (
+from qindex.format.envelope import make_envelope, open_envelope
+from qindex.format.message import Message
+from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq, message_of
+from qindex.format.rabbitmq.properties_format import (
     Properties,
     PropertiesError,
     decode_properties,
     encode_properties,
     field,
 )
-from qindex.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_message
+from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_message
+from qindex.queue.delivery import Delivery
 from qindex.transfer.moved import Moved
 
 __all__ = [

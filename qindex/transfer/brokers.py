@@ -15,8 +15,8 @@ import pika
 import pika.exceptions
 
 from journal.errors import UsageError
-from qindex.delivery import Delivery
-from qindex.queue import Queue
+from qindex.queue.delivery import Delivery
+from qindex.queue.queue import Queue
 from qindex.transfer.amqp import (
     BrokerError,
     broker_errors,
@@ -26,7 +26,7 @@ from qindex.transfer.amqp import (
     raw_properties,
 )
 from qindex.transfer.restore import restore
-from qindex.uncounted import give_back_uncounted, take_uncounted
+from qindex.transfer.uncounted import give_back_uncounted, take_uncounted
 
 __all__ = ["BATCH", "PushReport", "pull", "push", "ready"]
 

@@ -26,8 +26,8 @@ from typing import Any
 from journal.errors import StorageError, UsageError
 from journal.files import REAL, PathLike, read_optional, replace_file
 from journal.findings import Finding
-from qindex.reader import StoreReader
 from qindex.transfer.files import FileFormat, NamedRow, format_of
+from qindex.view.reader import StoreReader
 
 __all__ = ["ExportReport", "Progress", "export_messages"]
 

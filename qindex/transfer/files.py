@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from journal.errors import StoreError, UsageError
-from qindex.reader import Row
 from qindex.transfer.moved import Moved
+from qindex.view.reader import Row
 
 __all__ = ["FORMATS", "FileFormat", "FormatError", "NamedRow", "format_of"]
 

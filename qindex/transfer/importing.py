@@ -28,9 +28,9 @@ from typing import Any
 import qindex
 from journal.errors import StorageError, UsageError
 from journal.files import REAL, PathLike, read_optional, replace_file, unlink_if_there
-from qindex.engine import Engine
-from qindex.queue import Queue
-from qindex.settings import checked_name
+from qindex.engine.engine import Engine
+from qindex.format.settings import checked_name
+from qindex.queue.queue import Queue
 from qindex.transfer.exporting import Progress
 from qindex.transfer.files import FileFormat, format_of
 from qindex.transfer.moved import Moved

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from journal.errors import UsageError
-from qindex.cli.output import json_line, row_json
 from qindex.transfer.files import FormatError, NamedRow
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
+from qindex.view.row_json import json_line, row_json
 
 __all__ = ["merge", "read", "write_chunk"]
 

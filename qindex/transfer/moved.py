@@ -1,7 +1,8 @@
 """One message as it is moved, and what of it a file holds.
 
 The names are those of ``qindex cat --json`` and of the Spark source's table of messages; beside
-them ``queue``, and the envelope (:mod:`qindex.envelope`), which keeps what JSON has no words for.
+them ``queue``, and the envelope (:mod:`qindex.format.envelope`), which keeps what JSON has no words
+for.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 import msgpack
 
 from journal.errors import StoreError, UsageError
-from qindex.envelope import make_envelope, open_envelope
-from qindex.message import Message
-from qindex.reader import Row
+from qindex.format.envelope import make_envelope, open_envelope
+from qindex.format.message import Message
+from qindex.view.reader import Row
 
 __all__ = ["FORMAT_VERSION", "Moved", "envelope_of", "from_plain", "moved_of"]
 
@@ -94,7 +95,7 @@ def _number(values: Mapping[str, Any], name: str) -> int:
 
 
 def from_plain(value: Any) -> Any:
-    """Give the value that :func:`qindex.cli.output.plain_value` shows as ``value``.
+    """Give the value that :func:`qindex.format.json_value.plain_value` shows as ``value``.
 
     Raises :class:`UsageError` for a ``$`` name that it does not make.
     """

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from journal.errors import UsageError
-from qindex.cli.output import plain_value
+from qindex.format.json_value import plain_value
 from qindex.transfer.files import FormatError, NamedRow
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
 

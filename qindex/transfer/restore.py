@@ -8,11 +8,11 @@ from itertools import groupby
 import numpy as np
 
 from journal.format import DELIVER
-from qindex.prepared import Prepared
-from qindex.publisher import Publisher
-from qindex.queue import Queue
-from qindex.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
-from qindex.segment import DELIVERED, PUBLISHED
+from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
+from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.queue.prepared_message import Prepared
+from qindex.queue.producing import Publisher
+from qindex.queue.queue import Queue
 from qindex.transfer.moved import Moved
 
 __all__ = ["mark_delivered", "restore"]
@@ -23,8 +23,8 @@ def restore(queue: Queue, moved: Sequence[Moved]) -> range:
 
     Each keeps its timestamp (0: none), its expiry, and whether it was delivered before. One that
     a RabbitMQ node wrote is written as the node wrote it. Transient ones are kept as persistent:
-    with the engine's end they would be gone. Raises as :meth:`qindex.queue.Queue.publish`; then a
-    first part of them may be published.
+    with the engine's end they would be gone. Raises as :meth:`qindex.queue.queue.Queue.publish`;
+    then a first part of them may be published.
     """
     first = queue.stats().next_seq_id
     following = first

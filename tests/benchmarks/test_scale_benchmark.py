@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scale
-from qindex.file_budget import FileBudget
+from qindex.index.file_budget import FileBudget
 
 _COUNT = 40
 

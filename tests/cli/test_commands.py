@@ -17,9 +17,10 @@ import msgpack
 import pytest
 
 import qindex
-from qindex.cli import app, output
+from qindex.cli import app
 from qindex.cli.app import main, make_app
-from qindex.compiled import COMPILED
+from qindex.format.json_value import plain_value
+from qindex.queue.compiled import COMPILED
 from tests.cli.support import Result, run
 from tests.golden import golden, synthetic
 
@@ -269,11 +270,11 @@ def test_values_that_json_does_not_have(tmp_path: Path) -> None:
         "ext": {"$ext": [5, "eA=="]},
         "list": [1, 2.5, None, True, {"k": {"$base64": ""}}],
     }
-    assert output.plain_value(Decimal("1.50")) == {"$decimal": "1.50"}
-    assert output.plain_value("h\udce9") == {"$text": "68e9"}
-    assert output.plain_value({"h\udce9": 1}) == {"$map": [[{"$text": "68e9"}, 1]]}
+    assert plain_value(Decimal("1.50")) == {"$decimal": "1.50"}
+    assert plain_value("h\udce9") == {"$text": "68e9"}
+    assert plain_value({"h\udce9": 1}) == {"$map": [[{"$text": "68e9"}, 1]]}
     with pytest.raises(TypeError, match="a object in a message"):
-        output.plain_value(object())
+        plain_value(object())
 
 
 def test_list_for_people(tmp_path: Path) -> None:
@@ -546,7 +547,7 @@ import sys
 import qindex
 heavy = {"typer", "rich", "click", "pyarrow", "pyspark", "matplotlib"} & set(sys.modules)
 assert not heavy, heavy
-assert "qindex.reader" not in sys.modules
+assert "qindex.view.reader" not in sys.modules
 """
 
 

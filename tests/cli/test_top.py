@@ -10,8 +10,8 @@ from time import monotonic, sleep
 import pytest
 
 import qindex
-from qindex.looks import Looker
-from qindex.reader import StoreReader
+from qindex.view.live_figures import Looker
+from qindex.view.reader import StoreReader
 from tests.cli.support import run
 from tests.cli.terminal import Terminal
 from tests.golden import golden

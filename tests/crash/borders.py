@@ -6,7 +6,7 @@ import os
 
 from journal.replay import walk_journal
 from msgstore.format import HEADER, parse_header
-from qindex.segment_walk import walk_segment
+from qindex.format.segment_walk import walk_segment
 from tests.crash.disk import Data
 
 __all__ = ["borders"]

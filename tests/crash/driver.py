@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 
 import qindex
-from qindex.delivery import Delivery
-from qindex.housekeeper import Housekeeper
-from qindex.queue_core import QueueCore
-from qindex.resting import Roster
+from qindex.engine.housekeeper import Housekeeper
+from qindex.engine.idle_queues import Roster
+from qindex.queue.delivery import Delivery
+from qindex.queue.queue_core import QueueCore
 from tests.crash.ledger import Book, Message
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
@@ -531,7 +531,7 @@ def _repeatable(patches: dict[str, Any]) -> Iterator[None]:
         for module in ("publisher", "engine", "consumer", "queue", "dead_letter"):
             stack.enter_context(mock.patch(f"qindex.{module}.time_ns", ticks.__next__))
         # No thread, no clock: what is due is done by hand.
-        stack.enter_context(mock.patch("qindex.alarm.Alarm.set"))
+        stack.enter_context(mock.patch("qindex.queue.timer.Alarm.set"))
         for name, value in patches.items():
             stack.enter_context(mock.patch(name, value))
         yield

@@ -6,8 +6,8 @@ from typing import Any
 
 import qindex
 from journal.files import FileSystem
-from qindex.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
-from qindex.delivery import Delivery
+from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
+from qindex.queue.delivery import Delivery
 from tests.crash.driver import KINDS, OPTIONS, ROOT, body_of
 from tests.crash.ledger import Outcome, Queued
 from tests.recording_fs import RecordingFileSystem

@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 
 import journal.rested
-import qindex.flush
-import qindex.opening
-import qindex.publish_records
-import qindex.publisher
-import qindex.queue_core
-import qindex.queue_index
-import qindex.sound_read
+import qindex.format.publish_records
+import qindex.format.resynchronise
+import qindex.index.flush
+import qindex.index.queue_index
+import qindex.queue.producing
+import qindex.queue.queue_core
+import qindex.recovery.opening
 from journal.files import FileSystem
 from journal.journal import Journal, Retired
 from msgstore import compaction
 from msgstore.writer import Writer
-from qindex.consumer import Consumer
-from qindex.flush import FlushPlan
-from qindex.publisher import Publisher
-from qindex.queue import Queue
-from qindex.queue_core import QueueCore
-from qindex.queue_index import QueueIndex
-from qindex.resting import Roster
-from qindex.seq_file import SeqFile
+from qindex.engine.idle_queues import Roster
+from qindex.index.flush import FlushPlan
+from qindex.index.queue_index import QueueIndex
+from qindex.index.seq_ids import SeqFile
+from qindex.queue.delivering import Consumer
+from qindex.queue.producing import Publisher
+from qindex.queue.queue import Queue
+from qindex.queue.queue_core import QueueCore
 from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Limits, Report
 
@@ -64,18 +64,18 @@ def _flush_without(operation: str) -> Patch:
     """The flush writes its segments without an operation."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = qindex.flush.write_plan
+        real = qindex.index.flush.write_plan
 
         def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
             return real(_Without(fs, operation), plan)
 
-        monkeypatch.setattr(qindex.queue_core, "write_plan", write_plan)
+        monkeypatch.setattr(qindex.queue.queue_core, "write_plan", write_plan)
 
     return plant
 
 
 def _journal_emptied_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = qindex.flush.write_plan
+    real = qindex.index.flush.write_plan
 
     def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
         plan.journal = bytes(memoryview(plan.journal))
@@ -85,7 +85,7 @@ def _journal_emptied_first(monkeypatch: pytest.MonkeyPatch) -> None:
         fs.close(fd)
         return real(fs, plan)
 
-    monkeypatch.setattr(qindex.queue_core, "write_plan", write_plan)
+    monkeypatch.setattr(qindex.queue.queue_core, "write_plan", write_plan)
 
 
 def _name_of_the_new_journal_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +112,12 @@ def _source_deleted_before_the_copy_is_synced(monkeypatch: pytest.MonkeyPatch) -
 
 def _snapshot_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is removed when all is open, not before anything changes; and not durably."""
-    monkeypatch.setattr(qindex.opening, "remove_snapshot", lambda *_: None)
+    monkeypatch.setattr(qindex.recovery.opening, "remove_snapshot", lambda *_: None)
 
 
 def _stale_snapshot_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qindex.opening, "_files_agree", lambda *_: True)
-    monkeypatch.setattr(qindex.opening, "remove_snapshot", lambda *_: None)
+    monkeypatch.setattr(qindex.recovery.opening, "_files_agree", lambda *_: True)
+    monkeypatch.setattr(qindex.recovery.opening, "remove_snapshot", lambda *_: None)
 
 
 def _messages_not_synced_with_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def _rest_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
         one._rebased = False
         real(one)
 
-    monkeypatch.setattr(qindex.queue_index, "rest", rest)
+    monkeypatch.setattr(qindex.index.queue_index, "rest", rest)
 
 
 def _rest_cuts_the_journal_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,15 +230,17 @@ _FLUSHED = Workload(
 
 
 def _publish_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = qindex.publish_records.seal_rest
+    real = qindex.format.publish_records.seal_rest
     monkeypatch.setattr(
-        qindex.publisher, "seal_rest", lambda record: record[:16] + real(record)[16:]
+        qindex.queue.producing, "seal_rest", lambda record: record[:16] + real(record)[16:]
     )
     monkeypatch.setattr(Queue, "publish", Publisher.publish)
 
 
 def _rest_of_an_append_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qindex.sound_read._Reader, "_is_cut_short", lambda reader, offset: False)
+    monkeypatch.setattr(
+        qindex.format.resynchronise._Reader, "_is_cut_short", lambda reader, offset: False
+    )
 
 
 _ACKED = Workload(

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from qindex.flush import FlushPlan
-from qindex.queue_index import QueueIndex
+from qindex.index.flush import FlushPlan
+from qindex.index.queue_index import QueueIndex
 from tests.crash.__main__ import main
 from tests.crash.disk import Data, Disk
 from tests.crash.driver import Workload
@@ -137,7 +137,7 @@ def test_the_program_finds_shrinks_and_tells(
         return None
 
     monkeypatch.setattr(QueueIndex, "plan", lose_acks)
-    monkeypatch.setattr("qindex.queue_core.QueueCore._close", lambda self: None)
+    monkeypatch.setattr("qindex.queue.queue_core.QueueCore._close", lambda self: None)
     workload = Workload("lossy", (("publish", "a"), ("publish", "a", "ttl"), ("close",)))
     limits = Limits(second=0)
     (failure,) = Explorer(limits).explore(workload).failures

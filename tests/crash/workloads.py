@@ -336,7 +336,7 @@ INDEX: tuple[Workload, ...] = (
         ),
         setup=(*_OPEN, ("queue", "b")),
         options={"max_open_files": 64},
-        patches={"qindex.file_budget._FOR_A_JOURNAL": 64},
+        patches={"qindex.index.file_budget._FOR_A_JOURNAL": 64},
     ),
     Workload(
         "killed and opened",

@@ -11,7 +11,7 @@ from unittest import mock
 import qindex
 from journal.errors import StoreError
 from journal.findings import Finding
-from qindex.rabbitmq.names import directory_name
+from qindex.format.rabbitmq.names import directory_name
 from qindex.tools.repair import NAMELESS, repair
 from qindex.tools.saved import SaveReport
 from tests.damage.harms import Harm

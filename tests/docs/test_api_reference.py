@@ -22,7 +22,7 @@ _WITH_EXAMPLES = [
     "qindex.aio",
     "qindex.compat.queue",
     "qindex.compat.queuelib",
-    "qindex.reader",
+    "qindex.view.reader",
     "qindex.tools.verify",
 ]
 

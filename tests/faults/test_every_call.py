@@ -20,7 +20,7 @@ import pytest
 
 import qindex
 from journal.errors import WritesRefusedError
-from qindex.guards import RefusingLock
+from qindex.queue.guards import RefusingLock
 from tests.faults.workload import FAULTS, STORE, Fault, Run
 from tests.memory_fs import MemoryFileSystem
 

@@ -11,17 +11,17 @@ from journal.block_sums import heal
 from journal.errors import NotAStoreError
 from journal.format import DELIVER, MAX_SEQ_ID
 from journal.poison import Poison
-from qindex import layout
-from qindex.delivery_counts import pack_count, unpack_counts
-from qindex.entries import journal_words, read_entry
-from qindex.layouts import journal_layout, segment_layout
-from qindex.load import scan_segment
-from qindex.move_format import Intent, pack_intent, unpack_moves
-from qindex.seq_file import SeqFile
-from qindex.seq_format import sound_slots
-from qindex.settings import unpack_settings
-from qindex.snapshot import read_snapshot
-from qindex.sound_read import Reading, read_soundly
+from qindex.format.entries import journal_words, read_entry
+from qindex.format.moves import Intent, pack_intent, unpack_moves
+from qindex.format.record_layouts import journal_layout, segment_layout
+from qindex.format.resynchronise import Reading, read_soundly
+from qindex.format.seq_ids import sound_slots
+from qindex.format.settings import unpack_settings
+from qindex.index.segment_scan import scan_segment
+from qindex.index.seq_ids import SeqFile
+from qindex.queue.delivery_counts import pack_count, unpack_counts
+from qindex.recovery import store_directory
+from qindex.recovery.snapshot import read_snapshot
 from tests.fuzz.frame import Decoder
 from tests.fuzz.one_file import OneFile
 from tests.fuzz.seeds import files_named
@@ -82,7 +82,7 @@ def _snapshot(data: bytes) -> None:
 def _marker(data: bytes) -> None:
     for content in (data, _sealed(data)):
         try:
-            layout.read_marker(OneFile(content), "store")
+            store_directory.read_marker(OneFile(content), "store")
         except NotAStoreError:
             continue
 

@@ -11,13 +11,13 @@ from journal.format import MAX_SEQ_ID
 from msgstore.format import FRAME, HEADER
 from msgstore.scan import scan_file
 from msgstore.snapshot import load_snapshot
-from qindex.entries import decode_any
-from qindex.layouts import journal_layout
-from qindex.messages import check_record
-from qindex.rabbitmq.bridge import decode_rabbitmq
-from qindex.rabbitmq.record import decode_message
-from qindex.record_format import MAGIC, decode_record, embedded_length
-from qindex.sound_read import read_soundly
+from qindex.format.entries import decode_any
+from qindex.format.message_record import MAGIC, decode_record, embedded_length
+from qindex.format.rabbitmq.bridge import decode_rabbitmq
+from qindex.format.rabbitmq.record import decode_message
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import read_soundly
+from qindex.index.messages import check_record
 from tests.fuzz.frame import SEED_BYTES, Decoder
 from tests.fuzz.one_file import OneFile
 from tests.fuzz.seeds import files_named, own_store

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qindex.rabbitmq.clean_dot import message_store_clean, parse_clean_dot
-from qindex.rabbitmq.dets_format import read_table
-from qindex.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
-from qindex.rabbitmq.properties_format import (
+from qindex.format.rabbitmq.clean_dot import message_store_clean, parse_clean_dot
+from qindex.format.rabbitmq.dets_format import read_table
+from qindex.format.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
+from qindex.format.rabbitmq.properties_format import (
     Properties,
     decode_properties,
     encode_properties,
     properties_of_record,
     table,
 )
-from qindex.rabbitmq.recovery_terms import read_recovery_terms
-from qindex.rabbitmq.table_format import decode_table, encode_table, plain_table, typed_table
-from qindex.rabbitmq.term_format import Atom, decode, encode
-from qindex.rabbitmq.text_terms import parse_terms
-from qindex.rabbitmq.vhost_config import parse_vhost_config
+from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
+from qindex.format.rabbitmq.table_format import decode_table, encode_table, plain_table, typed_table
+from qindex.format.rabbitmq.term_format import Atom, decode, encode
+from qindex.format.rabbitmq.text_terms import parse_terms
+from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from tests.fuzz.frame import Decoder
 from tests.fuzz.seeds import files_named
 

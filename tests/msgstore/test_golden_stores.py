@@ -10,7 +10,7 @@ import pytest
 from journal.findings import Cause
 from journal.poison import Poison
 from msgstore import MessageStore
-from qindex.rabbitmq.record import decode_message
+from qindex.format.rabbitmq.record import decode_message
 from tests.golden import SYNTHETIC_CASES, golden, synthetic
 from tests.msgstore.walker import check, queue_entries, store_references
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from qindex.rabbitmq.record import decode_message
+from qindex.format.rabbitmq.record import decode_message
 
 _ENTRY_COUNT = 2048
 

@@ -10,7 +10,7 @@ from typing import Any
 import qindex
 from journal.files import PathLike, RealFileSystem
 from msgstore import MessageStore
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 from tests.qindex.support import open_quietly
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any
 from unittest import mock
 
 import qindex
-from qindex.message import Message
-from qindex.record_format import encode_record
+from qindex.format.message import Message
+from qindex.format.message_record import encode_record
 
 __all__ = ["Clock", "Model", "Sent"]
 

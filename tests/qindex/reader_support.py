@@ -11,8 +11,8 @@ from pathlib import Path
 
 import qindex
 from journal.files import PathLike, RealFileSystem
-from qindex.rabbitmq.names import directory_name
-from qindex.reader import Row, StoreReader
+from qindex.format.rabbitmq.names import directory_name
+from qindex.view.reader import Row, StoreReader
 
 __all__ = [
     "LookingFileSystem",

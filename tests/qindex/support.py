@@ -12,10 +12,10 @@ from typing import Any
 import qindex
 from journal.files import PathLike, RealFileSystem
 from journal.format import ACK, DELIVER, pack_action, pack_publish
-from qindex.message import Message
-from qindex.rabbitmq.names import directory_name
-from qindex.record_format import encode_record, seal_embedded
-from qindex.segment_format import pack_step
+from qindex.format.message import Message
+from qindex.format.message_record import encode_record, seal_embedded
+from qindex.format.rabbitmq.names import directory_name
+from qindex.format.segment import pack_step
 
 __all__ = [
     "WAIT",

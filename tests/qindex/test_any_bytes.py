@@ -12,16 +12,17 @@ from journal.errors import StoreError
 from journal.files import REAL
 from journal.findings import Cause
 from journal.format import MAX_SEQ_ID
-from qindex import layout
-from qindex.entries import read_entry
-from qindex.layouts import journal_layout, segment_layout
-from qindex.load import scan_segment
-from qindex.record_format import MAGIC, RecordError, decode_record, embedded_length
-from qindex.segment_walk import walk_segment
-from qindex.seq_format import sound_slots
-from qindex.snapshot import FILE_NAME as SNAPSHOT
-from qindex.snapshot import read_snapshot
-from qindex.sound_read import Layout, read_soundly
+from qindex.format import layout
+from qindex.format.entries import read_entry
+from qindex.format.message_record import MAGIC, RecordError, decode_record, embedded_length
+from qindex.format.record_layouts import journal_layout, segment_layout
+from qindex.format.resynchronise import Layout, read_soundly
+from qindex.format.segment_walk import walk_segment
+from qindex.format.seq_ids import sound_slots
+from qindex.index.segment_scan import scan_segment
+from qindex.recovery import store_directory
+from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
+from qindex.recovery.snapshot import read_snapshot
 from tests.qindex.support import journal_bytes, open_quietly, queue_directory, segment_bytes
 
 COUNT = 16
@@ -157,7 +158,7 @@ def test_snapshots_and_markers(tmp_path: Path) -> None:
         assert read_snapshot(REAL, str(tmp_path), "queues") is None
         (tmp_path / layout.MARKER).write_bytes(data)
         try:
-            layout.read_marker(REAL, str(tmp_path))
+            store_directory.read_marker(REAL, str(tmp_path))
         except StoreError:
             return
         raise AssertionError("this is no marker")

@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qindex
-import qindex.publisher
+import qindex.queue.producing
 from journal.errors import StorageError
 from journal.format import ACK_BITS, DELIVER_BITS
-from qindex.acker import Acker
-from qindex.compiled import COMPILED
-from qindex.consumer import Consumer
-from qindex.delivery import Delivery
-from qindex.plain import CHECK_END, CHECK_START
-from qindex.publish_records import framed_batch
-from qindex.publisher import Publisher
-from qindex.queue import Queue
-from qindex.queue_core import QueueCore
-from qindex.record_format import NOTHING
-from qindex.segment_format import STEP_SIZE
+from qindex.format.message_record import NOTHING
+from qindex.format.plain_record import CHECK_END, CHECK_START
+from qindex.format.publish_records import framed_batch
+from qindex.format.segment import STEP_SIZE
+from qindex.queue.acknowledging import Acker
+from qindex.queue.compiled import COMPILED
+from qindex.queue.delivering import Consumer
+from qindex.queue.delivery import Delivery
+from qindex.queue.producing import Publisher
+from qindex.queue.queue import Queue
+from qindex.queue.queue_core import QueueCore
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import WAIT, drain, open_quietly
 from tests.ways import WAYS, in_python, needs_compiled
@@ -342,7 +342,7 @@ def test_what_else_is_called_raises(way: str, monkeypatch: pytest.MonkeyPatch) -
         queue.publish(b"first")
         queue._check_mask = 0
         for target, name in (
-            (qindex.publisher, "time_ns"),
+            (qindex.queue.producing, "time_ns"),
             (queue._index.journal, "tell"),
             (QueueCore, "_tick"),
         ):

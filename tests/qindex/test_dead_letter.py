@@ -15,9 +15,9 @@ import pytest
 
 import qindex
 from journal.files import RealFileSystem
-from qindex.dead_letter import Letter, goes_round, with_death
-from qindex.message import Message
-from qindex.move_format import Intent, pack_intent, unpack_moves
+from qindex.format.message import Message
+from qindex.format.moves import Intent, pack_intent, unpack_moves
+from qindex.queue.dead_letter import Letter, goes_round, with_death
 from tests.qindex.support import (
     WAIT,
     OtherBootFileSystem,

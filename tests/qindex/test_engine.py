@@ -13,7 +13,8 @@ import pytest
 import qindex
 from journal.errors import StoreError
 from journal.files import REAL
-from qindex.layout import MARKER, is_empty_store, store_kind
+from qindex.format.layout import MARKER
+from qindex.recovery.store_directory import is_empty_store, store_kind
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly, queue_directory
 from tests.traced_memory import tracing
 
@@ -106,9 +107,9 @@ def test_a_message_that_expires_while_it_is_read_ahead_or_out(
             queue.publish(body, ttl=1000.0)
         first = queue.get(0)
         assert first is not None
-        import qindex.consumer
+        import qindex.queue.delivering
 
-        monkeypatch.setattr(qindex.consumer, "time_ns", lambda: time_ns() + 2000 * 10**9)
+        monkeypatch.setattr(qindex.queue.delivering, "time_ns", lambda: time_ns() + 2000 * 10**9)
         first.nack()
         assert queue.get(0) is None
         assert (len(queue), queue.stats().unacked) == (0, 0)

@@ -11,8 +11,8 @@ import pytest
 
 import qindex
 from msgstore import MessageStore
-from qindex.index_reader import FEW
-from qindex.last import take_last
+from qindex.index.index_reader import FEW
+from qindex.queue.lifo import take_last
 
 READ = MessageStore.read
 _KINDS: tuple[dict[str, Any], ...] = (

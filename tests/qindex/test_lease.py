@@ -9,8 +9,8 @@ from time import monotonic
 import pytest
 
 import qindex
-from qindex.entries import Entry
-from qindex.lease import Lease, Leases
+from qindex.format.entries import Entry
+from qindex.queue.leases import Lease, Leases
 from tests.qindex.support import WAIT, open_quietly
 
 SHORT = 0.05

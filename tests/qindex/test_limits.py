@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.settings import QueueSettings, pack_settings, unpack_settings
+from qindex.format.settings import QueueSettings, pack_settings, unpack_settings
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly, queue_directory
 
 
@@ -89,7 +89,7 @@ def test_a_setting_that_cannot_be_right(tmp_path: Path, name: str, value: object
 
 
 def test_the_file_of_an_older_version_is_read(tmp_path: Path) -> None:
-    from qindex.layout import pack_checked
+    from qindex.format.layout import pack_checked
 
     assert unpack_settings(pack_checked({"message_ttl": 5.0})) == QueueSettings(5.0)
     full = QueueSettings(**SETTINGS)

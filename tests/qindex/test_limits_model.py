@@ -46,7 +46,7 @@ class LimitsMachine(RuleBasedStateMachine):
         self.model = Model()
         self.number = 0
         self.fs = MemoryFileSystem()
-        self.no_alarm = mock.patch("qindex.alarm.Alarm.set")
+        self.no_alarm = mock.patch("qindex.queue.timer.Alarm.set")
         self.no_alarm.start()
 
     @initialize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.message import Message
+from qindex.format.message import Message
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly
 
 

@@ -14,7 +14,8 @@ from journal.files import REAL
 from journal.findings import Cause
 from journal.journal import Journal
 from journal.poison import Poison
-from qindex.load import load_queue, places, scan_segment
+from qindex.index.segment_scan import places, scan_segment
+from qindex.recovery.load import load_queue
 from tests.qindex.support import (
     OtherBootFileSystem,
     drain,

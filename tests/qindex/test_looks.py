@@ -14,7 +14,7 @@ import pytest
 
 import qindex
 from journal.files import RealFileSystem
-from qindex.looks import Look, Looker, QueueLook
+from qindex.view.live_figures import Look, Looker, QueueLook
 from tests.qindex.support import open_quietly, queue_directory
 
 

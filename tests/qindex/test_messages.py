@@ -16,8 +16,8 @@ import pytest
 import qindex
 from journal.errors import DamageError, StorageError, UsageError, WritesRefusedError
 from journal.findings import Kind
-from qindex.message import Message
-from qindex.record_format import encode_record
+from qindex.format.message import Message
+from qindex.format.message_record import encode_record
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.messages_support import (
     PERSISTENT,

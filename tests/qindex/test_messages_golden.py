@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import qindex
-from qindex import layout
-from qindex.rabbitmq.vhost_config import parse_vhost_config
+from qindex.format import layout
+from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from tests.golden import SYNTHETIC_CASES, golden, sha16, synthetic
 from tests.qindex.messages_support import PERSISTENT, assert_counts, rdq_files, ready, stored
 from tests.qindex.support import drain

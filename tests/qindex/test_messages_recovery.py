@@ -12,7 +12,7 @@ import qindex
 from journal.errors import DamageError
 from journal.findings import Cause
 from msgstore.format import encode
-from qindex.record_format import encode_record, seal_stored
+from qindex.format.message_record import encode_record, seal_stored
 from tests.qindex.messages_support import (
     PERSISTENT,
     SyncLog,

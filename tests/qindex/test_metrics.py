@@ -15,8 +15,8 @@ import qindex
 import qindex.aio
 from journal.durations import BOUNDS, Stopwatch
 from qindex.metrics import Family, Sample, collector, engine_families, exposition, store_families
-from qindex.reader import QueueSummary, StoreReader
-from qindex.stats import ByReason
+from qindex.queue.stats import ByReason
+from qindex.view.reader import QueueSummary, StoreReader
 from tests.cli.support import run
 from tests.qindex.support import open_quietly
 

@@ -18,13 +18,13 @@ from journal.block_sums import extent
 from journal.files import REAL
 from journal.findings import Cause, Kind
 from journal.format import NO_START, START_SIZE, pack_publish
-from qindex.layouts import journal_layout
-from qindex.load import load_queue
-from qindex.plain import CHECK_START
-from qindex.publish_records import framed_batch, framed_record, plain_batch, seal_rest
-from qindex.record_format import NOTHING, encode_middle
-from qindex.sound_read import Reading, read_soundly
-from qindex.stored_id import make_id
+from qindex.format.message_record import NOTHING, encode_middle
+from qindex.format.plain_record import CHECK_START
+from qindex.format.publish_records import framed_batch, framed_record, plain_batch, seal_rest
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import Reading, read_soundly
+from qindex.format.stored_id import make_id
+from qindex.recovery.load import load_queue
 from tests.qindex.support import journal_bytes
 
 ID_HIGH = 0xC654EC50905D52F2

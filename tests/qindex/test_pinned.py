@@ -14,11 +14,11 @@ import pytest
 import qindex
 from journal.files import RealFileSystem
 from journal.format import MAX_SEQ_ID
-from qindex.layouts import journal_layout
-from qindex.pinned import BusyError, pin_queue
-from qindex.plain import CHECK_END, CHECK_START
-from qindex.reader import StoreReader
-from qindex.sound_read import Layout
+from qindex.format.plain_record import CHECK_END, CHECK_START
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import Layout
+from qindex.view.point_in_time import BusyError, pin_queue
+from qindex.view.reader import StoreReader
 from tests.qindex.reader_support import open_small, queue_dir, writer_process
 
 READS = 200
@@ -194,7 +194,7 @@ class RestlessFileSystem(RealFileSystem):
 def test_files_that_never_keep_still_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qindex.pinned._LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("qindex.view.point_in_time._LONGEST_PAUSE", 0.0)
     with pytest.raises(BusyError, match="changed each of 200 times"):
         pin_queue(RestlessFileSystem(tmp_path), str(tmp_path), layout)
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 import qindex
 from journal.format import PUBLISH_HEAD_SIZE
-from qindex import compiled, index_reader, plain
-from qindex.entries import Entry
-from qindex.queue_index import QueueIndex
-from qindex.record_format import PLAIN_HEAD_SIZE, plain_body_head, plain_body_size
+from qindex.format import plain_record as plain
+from qindex.format.entries import Entry
+from qindex.format.message_record import PLAIN_HEAD_SIZE, plain_body_head, plain_body_size
+from qindex.index import index_reader
+from qindex.index.queue_index import QueueIndex
+from qindex.queue import compiled
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
 from tests.ways import WAYS, in_python

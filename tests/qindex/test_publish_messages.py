@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import qindex
-from qindex.message import Message
-from qindex.publisher import MOST_RESERVED
-from qindex.queue_view import QueueView
-from qindex.reader import StoreReader
-from qindex.segment import ACKED, DELIVERED, PUBLISHED
+from qindex.format.message import Message
+from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
+from qindex.queue.producing import MOST_RESERVED
+from qindex.view.queue_view import QueueView
+from qindex.view.reader import StoreReader
 from tests.qindex.reader_support import open_small
 
 

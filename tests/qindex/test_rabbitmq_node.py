@@ -39,14 +39,15 @@ import qindex
 from journal.files import REAL
 from journal.format import ACK, PUBLISH_PERSISTENT
 from journal.replay import walk_journal
-from qindex.entries import read_entry
-from qindex.load import load_queue, scan_segment
-from qindex.rabbitmq.bridge import RabbitProperties
-from qindex.rabbitmq.properties_format import Properties, encode_properties, table
-from qindex.rabbitmq.table_format import Field
-from qindex.reader import Row, StoreReader
-from qindex.segment import ABSENT
-from qindex.segment_format import file_name
+from qindex.format.entries import read_entry
+from qindex.format.rabbitmq.bridge import RabbitProperties
+from qindex.format.rabbitmq.properties_format import Properties, encode_properties, table
+from qindex.format.rabbitmq.table_format import Field
+from qindex.format.segment import file_name
+from qindex.index.segment import ABSENT
+from qindex.index.segment_scan import scan_segment
+from qindex.recovery.load import load_queue
+from qindex.view.reader import Row, StoreReader
 from tests.qindex.rabbitmq_child import (
     ENTRIES,
     check_books,

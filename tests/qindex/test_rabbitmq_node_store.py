@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import qindex
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 from tests.qindex.messages_support import PERSISTENT, assert_counts, rdq_files
 from tests.qindex.rabbitmq_child import open_ours
 from tests.qindex.test_rabbitmq_node import put_before, queue_dir

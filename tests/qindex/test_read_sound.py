@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from journal.format import PUBLISH_HEAD, PUBLISH_HEAD_SIZE, pack_publish
-from qindex.compiled import COMPILED
-from qindex.entries import Entry, read_entry
-from qindex.message import Message
-from qindex.plain import read_plain
-from qindex.record_format import CHECK_OFFSET, CHECK_SIZE, encode_record, seal_embedded
+from qindex.format.entries import Entry, read_entry
+from qindex.format.message import Message
+from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, encode_record, seal_embedded
+from qindex.format.plain_record import read_plain
+from qindex.queue.compiled import COMPILED
 from tests.ways import needs_compiled
 
 pytestmark = needs_compiled

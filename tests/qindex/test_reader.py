@@ -12,7 +12,7 @@ import pytest
 from journal.errors import NotAStoreError, StorageError, UsageError
 from journal.files import PathLike, RealFileSystem
 from journal.findings import Cause
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 from tests.qindex.reader_support import LookingFileSystem, open_small, queue_dir, rows_of, tree
 
 

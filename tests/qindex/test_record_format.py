@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from journal.errors import UsageError
 from journal.format import PUBLISH_HEAD_SIZE, pack_publish
-from qindex import record_format
-from qindex.message import Message, make_message
-from qindex.record_format import (
+from qindex.format import message_record as record_format
+from qindex.format.message import Message, make_message
+from qindex.format.message_record import (
     MAGIC,
     RecordError,
     decode_record,

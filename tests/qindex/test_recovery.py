@@ -14,8 +14,8 @@ from journal.files import REAL
 from journal.findings import Cause
 from journal.journal import Journal
 from journal.poison import Poison
-from qindex.layouts import journal_layout
-from qindex.sound_read import read_soundly
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import read_soundly
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import (
     copy_live,

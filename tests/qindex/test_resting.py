@@ -21,8 +21,8 @@ import qindex.aio
 from journal.files import RealFileSystem
 from journal.journal import Journal
 from journal.rested import RestedJournal
-from qindex.file_budget import FileBudget
-from qindex.resting import Roster
+from qindex.engine.idle_queues import Roster
+from qindex.index.file_budget import FileBudget
 from tests.qindex.support import (
     WAIT,
     CountingFileSystem,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qindex.segment import ACKED, DELIVERED, PUBLISHED, Segment, Segments
+from qindex.index.segment import ACKED, DELIVERED, PUBLISHED, Segment, Segments
 
 COUNT = 64
 

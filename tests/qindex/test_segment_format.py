@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from qindex import segment_format
-from qindex.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment, as_filed
-from qindex.segment_format import file_name, file_number, pack_publish, pack_step
+from qindex.format import segment as segment_format
+from qindex.format.segment import file_name, file_number, pack_publish, pack_step
+from qindex.index.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment, as_filed
 
 MSG_ID = bytes(range(16))
 

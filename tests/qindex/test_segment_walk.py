@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from journal.format import DELIVER
 from journal.replay import Ending, Walk
-from qindex.segment_format import pack_publish, pack_step
-from qindex.segment_walk import walk_segment
+from qindex.format.segment import pack_publish, pack_step
+from qindex.format.segment_walk import walk_segment
 
 MSG_ID = b"0123456789abcdef"
 COUNT = 500

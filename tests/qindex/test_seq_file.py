@@ -11,8 +11,15 @@ import qindex
 from journal.errors import StorageError
 from journal.files import REAL, FileSystem, RealFileSystem
 from journal.poison import Poison
-from qindex.seq_file import RESERVE, SeqFile
-from qindex.seq_format import FILE_NAME, SLOT_SIZE, SeqSlot, pack_slot, short_boot_id, sound_slots
+from qindex.format.seq_ids import (
+    FILE_NAME,
+    SLOT_SIZE,
+    SeqSlot,
+    pack_slot,
+    short_boot_id,
+    sound_slots,
+)
+from qindex.index.seq_ids import RESERVE, SeqFile
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import (
     OtherBootFileSystem,
@@ -170,7 +177,7 @@ def test_seq_ids_of_damaged_messages_are_not_given_again(tmp_path: Path) -> None
 
 
 def test_reservations_are_renewed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qindex.seq_file.RESERVE", 20)
+    monkeypatch.setattr("qindex.index.seq_ids.RESERVE", 20)
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")
         seqs = [queue.publish(b"x") for _ in range(50)]
@@ -184,7 +191,7 @@ def test_reservations_are_renewed_in_time(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_reservation_that_fails_while_publishing_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qindex.seq_file.RESERVE", 8)
+    monkeypatch.setattr("qindex.index.seq_ids.RESERVE", 8)
     fs = FaultyFileSystem()
     engine = open_quietly(tmp_path, fs=fs)
     queue = engine.queue("q")

@@ -11,7 +11,7 @@ import qindex
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACK, DELIVER, pack_action
 from journal.replay import walk_journal
-from qindex.steps import ahead_findings, ahead_of_publishes
+from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
 from tests.qindex.support import (
     OtherBootFileSystem,
     copy_live,

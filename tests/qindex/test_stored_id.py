@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from journal.format import PUBLISH_HEAD_SIZE, pack_publish
-from qindex.stored_id import COUNTS, make_id, sound_ids
+from qindex.format.stored_id import COUNTS, make_id, sound_ids
 from tests.qindex.messages_support import assert_counts, big, ready, stored
 from tests.qindex.support import OtherBootFileSystem, copy_live, queue_directory
 

@@ -12,7 +12,7 @@ import pytest
 
 import qindex
 from journal.files import PathLike
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 from tests.qindex.messages_support import PERSISTENT, SyncLog, big, rdq_files, stored
 from tests.qindex.reader_support import LookingFileSystem, rows_of, tree
 from tests.qindex.support import WAIT, copy_live

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import qindex
 from journal.format import pack_publish
-from qindex import layout
-from qindex.message import Message
-from qindex.rabbitmq.names import directory_name
-from qindex.record_format import encode_record, seal_embedded
-from qindex.segment_format import NEXT_STEP, PUBLISH_HEAD_SIZE
-from qindex.snapshot import FILE_NAME as SNAPSHOT
+from qindex.format import layout
+from qindex.format.message import Message
+from qindex.format.message_record import encode_record, seal_embedded
+from qindex.format.rabbitmq.names import directory_name
+from qindex.format.segment import NEXT_STEP, PUBLISH_HEAD_SIZE
+from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from rocketstore.commitlog_format import MESSAGE_MAGIC
 from rocketstore.index_format import HEADER_SIZE
 from tests.spark.fleet import ROCKET_SIZES, make_plain, make_rocket, make_stored

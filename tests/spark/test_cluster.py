@@ -18,8 +18,8 @@ pytest.importorskip("pyspark")
 
 import qindex
 from pyspark_qindex.jobs import audit
-from qindex.layout import STAGING
-from qindex.reader import StoreReader
+from qindex.format.layout import STAGING
+from qindex.view.reader import StoreReader
 from tests.spark.cluster import WAIT, Cluster, Driver
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import make_plain, make_rocket

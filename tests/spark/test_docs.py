@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import qindex
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -57,8 +57,8 @@ def test_rabbitmq_messages_are_those_that_the_node_delivers(messages: Rows, scen
 
 
 def test_a_rabbitmq_envelope_keeps_the_bytes_that_the_client_sent(messages: Rows) -> None:
-    from qindex.envelope import open_envelope
-    from qindex.rabbitmq.bridge import RabbitProperties
+    from qindex.format.envelope import open_envelope
+    from qindex.format.rabbitmq.bridge import RabbitProperties
 
     queue = golden("g1").truth.queues["qg.props"]
     sent = queue.manifest_messages

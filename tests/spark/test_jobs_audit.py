@@ -19,7 +19,7 @@ import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
 from pyspark_qindex.jobs import AuditResult, audit
-from qindex import layout
+from qindex.format import layout
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import ROCKET_SIZES, make_fleet, make_plain
 

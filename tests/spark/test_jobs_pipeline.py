@@ -21,7 +21,7 @@ from pyarrow.parquet import read_table, write_table
 import qindex
 from pyspark_qindex.cli import JOB_NAMES
 from pyspark_qindex.jobs.commands import JOBS
-from qindex import layout
+from qindex.format import layout
 from tests.cli.support import Result, run
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import make_plain, make_rocket, make_stored

@@ -22,12 +22,12 @@ from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.naming import store_names
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import import_stores, queues_kept
-from qindex.cli.output import row_json
-from qindex.delivery_counts import FILE_NAME as DELIVERIES
-from qindex.delivery_counts import unpack_counts
-from qindex.envelope import make_envelope
-from qindex.message import Message
-from qindex.reader import StoreReader
+from qindex.format.envelope import make_envelope
+from qindex.format.message import Message
+from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.delivery_counts import unpack_counts
+from qindex.view.reader import StoreReader
+from qindex.view.row_json import row_json
 from tests.cli.support import run
 from tests.golden import golden
 from tests.qindex.support import queue_directory

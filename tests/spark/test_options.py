@@ -28,8 +28,8 @@ from pyspark_qindex.read_files import read_files
 from pyspark_qindex.read_messages import read_messages
 from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
-from qindex.message import Message
-from qindex.record_format import encode_record
+from qindex.format.message import Message
+from qindex.format.message_record import encode_record
 from tests.qindex.support import queue_directory
 from tests.spark.fleet import make_rocket
 

@@ -24,7 +24,7 @@ from pyspark_qindex.jobs.commands import JobOptions, run_export
 from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import find_exports, import_stores
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
 from tests.cli.support import run
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import make_plain, make_rocket, make_stored

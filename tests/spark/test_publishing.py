@@ -23,8 +23,8 @@ from pyspark_qindex import publishing
 from pyspark_qindex.publishing import ForeignPublisherError, commit_batch, make_store
 from pyspark_qindex.sink_rows import read_staged, stage
 from pyspark_qindex.sink_state import Progress, Staging
-from qindex.layout import STAGING
-from qindex.reader import StoreReader
+from qindex.format.layout import STAGING
+from qindex.view.reader import StoreReader
 
 ROOT = Path(__file__).parents[2]
 FAR = 1e9
@@ -105,7 +105,7 @@ VICTIMS = """
 import json, os, signal, sys
 from journal import files
 from pyspark_qindex import publishing
-from qindex.publisher import Publisher
+from qindex.queue.producing import Publisher
 
 publishing.STEP, publishing._ROWS_AT_ONCE = 6, 4
 left = 0

@@ -17,8 +17,8 @@ from pyspark_qindex import explain
 from pyspark_qindex.options import TABLES, read_options
 from pyspark_qindex.planning import plan_queues
 from pyspark_qindex.qindex_source import read_part
-from qindex.cli.output import row_json
-from qindex.reader import StoreReader
+from qindex.view.reader import StoreReader
+from qindex.view.row_json import row_json
 from tests.golden import SCENARIOS, golden, rocket_golden
 from tests.qindex.support import queue_directory
 
@@ -109,7 +109,7 @@ def test_messages_are_those_of_cat(spark: SparkSession, fleet: Path) -> None:
 
 
 def test_envelopes_give_the_messages_back(spark: SparkSession, fleet: Path) -> None:
-    from qindex.envelope import open_envelope
+    from qindex.format.envelope import open_envelope
 
     found = rows(load(spark, fleet / "a", queue="mixed"))
     expected = list(StoreReader(fleet / "a").queue("mixed").entries())
@@ -314,7 +314,7 @@ def test_failfast_fails_in_one_line(spark: SparkSession, damaged: Path, include:
 
 
 def newer(store: Path) -> Path:
-    from qindex import layout
+    from qindex.format import layout
 
     (store / layout.MARKER).write_bytes(
         2 * layout.pack_checked({"qindex": 2, "segment_entry_count": 64, "vhost": "/"})

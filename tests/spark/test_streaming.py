@@ -23,8 +23,8 @@ from pyspark_qindex import explain
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
 from pyspark_qindex.rocket_streaming import LogStream
 from pyspark_qindex.streaming import QueueStream
-from qindex.layout import STAGING
-from qindex.reader import StoreReader
+from qindex.format.layout import STAGING
+from qindex.view.reader import StoreReader
 from tests.spark.cluster import Driver
 
 if TYPE_CHECKING:

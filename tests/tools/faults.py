@@ -14,8 +14,8 @@ from xxhash import xxh3_64_digest
 from journal.files import REAL
 from journal.findings import Kind
 from msgstore.scan import scan_file
-from qindex.messages import check_record
-from qindex.rabbitmq.names import directory_name
+from qindex.format.rabbitmq.names import directory_name
+from qindex.index.messages import check_record
 from tests.qindex.support import queue_directory
 from tests.tools.stores import PERSISTENT, flip, rich_files
 

@@ -10,8 +10,8 @@ import pytest
 import qindex
 from journal.findings import Kind
 from journal.format import PAYLOAD_SIZE
-from qindex.record_format import MAGIC
-from qindex.stored_id import make_id
+from qindex.format.message_record import MAGIC
+from qindex.format.stored_id import make_id
 from qindex.tools.ids_check import QueueIds
 from qindex.tools.thorough_view import Batch
 

@@ -11,7 +11,7 @@ import pytest
 
 import qindex
 from journal.files import REAL, FileSystem
-from qindex.move_format import unpack_moves
+from qindex.format.moves import unpack_moves
 from qindex.tools.repair import repair
 from tests.cli.support import run
 from tests.qindex.support import (

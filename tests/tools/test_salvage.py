@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.rabbitmq.names import directory_name
-from qindex.reader import StoreReader
+from qindex.format.rabbitmq.names import directory_name
+from qindex.view.reader import StoreReader
 from tests.golden import SCENARIOS, SYNTHETIC_CASES, golden, sha16, synthetic
 
 QUEUES = ["qr", "qs"]

@@ -17,7 +17,7 @@ import pytest
 import qindex
 from journal.files import PathLike
 from journal.findings import Cause
-from qindex.layout import QUEUE_NAME
+from qindex.format.layout import QUEUE_NAME
 from tests.golden import SCENARIOS, golden
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import open_quietly

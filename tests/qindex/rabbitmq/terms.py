@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from qindex.rabbitmq.table_format import Field, Table
-from qindex.rabbitmq.term_format import Atom, Term
+from qindex.format.rabbitmq.table_format import Field, Table
+from qindex.format.rabbitmq.term_format import Atom, Term
 
 atoms = st.text(max_size=12).map(Atom)
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import qindex
 from journal.errors import UsageError
-from qindex.message import Message
-from qindex.rabbitmq.bridge import (
+from qindex.format.message import Message
+from qindex.format.rabbitmq.bridge import (
     RAW,
     TERM,
     RabbitHeaders,
@@ -26,10 +26,14 @@ from qindex.rabbitmq.bridge import (
     encode_rabbitmq,
     message_of,
 )
-from qindex.rabbitmq.properties_format import Properties, decode_properties, encode_properties
-from qindex.rabbitmq.record import RabbitMessage, decode_message, encode_message
-from qindex.rabbitmq.table_format import Field, Table
-from qindex.rabbitmq.term_format import Atom, TermError
+from qindex.format.rabbitmq.properties_format import (
+    Properties,
+    decode_properties,
+    encode_properties,
+)
+from qindex.format.rabbitmq.record import RabbitMessage, decode_message, encode_message
+from qindex.format.rabbitmq.table_format import Field, Table
+from qindex.format.rabbitmq.term_format import Atom, TermError
 from tests.golden import SCENARIOS
 from tests.qindex.rabbitmq.terms import tables
 from tests.qindex.rabbitmq.walk import records

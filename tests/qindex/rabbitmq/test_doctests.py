@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from qindex.rabbitmq import names, properties_format, record
+from qindex.format.rabbitmq import names, properties_format, record
 
 
 @pytest.mark.parametrize("module", [names, properties_format, record])

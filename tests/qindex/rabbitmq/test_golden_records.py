@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from qindex.rabbitmq.properties_format import decode_properties, encode_properties
-from qindex.rabbitmq.record import RecordEncoder, decode_message, encode_message
-from qindex.rabbitmq.term_format import decode, encode
+from qindex.format.rabbitmq.properties_format import decode_properties, encode_properties
+from qindex.format.rabbitmq.record import RecordEncoder, decode_message, encode_message
+from qindex.format.rabbitmq.term_format import decode, encode
 from tests.golden import SCENARIOS, GoldenQueue, ManifestMessage, golden, sha16
 from tests.qindex.rabbitmq.walk import FoundRecord, published, records
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import StoreError, UsageError
-from qindex.rabbitmq.names import (
+from qindex.format.rabbitmq.names import (
     QueueName,
     QueueNameError,
     directory_name,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import StoreError
-from qindex.rabbitmq.properties_format import (
+from qindex.format.rabbitmq.properties_format import (
     PERSISTENT_ONLY,
     TRANSIENT_ONLY,
     Properties,
@@ -21,7 +21,7 @@ from qindex.rabbitmq.properties_format import (
     encode_properties,
     properties_of_record,
 )
-from qindex.rabbitmq.table_format import (
+from qindex.format.rabbitmq.table_format import (
     MAX_DEPTH,
     Field,
     PropertiesError,
@@ -34,7 +34,7 @@ from qindex.rabbitmq.table_format import (
     table_of_term,
     typed_table,
 )
-from qindex.rabbitmq.term_format import Atom, Term
+from qindex.format.rabbitmq.term_format import Atom, Term
 from tests.qindex.rabbitmq.terms import tables
 
 ALL_14 = Properties(

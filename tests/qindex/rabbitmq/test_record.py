@@ -13,16 +13,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from journal.errors import StoreError, UsageError
-from qindex.rabbitmq import record as record_module
-from qindex.rabbitmq.properties_format import Properties, PropertiesError, table
-from qindex.rabbitmq.record import (
+from qindex.format.rabbitmq import record as record_module
+from qindex.format.rabbitmq.properties_format import Properties, PropertiesError, table
+from qindex.format.rabbitmq.record import (
     MAX_FRAGMENT,
     RabbitMessage,
     RecordEncoder,
     decode_message,
     encode_message,
 )
-from qindex.rabbitmq.term_format import Atom, Term, TermError, decode, encode
+from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
 from tests.qindex.rabbitmq.walk import records
 
 MSG_ID = bytes(range(16))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qindex.rabbitmq.dets_format import read_table
-from qindex.rabbitmq.recovery_terms import QueueTerms, RecoveryTerms, read_recovery_terms
-from qindex.rabbitmq.term_format import Atom, Term, TermError, encode
+from qindex.format.rabbitmq.dets_format import read_table
+from qindex.format.rabbitmq.recovery_terms import QueueTerms, RecoveryTerms, read_recovery_terms
+from qindex.format.rabbitmq.term_format import Atom, Term, TermError, encode
 from tests.golden import SCENARIOS, golden
 
 MARK = b"\x12\x34\x56\x78"

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from journal.errors import StoreError
-from qindex.rabbitmq.term_format import (
+from qindex.format.rabbitmq.term_format import (
     MAX_DEPTH,
     Atom,
     Term,

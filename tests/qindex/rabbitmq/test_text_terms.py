@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qindex.rabbitmq.clean_dot import message_store_clean, parse_clean_dot
-from qindex.rabbitmq.recovery_terms import read_recovery_terms
-from qindex.rabbitmq.term_format import Atom, Term, TermError
-from qindex.rabbitmq.text_terms import MAX_DEPTH, parse_terms
-from qindex.rabbitmq.vhost_config import (
+from qindex.format.rabbitmq.clean_dot import message_store_clean, parse_clean_dot
+from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
+from qindex.format.rabbitmq.term_format import Atom, Term, TermError
+from qindex.format.rabbitmq.text_terms import MAX_DEPTH, parse_terms
+from qindex.format.rabbitmq.vhost_config import (
     LEGACY_SEGMENT_ENTRY_COUNT,
     format_vhost_config,
     parse_vhost_config,

@@ -11,9 +11,9 @@ import pytest
 from journal.errors import NotAStoreError, UsageError
 from journal.files import REAL
 from journal.findings import Cause
-from qindex.rabbitmq.names import vhost_directory_name
-from qindex.rabbitmq.vhost import find_vhosts
-from qindex.reader import Row, StoreReader
+from qindex.format.rabbitmq.names import vhost_directory_name
+from qindex.view.rabbitmq_vhost import find_vhosts
+from qindex.view.reader import Row, StoreReader
 from tests.golden import VHOST_DIR_NAME, golden, sha16
 from tests.qindex.reader_support import LookingFileSystem, rows_of
 

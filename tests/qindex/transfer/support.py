@@ -9,9 +9,9 @@ from typing import Any
 import msgpack
 
 import qindex
-from qindex.envelope import make_envelope
-from qindex.message import Message
-from qindex.reader import StoreReader
+from qindex.format.envelope import make_envelope
+from qindex.format.message import Message
+from qindex.view.reader import StoreReader
 
 __all__ = ["contents", "fill"]
 

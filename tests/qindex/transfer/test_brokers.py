@@ -16,7 +16,7 @@ import pytest
 pika = pytest.importorskip("pika")
 
 import qindex  # noqa: E402
-from qindex.rabbitmq.bridge import RabbitProperties  # noqa: E402
+from qindex.format.rabbitmq.bridge import RabbitProperties  # noqa: E402
 from qindex.transfer.amqp import BrokerError  # noqa: E402
 from qindex.transfer.brokers import pull, push  # noqa: E402
 from tests.cli.support import run  # noqa: E402

@@ -16,10 +16,10 @@ import pytest
 
 import qindex
 from qindex.cli.app import main
-from qindex.rabbitmq.bridge import RabbitProperties
-from qindex.reader import Row, StoreReader
+from qindex.format.rabbitmq.bridge import RabbitProperties
 from qindex.transfer import export_messages, import_messages, importing
 from qindex.transfer.files import FormatError
+from qindex.view.reader import Row, StoreReader
 from tests.golden import golden
 from tests.qindex.support import queue_directory
 from tests.qindex.transfer.support import contents, fill

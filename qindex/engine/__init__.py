@@ -1,0 +1,1 @@
+"""The engine: one store directory, its queues, its housekeeping, and moves between queues."""

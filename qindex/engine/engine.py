@@ -1,0 +1,495 @@
+"""The engine: one store directory, its queues, its lock."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import time_ns
+from types import TracebackType
+from typing import Any
+
+from journal import format as journal_format
+from journal.call_lock import CallLock
+from journal.errors import (
+    ClosedError,
+    DamageError,
+    ForkedError,
+    NotAStoreError,
+    StorageError,
+    StoreError,
+    UsageError,
+)
+from journal.files import FileSystem, make_dirs, read_optional, replace_file
+from journal.findings import Cause, Finding
+from journal.lock import DirectoryLock
+from journal.poison import Poison
+from msgstore import CompactionReport
+from qindex.engine.fan_out import publish_to_all
+from qindex.engine.housekeeper import Housekeeper
+from qindex.engine.idle_queues import Roster
+from qindex.engine.move_recovery import finish_moves
+from qindex.engine.moves import Moves
+from qindex.format import layout
+from qindex.format.message import Message
+from qindex.format.rabbitmq.names import directory_name, format_queue_name
+from qindex.format.rabbitmq.vhost_config import parse_vhost_config
+from qindex.format.segment import DEFAULT_ENTRY_COUNT
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name, differences
+from qindex.index.file_budget import FileBudget
+from qindex.index.queue_index import QueueIndex
+from qindex.index.segment import Segment
+from qindex.index.seq_ids import SeqFile
+from qindex.options import Options
+from qindex.queue.guards import RefusingLock, forget_at_fork, refuse_in_child
+from qindex.queue.queue import Queue
+from qindex.queue.queue_core import QueueCore
+from qindex.queue.stats import EngineStats
+from qindex.queue.timer import Alarm
+from qindex.recovery import store_directory
+from qindex.recovery.opening import Opening, remove_queue_directory, stored_name
+from qindex.recovery.queue_recovery import RestingQueue
+from qindex.recovery.settings_file import adopt_settings
+from qindex.recovery.snapshot import write_snapshot
+
+__all__ = ["Engine"]
+
+_log = logging.getLogger("qindex.engine")
+
+
+class Engine:
+    """An open store. Made by :func:`qindex.open`; a context manager that closes itself.
+
+    ``findings``: what recovery met when the store was opened, if it had not been closed cleanly,
+    and what damage was met since.
+    """
+
+    def __init__(self, directory: str, options: Options, fs: FileSystem) -> None:
+        self.directory = directory
+        self.options = options
+        self.findings: list[Finding] = []
+        self._fs = fs
+        self._poison = Poison()
+        self._lock: CallLock | RefusingLock = CallLock()
+        self._awake: dict[str, Queue] = {}
+        self._resting: dict[str, RestingQueue] = {}
+        self._queues_directory = os.path.join(directory, layout.QUEUES)
+        self._housekeeper: Housekeeper | None = None
+        budget = FileBudget(options.max_open_files)
+        ask = self._ask_for_room if options.background else None
+        self._roster = Roster(budget.journals, ask)
+        self._alarm = Alarm()
+        self._moves = Moves(fs, directory, self._poison, self.queue, options, self._alarm)
+        self._directory_lock = self._enter()
+        try:
+            self._open()
+        except OSError as error:
+            self._directory_lock.release()
+            raise StorageError(directory, "the store can't be opened", error) from error
+        except BaseException:
+            self._directory_lock.release()
+            raise
+        if options.background:
+            self._housekeeper = Housekeeper(
+                self._roster, idle=options.flush_idle, budget=options.memory_budget
+            )
+        refuse_in_child(self)
+
+    # -- opening --------------------------------------------------------------------------------
+
+    def _enter(self) -> DirectoryLock:
+        """Make the directory if need be, see that it is ours or free, and lock it."""
+        fs, directory = self._fs, self.directory
+        try:
+            try:
+                names = fs.listdir(directory)
+            except FileNotFoundError:
+                make_dirs(fs, directory)
+                names = []
+            known = layout.MARKER in names or store_directory.is_empty_store(names)
+            if not known and not store_directory.store_kind(fs, directory).ours:
+                raise NotAStoreError(
+                    f"{directory}: a RabbitMQ directory; open it with read_only=True"
+                )
+            return DirectoryLock(fs, os.path.join(directory, layout.LOCK))
+        except NotADirectoryError as error:
+            raise NotAStoreError(f"{directory}: is a file, not a store directory") from error
+        except OSError as error:
+            raise StorageError(directory, "the store can't be opened", error) from error
+
+    def _open(self) -> None:
+        fs, directory, options = self._fs, self.directory, self.options
+        marker = store_directory.read_marker(fs, directory)
+        if marker is None:
+            config = read_optional(fs, os.path.join(directory, layout.CONFIG))
+            count = options.segment_entry_count or (
+                parse_vhost_config(config).segment_entry_count if config else DEFAULT_ENTRY_COUNT
+            )
+            marker = layout.StoreMarker(count, options.vhost)
+            replace_file(fs, os.path.join(directory, layout.MARKER), layout.pack_marker(marker))
+        self._entry_count = marker.entry_count
+        self._vhost = marker.vhost
+        make_dirs(fs, self._queues_directory)
+        self._opening = Opening(
+            fs, directory, self._entry_count, options, self._poison, self._before_reclaim
+        )
+        opened = self._opening.open()
+        self._resting = opened.queues
+        self._messages = opened.messages
+        self.findings = opened.findings
+        try:
+            self._finish_moves()
+        except BaseException:
+            self._messages.close()
+            raise
+
+    def _finish_moves(self) -> None:
+        """Finish the moves that a crash cut short. The queues they touch are closed again."""
+
+        def queue_of(name: str) -> Queue | None:
+            hashed = directory_name(self._vhost, checked_name(name))
+            is_there = hashed in self._awake or hashed in self._resting
+            return self.queue(name) if is_there else None
+
+        hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
+        remove = finish_moves(self._fs, self.directory, queue_of, hurt)
+        if remove is not None:
+            for hashed in list(self._awake):
+                self._put_to_rest(hashed)
+            self._awake.clear()
+            remove()
+
+    def _put_to_rest(self, hashed: str) -> None:
+        """Close a queue that was in use."""
+        queue = self._awake[hashed]
+        try:
+            queue._close()
+        finally:
+            self._roster.leave(queue)
+        self._resting[hashed] = queue._rest()
+
+    def _before_reclaim(self) -> None:
+        """Make the acks durable that made messages garbage, before the message store deletes
+        them: a store that has none of a message whose ack was lost would have lost it."""
+        self._poison.check()
+        for queue in self._roster.awake():
+            queue._sync_journal()
+
+    def _recover(self, path: str) -> RestingQueue:
+        resting, findings = self._opening.recover_one(path)
+        self.findings += findings
+        return resting
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def queue(
+        self,
+        name: str,
+        *,
+        message_ttl: float | Unset | None = None,
+        max_length: int | Unset | None = None,
+        max_bytes: int | Unset | None = None,
+        overflow: Overflow | Unset | None = None,
+        delivery_limit: int | Unset | None = None,
+        dead_letter: str | Unset | None = None,
+    ) -> Queue:
+        """Give the queue of this name; makes it when there is none.
+
+        The settings (:class:`qindex.format.settings.QueueSettings` says what they do;
+        docs/limits.md) are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET`
+        takes it away. Made durably: the queue is there after a crash. Raises :class:`UsageError`
+        for a name that is empty or over 255 bytes, for settings that can't be right, and for a
+        queue that is in use with others.
+        """
+        raw = checked_name(name)
+        given = {
+            "message_ttl": message_ttl,
+            "max_length": max_length,
+            "max_bytes": max_bytes,
+            "overflow": overflow,
+            "delivery_limit": delivery_limit,
+            "dead_letter": dead_letter,
+        }
+        NO_SETTINGS.changed(**given)
+        if dead_letter == name:
+            raise UsageError(f"queue {name!r} can't be its own dead-letter queue")
+        with self._lock:
+            hashed = directory_name(self._vhost, raw)
+            queue = self._awake.get(hashed)
+            if queue is None:
+                try:
+                    queue = self._wake(name, raw, hashed, given)
+                except OSError as error:
+                    raise StorageError(
+                        self.directory, f"queue {name!r} can't be opened", error
+                    ) from error
+                self._awake[hashed] = queue
+                return queue
+            wanted = queue.settings.changed(**given)
+            if wanted is not queue.settings and wanted != queue.settings:
+                there, asked = differences(queue.settings, wanted)
+                raise UsageError(f"queue {name!r} is open with {there}, not {asked}")
+            return queue
+
+    def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> Queue:
+        fs = self._fs
+        path = os.path.join(self._queues_directory, hashed)
+        resting = self._resting.get(hashed)
+        if resting is None:
+            self._poison.check()
+            make_dirs(fs, path)
+            queue_name = format_queue_name(self._vhost, raw)
+            if set(fs.listdir(path)) & {journal_format.FILE_NAME, SEQ_FILE_NAME}:
+                # Its deletion was asked for and failed: it is still all there.
+                resting = self._recover(path)
+            else:
+                replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
+                resting = RestingQueue(path, 0)
+        elif layout.QUEUE_NAME not in fs.listdir(path):
+            # It was lost, and reported as damage at open: whoever knows the name gives it back.
+            name_file = os.path.join(path, layout.QUEUE_NAME)
+            replace_file(fs, name_file, format_queue_name(self._vhost, raw))
+        settings = adopt_settings(fs, path, given, repair=self.options.repair)
+        seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
+        segments = {
+            number: Segment.unloaded(number, self._entry_count, unacked, size)
+            for number, (unacked, size) in resting.segments.items()
+        }
+        index = QueueIndex(
+            fs,
+            path,
+            self._entry_count,
+            self._poison,
+            segments=segments,
+            next_seq=resting.next_seq,
+            seq_file=seq_file,
+        )
+        index.findings = self.findings
+        self._resting.pop(hashed, None)
+        ask = self._ask_flush if self.options.background else None
+        queue = Queue(
+            name,
+            index,
+            self.options,
+            settings=settings,
+            moves=self._moves,
+            alarm=self._alarm,
+            messages=self._messages,
+            request_flush=ask,
+        )
+        index.before_waking = partial(self._roster.admit, queue)
+        return queue
+
+    def _ask_flush(self, queue: QueueCore) -> None:
+        if self._housekeeper is not None:
+            self._housekeeper.ask(queue)
+
+    def _ask_for_room(self) -> None:
+        if self._housekeeper is not None:
+            self._housekeeper.ask_for_room()
+
+    def _awake_queues(self) -> list[Queue]:
+        return list(self._awake.values())
+
+    def queue_names(self) -> list[str]:
+        """Give the names of all queues, sorted."""
+        with self._lock:
+            names = [queue.name for queue in self._awake.values()]
+            for hashed, resting in self._resting.items():
+                names.append(stored_name(self._fs, resting.directory, hashed, self.findings))
+            return sorted(names)
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue and its messages; it is an error when there is none.
+
+        Commit point: its directory is renamed; a crash after that finishes the deletion at the
+        next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`.
+        """
+        raw = checked_name(name)
+        self._moves.settle()
+        with self._lock:
+            hashed = directory_name(self._vhost, raw)
+            queue = self._awake.get(hashed)
+            if queue is None and hashed not in self._resting:
+                raise UsageError(f"there is no queue {name!r}")
+            fs = self._fs
+            path = os.path.join(self._queues_directory, hashed)
+            if queue is not None:
+                refusing = RefusingLock(ClosedError, f"queue {name!r} was deleted")
+                stored = queue._abandon(refusing)
+                self._roster.leave(queue)
+            else:
+                stored = self._resting_ids(self._resting[hashed])
+            self._awake.pop(hashed, None)
+            self._resting.pop(hashed, None)
+            try:
+                if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
+                    # A deletion of its namesake that failed half-way.
+                    remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+                fs.rename(path, path + layout.DELETED_SUFFIX)
+                fs.sync_dir(self._queues_directory)
+                self._messages.remove(stored)
+                remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+            except OSError as error:
+                raise StorageError(path, "the queue can't be deleted", error) from error
+
+    def _resting_ids(self, resting: RestingQueue) -> list[bytes]:
+        """Give the ids of the messages that a queue has in the message store."""
+        if not self._messages.in_use:
+            return []
+        try:
+            loaded = self._opening.load_one(resting.directory)
+        except DamageError as error:
+            # A damaged queue can be deleted, too.
+            _log.warning("%s: its messages stay in the message store until the next open", error)
+            self._messages.miscounted = True
+            return []
+        self._messages.miscounted |= loaded.unacked != resting.live
+        return [msg_id for _, msg_id in loaded.stored]
+
+    def publish_to(
+        self,
+        queues: Sequence[str],
+        body: bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Publish one message to several queues; gives its seq_id in each, in their order.
+
+        A message for the message store is written once, with a reference for each queue; a small
+        one is embedded in each. The queues are taken one after the other: when the system refuses
+        in the middle (:class:`StorageError`), those before have the message. Raises
+        :class:`UsageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
+        (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
+        """
+        names = list(queues)
+        if not names or len(set(names)) != len(names):
+            raise UsageError("publish_to needs queue names, each once")
+        targets = [self.queue(name) for name in names]
+        message = Message(body, key, headers or {}, properties or {}, time_ns())
+        return publish_to_all(targets, message, ttl, persistent, confirm, timeout)
+
+    # -- the whole store ------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make all that returned before, on all queues, durable against power loss."""
+        self._check_open()
+        self._moves.settle()
+        self._messages.sync()
+        for queue in self._roster.awake():
+            queue.sync()
+
+    def flush(self) -> None:
+        """Bring the journals of all queues into their segment files; all that returned before is
+        durable on return."""
+        self._check_open()
+        for queue in self._roster.awake():
+            queue.flush()
+
+    def stats(self) -> EngineStats:
+        """Give the figures of the store and of the queues that were used since it was opened."""
+        with self._lock:
+            queues = self._awake_queues()
+            return EngineStats(
+                directory=self.directory,
+                queues=tuple(sorted((queue.stats() for queue in queues), key=lambda one: one.name)),
+                dirty_bytes=sum(queue._unflushed()[2] for queue in queues),
+                writes_refused=self._poison.reason,
+                message_store=self._messages.stats(),
+            )
+
+    def compact(self) -> CompactionReport | None:
+        """Give the space of dead messages in the message store back now; ``None`` where there is
+        no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
+        self._check_open()
+        return self._messages.compact()
+
+    def close(self) -> None:
+        """Flush, leave a snapshot so that the next open is quick, and give the lock back.
+
+        Transient messages end here. Raises :class:`StorageError` when the system refuses; the
+        engine is closed all the same, as when a signal's handler raises: the next open recovers.
+        """
+        if isinstance(self._lock, RefusingLock):
+            return
+        closed = RefusingLock(ClosedError, f"{self.directory}: the engine is closed")
+        try:
+            with self._lock:
+                self._lock = closed
+            forget_at_fork(self)
+            self._stop_threads()
+            # While queues close, nothing vouches any more for the acks of what would be deleted.
+            self._messages.rest()
+            self._close_files()
+        except BaseException as error:
+            if not isinstance(error, StoreError | OSError):
+                self._poison.cut_short(error)
+                # Whatever was waited for: nothing may write once the lock is given back.
+                self._stop_threads()
+            raise
+        finally:
+            if self._lock is closed:
+                try:
+                    self._messages.close()
+                finally:
+                    self._directory_lock.release()
+
+    def _check_open(self) -> None:
+        with self._lock:
+            pass
+
+    def _stop_threads(self) -> None:
+        if self._housekeeper is not None:
+            self._housekeeper.stop()
+        self._alarm.stop()
+
+    def _close_files(self) -> None:
+        """Close the queues, and leave a snapshot if all went well."""
+        failure: Exception | None = None
+        try:
+            self._moves.close()
+        except (StoreError, OSError) as error:
+            failure = error
+        for hashed in self._awake:
+            try:
+                self._put_to_rest(hashed)
+            except (StoreError, OSError) as error:
+                failure = failure or error
+        # No snapshot may keep the message store's counts where they can't be trusted.
+        miscounted = self._messages.in_use and self._messages.miscounted
+        if failure is None and self._poison.reason is None and not miscounted:
+            self._messages.sync()
+            message_store = self._messages.snapshot()
+            write_snapshot(self._fs, self.directory, self._resting, message_store)
+        if failure is not None:
+            raise failure
+
+    def _forked(self) -> None:
+        text = f"{self.directory}: was opened by another process; open it again in the child"
+        self._lock = RefusingLock(ForkedError, text)
+        # The child shares the lock with its parent; a copy left open here would outlive it.
+        self._directory_lock.release()
+        for queue in self._awake.values():
+            queue._forked()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"

@@ -1,0 +1,143 @@
+"""The engine's background thread: flushes that were asked for, idle queues, the memory budget, and
+queues that are put to rest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from time import monotonic
+
+from journal.errors import StoreError
+from qindex.engine.idle_queues import Roster
+from qindex.queue.queue_core import QueueCore
+
+__all__ = ["Housekeeper"]
+
+_log = logging.getLogger("qindex.engine.housekeeper")
+
+_BURST_LOOK = 0.005
+_BURST_ACTIONS = 1000
+"""More actions than this in :data:`_BURST_LOOK` seconds are a burst."""
+
+
+class Housekeeper:
+    """One thread for all queues of an engine.
+
+    Flushes a queue (A) when it has been idle for ``idle`` seconds with actions in its journal,
+    (B) when it asks (its journal has more actions than ``max_journal_entries``): at once, or when
+    the burst of actions that it is in has ended, or when the journal has several times as many;
+    and (C) when the unflushed entries of all queues hold more than ``budget``
+    bytes: then the one that holds most. A queue that is still idle when it was flushed is put to
+    rest, and so are others when too many are awake.
+    """
+
+    def __init__(self, roster: Roster, *, idle: float, budget: int) -> None:
+        self._roster = roster
+        self._idle = idle
+        self._budget = budget
+        self._wake = threading.Condition()
+        self._asked: dict[QueueCore, int | None] = {}
+        self._crowded = False
+        self._stopped = False
+        self._seen: dict[QueueCore, tuple[int, int]] = {}
+        self._thread = threading.Thread(target=self._run, name="qindex-housekeeper", daemon=True)
+        self._thread.start()
+
+    def ask(self, queue: QueueCore) -> None:
+        """Flush ``queue`` soon. Called with the queue's lock held, so it waits for nothing."""
+        if queue not in self._asked:
+            with self._wake:
+                self._asked[queue] = None
+                self._wake.notify()
+
+    def ask_for_room(self) -> None:
+        """Put queues to rest soon: many are awake. Called with a queue's lock held, too."""
+        if not self._crowded:
+            with self._wake:
+                self._crowded = True
+                self._wake.notify()
+
+    def stop(self) -> None:
+        """End the thread; a flush under way is finished first."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        tick = min(max(self._idle / 2, 0.001), threading.TIMEOUT_MAX)
+        look_at = monotonic() + tick
+        while True:
+            with self._wake:
+                if not self._stopped and not self._crowded:
+                    left = max(look_at - monotonic(), 0)
+                    self._wake.wait(min(left, _BURST_LOOK) if self._asked else left)
+                if self._stopped:
+                    return
+                asked = list(self._asked)
+                crowded, self._crowded = self._crowded, False
+            if crowded:
+                self._roster.trim()
+            for queue in asked:
+                if self._is_time(queue):
+                    del self._asked[queue]
+                    self._flush(queue)
+            # However often one queue asks: the others have their turn too.
+            if monotonic() >= look_at:
+                due, idle = self._due()
+                for queue in due:
+                    self._flush(queue)
+                for queue in idle:
+                    self._rest(queue)
+                look_at = monotonic() + tick
+
+    def _is_time(self, queue: QueueCore) -> bool:
+        """Tell whether a queue that asked should be flushed now: its burst has ended, or its
+        journal has grown too far to wait for that."""
+        if not queue._is_due():
+            del self._asked[queue]
+            return False
+        actions, before = queue._actions(), self._asked[queue]
+        self._asked[queue] = actions
+        burst = before is None or actions - before > _BURST_ACTIONS
+        return not (burst and queue._can_wait())
+
+    def _due(self) -> tuple[list[QueueCore], list[QueueCore]]:
+        """Find the queues to be flushed: idle ones, and the fullest when the budget is exceeded;
+        and the idle ones that are flushed already, and can rest."""
+        due = []
+        idle = []
+        total = 0
+        fullest: tuple[int, QueueCore | None] = (0, None)
+        seen: dict[QueueCore, tuple[int, int]] = {}
+        for queue in self._roster.awake():
+            dirty, next_seq, held = queue._unflushed()
+            seen[queue] = (dirty, next_seq) if dirty else (0, queue._actions())
+            is_idle = self._seen.get(queue) == seen[queue]
+            if not dirty:
+                if is_idle:
+                    idle.append(queue)
+                continue
+            queue._seal()
+            total += held
+            if held > fullest[0]:
+                fullest = (held, queue)
+            if is_idle:
+                due.append(queue)
+        self._seen = seen
+        if total > self._budget and fullest[1] is not None and fullest[1] not in due:
+            due.append(fullest[1])
+        return due, idle
+
+    def _rest(self, queue: QueueCore) -> None:
+        try:
+            self._roster.put_to_rest(queue)
+        except StoreError as error:
+            _log.info("queue %r can't be put to rest: %s", queue.name, error)
+
+    def _flush(self, queue: QueueCore) -> None:
+        try:
+            queue._flush()
+        except StoreError as error:
+            # The journal still has everything; publishers see the poison, if it came to that.
+            _log.error("flush of queue %r failed: %s", queue.name, error)

@@ -1,0 +1,142 @@
+"""Queues that nobody uses rest: no file is open for them, and little memory is taken.
+
+A queue is put to rest when it was idle for a while, or when more queues are in use than the engine
+may have files open for: then the one that was not used for longest, or nearly. Its journal is
+flushed, emptied and closed, so that all it holds is durable in its segment files; the state maps of
+its segments, and what was read ahead, are given back. Counters stay, and so does what is with
+consumers. Nothing of this can be seen from outside: what a call needs of a queue at rest it takes
+again (:mod:`journal.rested`, :meth:`QueueIndex.segment_of`), in the same lock that it takes anyway,
+so that a queue in use pays nothing for it.
+
+Locks: a queue wakes with its lock held, and puts others to rest then. So theirs are only ever
+tried, never waited for: a queue whose lock is taken is in use anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from journal.call_lock import CallLock
+from journal.errors import StoreError
+from qindex.index.read_ahead import NOTHING_FETCHED
+from qindex.queue.guards import RefusingLock
+from qindex.queue.queue_core import QueueCore
+
+__all__ = ["Roster"]
+
+_log = logging.getLogger("qindex.engine.idle_queues")
+
+_PART_SPARE = 8
+_MOST_FAILURES = 4
+
+
+class Roster:
+    """The queues of an engine that are awake: ``most`` at any time. Thread-safe.
+
+    A few less than ``most`` are left by a background thread, which ``ask`` calls (``None``: there
+    is none), so that whoever wakes a queue does not have to put another one to rest first.
+    """
+
+    def __init__(self, most: int, ask: Callable[[], None] | None) -> None:
+        self.most = most
+        self._few = most - most // _PART_SPARE
+        self._ask = ask
+        self._lock = CallLock()
+        # Those that have waited longest for a look come first; with what they had done by then.
+        self._awake: dict[QueueCore, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._awake)
+
+    def awake(self) -> list[QueueCore]:
+        """Give the queues that are awake. What any other one holds is durable."""
+        with self._lock:
+            return list(self._awake)
+
+    def admit(self, queue: QueueCore) -> None:
+        """Make room for a queue that is about to wake, and whose lock is held.
+
+        Where none of the others can be put to rest (a full disk: they can't be flushed) there
+        will be one too many.
+        """
+        with self._lock:
+            self._awake[queue] = queue._actions()
+            count = len(self._awake)
+        if self._ask is not None and count > self._few:
+            self._ask()
+        if count > self.most:
+            self._shrink(self.most, queue)
+
+    def leave(self, queue: QueueCore) -> None:
+        """Take note that a queue is at rest, or closed."""
+        with self._lock:
+            self._awake.pop(queue, None)
+
+    def trim(self) -> None:
+        """Put queues to rest until a few more can wake without that."""
+        if len(self._awake) > self._few:
+            self._shrink(self._few, None)
+
+    def _shrink(self, most: int, but: QueueCore | None) -> None:
+        failures = 0
+        # A queue that has done something since the last look gets another turn.
+        for _ in range(2 * len(self._awake)):
+            queue = self._next(most)
+            if queue is None or failures == _MOST_FAILURES:
+                return
+            if queue is but:
+                continue
+            try:
+                self.put_to_rest(queue)
+            except StoreError as error:
+                failures += 1
+                _log.warning("queue %r can't be put to rest: %s", queue.name, error)
+
+    def _next(self, most: int) -> QueueCore | None:
+        """Give the next queue that has done nothing since it was looked at last, if there are more
+        than ``most``. It goes behind the others, as those do that have."""
+        with self._lock:
+            for _ in range(len(self._awake)):
+                if len(self._awake) <= most:
+                    return None
+                queue = next(iter(self._awake))
+                before, now = self._awake.pop(queue), queue._actions()
+                self._awake[queue] = now
+                if before == now:
+                    return queue
+            return next(iter(self._awake), None)
+
+    def put_to_rest(self, queue: QueueCore) -> bool:
+        """Flush a queue, close its journal, and give back the memory of what can be had again;
+        false when it is in use at this moment, or closed. Waits for no lock of a queue.
+
+        All that it holds is durable on return. Raises :class:`StorageError` and
+        :class:`WritesRefusedError`; it is awake as before then.
+        """
+        lock = queue._real_lock
+        if lock.is_mine() or not lock.acquire(blocking=False):
+            return False
+        try:
+            if queue._flushing or isinstance(queue._lock, RefusingLock):
+                return False
+            if queue._to_move or queue._postponed:
+                return False
+            queue._flush_now(held=True)
+            _drop_read_ahead(queue)
+            queue._index.rest()
+            # Before the lock is given back: it may wake at once.
+            self.leave(queue)
+        finally:
+            lock.release()
+        return True
+
+
+def _drop_read_ahead(queue: QueueCore) -> None:
+    """Forget what was read and not delivered, and what was given back: read again from the first
+    of them on, it is the same, in the same order. The rest in between is not ready."""
+    upcoming = queue._window.seqs[queue._at : queue._at + 1]
+    queue._next_fetch = min([queue._next_fetch, *upcoming, *queue._returned[:1]])
+    queue._window, queue._at = NOTHING_FETCHED, 0
+    queue._returned, queue._returned_by_seq = [], {}
+    queue._ack_segment = NOTHING_FETCHED.segment

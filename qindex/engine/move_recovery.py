@@ -1,0 +1,101 @@
+"""What opening a store does with moves to a dead-letter queue that a crash cut short.
+
+For each message that an intent names and that its source still holds: is it in the target? In the
+run of the operating system in which the intent was written nothing is lost, so an intent that is
+noted as done is: the message may have been consumed since. Otherwise (nobody has seen it there yet,
+or power was lost, or the target is damaged) only what is found there counts: the entry with the
+seq_id and the message id of the intent. What has arrived is acknowledged in the source, anything
+else stays there, so that a message is in one of the two queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+import numpy as np
+
+from journal.errors import DamageError
+from journal.files import FileSystem, read_optional, unlink_if_there
+from qindex.format import layout
+from qindex.format.moves import Intent, unpack_moves
+from qindex.format.segment import STEP_SIZE
+from qindex.index.queue_index import QueueIndex
+from qindex.index.segment import ABSENT, ACKED
+from qindex.queue.queue import Queue
+
+__all__ = ["finish_moves"]
+
+_log = logging.getLogger("qindex.moves")
+
+_ID_SIZE = 16
+_WORD_SIZE = 8
+
+
+def finish_moves(
+    fs: FileSystem,
+    directory: str,
+    queue_of: Callable[[str], Queue | None],
+    hurt: Collection[str] = (),
+) -> Callable[[], None] | None:
+    """Finish the moves of the last run; ``queue_of`` gives a queue that there is, ``hurt`` are
+    directories of queues in which damage was found: what is not there may have been in them.
+
+    Gives what removes the file, to be called when the queues that were touched are durable;
+    ``None`` where there was no file. Raises :class:`StorageError`, :class:`OSError`.
+    """
+    path = os.path.join(directory, layout.MOVES)
+    data = read_optional(fs, path)
+    if data is None:
+        return None
+    boot = fs.boot_id()
+    for intent, is_done in unpack_moves(data):
+        source, target = queue_of(intent.source), queue_of(intent.target)
+        if source is None or target is None:
+            continue  # deleted: with what was in it, or without ever getting the message
+        certain = is_done and bool(boot) and intent.boot == boot
+        certain &= target._index.directory not in hurt
+        there = intent.seqs if certain else _arrived(intent, target)
+        done = [seq for seq in there if _holds(source._index, seq)]
+        if done:
+            _log.info(
+                "queue %r: %d messages had been moved to %r", source.name, len(done), target.name
+            )
+            source._drop_moved(done)
+    return lambda: _remove(fs, path)
+
+
+def _remove(fs: FileSystem, path: str) -> None:
+    if unlink_if_there(fs, path):
+        fs.sync_dir(os.path.dirname(path))
+
+
+def _arrived(intent: Intent, target: Queue) -> list[int]:
+    """Give the seq_ids, in the source, of the messages that are found in the target."""
+    found = (_message_id(target._index, intent.first + at) for at in range(len(intent.seqs)))
+    return [
+        seq
+        for seq, wanted, there in zip(intent.seqs, intent.ids, found, strict=True)
+        if wanted == there
+    ]
+
+
+def _message_id(index: QueueIndex, seq: int) -> bytes | None:
+    """Give the message id of an entry that is not acknowledged."""
+    if not _holds(index, seq):
+        return None
+    segment = index.segment_of(seq)
+    head = STEP_SIZE if segment.filed[seq - segment.base] != ABSENT else _WORD_SIZE
+    return index.bytes_of(seq)[head : head + _ID_SIZE]
+
+
+def _holds(index: QueueIndex, seq: int) -> bool:
+    if not 0 <= seq < index.next_seq or seq // index.entry_count not in index.segments:
+        return False
+    with suppress(DamageError):  # reported; the sound entries are loaded
+        index.segment_of(seq)
+    segment = index.segment_of(seq)
+    state = int(np.frombuffer(segment.states, np.uint8)[seq - segment.base])
+    return state not in (ABSENT, ACKED)

@@ -1,0 +1,378 @@
+"""Moving messages to a dead-letter queue: in one of the two queues at any time, whatever crashes.
+
+One move, of one or more messages (*commit point*: 2):
+
+1. An intent goes to ``qindex.moves``, with the seq_ids that the messages will have in the target.
+2. The messages are appended to the target, and the intent is marked as done. The target's lock is
+   held meanwhile: nobody takes a message before it is noted where it is.
+3. The target is synced, then they are acknowledged in the source, then the source is synced.
+4. Without any move under way the file of intents is emptied.
+
+With ``durability="fsync"`` all of it is done on return, the intent synced first; what threads ask
+for while one does this waits, and is then done as one move. Otherwise 3 and 4
+wait for many moves at a time: for :data:`_MOST_PENDING` of them, the engine's idle time, a sync, or
+the close; the source's entries stay unacknowledged meanwhile, so that no loss of power can take
+the message from both queues. :mod:`qindex.engine.move_recovery` finishes at open
+what a crash cut short.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby, islice
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from journal.call_lock import CallLock
+from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
+from journal.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
+from journal.poison import Poison
+from journal.sync import GroupCommit
+from qindex.format import layout
+from qindex.format.message import Message
+from qindex.format.moves import DONE, Intent, pack_intent
+from qindex.options import Options
+from qindex.queue.dead_letter import Letter, NotMovedError, goes_round, with_death
+from qindex.queue.limits import give_room_back, keep_within, take_room
+from qindex.queue.prepared_message import Notes, Prepared
+from qindex.queue.producing import Publisher
+from qindex.queue.timer import Alarm
+from qindex.queue.wake_ups import CALLER
+
+if TYPE_CHECKING:
+    from qindex.queue.queue import Queue
+
+__all__ = ["Moves"]
+
+_log = logging.getLogger("qindex.moves")
+
+_MOST_PENDING = 1024
+"""Messages that were moved and are not yet acknowledged in their source, at the most."""
+
+
+class _Request:
+    """One call of :meth:`Moves.move`: where to (``target``), what is ``left``, and why
+    (``error``)."""
+
+    __slots__ = ("error", "left", "source", "target")
+
+    def __init__(self, source: Queue, letters: list[Letter]) -> None:
+        self.source = source
+        self.target: Queue | None = None
+        self.left = letters
+        self.error: StoreError | None = None
+
+
+class Moves:
+    """All moves of one engine. Thread-safe; no queue's lock may be held.
+
+    ``queue_of`` gives a queue by its name.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        poison: Poison,
+        queue_of: Callable[[str], Queue],
+        options: Options,
+        alarm: Alarm,
+    ) -> None:
+        self._fs = fs
+        self._path = os.path.join(directory, layout.MOVES)
+        self._poison = poison
+        self._queue_of = queue_of
+        self._fsync = options.durability == "fsync"
+        self._background = options.background
+        self._idle = options.flush_idle
+        self._alarm = alarm
+        self._boot = fs.boot_id()
+        self._lock = CallLock()
+        # What threads ask for, and which of them is doing all of it.
+        self._asked: deque[_Request] = deque()
+        self._rounds = GroupCommit(self._serve_all)
+        self._server: int | None = None
+        self._fd: int | None = None
+        self._end = 0
+        self._pending: list[tuple[Queue, list[int], Queue]] = []
+        self.pending = 0
+        """Messages that were moved, and whose source and target are to be made durable."""
+        self._closed = False
+
+    def move(self, source: Queue, letters: Sequence[Letter]) -> None:
+        """Move messages of ``source``, which are marked as being moved, to its dead-letter queue.
+
+        On return they are there, or dropped, if they would go round in a loop; and they count no
+        more in the source. Those that were not moved when this raises: :attr:`NotMovedError.left`.
+        Where each move is synced, threads that come at a time share the syncs.
+        """
+        request = _Request(source, list(letters))
+        if self._fsync and self._server != threading.get_ident():
+            self._asked.append(request)
+            self._rounds.commit()
+        else:
+            # Or a move for the sake of which room is made for another one.
+            self._serve([request])
+        if request.error is not None:
+            raise NotMovedError(request.left, request.error) from request.error
+        if request.target is not None:
+            keep_within(request.target)
+        if self.pending >= _MOST_PENDING and CALLER.waits:
+            self.settle()
+        elif self._background or not CALLER.waits:
+            self._alarm.set(self, monotonic() + self._idle)
+
+    def _serve_all(self) -> None:
+        """Do what was asked for by now: one round of :attr:`_rounds`."""
+        requests = []
+        while self._asked:
+            requests.append(self._asked.popleft())
+        self._server = threading.get_ident()
+        try:
+            self._serve(requests)
+        finally:
+            self._server = None
+
+    def _serve(self, requests: Sequence[_Request]) -> None:
+        """Do moves, those of a source together; notes in each what is left of it, and why."""
+        by_source: dict[int, list[_Request]] = {}
+        for one in requests:
+            by_source.setdefault(id(one.source), []).append(one)
+        for alike in by_source.values():
+            error = self._move_all(alike)
+            if isinstance(error, QueueFullError) and len(alike) > 1:
+                # What does not fit keeps nobody else's out.
+                for one in alike:
+                    one.error = self._move_all([one])
+            else:
+                for one in alike:
+                    one.error = error if one.left else None
+        if self._fsync:
+            try:
+                self.settle()
+            except StoreError as error:
+                for one in requests:
+                    one.error = one.error or error
+
+    def _move_all(self, requests: Sequence[_Request]) -> StoreError | None:
+        """Move what is left of these, all of one source; gives why anything still is."""
+        source = requests[0].source
+        name = source.settings.dead_letter
+        assert name is not None
+        left = [letter for one in requests for letter in one.left]
+        try:
+            target = self._queue_of(name)
+            for one in requests:
+                one.target = target
+            left = self._drop_rounds(source, left, name)
+            # Where the last try has failed, one of them is tried first.
+            most, growing = (1, True) if source._stuck else (_MOST_PENDING, False)
+            while left:
+                some = self._next(left, most)
+                try:
+                    self._move_some(source, target, some)
+                except QueueFullError:
+                    if len(some) == 1:
+                        raise
+                    # There may be room for some of them.
+                    most, growing = len(some) // 2, False
+                    continue
+                left = left[len(some) :]
+                if growing:
+                    most = min(2 * most, _MOST_PENDING)
+        except StoreError as error:
+            return error
+        finally:
+            seqs = {one.seq_id for one in left}
+            for one in requests:
+                one.left = [letter for letter in one.left if letter.seq_id in seqs]
+        return None
+
+    @staticmethod
+    def _drop_rounds(source: Queue, letters: list[Letter], name: str) -> list[Letter]:
+        """Drop the letters that go round in a loop; gives the others."""
+        rounds = [one for one in letters if goes_round(one, name)]
+        if not rounds:
+            return letters
+        for one in rounds:
+            _log.warning(
+                "queue %r: seq_id %d goes round between dead-letter queues: dropped",
+                source.name,
+                one.seq_id,
+            )
+        source._moved(rounds, dropped=True)
+        source._end_moved([one.seq_id for one in rounds])
+        return [one for one in letters if one not in rounds]
+
+    def _on_alarm(self) -> None:
+        self.settle()
+
+    @staticmethod
+    def _next(left: list[Letter], most: int) -> list[Letter]:
+        """Give the first of these, equally persistent, ``most`` at the most."""
+        _, group = next(groupby(left, lambda one: one.persistent))
+        return list(islice(group, most))
+
+    def _move_some(self, source: Queue, target: Queue, letters: list[Letter]) -> None:
+        items = [_prepared(target, source.name, one) for one in letters]
+        seqs = [one.seq_id for one in letters]
+        persistent = letters[0].persistent
+        if target._limits is not None:
+            take_room(target, items, 0)
+        ids = [item.msg_id for item in items]
+        note = _Note(self, Intent(self._boot, source.name, target.name, 0, seqs, ids))
+        with self._lock:
+            try:
+                self._append(target, items, persistent, note)
+            except BaseException:
+                give_room_back(target, items)
+                raise
+            source._moved(letters)
+            self._pending.append((source, seqs, target))
+            self.pending += len(seqs)
+
+    def _append(
+        self,
+        target: Queue,
+        items: Sequence[Prepared],
+        persistent: bool,
+        note: Notes,
+    ) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        self._poison.check()
+        stored: list[bytes] = []
+        try:
+            stored = target._store_records(items, 1, persistent)
+            expiry = target._expiry(None)
+            target._append_entries(items, expiry, persistent, notes=note, reserved=True)
+        except BaseException:
+            target._release(stored)
+            raise
+
+    # -- the file -------------------------------------------------------------------------------
+
+    def announce(self, intent: Intent) -> None:
+        """Note what is about to be done; durably if all is to be."""
+        frame = pack_intent(intent)
+        fs = self._fs
+        syncing = False
+        try:
+            if self._fd is None:
+                self._fd = fs.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                if self._fsync:
+                    fs.sync_dir(os.path.dirname(self._path))
+            pwrite_all(fs, self._fd, frame, self._end)
+            if self._fsync:
+                syncing = True
+                fs.fdatasync(self._fd)
+        except OSError as error:
+            failure = StorageError(self._path, "a move can't be noted", error)
+            if syncing:
+                self._poison.set(failure)
+            raise failure from error
+        self._end += len(frame)
+
+    def conclude(self) -> None:
+        """Note that what was announced last is done. The byte is there already: this can't meet a
+        full disk."""
+        assert self._fd is not None
+        try:
+            pwrite_all(self._fs, self._fd, DONE, self._end - 1)
+        except OSError as error:
+            failure = StorageError(self._path, "a move can't be noted", error)
+            self._poison.set(failure)
+            raise failure from error
+
+    # -- making durable -------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Do what is left of all moves: sync targets, acknowledge in the sources, sync them."""
+        if self.pending:
+            with self._lock:
+                self._settle()
+
+    def _settle(self) -> None:
+        pending = self._pending
+        for target in {id(one): one for _, _, one in pending}.values():
+            _sync(target)
+        sources = {id(one): one for one, _, _ in pending}
+        for source, seqs, _ in pending:
+            try:
+                source._end_moved(seqs)
+            except ClosedError as error:
+                _log.info("%s", error)  # it was deleted, and its messages with it
+        for source in sources.values():
+            _sync(source)
+        self._pending = []
+        self.pending = 0
+        if self._fd is not None:
+            try:
+                self._fs.truncate(self._fd, 0)
+            except OSError as error:
+                # What stays is of moves that are done: it says nothing wrong, and more follows it.
+                _log.warning("%s: can't be emptied: %s", self._path, error)
+                return
+            self._end = 0
+
+    def close(self) -> None:
+        """Settle all, and take no more moves. Raises :class:`StorageError`: then the file stays,
+        and the next open settles."""
+        with self._lock:
+            self._closed = True
+            try:
+                if self._pending and self._poison.reason is None:
+                    self._settle()
+            finally:
+                fd, self._fd = self._fd, None
+                if fd is not None:
+                    close_quietly(self._fs, fd, self._path)
+            if fd is not None and not self._pending:
+                try:
+                    unlink_if_there(self._fs, self._path)
+                except OSError as error:
+                    # It says nothing that is wrong: the next open finds all of it done.
+                    raise StorageError(self._path, "can't be removed", error) from error
+
+
+class _Note:
+    """Notes one move: :class:`qindex.queue.producing.Notes`."""
+
+    def __init__(self, moves: Moves, intent: Intent) -> None:
+        self._moves = moves
+        self._intent = intent
+
+    def before(self, first: int) -> None:
+        """Announce the move."""
+        self._moves.announce(replace(self._intent, first=first))
+
+    def after(self) -> None:
+        """Conclude it."""
+        self._moves.conclude()
+
+
+def _sync(queue: Publisher) -> None:
+    try:
+        queue._sync_all()
+    except ClosedError as error:
+        _log.info("%s", error)  # it was deleted
+
+
+def _prepared(target: Publisher, source: str, letter: Letter) -> Prepared:
+    """Encode a letter for its queue; as it was, where the headers of its death do not fit."""
+    message: Message = with_death(letter, source)
+    try:
+        return target._prepared(message, letter.persistent)
+    except StoreError as error:
+        _log.warning(
+            "queue %r: seq_id %d goes to its dead-letter queue without headers that tell why: %s",
+            source,
+            letter.seq_id,
+            error,
+        )
+        return target._prepared(letter.message, letter.persistent)

@@ -1,0 +1,190 @@
+"""``qindex.open(directory, read_only=True)``: the reading half of the interface, and no lock.
+
+Any number of these may be open beside a writer in another process. Every call looks anew, so what
+the writer did meanwhile is seen; nothing is remembered but the directory's name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from types import TracebackType
+from typing import NoReturn
+
+from journal.errors import ClosedError, UsageError
+from journal.files import REAL, FileSystem, PathLike
+from journal.findings import Finding
+from qindex.format.entries import Entry
+from qindex.format.message import Message
+from qindex.format.settings import QueueSettings
+from qindex.queue.delivery import Delivery, make_delivery
+from qindex.queue.stats import EngineStats, QueueStats
+from qindex.view.reader import QueueReader, QueueSummary, Row, StoreReader
+
+__all__ = ["ReadOnlyEngine", "ReadOnlyQueue"]
+
+_log = logging.getLogger("qindex.engine.read_only")
+
+
+class ReadOnlyQueue:
+    """One queue, to look at. Made by :meth:`ReadOnlyEngine.queue`.
+
+    What a delivery of it shows is as in :class:`qindex.queue.delivery.Delivery`; it is settled from
+    the start. Messages without a body that can be given (damaged, or gone from the message store)
+    are left out, and logged.
+    """
+
+    def __init__(self, engine: ReadOnlyEngine, reader: QueueReader) -> None:
+        self.name = reader.name
+        self._engine = engine
+        self._reader = reader
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the last look met that should not be there."""
+        return self._reader.findings
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Yield the messages in order of delivery: those ready, and those with consumers."""
+        self._engine._check_open()
+        for row in self._reader.entries():
+            if row.body is None:
+                _log.warning("%s: seq_id %d: %s", self.name, row.seq_id, row.error or row.location)
+            else:
+                yield _delivery(row, row.body)
+
+    def peek(self, most: int = 1) -> list[Delivery]:
+        """Look at the next messages. O(size of the journal, and of the segments they are in)."""
+        if not isinstance(most, int) or most < 0:
+            raise UsageError(f"the number of messages must be at least 0, not {most!r}")
+        return list(islice(self, most))
+
+    def __len__(self) -> int:
+        """Messages held, those with consumers of the writer included. O(size of the files)."""
+        self._engine._check_open()
+        return self._reader.summary().messages
+
+    def __bool__(self) -> bool:
+        """A queue is true, empty or not."""
+        return True
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings; none in a RabbitMQ directory. Raises :class:`DamageError`."""
+        self._engine._check_open()
+        return self._reader.settings()
+
+    def stats(self) -> QueueStats:
+        """Give the queue's figures; those that count since open are zero.
+
+        ``unacked``: delivered before and not acknowledged, 0 where a killed RabbitMQ node does
+        not tell. O(size of the files).
+        """
+        self._engine._check_open()
+        return _stats(self._reader.summary())
+
+    def _refuse(self, *_args: object, **_options: object) -> NoReturn:
+        self._engine._refuse()
+
+    publish = publish_many = publish_messages = reserve = get = get_many = consume = _refuse
+    ack = ack_many = ack_up_to = nack = requeue = extend = purge = flush = sync = _refuse
+
+    def __repr__(self) -> str:
+        return f"<ReadOnlyQueue {self.name!r}>"
+
+
+class ReadOnlyEngine:
+    """A store opened read-only; a context manager that closes itself.
+
+    ``reader``: the :class:`qindex.view.reader.StoreReader` underneath, for what a delivery does not
+    show. Raises :class:`NotAStoreError` for a file, a missing directory or one of something else,
+    :class:`StorageError` when the system refuses.
+    """
+
+    def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
+        self.reader = StoreReader(directory, fs)
+        self.directory = self.reader.directory
+        self._closed = False
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with the store beside its queues' own files."""
+        return self.reader.findings
+
+    def queue(self, name: str) -> ReadOnlyQueue:
+        """Give the queue of this name. Raises :class:`UsageError` when there is none."""
+        self._check_open()
+        if not isinstance(name, str):
+            raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
+        return ReadOnlyQueue(self, self.reader.queue(name))
+
+    def queue_names(self) -> list[str]:
+        """Give the names of all queues, sorted."""
+        self._check_open()
+        return self.reader.queue_names()
+
+    def stats(self) -> EngineStats:
+        """Give the figures of all queues. O(size of the store's index files)."""
+        self._check_open()
+        queues = tuple(map(_stats, self.reader.queues()))
+        return EngineStats(self.directory, queues, 0, self._refusal, None)
+
+    @property
+    def _refusal(self) -> str:
+        return f"{self.directory}: opened read-only"
+
+    def _check_open(self) -> None:
+        """Raise :class:`ClosedError` after :meth:`close`."""
+        if self._closed:
+            raise ClosedError(f"{self.directory}: the engine is closed")
+
+    def _refuse(self, *_args: object, **_options: object) -> NoReturn:
+        """Raise the :class:`UsageError` of every method that would write."""
+        self._check_open()
+        raise UsageError(self._refusal)
+
+    publish_to = delete_queue = compact = sync = flush = _refuse
+
+    def close(self) -> None:
+        """Refuse further calls. There is nothing to give back."""
+        self._closed = True
+
+    def __enter__(self) -> ReadOnlyEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ReadOnlyEngine {self.directory!r}>"
+
+
+def _delivery(row: Row, body: bytes) -> Delivery:
+    message = Message(body, row.key, row.headers, row.properties, row.timestamp)
+    entry = Entry(row.msg_id, row.expiry, row.size, message)
+    return make_delivery(None, row.seq_id, body, row.redelivered, entry)
+
+
+def _stats(found: QueueSummary) -> QueueStats:
+    return QueueStats(
+        name=found.name,
+        ready=found.ready,
+        unacked=found.unacked or 0,
+        segments=found.segments,
+        segment_bytes=found.file_bytes - found.journal_bytes,
+        journal_bytes=found.journal_bytes,
+        journal_entries=found.journal_entries,
+        next_seq_id=found.next_seq_id,
+        published=0,
+        acked=0,
+        flushes=0,
+        flushed_bytes=0,
+        journal_syncs=0,
+        settings=found.settings,
+    )

@@ -1,0 +1,5 @@
+"""Bytes of the files, and nothing else: records, segments, seq_ids, moves, names; RabbitMQ's beside
+ours.
+
+Nothing here opens a file.
+"""

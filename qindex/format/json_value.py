@@ -1,0 +1,70 @@
+"""Values of headers and properties as JSON has them.
+
+JSON has no bytes, dates, or other keys than strings. A header or property value that it can't hold
+is an object of one key that starts with ``$``:
+
+=========================  ======================================================================
+``{"$base64": "AP8="}``    bytes
+``{"$decimal": "3.10"}``   a decimal
+``{"$float": "nan"}``      a float that is no number (``nan``, ``inf``, ``-inf``)
+``{"$time": 1.5}``         a msgpack timestamp, in seconds since 1970
+``{"$ext": [5, "AP8="]}``  another msgpack extension: its code, and its data in base64
+``{"$map": [[1, "a"]]}``   a map with keys that are no strings, or that start with ``$``
+``{"$text": "68e9"}``      text that is no valid Unicode: its bytes in hexadecimal
+=========================  ======================================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import msgpack
+
+__all__ = [
+    "plain_value",
+]
+
+
+def plain_value(value: Any) -> Any:
+    """Give a value in what JSON has; see the module's text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, bytes | bytearray):
+        return {"$base64": base64.b64encode(value).decode()}
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, msgpack.ExtType):
+        return {"$ext": [value.code, base64.b64encode(value.data).decode()]}
+    if isinstance(value, list | tuple):
+        return [plain_value(one) for one in value]
+    if isinstance(value, Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, msgpack.Timestamp):
+        return {"$time": value.to_unix()}
+    raise TypeError(f"a {type(value).__name__} in a message")
+
+
+def _text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return {"$text": value.encode("utf-8", "surrogateescape").hex()}
+    return value
+
+
+def _mapping(value: Mapping[Any, Any]) -> Any:
+    names = all(
+        isinstance(key, str) and not key.startswith("$") and isinstance(_text(key), str)
+        for key in value
+    )
+    if names:
+        return {key: plain_value(one) for key, one in value.items()}
+    return {"$map": [[plain_value(key), plain_value(one)] for key, one in value.items()]}

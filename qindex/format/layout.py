@@ -1,0 +1,91 @@
+"""Names in a store directory, all made here; see docs/format.md for a picture.
+
+::
+
+    data/
+      qindex.store   what the directory is (this module's marker)
+      qindex.lock    the writer's lock
+      qindex.clean   the clean-shutdown snapshot
+      qindex.moves   messages on their way to a dead-letter queue
+      qindex.spark/  what Spark's streaming queries have ready to publish, and how far they are
+      queues/<hash>/ .queue_name  journal.jif  0.idx 1.idx ...  qindex.seq
+                     qindex.settings  qindex.deliveries
+      queues/<hash>.deleted/      a queue whose deletion a crash cut short
+
+``<hash>`` is RabbitMQ's name for a queue's directory (:mod:`qindex.format.rabbitmq.names`). What is
+ours has names that RabbitMQ ignores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from xxhash import xxh3_64_digest
+
+from journal.packed import unpack
+
+__all__ = [
+    "CONFIG",
+    "DELETED_SUFFIX",
+    "LOCK",
+    "MARKER",
+    "MOVES",
+    "QUEUES",
+    "QUEUE_NAME",
+    "SETTINGS",
+    "STAGING",
+    "VERSION",
+    "StoreMarker",
+    "pack_checked",
+    "pack_marker",
+    "unpack_checked",
+]
+
+MARKER = "qindex.store"
+LOCK = "qindex.lock"
+QUEUES = "queues"
+CONFIG = ".config"
+QUEUE_NAME = ".queue_name"
+SETTINGS = "qindex.settings"
+MOVES = "qindex.moves"
+STAGING = "qindex.spark"
+DELETED_SUFFIX = ".deleted"
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMarker:
+    """What the marker file says: entries a segment, and the virtual host in the names."""
+
+    entry_count: int
+    vhost: str
+
+
+def pack_marker(marker: StoreMarker) -> bytes:
+    """Give the marker file's bytes: msgpack and its checksum, twice.
+
+    Without the entry count no segment can be read, so one flipped bit must not cost it.
+    """
+    return 2 * pack_checked(
+        {
+            "qindex": VERSION,
+            "segment_entry_count": marker.entry_count,
+            "vhost": marker.vhost,
+        }
+    )
+
+
+def pack_checked(value: object) -> bytes:
+    """Give ``value`` as msgpack, and eight bytes of xxh3 over that."""
+    packed: bytes = msgpack.packb(value)
+    return packed + xxh3_64_digest(packed)
+
+
+def unpack_checked(data: bytes) -> Any:
+    """Give the value back. Raises :class:`ValueError` when the checksum does not hold."""
+    if xxh3_64_digest(data[:-8]) != data[-8:]:
+        raise ValueError("the checksum does not hold")
+    return unpack(data[:-8])

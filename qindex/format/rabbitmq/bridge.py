@@ -1,0 +1,262 @@
+"""RabbitMQ's record as a :class:`qindex.format.message.Message`, and back, without loss.
+
+Plain values are what an application wants, but they do not say all that a record says: whether 5
+was a byte or a long, that a timestamp is no number, which further routing keys (CC, BCC) the
+message had. So the headers and properties of a decoded message are dictionaries that also know
+where they came from: :class:`RabbitHeaders` its typed fields, :class:`RabbitProperties` the whole
+decoded record. Give them back, in the message or to ``publish(headers=..., properties=...)``, and
+what was not changed is written as it was: an unmodified message as the identical record, a
+changed one with the types of all other headers, and with its further routing keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from journal.errors import UsageError
+from qindex.format.message import Message
+from qindex.format.rabbitmq.properties_format import Properties, PropertiesError, encode_properties
+from qindex.format.rabbitmq.record import (
+    MAX_FRAGMENT,
+    RabbitMessage,
+    decode_message,
+    encode_message,
+)
+from qindex.format.rabbitmq.table_format import Field, Table, field, plain_table
+from qindex.format.rabbitmq.term_format import Atom, Term, TermError, encode
+
+__all__ = [
+    "RAW",
+    "TERM",
+    "RabbitHeaders",
+    "RabbitProperties",
+    "decode_rabbitmq",
+    "encode_rabbitmq",
+    "message_of",
+]
+
+RAW = "_raw"
+"""Name of the one property, beside ``exchange``, of a message whose properties are malformed:
+all their bytes, in hex."""
+TERM = "_term"
+"""The same where the broker had stored them decoded: their external term, in hex."""
+
+
+class RabbitHeaders(dict[str, Any]):
+    """Headers as plain values, and as the typed ``fields`` they came from.
+
+    >>> from qindex.rabbitmq.table_format import Field
+    >>> headers = RabbitHeaders((("tries", Field("B", 5)),))
+    >>> headers, headers.fields
+    ({'tries': 5}, (('tries', Field(tag='B', value=5)),))
+    """
+
+    __slots__ = ("fields",)
+
+    fields: Table
+
+    def __init__(self, fields: Table) -> None:
+        super().__init__(plain_table(fields))
+        self.fields = fields
+
+
+class RabbitProperties(dict[str, Any]):
+    """Properties as plain values, and the record they came from.
+
+    ``source.properties_raw`` are the bytes as the client sent them, ``source.properties`` the
+    typed values, ``source.routing_keys`` all routing keys. BCC keys are there alone: they are
+    blind copies, so they are not shown among the values.
+    """
+
+    __slots__ = ("source",)
+
+    source: RabbitMessage
+
+    def __init__(self, values: Mapping[str, Any], source: RabbitMessage) -> None:
+        super().__init__(values)
+        self.source = source
+
+
+# --- from a record -----------------------------------------------------------------------------
+
+
+def decode_rabbitmq(record: bytes, msg_id: bytes) -> Message:
+    """Decode a record that the index or the store names ``msg_id``.
+
+    Raises :class:`TermError` when it is no record, or that of another message.
+    """
+    message = decode_message(record)
+    if message.msg_id != msg_id:
+        raise TermError(f"the record is that of message {message.msg_id.hex()}")
+    return message_of(message)
+
+
+def message_of(message: RabbitMessage) -> Message:
+    """Show a RabbitMQ message as one of ours; never raises.
+
+    The first routing key is the key (empty: there is none); the exchange is among the properties
+    (empty: the default one); text that is not UTF-8 comes as surrogate escapes.
+
+    Malformed properties cost no body: the message then has no headers, and its properties are
+    ``exchange`` and :data:`RAW` (or :data:`TERM`). Nothing is read out of them, for a wrong bit
+    in their flags would make sound bytes into wrong values.
+    """
+    exchange = message.exchange.decode("utf-8", "surrogateescape")
+    headers: Mapping[str, Any] = {}
+    values: dict[str, Any] = {"exchange": exchange}
+    try:
+        properties = message.properties
+    except PropertiesError:
+        if message.properties_raw is not None:
+            values[RAW] = message.properties_raw.hex()
+        else:
+            values[TERM] = encode(message.properties_record).hex()
+    else:
+        if properties.headers is not None:
+            headers = RabbitHeaders(properties.headers)
+        plain = properties.plain()
+        plain.pop("headers", None)
+        values |= plain
+    keys = message.routing_keys
+    key = keys[0].decode("utf-8", "surrogateescape") if keys else ""
+    return Message(message.body, key, headers, RabbitProperties(values, message))
+
+
+# --- to a record -------------------------------------------------------------------------------
+
+
+def encode_rabbitmq(message: Message, vhost: bytes, msg_id: bytes, persistent: bool) -> bytes:
+    """Give the record that a node would have written for ``message``.
+
+    ``properties`` may hold the fields of AMQP 0-9-1 (content_type, correlation_id, ...; the
+    delivery_mode is made to agree with ``persistent``) and ``exchange``; or :data:`RAW`, which is
+    written as it is. A message that :func:`decode_rabbitmq` gave, unmodified and with its own
+    ``vhost``, ``msg_id`` and ``persistent``, gives the identical record (if a node with the
+    default frame size wrote it). Raises :class:`UsageError` for values that AMQP does not have;
+    O(size).
+    """
+    values = dict(message.properties)
+    exchange = _name("exchange", values.pop("exchange", ""))
+    source = message.properties.source if isinstance(message.properties, RabbitProperties) else None
+    keys = [_name("key", message.key or "")]
+    if source is not None:
+        keys = [*keys, *source.routing_keys[1:]] if source.routing_keys or message.key else []
+    raw: bytes | None
+    if source is not None and source.persistent == persistent and _unchanged(message, source):
+        raw = source.properties_raw
+        if raw is None:
+            term = source.properties_record
+            return _with_decoded(message.body, keys, vhost, exchange, term, msg_id, persistent)
+    elif RAW in values:
+        raw = _given_raw(values, message.headers)
+    else:
+        raw = _properties(values, message.headers, persistent, keep_mode=source is not None)
+    return encode_message(
+        msg_id=msg_id,
+        routing_keys=keys,
+        body=message.body,
+        vhost=vhost,
+        exchange=exchange,
+        properties=raw,
+        persistent=persistent,
+    )
+
+
+def _name(what: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise UsageError(f"{what} must be a str, not {type(text).__name__}")
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} must be valid Unicode: {error}") from error
+
+
+def _unchanged(message: Message, source: RabbitMessage) -> bool:
+    """Whether headers and properties still are what ``source`` says (they can be changed in
+    place, so what was once read is no witness). The exchange stands elsewhere in a record."""
+    fresh = message_of(source)
+    then, now = dict(fresh.properties), dict(message.properties)
+    then.pop("exchange", None)
+    now.pop("exchange", None)
+    return _same(now, then) and _same(dict(message.headers), dict(fresh.headers))
+
+
+def _properties(
+    values: dict[str, Any], headers: Mapping[str, Any], persistent: bool, *, keep_mode: bool
+) -> bytes:
+    if "headers" in values:
+        raise UsageError("headers are no property: they have a place of their own in a message")
+    agrees = (values.get("delivery_mode") == 2) == persistent
+    if not (keep_mode and agrees):
+        values["delivery_mode"] = 2 if persistent else 1
+    try:
+        if headers:
+            known = headers.fields if isinstance(headers, RabbitHeaders) else ()
+            values["headers"] = _fields(headers, known)
+        return encode_properties(Properties(**values))
+    except TypeError as error:
+        raise UsageError(f"not a property of a RabbitMQ message: {error}") from error
+    except PropertiesError as error:
+        raise UsageError(f"not headers or properties of a RabbitMQ message: {error}") from error
+
+
+def _given_raw(values: Mapping[str, Any], headers: Mapping[str, Any]) -> bytes:
+    if len(values) > 1 or headers:
+        raise UsageError(f"with {RAW} there can be no headers or properties but the exchange")
+    try:
+        return bytes.fromhex(values[RAW])
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{RAW} must be bytes in hex: {error}") from error
+
+
+def _fields(headers: Mapping[str, Any], known: Table) -> Table:
+    """Give headers their types: those they had where they are as they were, else the usual."""
+    if _same(dict(headers), plain_table(known)):
+        return known  # as it was, with a name that stands in it twice
+    last = dict(known)
+    return tuple([(name, _field(value, last.get(name))) for name, value in headers.items()])
+
+
+def _field(value: Any, known: Field | None) -> Field:
+    if known is not None:
+        if _same(value, plain_table((("", known),))[""]):
+            return known
+        if known.tag == "F" and isinstance(value, dict):
+            return Field("F", _fields(value, known.value))
+    return field(value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal in value and type at every level: True is not 1, and 1 is not 1.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _with_decoded(
+    body: bytes,
+    keys: list[bytes],
+    vhost: bytes,
+    exchange: bytes,
+    properties: Term,
+    msg_id: bytes,
+    persistent: bool,
+) -> bytes:
+    """The record of a message whose properties the broker had changed: they stay decoded."""
+    none = Atom("none")
+    pieces = [body[at : at + MAX_FRAGMENT] for at in range(0, len(body), MAX_FRAGMENT)]
+    return encode(
+        (
+            Atom("basic_message"),
+            (Atom("resource"), vhost, Atom("exchange"), exchange),
+            keys,
+            (Atom("content"), 60, properties, none, none, pieces[::-1]),
+            msg_id,
+            Atom("true" if persistent else "false"),
+        )
+    )

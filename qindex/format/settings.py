@@ -1,0 +1,160 @@
+"""The settings of a queue, checked, and the bytes of the file that keeps them: ``qindex.settings``
+in the queue's directory, a checksummed msgpack map (:func:`qindex.format.layout.pack_checked`).
+
+::
+
+    {"message_ttl": 60.0, "max_length": 1000, ..., "dead_letter": "failed"} | xxh3 (8)
+
+``message_ttl`` stands in every file (``nil``: none), other settings where they are set. Files
+with ``message_ttl`` alone are from before there were others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
+from typing import Any, Literal, get_args
+
+from journal.errors import UsageError
+from qindex.format import layout
+
+__all__ = [
+    "NO_SETTINGS",
+    "UNSET",
+    "Overflow",
+    "QueueSettings",
+    "Unset",
+    "checked_name",
+    "differences",
+    "pack_settings",
+    "unpack_settings",
+]
+
+Overflow = Literal["reject", "drop-head", "block"]
+
+
+_MAX_NAME_BYTES = 255
+
+
+class Unset(Enum):
+    """The type of :data:`UNSET`."""
+
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        return "qindex.UNSET"
+
+
+UNSET = Unset.UNSET
+"""Given for a setting of a queue: take it away. (``None`` leaves it as it is.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """How a queue works; what is ``None`` is not set.
+
+    ``message_ttl``: seconds after which a message is dropped when it gets to the head.
+    ``max_length``: messages that may be ready; ``max_bytes``: bytes of their bodies.
+    ``overflow``: what a publish does that would exceed one of these. ``delivery_limit``: how often
+    a message is delivered at the most. ``dead_letter``: name of the queue that gets what is
+    rejected, expired, dropped from the head, or delivered too often.
+    Raises :class:`UsageError` for a value that can't be right.
+    """
+
+    message_ttl: float | None = None
+    max_length: int | None = None
+    max_bytes: int | None = None
+    overflow: Overflow = "reject"
+    delivery_limit: int | None = None
+    dead_letter: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check all values."""
+        ttl = self.message_ttl
+        if ttl is not None and not (_is_number(ttl) and 0 <= ttl < 1e10):
+            raise UsageError(f"message_ttl must be seconds from 0 to 1e10, not {ttl!r}")
+        for name, most in (("max_length", 1 << 60), ("max_bytes", 1 << 60), _DELIVERIES):
+            value = getattr(self, name)
+            if value is not None and not (_is_int(value) and 1 <= value <= most):
+                raise UsageError(f"{name} must be an int from 1 to {most}, not {value!r}")
+        if self.overflow not in get_args(Overflow):
+            allowed = ", ".join(get_args(Overflow))
+            raise UsageError(f"overflow must be one of {allowed}, not {self.overflow!r}")
+        if self.dead_letter is not None:
+            checked_name(self.dead_letter)
+
+    def changed(self, **given: Any) -> QueueSettings:
+        """Give these settings with those that are ``given``: ``None`` leaves one as it is, and
+        :data:`UNSET` takes it away. Raises :class:`UsageError`."""
+        asked = {name: value for name, value in given.items() if value is not None}
+        if not asked:
+            return self
+        defaults: dict[str, Any] = {one.name: one.default for one in fields(self)}
+        new: dict[str, Any] = {
+            name: defaults[name] if value is UNSET else value for name, value in asked.items()
+        }
+        return replace(self, **new)
+
+
+_DELIVERIES = ("delivery_limit", (1 << 31) - 1)
+
+NO_SETTINGS = QueueSettings()
+"""Those of a queue that has none."""
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_int(value) or isinstance(value, float)
+
+
+def checked_name(name: str) -> bytes:
+    """Give the bytes of a queue's name. Raises :class:`UsageError` for what can't be one."""
+    if not isinstance(name, str):
+        raise UsageError(f"a queue's name must be a str, not {type(name).__name__}")
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a queue's name must be valid Unicode: {error}") from error
+    if not 0 < len(raw) <= _MAX_NAME_BYTES:
+        raise UsageError(
+            f"a queue's name must have 1 to {_MAX_NAME_BYTES} bytes as UTF-8, not {len(raw)}"
+        )
+    return raw
+
+
+def pack_settings(settings: QueueSettings) -> bytes:
+    """Give the bytes of a settings file."""
+    plain = QueueSettings()
+    kept = {
+        name: value
+        for name, value in asdict(settings).items()
+        if name == "message_ttl" or value != getattr(plain, name)
+    }
+    return layout.pack_checked(kept)
+
+
+def unpack_settings(data: bytes) -> QueueSettings:
+    """Give what a settings file says. Raises :class:`ValueError` for a file of anything else."""
+    value = layout.unpack_checked(data)
+    if not isinstance(value, dict) or "message_ttl" not in value:
+        raise ValueError("it holds no message_ttl")
+    unknown = value.keys() - {one.name for one in fields(QueueSettings)}
+    if unknown:
+        raise ValueError(f"it holds the unknown setting {min(map(str, unknown))!r}")
+    return QueueSettings(**value)
+
+
+def differences(one: QueueSettings, other: QueueSettings) -> tuple[str, str]:
+    """Name what is different, as each of the two has it."""
+    names = [
+        item.name
+        for item in fields(QueueSettings)
+        if getattr(one, item.name) != getattr(other, item.name)
+    ]
+    there, asked = (
+        ", ".join(f"{name}={getattr(which, name)!r}" for name in names) for which in (one, other)
+    )
+    return there, asked

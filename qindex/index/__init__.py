@@ -1,0 +1,2 @@
+"""The queue index: the owner of every entry's life, with its journal, segments, flush and
+seq_ids."""

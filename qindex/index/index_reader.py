@@ -1,0 +1,457 @@
+"""Reading the entries of a queue index: which are ready, where they stand, what is in them.
+
+Everything here is called with the queue's lock held.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from journal import format as journal_format
+from journal.block_sums import Healed
+from journal.errors import DamageError, StorageError
+from journal.files import FileSystem, ReadBuffer, pread_all
+from journal.findings import Finding
+from journal.journal import Journal
+from journal.rested import RestedJournal
+from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
+from qindex.format.message_record import column, gather_bytes
+from qindex.format.plain_record import SHORTEST_RUN
+from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
+from qindex.index.quarantine import quarantine_findings
+from qindex.index.read_ahead import NOTHING_FETCHED, Fetched
+from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
+from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment, stored_entries
+from qindex.queue.compiled import read_run, read_sound
+
+__all__ = ["FEW", "IndexReader"]
+
+I64 = npt.NDArray[np.int64]
+
+_log = logging.getLogger("qindex.index")
+
+FEW = 24
+"""Entries up to this number are read one by one."""
+_WINDOW_BYTES = 1 << 20
+_KEPT_BYTES = 8 << 20
+"""The bytes of the segment that is being read are kept, once scanned, when they are no more."""
+_SIZE_AT = journal_format.PAYLOAD_SIZE - 8
+"""Where in a payload the size of the body stands: before that of the embedded record."""
+_EMBEDDED_AT = journal_format.PAYLOAD_SIZE - 4
+"""Where that of the embedded record stands."""
+_word_at = journal_format.ACTION_WORD.unpack_from
+_JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE - journal_format.PAYLOAD_SIZE
+_READY = frozenset((PUBLISHED, DELIVERED))
+
+
+class IndexReader:
+    """The half of a :class:`~qindex.index.queue_index.QueueIndex` that reads.
+
+    ``positions``: journal offsets of the publish records of seq_ids ``positions_base,
+    positions_base + 1, ...``, -1 where the journal has none. ``lost_entries``: entries were lost
+    to damage, and with them which messages they referred to. ``tail``: the segment that the next
+    publish goes to. ``findings``: what was met since the queue was opened.
+    """
+
+    # Slots: what the paths of single messages touch.
+    __slots__ = ("__dict__", "__weakref__", "journal", "next_seq", "positions", "tail")
+
+    journal: Journal | RestedJournal
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        entry_count: int,
+        segments: dict[int, Segment],
+        next_seq: int,
+    ) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.entry_count = entry_count
+        self.segments = Segments(segments)
+        self.next_seq = next_seq
+        self.findings: list[Finding] = []
+        self.positions: array[int] = array("q")
+        self.positions_base = next_seq
+        self.lost_entries = False
+        self._live_before = sum(segment.unacked for segment in segments.values())
+        # A tail that covers no seq_id: the first publish finds it full and takes the right one.
+        self.tail = self._reading = NOTHING_FETCHED.segment
+
+    def segment_of(self, seq_id: int) -> Segment:
+        """Give the loaded segment of a seq_id that was published. Raises as :meth:`load`."""
+        number = seq_id // self.entry_count
+        segment: Segment | None = self.segments.get(number)
+        if segment is None:
+            segment = self.segments[number] = Segment(number, self.entry_count)
+        elif not segment.loaded and not segment.unpack():
+            self.load(segment)
+        return segment
+
+    def load(self, segment: Segment) -> None:
+        """Bring the state maps of ``segment`` into memory, and where its records stand.
+
+        Raises :class:`DamageError` when the file holds fewer sound entries than it should, the
+        first finding in it; the segment is loaded all the same, with the sound ones.
+        """
+        unacked = segment.stored_unacked
+        path, scan = self._scan(segment)
+        segment.packed = b""
+        segment.load(scan.filed, *scan.located())
+        segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
+        self.report(scan.findings)
+        if segment.unacked != unacked:
+            self._live_before += segment.unacked - unacked
+            self.lost_entries = True
+            at, what = segment.file_size, f"{unacked - segment.unacked} entries are missing"
+            if scan.findings:
+                quarantine_findings(self.fs, scan.findings)
+                at, what = scan.findings[0].offset, f"{scan.findings[0].what}; {what}"
+            raise DamageError(path, at, what)
+
+    def report(self, findings: Sequence[Finding]) -> None:
+        """Tell the user of damage that was met while the queue is open."""
+        for finding in findings:
+            _log.warning("%s", finding)
+        self.findings += findings
+
+    def _scan(self, segment: Segment) -> tuple[str, SegmentScan]:
+        path = os.path.join(self.directory, file_name(segment.number))
+        findings: list[Finding] = []
+        try:
+            healed = read_healed(self.fs, path, findings) if segment.file_size else Healed(b"")
+        except FileNotFoundError:
+            healed = Healed(b"")
+        except OSError as error:
+            raise StorageError(path, "the segment can't be read", error) from error
+        number, count = segment.number, self.entry_count
+        scan = scan_segment(path, healed.data, number, count, healed.whole)
+        scan.findings[:0] = findings
+        return path, scan
+
+    def place(self, segment: Segment) -> None:
+        """Find out where in its file the records of a loaded segment stand."""
+        if segment.offsets is None:
+            _, scan = self._scan(segment)
+            offsets, segment.lengths = scan.located()
+            segment.offsets = offsets
+            segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
+            self.report(scan.findings)
+            filed = np.frombuffer(segment.filed, np.uint8) != ABSENT
+            if (filed & (offsets < 0)).any():
+                # Damaged since it was written: who reads such an entry finds nothing there.
+                quarantine_findings(self.fs, scan.findings)
+
+    def trim(self, keep: tuple[Segment, ...], next_fetch: int) -> None:
+        """Give back the maps of segments that nobody uses; those in ``keep``, and that of seq_id
+        ``next_fetch``, are in use."""
+        reading = next_fetch // self.entry_count
+        for segment in self.segments.values():
+            if (
+                segment.loaded
+                and segment is not self.tail
+                and segment not in keep
+                and segment.number != reading
+                and not segment.outstanding
+                and not segment.dirty
+            ):
+                segment.unload()
+
+    def fetch(self, start: int, most: int) -> tuple[Fetched | None, int]:
+        """Read ready entries in order from seq_id ``start`` on, ``most`` at the most.
+
+        Gives them, and the seq_id to go on from; ``None`` when there are none. Entries come from
+        one segment and one file (journal or segment) at a time, about 1 MiB at the most.
+        Raises :class:`DamageError` as :meth:`load` (asking again goes on behind), and
+        :class:`StorageError`.
+        """
+        if self.next_seq - start <= FEW:
+            few = self.fetch_few(start, most)
+            if few is not None:
+                return few, start + len(few.seqs)
+        count = self.entry_count
+        while start < self.next_seq:
+            number = start // count
+            segment: Segment | None = self.segments.get(number)
+            if segment is None:
+                following = self.segments.following(number)
+                if following is None:
+                    return None, self.next_seq
+                start = following * count
+                continue
+            if not segment.loaded:
+                self.load(segment)
+            rel = start - segment.base
+            end = min(rel + most, count, self.next_seq - segment.base)
+            if segment.states.count(PUBLISHED, rel, end) == end - rel:
+                run = self._read_run(segment, rel, end)
+                if run is not None:
+                    return run, run.seqs[-1] + 1
+            window = np.frombuffer(segment.states, np.uint8, end - rel, rel)
+            rels = np.flatnonzero((window == PUBLISHED) | (window == DELIVERED)) + rel
+            if len(rels):
+                fetched, behind = self._read(segment, rels)
+                if len(fetched.seqs) == len(rels):
+                    behind = segment.base + end
+                return fetched, behind
+            start = segment.base + end
+        return None, start
+
+    def fetch_few(self, start: int, most: int = FEW) -> Fetched | None:
+        """Read the newest entries, from ``start`` on, when they are few, and all of them
+        persistent, ready, sound and in the journal: what a consumer finds who keeps up with the
+        publishers."""
+        end = self.next_seq
+        segment = self.tail
+        base = segment.base
+        first = self.positions_base
+        if not 0 < end - start <= min(FEW, most) or start < base or start < first:
+            return None
+        states, positions, data = segment.states, self.positions, self.journal.map
+        bodies: list[bytes] = []
+        extras: list[int | Entry] = []
+        for seq in range(start, end):
+            offset = positions[seq - first]
+            if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
+                return None
+            found = read_sound(data, offset + _JOURNAL_HEAD, seq, False)
+            if found is not None:
+                bodies.append(found[0])
+                extras.append(found[1])
+                continue
+            entry = read_entry(data, offset + _JOURNAL_HEAD, seq)
+            if entry.damage or entry.corrected:
+                return None
+            bodies.append(b"" if entry.message is None else entry.message.body)
+            extras.append(entry)
+        return Fetched.few(segment, range(start, end), bodies, extras)
+
+    def _read_run(self, segment: Segment, rel: int, end: int) -> Fetched | None:
+        """Read entries that were never delivered, from ``rel`` on, which stand in the journal as
+        publishers left them, or in a file as a flush did; ``None`` where they do not."""
+        count, first_seq = end - rel, segment.base + rel
+        absent = segment.filed.count(ABSENT, rel, end)
+        if absent == count and first_seq >= self.positions_base:
+            at = first_seq - self.positions_base
+            data: ReadBuffer = self.journal.map
+            columns = read_run(data, self.positions, at, count, first_seq, _WINDOW_BYTES, True)
+        elif not absent:
+            self.place(segment)
+            self._turn_to(segment)
+            assert segment.offsets is not None
+            data, offsets = segment.verified, segment.offsets
+            columns = read_run(data, offsets, rel, count, first_seq, _WINDOW_BYTES, False)
+        else:
+            return None
+        if len(columns[0]) < min(count, SHORTEST_RUN):
+            return None
+        return Fetched.run(segment, first_seq, *columns)
+
+    def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
+        in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
+        changes = np.flatnonzero(in_file != in_file[0])
+        if len(changes):
+            rels = rels[: changes[0]]
+        if in_file[0]:
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            offsets, lengths = segment.offsets[rels], segment.lengths[rels]
+            gone = np.flatnonzero(offsets < 0)
+            if len(gone) and not gone[0]:
+                return _gone(segment, rels[:1])
+            if len(gone):
+                rels, offsets, lengths = rels[: gone[0]], offsets[: gone[0]], lengths[: gone[0]]
+            # What is read is one piece of the file, with all that was acknowledged in between.
+            spans = np.maximum.accumulate(offsets + lengths) - np.minimum.accumulate(offsets)
+            fit = _window(spans)
+            rels, offsets, lengths = rels[:fit], offsets[:fit], lengths[:fit]
+            data, low, verified = self._bytes_from(segment, offsets, lengths)
+            offsets = offsets - low
+            heads = np.frombuffer(data, np.uint8)[offsets]
+            kinds = np.where(heads & (PERSISTENT >> 8), 0, 1).astype(np.uint8)
+            payloads = offsets + STEP_SIZE
+            embedded = lengths - PUBLISH_HEAD_SIZE
+        else:
+            first = int(rels[0]) + segment.base - self.positions_base
+            last = int(rels[-1]) + segment.base - self.positions_base
+            offsets = np.array(self.positions[first : last + 1])[rels - rels[0]]
+            data, verified = self.journal.map, False
+            flat = np.frombuffer(data, np.uint8)
+            kinds = flat[offsets] >> 6
+            payloads = offsets + _JOURNAL_HEAD
+            embedded = _sizes_at(data, payloads + _EMBEDDED_AT)
+            fit = _window(np.cumsum(embedded))
+            rels, kinds, payloads = rels[:fit], kinds[:fit], payloads[:fit]
+            embedded = embedded[:fit]
+        seqs = rels + segment.base
+        states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
+        behind = int(seqs[-1]) + 1
+        words = journal_words(kinds, seqs)
+        columns = plain_entries(data, payloads, words, embedded, verified=verified)
+        if columns is not None:
+            return Fetched(segment, seqs, states, *columns, True), behind
+        bodies, extras = read_one_by_one(data, payloads, words, read_sound, verified=verified)
+        all_plain = Entry not in set(map(type, extras))
+        return Fetched(segment, seqs, states, bodies, extras, all_plain), behind
+
+    def _bytes_from(
+        self, segment: Segment, offsets: I64, lengths: I64
+    ) -> tuple[ReadBuffer, int, bool]:
+        """Give bytes that hold these records, the file offset of the first byte, and whether
+        the records' checksums were verified when they were read."""
+        self._turn_to(segment)
+        if int((offsets + lengths).max()) <= len(segment.verified):
+            return segment.verified, 0, True
+        return *self._pread(segment, offsets, lengths), False
+
+    def _turn_to(self, segment: Segment) -> None:
+        """Keep the bytes of no other segment than the one that is read now."""
+        if segment is not self._reading:
+            self._reading.verified = b""
+            self._reading = segment
+
+    def _pread(self, segment: Segment, offsets: I64, lengths: I64) -> tuple[ReadBuffer, int]:
+        """Read the bytes that hold these records; gives them and the offset of the first."""
+        low = int(offsets.min())
+        high = int((offsets + lengths).max())
+        path = os.path.join(self.directory, file_name(segment.number))
+        try:
+            fd = self.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = pread_all(self.fs, fd, high - low, low)
+            finally:
+                self.fs.close(fd)
+        except OSError as error:
+            raise StorageError(path, "the segment can't be read", error) from error
+        # A file that was cut behind our back: what is gone reads as zeros, and no checksum of
+        # zeros holds.
+        return data.ljust(high - low, b"\0"), low
+
+    def where(self, seq_id: int) -> tuple[str, int]:
+        """Tell the file and offset of the publish record of a seq_id."""
+        segment = self.segment_of(seq_id)
+        rel = seq_id - segment.base
+        if segment.filed[rel] != ABSENT:
+            self.place(segment)
+            assert segment.offsets is not None
+            path = os.path.join(self.directory, file_name(segment.number))
+            return path, max(int(segment.offsets[rel]), 0)
+        return self.journal.path, self.positions[seq_id - self.positions_base]
+
+    def bytes_of(self, seq_id: int) -> bytes:
+        """Give the bytes of the publish record of a seq_id, as they stand in its file."""
+        segment = self.segment_of(seq_id)
+        rel = seq_id - segment.base
+        if segment.filed[rel] != ABSENT:
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            if segment.offsets[rel] < 0:
+                return b""  # it was damaged since it was written
+            length = int(segment.lengths[rel])
+            data, _ = self._pread(segment, segment.offsets[rel : rel + 1], np.array([length]))
+            return bytes(data)
+        offset = self.positions[seq_id - self.positions_base]
+        head = journal_format.PUBLISH_HEAD.unpack_from(self.journal.map, offset)
+        return self.journal.map[offset : offset + journal_format.PUBLISH_HEAD_SIZE + head[4]]
+
+    def stored_ids(self, segment: Segment, rels: I64) -> list[bytes]:
+        """Give the message ids of those entries (published, of a loaded segment) whose messages
+        are in the message store."""
+        if not len(rels):
+            return []
+        in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
+        found: list[tuple[int, bytes]] = []
+        filed, fresh = rels[in_file], rels[~in_file]
+        if len(filed):
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            bare = filed[segment.lengths[filed] == PUBLISH_HEAD_SIZE]
+            offsets, lengths = segment.offsets[bare], segment.lengths[bare]
+            if len(bare):
+                data, low, _ = self._bytes_from(segment, offsets, lengths)
+                payloads = offsets - low + STEP_SIZE
+                found += stored_entries(data, bare, payloads, np.zeros(len(bare), np.int64))
+        if len(fresh):
+            positions = np.array(self.positions, np.int64)
+            payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
+            embedded = _sizes_at(self.journal.map, payloads + _EMBEDDED_AT)
+            found += stored_entries(self.journal.map, fresh, payloads, embedded)
+        return [msg_id for _, msg_id in found]
+
+    def all_stored_ids(self) -> list[bytes]:
+        """Give the message ids of all entries not acknowledged whose messages are in the message
+        store, of those that can be read. Reads all segments."""
+        found: list[bytes] = []
+        for segment in self.segments.values():
+            if not segment.loaded:
+                with suppress(DamageError):  # logged; the sound entries are loaded
+                    self.load(segment)
+            states = np.frombuffer(segment.states, np.uint8)
+            alive = np.flatnonzero((states != ABSENT) & (states != ACKED))
+            found += self.stored_ids(segment, alive)
+        return found
+
+    def ready_bytes(self) -> int:
+        """Count the bytes of the bodies of all ready entries. Reads all segments."""
+        total = 0
+        for segment in self.segments.values():
+            was_loaded = segment.loaded
+            if not was_loaded:
+                with suppress(DamageError):  # logged; the sound entries are loaded
+                    self.load(segment)
+            states = np.frombuffer(segment.states, np.uint8)
+            rels = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
+            total += self._body_bytes(segment, rels)
+            if not was_loaded:
+                segment.unload()
+        return total
+
+    def _body_bytes(self, segment: Segment, rels: I64) -> int:
+        """Add up the sizes that these entries of a loaded segment state."""
+        in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
+        filed, fresh = rels[in_file], rels[~in_file]
+        total = 0
+        if len(filed):
+            self.place(segment)
+            assert segment.offsets is not None
+            assert segment.lengths is not None
+            offsets = segment.offsets[filed]
+            data, low, _ = self._bytes_from(segment, offsets, segment.lengths[filed])
+            total += int(_sizes_at(data, offsets - low + (STEP_SIZE + _SIZE_AT)).sum())
+        if len(fresh):
+            positions = np.array(self.positions, np.int64)
+            payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
+            total += int(_sizes_at(self.journal.map, payloads + _SIZE_AT).sum())
+        return total
+
+
+def _window(spans: I64) -> int:
+    """Count the entries that one window holds, one at least; ``spans``: bytes up to the end of
+    each."""
+    if spans[-1] <= _WINDOW_BYTES:
+        return len(spans)  # as a rule: a search would let go of the interpreter
+    return max(1, int(np.searchsorted(spans, _WINDOW_BYTES, side="right")))
+
+
+def _gone(segment: Segment, rels: I64) -> tuple[Fetched, int]:
+    """Give what is read of one entry whose record is no longer found in its file."""
+    seqs = rels + segment.base
+    states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
+    entry = Entry(bytes(16), 0, 0, None, damage="its record is no longer found in the file")
+    return Fetched(segment, seqs, states, [b""], [entry], False), int(seqs[0]) + 1
+
+
+def _sizes_at(data: ReadBuffer, places: I64) -> I64:
+    """Give the sizes, of four bytes each, that stand at these places."""
+    return column(gather_bytes(data, places, 4), 0, ">u4").astype(np.int64)

@@ -1,0 +1,109 @@
+"""The owner of ``qindex.seq``; see :mod:`qindex.format.seq_ids` for what it is for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from journal.errors import StorageError
+from journal.files import FileSystem, PathLike, pwrite_all, read_optional
+from journal.poison import PASSING, Poison
+from qindex.format.seq_ids import (
+    FLOOR_SLOTS,
+    RESERVE_SLOTS,
+    SLOT_SIZE,
+    SeqSlot,
+    pack_slot,
+    short_boot_id,
+    sound_slots,
+)
+
+__all__ = ["RESERVE", "SeqFile"]
+
+RESERVE = 1 << 20
+"""seq_ids reserved at once: one sync for each million messages."""
+
+
+class SeqFile:
+    """Floor and reservation of one queue's seq_ids. Raises :class:`StorageError`.
+
+    ``reserved``: no seq_id at or above it may be given out before :meth:`reserve`.
+    """
+
+    def __init__(self, fs: FileSystem, path: PathLike, poison: Poison) -> None:
+        self._fs = fs
+        self._path = os.fspath(path)
+        self._poison = poison
+        # Where the system does not tell, no two runs are the same one.
+        self._boot = short_boot_id(fs.boot_id() or os.urandom(16))
+        data = read_optional(fs, path) or b""
+        slots = list(sound_slots(data))
+        self.reserved = max((slot.reserved for slot in slots), default=0)
+        self._floor = max((slot.floor for slot in slots if slot.boot == self._boot), default=-1)
+        # The slot that each kind of write takes next: not the one that counts.
+        self._reserve_slots = _oldest_first(data, RESERVE_SLOTS)
+        self._floor_slots = _oldest_first(data, FLOOR_SLOTS)
+
+    @property
+    def same_run(self) -> bool:
+        """Whether the queue was written to in this run of the operating system: then no power
+        was lost since, and all that was written is there."""
+        return self._floor >= 0
+
+    @property
+    def power_lost(self) -> bool:
+        """Whether the queue was last written to, for all we know, in a run of the operating system
+        that has ended: then what was not synced may be lost."""
+        return bool(self.reserved) and not self.same_run
+
+    def next_after_crash(self, seen: int) -> int:
+        """Give the first seq_id that was certainly never given out; ``seen``: one above the
+        highest that recovery found. In the same run of the operating system nothing that was
+        written is lost, so the floor and what was seen tell; else only the reservation does."""
+        return max(self._floor if self._floor >= 0 else self.reserved, seen)
+
+    def reserve(self, needed: int) -> None:
+        """Reserve seq_ids up to beyond ``needed``, durably on return."""
+        slot = SeqSlot(max(needed, self._floor), needed + RESERVE, self._boot)
+        self._put(slot, self._reserve_slots, durable=True)
+        self.reserved = slot.reserved
+        self._floor = slot.floor
+
+    def raise_floor(self, floor: int) -> None:
+        """Note that seq_ids below ``floor`` are given out; called before the journal, which says
+        so too, is emptied."""
+        if floor > self._floor:
+            slot = SeqSlot(floor, self.reserved, self._boot)
+            self._put(slot, self._floor_slots, durable=False)
+            self._floor = floor
+
+    def _put(self, slot: SeqSlot, numbers: list[int], *, durable: bool) -> None:
+        fs = self._fs
+        syncing = False
+        try:
+            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * numbers[0])
+                syncing = durable
+                if durable:
+                    fs.fdatasync(fd)
+            finally:
+                fs.close(fd)
+            if durable:
+                fs.sync_dir(os.path.dirname(self._path))
+        except OSError as error:
+            failure = StorageError(self._path, "seq_ids can't be reserved", error)
+            if syncing or error.errno not in PASSING:
+                self._poison.set(failure)
+            raise failure from error
+        numbers.reverse()
+
+
+def _oldest_first(data: bytes, numbers: Iterable[int]) -> list[int]:
+    """Sort slots by what they hold; one that is not sound holds nothing."""
+
+    def age(number: int) -> tuple[int, int]:
+        sound = list(sound_slots(data[number * SLOT_SIZE : (number + 1) * SLOT_SIZE]))
+        return (sound[0].reserved, sound[0].floor) if sound else (-1, -1)
+
+    return sorted(numbers, key=age)

@@ -1,0 +1,1 @@
+"""The queue a user holds: producing, delivering, settling; leases, limits, wake-ups."""

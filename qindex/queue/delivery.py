@@ -1,0 +1,255 @@
+"""One message handed to a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from journal.errors import UsageError
+from qindex.format.entries import Entry
+from qindex.format.message import Message
+from qindex.index.segment import DELIVERED
+
+if TYPE_CHECKING:
+    from qindex.queue.settling import Settler
+
+__all__ = ["Batch", "BatchDelivery", "Delivery", "make_delivery"]
+
+
+class Delivery:
+    """A message with its place in the queue, until it is acknowledged or given back.
+
+    ``seq_id``: its place; ``body``: the bytes that were published; ``redelivered``: it was
+    delivered before. Used in a ``with`` block it is acknowledged at the end, and requeued when
+    the block raises.
+    """
+
+    __slots__ = ("_count", "_extra", "_queue", "body", "redelivered", "seq_id")
+
+    # Without an __init__, which would cost as much as all that it sets: made by make_delivery, and
+    # in the path of a single get.
+    _queue: Settler | None
+    seq_id: int
+    body: bytes
+    redelivered: bool
+    _extra: int | Entry
+    """The timestamp of a plain message, or all there is of another."""
+    _count: int
+    """Set where it is known; a plain first delivery pays nothing for it."""
+
+    @property
+    def message(self) -> Message:
+        """The whole message: body, key, headers, properties, timestamp."""
+        extra = self._extra
+        if isinstance(extra, int):
+            return Message(self.body, timestamp=extra)
+        assert extra.message is not None
+        return extra.message
+
+    @property
+    def key(self) -> str | None:
+        """The key it was published with."""
+        return None if isinstance(self._extra, int) else self.message.key
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The headers it was published with; empty where there were none."""
+        return {} if isinstance(self._extra, int) else self.message.headers
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The properties it was published with; empty where there were none."""
+        return {} if isinstance(self._extra, int) else self.message.properties
+
+    @property
+    def timestamp(self) -> float:
+        """When it was published, in seconds since 1970 UTC; 0 where the record keeps no time."""
+        extra = self._extra
+        return (extra if isinstance(extra, int) else self.message.timestamp) / 1e9
+
+    @property
+    def expires(self) -> float | None:
+        """When it expires, in seconds since 1970 UTC, or ``None``."""
+        extra = self._extra
+        return None if isinstance(extra, int) or not extra.expiry else extra.expiry / 1e6
+
+    @property
+    def delivery_count(self) -> int:
+        """How often it was delivered, this time included: 1 for the first.
+
+        Counted as long as the engine is open; over restarts in queues with a ``delivery_limit``.
+        Elsewhere what was delivered before a restart has 2.
+        """
+        try:
+            return self._count
+        except AttributeError:
+            return 2 if self.redelivered else 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acknowledged or given back (or was only looked at)."""
+        return self._queue is None or not self._queue._is_out(self.seq_id)
+
+    def ack(self) -> None:
+        """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
+        self._its_queue().ack(self)
+
+    def nack(self, requeue: bool = True) -> None:
+        """Give back; see :meth:`qindex.queue.queue.Queue.nack`."""
+        self._its_queue().nack(self, requeue=requeue)
+
+    def extend(self, seconds: float) -> None:
+        """Keep it for ``seconds`` from now; see :meth:`qindex.queue.queue.Queue.extend`."""
+        self._its_queue().extend(self, seconds)
+
+    def _its_queue(self) -> Settler:
+        if self._queue is None:
+            raise UsageError(
+                f"delivery of seq_id {self.seq_id} is settled already, or its lease has run out"
+            )
+        return self._queue
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.settled:
+            if kind is None:
+                self.ack()
+            else:
+                self.nack(requeue=True)
+
+    def __repr__(self) -> str:
+        again = ", redelivered" if self.redelivered else ""
+        return f"<Delivery seq_id={self.seq_id}, {len(self.body)} bytes{again}>"
+
+
+def make_delivery(
+    queue: Settler | None, seq_id: int, body: bytes, redelivered: bool, extra: int | Entry
+) -> Delivery:
+    """Make one; ``queue``: where it is to be settled."""
+    made = Delivery()
+    made._queue = queue
+    made.seq_id = seq_id
+    made.body = body
+    made.redelivered = redelivered
+    made._extra = extra
+    return made
+
+
+class BatchDelivery(Delivery):
+    """One message of a :class:`Batch`, made when it is looked at.
+
+    ``taken``: how many messages of the queue had been given back when the batch was taken.
+    """
+
+    __slots__ = ("taken",)
+
+    taken: int
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acknowledged or given back."""
+        return self._queue is None or not self._queue._is_out(self.seq_id, self.taken)
+
+
+class Batch(Sequence[Delivery]):
+    """Deliveries taken at once, in order; acknowledge them with ``ack_many``.
+
+    A sequence that makes its deliveries as they are looked at; a slice of it is a batch, too, and
+    ``+`` makes a list. ``bodies`` and ``seq_ids`` are there at no cost.
+    """
+
+    __slots__ = ("_counts", "_extras", "_queue", "_states", "_taken", "bodies", "seq_ids")
+
+    def __init__(self, queue: Settler, taken: int) -> None:
+        self._queue = queue
+        self._taken = taken
+        self.seq_ids: list[int] = []
+        self.bodies: list[bytes] = []
+        self._states = bytearray()
+        self._extras: list[int | Entry] = []
+        self._counts: dict[int, int] = {}
+
+    def _set_counts(self, counts: dict[int, int]) -> None:
+        """Take over how often messages were delivered, by seq_id; those with 0 are taken out."""
+        if 0 in counts.values():
+            kept = [at for at, seq in enumerate(self.seq_ids) if counts.get(seq) != 0]
+            self.seq_ids = [self.seq_ids[at] for at in kept]
+            self.bodies = [self.bodies[at] for at in kept]
+            self._states = bytearray(self._states[at] for at in kept)
+            self._extras = [self._extras[at] for at in kept]
+        self._counts = counts
+
+    def _extend(
+        self,
+        seq_ids: Sequence[int],
+        bodies: Sequence[bytes],
+        states: bytes | bytearray,
+        extras: Sequence[int | Entry],
+    ) -> None:
+        self.seq_ids += seq_ids
+        self.bodies += bodies
+        self._states += states
+        self._extras += extras
+
+    def __len__(self) -> int:
+        return len(self.seq_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> Batch: ...
+    def __getitem__(self, index: int | slice) -> Delivery | Batch:
+        if isinstance(index, slice):
+            part = Batch(self._queue, self._taken)
+            part.seq_ids, part.bodies = self.seq_ids[index], self.bodies[index]
+            part._states, part._extras = self._states[index], self._extras[index]
+            part._counts = self._counts
+            return part
+        made = BatchDelivery()
+        made._queue = self._queue
+        made.seq_id = self.seq_ids[index]
+        made.body = self.bodies[index]
+        made.redelivered = self._states[index] == DELIVERED
+        made._extra = self._extras[index]
+        made.taken = self._taken
+        return self._counted(made)
+
+    def _counted(self, delivery: Delivery) -> Delivery:
+        count = self._counts.get(delivery.seq_id)
+        if count:
+            delivery._count = count
+        return delivery
+
+    def __iter__(self) -> Iterator[Delivery]:
+        made = self._each()
+        return map(self._counted, made) if self._counts else made
+
+    def _each(self) -> Iterator[Delivery]:
+        queue, taken = self._queue, self._taken
+        columns = zip(self.seq_ids, self.bodies, self._states, self._extras, strict=True)
+        for seq_id, body, state, extra in columns:
+            made = BatchDelivery()
+            made._queue = queue
+            made.seq_id = seq_id
+            made.body = body
+            made.redelivered = state == DELIVERED
+            made._extra = extra
+            made.taken = taken
+            yield made
+
+    def __add__(self, more: Iterable[Delivery]) -> list[Delivery]:
+        return [*self, *more]
+
+    def __radd__(self, before: Iterable[Delivery]) -> list[Delivery]:
+        return [*before, *self]
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} deliveries>"

@@ -1,0 +1,134 @@
+"""How often messages were delivered: ``qindex.deliveries`` of a queue with a ``delivery_limit``.
+
+A message that kills its consumer's process each time must not come back for ever, so the count has
+to outlive the process. The first delivery stands in the journal, as any; each further one is put
+here before the message is handed out::
+
+    0          8          12         16
+    +----------+----------+----------+
+    | seq_id   | count    | check    |      big-endian, one record after the other
+    +----------+----------+----------+
+      the last record of a seq_id counts; count 0: the message is gone; all ones: it was never
+      delivered to a consumer, whatever the journal says
+      check: the low half of xxh3 (64 bits) over the first twelve bytes
+
+A record that is torn or damaged is passed over: it costs a message one delivery more. Nothing here
+is ever synced, for the same reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Mapping
+
+from xxhash import xxh3_64_intdigest
+
+from journal.errors import StorageError
+from journal.files import FileSystem, pwrite_all, read_optional, replace_file
+
+__all__ = [
+    "FILE_NAME",
+    "RECORD_SIZE",
+    "DeliveryCounts",
+    "pack_count",
+    "pack_counts",
+    "unpack_count",
+    "unpack_counts",
+]
+
+_log = logging.getLogger("qindex.queue.delivery_counts")
+
+FILE_NAME = "qindex.deliveries"
+
+_RECORD = struct.Struct(">QII")
+_FIELDS = struct.Struct(">QI")
+RECORD_SIZE = _RECORD.size
+_LOW_HALF = 0xFFFF_FFFF
+_NEVER = 0xFFFF_FFFF
+_MOST_SPARE = 4096
+"""Records that do not count any more, beside as many as do, before the file is written anew."""
+
+
+def pack_count(seq_id: int, count: int) -> bytes:
+    """Give one record."""
+    check = xxh3_64_intdigest(_FIELDS.pack(seq_id, count)) & _LOW_HALF
+    return _RECORD.pack(seq_id, count, check)
+
+
+def unpack_count(record: bytes) -> tuple[int, int] | None:
+    """Give seq_id and count of one record, or ``None`` for one that is not sound."""
+    if len(record) < RECORD_SIZE:
+        return None
+    seq_id, count, _ = _RECORD.unpack(record)
+    return (seq_id, count) if pack_count(seq_id, count) == record else None
+
+
+def unpack_counts(data: bytes) -> dict[int, int]:
+    """Give the counts of the messages that are not gone, by seq_id."""
+    counts: dict[int, int] = {}
+    for at in range(0, len(data), RECORD_SIZE):
+        record = unpack_count(data[at : at + RECORD_SIZE])
+        if record is None:
+            continue
+        seq_id, count = record
+        if count:
+            counts[seq_id] = 0 if count == _NEVER else count
+        else:
+            counts.pop(seq_id, None)
+    return counts
+
+
+def pack_counts(counts: Mapping[int, int]) -> bytes:
+    """Give the file of these counts; 0: never delivered."""
+    return b"".join(pack_count(seq_id, count or _NEVER) for seq_id, count in counts.items())
+
+
+class DeliveryCounts:
+    """The file of one queue, whose lock is held for every call.
+
+    What can't be written (a full disk) is logged and no more: it is about one delivery more.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        """Read the file; ``loaded`` are its counts. Raises :class:`StorageError`."""
+        self._fs = fs
+        self._path = os.path.join(directory, FILE_NAME)
+        try:
+            data = read_optional(fs, self._path) or b""
+        except OSError as error:
+            raise StorageError(self._path, "the counts can't be read", error) from error
+        self.loaded = unpack_counts(data)
+        # Behind the last whole record: what is torn is written over.
+        self._end = len(data) - len(data) % RECORD_SIZE
+
+    def forgive(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:
+        """Note that a message was delivered ``count`` times, which may be 0; see :meth:`note`."""
+        self.note(seq_id, count or _NEVER, all_counts)
+
+    def note(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:
+        """Note a delivery, or with ``count`` 0 that the message is gone. ``all_counts``: what the
+        file should say then, for when it is written anew."""
+        if self._end > RECORD_SIZE * (2 * len(all_counts) + _MOST_SPARE):
+            self._rewrite(all_counts)
+        fs = self._fs
+        try:
+            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                pwrite_all(fs, fd, pack_count(seq_id, count), self._end)
+            finally:
+                fs.close(fd)
+        except OSError as error:
+            _log.warning("%s: can't be written: %s", self._path, error)
+            return
+        self._end += RECORD_SIZE
+
+    def _rewrite(self, all_counts: Mapping[int, int]) -> None:
+        data = pack_counts(all_counts)
+        try:
+            replace_file(self._fs, self._path, data)
+        except StorageError as error:
+            _log.warning("%s", error)
+            return
+        self._end = len(data)

@@ -1,0 +1,89 @@
+"""Figures of a queue and of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from journal.durations import NO_DURATIONS, Durations
+from msgstore import StoreStats
+from qindex.format.settings import NO_SETTINGS, QueueSettings
+
+__all__ = ["ByReason", "EngineStats", "QueueStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class ByReason:
+    """Messages that left a queue without a consumer's ack, by the reason.
+
+    ``rejected``: ``nack(requeue=False)``; ``expired``: their time was up; ``limit``: they came
+    back after ``delivery_limit`` deliveries; ``overflow``: dropped from the head of a full queue.
+    """
+
+    rejected: int = 0
+    expired: int = 0
+    limit: int = 0
+    overflow: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.rejected + self.expired + self.limit + self.overflow
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue at one moment.
+
+    ``ready``: messages waiting; ``unacked``: with a consumer; ``segments``: segment files and
+    maps known; ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since
+    the last flush (dirty_count); ``next_seq_id``: the next publish gets it. Since open:
+    ``published``, ``acked``, ``flushes``, ``flushed_bytes``, ``journal_syncs``,
+    ``dead_lettered`` (moved to the dead-letter queue; among ``acked``), ``delivered`` (deliveries,
+    those of a message that came back included), ``redelivered`` (those alone), ``requeued``
+    (deliveries given back), ``dropped`` (expired, purged or damaged, without a delivery; among
+    ``acked``), ``refused`` (messages of publishes that raised
+    :class:`~journal.errors.QueueFullError`), ``given_up`` (messages that left without a consumer's
+    ack, dead-lettered or dropped) and ``dead_letters`` (``dead_lettered``), both by reason, and how
+    long flushes and syncs of the journal took. A read-only engine counts nothing. ``settings``:
+    of the queue.
+    """
+
+    name: str
+    ready: int
+    unacked: int
+    segments: int
+    segment_bytes: int
+    journal_bytes: int
+    journal_entries: int
+    next_seq_id: int
+    published: int
+    acked: int
+    flushes: int
+    flushed_bytes: int
+    journal_syncs: int
+    dead_lettered: int = 0
+    delivered: int = 0
+    requeued: int = 0
+    dropped: int = 0
+    flush_durations: Durations = NO_DURATIONS
+    sync_durations: Durations = NO_DURATIONS
+    redelivered: int = 0
+    refused: int = 0
+    given_up: ByReason = ByReason()
+    dead_letters: ByReason = ByReason()
+    settings: QueueSettings = NO_SETTINGS
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """All queues of an engine at one moment; ``dirty_bytes``: memory that unflushed entries take.
+
+    ``writes_refused``: why no more writes are taken, or ``None``. ``message_store``: figures of
+    the persistent message store, ``None`` where no message needed one, and in a read-only engine.
+    """
+
+    directory: str
+    queues: tuple[QueueStats, ...]
+    dirty_bytes: int
+    writes_refused: str | None
+    message_store: StoreStats | None

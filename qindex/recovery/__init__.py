@@ -1,0 +1,1 @@
+"""From files to state: read, merge, reconcile, rewrite what must be."""

@@ -1,0 +1,62 @@
+"""The file ``qindex.settings`` of a queue's directory: read it, and write what is new.
+
+:mod:`qindex.format.settings` has its bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from journal.errors import DamageError
+from journal.files import FileSystem, read_optional, replace_file
+from qindex.format import layout
+from qindex.format.settings import QueueSettings, differences, pack_settings, unpack_settings
+from qindex.index.quarantine import quarantine
+
+__all__ = [
+    "adopt_settings",
+    "read_settings",
+]
+
+
+_log = logging.getLogger("qindex.engine")
+
+
+def read_settings(fs: FileSystem, directory: str) -> QueueSettings:
+    """Read the settings of the queue in ``directory``. Raises :class:`DamageError`,
+    :class:`OSError`."""
+    path = os.path.join(directory, layout.SETTINGS)
+    data = read_optional(fs, path)
+    if data is None:
+        return QueueSettings()
+    try:
+        return unpack_settings(data)
+    except ValueError as error:
+        raise DamageError(path, 0, f"the settings of the queue are damaged: {error}") from error
+
+
+def adopt_settings(
+    fs: FileSystem, directory: str, given: dict[str, Any], *, repair: bool
+) -> QueueSettings:
+    """Read the settings of the queue in ``directory``, and write those that are new.
+
+    Raises as :func:`read_settings`, unless ``repair``: then damaged ones are set aside.
+    """
+    path = os.path.join(directory, layout.SETTINGS)
+    stored = QueueSettings()
+    try:
+        stored = read_settings(fs, directory)
+    except DamageError as damage:
+        if not repair:
+            raise
+        _log.error("%s: set aside; without them", damage)
+        quarantine(fs, path, 0, read_optional(fs, path) or b"")
+        fs.unlink(path)
+    settings = stored.changed(**given)
+    if settings != stored:
+        there, asked = differences(stored, settings)
+        _log.info("%s: the settings were %s, are now %s", directory, there, asked)
+        replace_file(fs, path, pack_settings(settings))
+    return settings

@@ -1,0 +1,1 @@
+"""Looking without writing: a point in time, readers, live figures."""

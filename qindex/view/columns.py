@@ -1,0 +1,135 @@
+"""Columns (numpy arrays) of index entries, as :mod:`qindex.view.queue_view` gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
+from journal.replay import Walk
+from qindex.format.message_record import column, gather_bytes
+from qindex.format.resynchronise import Data
+from qindex.index.segment_scan import MSG_ID_SIZE, places
+
+__all__ = [
+    "Columns",
+    "IndexEntries",
+    "Location",
+    "Source",
+    "all_entries",
+    "entry_heads",
+    "source_of",
+]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+Location = Literal["journal", "segment", "store"]
+
+_HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
+assert _HEAD.itemsize == PAYLOAD_SIZE
+assert _HEAD.fields is not None
+_FIELDS = _HEAD.fields
+
+
+@dataclass(slots=True)
+class Source:
+    """One file's share of a segment's entries, ascending by seq_id. ``head_size``: bytes before a
+    message id. ``offsets``, ``lengths``: bytes, of the publish records."""
+
+    path: str
+    data: Data
+    location: Location
+    head_size: int
+    seqs: I64
+    offsets: I64
+    lengths: I64
+    kinds: U8
+
+
+@dataclass(slots=True)
+class Columns:
+    """Entries of one segment that would be delivered, ascending by seq_id.
+
+    ``states``: state bytes. ``sizes``: of the bodies. ``sources`` and ``rows``: for each entry
+    which file it is in, and its place among that file's entries.
+    """
+
+    seqs: I64
+    states: U8
+    sizes: I64
+    persistent: Bools
+    sources: list[Source]
+    source_of: U8
+    row_of: I64
+
+
+@dataclass(slots=True)
+class IndexEntries:
+    """All entries that one file has of one segment, in the order of the file.
+
+    ``states``: state bytes (:mod:`qindex.index.segment`), of journal and segment together.
+    ``offsets``: of the publish records. ``embedded``: bytes of the records in the index, 0 = in the
+    message store. ``heads``: the fixed fields as they stand in the file, shape ``(n, 32)``; columns
+    are made of them when they are asked for. Keeps the file's bytes.
+    """
+
+    path: str
+    location: Location
+    seqs: I64
+    states: U8
+    persistent: Bools
+    offsets: I64
+    embedded: I64
+    heads: U8
+
+    @property
+    def ids(self) -> U8:
+        """Message ids, 16 bytes each. Shape ``(n, 16)``."""
+        return np.ascontiguousarray(self._field("id")).view(np.uint8).reshape(-1, MSG_ID_SIZE)
+
+    @property
+    def expiry(self) -> I64:
+        """Microseconds since 1970, 0 = never."""
+        return self._field("expiry").astype(np.int64)
+
+    @property
+    def sizes(self) -> I64:
+        """Bytes of the bodies."""
+        return self._field("size").astype(np.int64)
+
+    def _field(self, name: str) -> npt.NDArray[Any]:
+        kind, start = _FIELDS[name][:2]
+        return column(self.heads, start, kind)
+
+
+def source_of(path: str, data: Data, location: Location, head_size: int, walk: Walk) -> Source:
+    """Make a source of publish records, ascending by seq_id."""
+    return Source(
+        path, data, location, head_size, walk.seqs, walk.offsets, walk.lengths, walk.kinds
+    )
+
+
+def entry_heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
+    """Gather the fixed fields of entries whose message ids stand at ``payloads``."""
+    block = np.ascontiguousarray(gather_bytes(data, payloads, PAYLOAD_SIZE))
+    return block.view(_HEAD).ravel()
+
+
+def all_entries(source: Source, states: U8, base: int) -> IndexEntries:
+    """Give what ``source`` has of the segment whose first seq_id is ``base``, acknowledged or
+    not. ``states``: of the whole segment."""
+    return IndexEntries(
+        path=source.path,
+        location=source.location,
+        seqs=source.seqs,
+        states=states[places(source.seqs, base)],
+        persistent=source.kinds == PUBLISH_PERSISTENT,
+        offsets=source.offsets,
+        embedded=source.lengths - (source.head_size + PAYLOAD_SIZE),
+        heads=gather_bytes(source.data, source.offsets + source.head_size, PAYLOAD_SIZE),
+    )

@@ -1,0 +1,226 @@
+"""One moment of a queue's files, taken while their writer may be at work.
+
+No lock is taken and nothing is written. What makes a moment of files that change:
+
+1. note the segment files: number, inode, size, and the first bytes of each;
+2. read the journal whole;
+3. look again: when a segment file has come, gone or grown, or the journal does not start with the
+   record it started with, a flush came in between, and all is done again.
+
+A flush appends to segments before it empties the journal, so between 1 and 3 everything stands in
+at least one of them. Segment files only grow until they are deleted, so what was pinned of them
+can be read at leisure. A file that is gone by then held acknowledged messages only; one that came
+in its place under the same number starts with another record, for seq_ids never repeat.
+
+Bytes at the end of the journal may be half written while they are read. They are recognised by
+reading them again: what changes was on its way, what stays as it is, is damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import sleep
+
+from journal import format as journal_format
+from journal.block_sums import Healed, heal, read_sums, without_room
+from journal.errors import StorageError, StoreError
+from journal.files import FileSystem, pread_all, read_optional
+from journal.findings import Cause, Finding
+from qindex.format.resynchronise import Layout, Reading, read_soundly
+from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
+from qindex.index.segment_scan import healed_findings
+
+__all__ = ["BusyError", "Pinned", "PinnedSegment", "has_moved_on", "pin_queue", "read_segment"]
+
+_ATTEMPTS = 200
+_LONGEST_PAUSE = 0.02
+_SETTLE_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+"""Seconds. A publish that is under way is done within microseconds, or within a few time slices
+when the machine is busy."""
+_BEYOND = 64
+
+
+class BusyError(StoreError):
+    """The files changed faster than they could be looked at, again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSegment:
+    """A segment file as it was: ``size`` in bytes, ``head`` its first bytes."""
+
+    number: int
+    inode: int
+    size: int
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A queue's directory as it was: its segments by number, and its journal, read soundly."""
+
+    directory: str
+    segments: dict[int, PinnedSegment]
+    journal_path: str
+    journal_size: int
+    reading: Reading
+
+
+def pin_queue(
+    fs: FileSystem, directory: str, layout: Callable[[], Layout], *, trust_sums: bool = True
+) -> Pinned:
+    """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
+    ``trust_sums``: records of blocks whose checksum holds are not looked into.
+
+    Raises :class:`FileNotFoundError` when the directory is not there (any more),
+    :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
+    refuses. O(size of the journal + number of segments).
+    """
+    path = os.path.join(directory, journal_format.FILE_NAME)
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
+        try:
+            before = _segments(fs, directory)
+            # Read first, so that they are not ahead of the journal.
+            sums = without_room(read_sums(fs, path) or b"")
+            journal = read_optional(fs, path) or b""
+            if before is None or not _same_start(fs, path, journal):
+                continue
+            if _segments(fs, directory) != before:
+                continue
+            if not (read_sums(fs, path) or b"").startswith(sums):
+                continue
+            healed = heal(journal, sums)
+            healed.whole &= trust_sums
+            how = replace(layout(), complete=healed.end)
+            reading = _settled(fs, path, healed, journal, how)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(directory, "the queue can't be read", error) from error
+        if reading is not None:
+            return Pinned(directory, before, path, len(journal), reading)
+    raise BusyError(f"{directory}: the files changed each of {_ATTEMPTS} times they were read")
+
+
+def _segments(fs: FileSystem, directory: str) -> dict[int, PinnedSegment] | None:
+    """Note the segment files; ``None`` when one went away meanwhile."""
+    found = {}
+    for name in fs.listdir(directory):
+        number = file_number(name)
+        if number is None:
+            continue
+        try:
+            found[number] = _pin_segment(fs, os.path.join(directory, name), number)
+        except FileNotFoundError:
+            return None
+    return found
+
+
+def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
+    try:
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stat = fs.fstat(fd)
+            return PinnedSegment(
+                number, stat.st_ino, stat.st_size, pread_all(fs, fd, PUBLISH_HEAD_SIZE, 0)
+            )
+        finally:
+            fs.close(fd)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Whoever wants its entries is told; the other segments can be read.
+        stat = fs.stat(path)
+        return PinnedSegment(number, stat.st_ino, stat.st_size, b"")
+
+
+def _same_start(fs: FileSystem, path: str, journal: bytes) -> bool:
+    """Tell whether the journal still starts with the record it started with.
+
+    Each record stands in a queue's journal once in its life, so another one comes first after
+    the journal was emptied.
+    """
+    length = journal_format.PUBLISH_HEAD_SIZE
+    if not any(journal[:length]):
+        return True
+    if journal[0] & 0x80:
+        length = journal_format.ACTION_SIZE
+    return _bytes_at(fs, path, 0, length) == journal[:length]
+
+
+def _bytes_at(fs: FileSystem, path: str, offset: int, length: int) -> bytes:
+    try:
+        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return pread_all(fs, fd, length, offset)
+    finally:
+        fs.close(fd)
+
+
+def _settled(
+    fs: FileSystem, path: str, healed: Healed, journal: bytes, layout: Layout
+) -> Reading | None:
+    """Read the journal, without what was on its way when it was read; ``None`` when it was
+    emptied meanwhile. ``journal``: its bytes as they were, ``healed``: as they should be."""
+    reading = read_soundly(path, healed.data, layout, healed.whole)
+    certain = healed_findings(path, healed, layout.power_lost)
+    size = len(journal)
+    findings = [one for one in reading.findings if journal.count(0, one.offset) < size - one.offset]
+    if len(findings) < len(reading.findings):
+        # Zeros from here on are how an open journal looks, with nothing in it or behind it.
+        reading.findings[:] = findings
+    if not findings:
+        reading.findings[:0] = certain
+        return reading
+    first = min(findings, key=lambda one: one.offset)
+    length = max(one.offset + one.length for one in findings) - first.offset + _BEYOND
+    seen = journal[first.offset : first.offset + length]
+    for pause in _SETTLE_PAUSES:
+        sleep(pause)
+        if not _same_start(fs, path, journal):
+            return None
+        if _bytes_at(fs, path, first.offset, length) != seen:
+            # All before it was there when it was read, so that is a moment, too.
+            reading = read_soundly(path, healed.data[: first.offset], layout)
+            break
+    reading.findings[:0] = certain
+    return reading
+
+
+def read_segment(fs: FileSystem, directory: str, pinned: PinnedSegment) -> bytes | None:
+    """Read what was pinned of a segment file.
+
+    ``None``: it is gone, for all its messages were acknowledged since. Raises :class:`OSError`.
+    """
+    data = _bytes_at(fs, os.path.join(directory, file_name(pinned.number)), 0, pinned.size)
+    if data[: len(pinned.head)] != pinned.head:
+        return None
+    return data
+
+
+def has_moved_on(
+    fs: FileSystem, directory: str, pinned: PinnedSegment, findings: list[Finding]
+) -> bool:
+    """Tell whether ``findings`` only come of the file's having moved on: a torn record at the
+    pinned end of a file that has grown since, or anything in one that is gone."""
+    path = os.path.join(directory, file_name(pinned.number))
+    if _bytes_at(fs, path, 0, len(pinned.head)) != pinned.head:
+        return True
+    torn = all(
+        one.cause is Cause.CRASH and one.offset + one.length == pinned.size for one in findings
+    )
+    if not torn:
+        return False
+    for pause in _SETTLE_PAUSES:
+        sleep(pause)
+        try:
+            if fs.stat(path).st_size != pinned.size:
+                return True
+        except FileNotFoundError:
+            return True
+    return False

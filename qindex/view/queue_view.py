@@ -1,0 +1,469 @@
+"""The entries of one queue directory at one moment, in order, a segment at a time.
+
+Columns (numpy arrays) of what is there, and from them rows with the messages. Memory: the journal,
+and one segment file at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from time import time_ns
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import DamageError, StoreError
+from journal.files import FileSystem
+from journal.findings import Cause, Finding, Kind
+from journal.format import (
+    ACTION_SIZE,
+    DELIVER,
+    MAX_SEQ_ID,
+    PAYLOAD_SIZE,
+    PUBLISH_HEAD_SIZE,
+    PUBLISH_PERSISTENT,
+    TYPE_SHIFT,
+)
+from journal.poison import Poison
+from journal.replay import Walk
+from msgstore.errors import MissingMessageError
+from qindex.format.delivery_rules import DirectoryRules, Transient
+from qindex.format.entries import Entry, decode_any, read_entry
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import Elsewhere, Layout
+from qindex.format.segment import STEP_SIZE, file_name
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
+from qindex.index.segment_scan import SegmentScan, last_of_each, places, read_healed, scan_segment
+from qindex.index.seq_ids import SeqFile
+from qindex.recovery.load import apply_steps
+from qindex.view.columns import (
+    Columns,
+    IndexEntries,
+    Location,
+    Source,
+    all_entries,
+    entry_heads,
+    source_of,
+)
+from qindex.view.point_in_time import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
+from qindex.view.stored_messages import StoredIds, StoreDirectories, StoredMessages
+
+__all__ = ["Location", "QueueView", "Row"]
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_RABBITMQ_FIRST = 0x83
+_LAST_BUT_ONE_OF_FALSE = ord("s")
+_ALL = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message, in its place.
+
+    ``expiry``: microseconds since 1970, 0 = never. ``timestamp``: of publishing, nanoseconds
+    since 1970, 0 = the record keeps none. ``size``: bytes of the body, as the index has it.
+    ``body``: ``None`` where it can't be given; then ``error`` says why. ``location``: where the
+    message is, or should be.
+    ``priority``: of the sub-queue it is in, ``None`` for a queue without priorities.
+    """
+
+    seq_id: int
+    msg_id: bytes
+    persistent: bool
+    redelivered: bool
+    expiry: int
+    key: str | None
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    size: int
+    body: bytes | None
+    location: Location
+    error: str | None = None
+    timestamp: int = 0
+    priority: int | None = None
+
+
+class QueueView:
+    """One queue directory, pinned when this is made, or as it was ``pinned`` before.
+
+    ``findings``: what the files hold that they should not; complete when all was read.
+    Raises as :func:`qindex.view.point_in_time.pin_queue`.
+    """
+
+    _trust_sums = True
+    """Whether records of blocks whose checksum holds are taken for sound, unseen."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        rules: DirectoryRules,
+        *,
+        priority: int | None = None,
+        stores: StoreDirectories,
+        pinned: Pinned | None = None,
+    ) -> None:
+        self._fs = fs
+        self._rules = rules
+        self._priority = priority
+        self._stores = stores
+        self._stored = StoredMessages(fs, stores, self.stored_ids, self._current_ids)
+        self._found: dict[Finding, None] = {}
+        self._unreadable: set[int] = set()
+        self._power_lost = False
+        self._pinned = pinned or pin_queue(
+            fs, directory, self._layout_of(directory), trust_sums=self._trust_sums
+        )
+        walk = self._pinned.reading.walk
+        publishes = walk.kinds < DELIVER
+        self._elsewhere: Elsewhere | None = None
+        if not rules.repeats_are_damage:
+            self._elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
+        self._entries = last_of_each(walk.take(publishes))
+        delivered = walk.seqs[walk.kinds == DELIVER]
+        self._last_delivered = int(delivered.max()) if len(delivered) else -1
+        self._find(self._pinned.reading.findings)
+        if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
+            self._find_repeats(walk.take(publishes))
+        touched = segment_numbers(walk.seqs, rules.entry_count)
+        self.numbers: list[int] = sorted({*self._pinned.segments, *touched})
+
+    def _layout_of(self, directory: str) -> Callable[[], Layout]:
+        def layout() -> Layout:
+            if self._rules.repeats_are_damage:
+                return journal_layout(MAX_SEQ_ID)  # a node's
+            seq_file = SeqFile(self._fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
+            # The writer's recovery takes what is not there for lost by the power, too.
+            self._power_lost = seq_file.power_lost
+            limit = seq_file.reserved - 1 if seq_file.reserved else MAX_SEQ_ID
+            return journal_layout(limit, power_lost=self._power_lost)
+
+        return layout
+
+    # -- what is known without reading a segment ------------------------------------------------
+
+    @property
+    def pinned(self) -> Pinned:
+        """The moment that is shown; it can be shown again, here or in another process."""
+        return self._pinned
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was met so far, each once."""
+        return [*self._found, *self._stored.findings]
+
+    @property
+    def journal_entries(self) -> int:
+        """Records in the journal."""
+        return len(self._pinned.reading.walk)
+
+    @property
+    def segment_files(self) -> int:
+        """Segment files."""
+        return len(self._pinned.segments)
+
+    @property
+    def seen(self) -> int:
+        """One above the highest seq_id that the journal publishes."""
+        return int(self._entries.seqs[-1]) + 1 if len(self._entries) else 0
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes that journal and segment files hold."""
+        sizes = [segment.size for segment in self._pinned.segments.values()]
+        return self._pinned.journal_size + sum(sizes)
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of the journal file, a zero-filled tail included."""
+        return self._pinned.journal_size
+
+    def _find(self, findings: list[Finding]) -> None:
+        self._found.update(dict.fromkeys(findings))
+
+    def _find_repeats(self, walk: Walk) -> None:
+        kept = set(self._entries.offsets.tolist())
+        columns = (walk.seqs.tolist(), walk.offsets.tolist(), walk.lengths.tolist())
+        for seq, offset, length in zip(*columns, strict=True):
+            if offset not in kept:
+                what = f"seq_id {seq} is published once more behind this"
+                path = self._pinned.journal_path
+                lost, kind = "the last one counts", Kind.DUPLICATE_SEQ_ID
+                self._find([Finding(path, offset, length, Cause.DAMAGE, what, lost, kind)])
+
+    # -- columns --------------------------------------------------------------------------------
+
+    def columns(self, number: int) -> Columns | None:
+        """Read segment ``number``; ``None`` when nothing of it would be delivered."""
+        merged = self._merged(number)
+        if merged is None:
+            return None
+        return self._deliverable(*merged, number * self._rules.entry_count)
+
+    def entries(self, number: int) -> list[IndexEntries]:
+        """Read all entries of segment ``number``, also those that are done with, file by file."""
+        sources, states = self._merged(number) or ([], np.empty(0, np.uint8))
+        base = number * self._rules.entry_count
+        return [all_entries(source, states, base) for source in sources]
+
+    def _merged(self, number: int) -> tuple[list[Source], U8] | None:
+        """Give the files that hold entries of segment ``number``, and the state of each entry;
+        ``None`` when the segment is gone."""
+        count = self._rules.entry_count
+        base = number * count
+        states = np.zeros(count, np.uint8)
+        sources = []
+        pinned = self._pinned.segments.get(number)
+        if pinned is not None and pinned.size:
+            in_file = self._read(pinned)
+            if in_file is None:
+                return None
+            if in_file:
+                sources.append(self._segment_source(pinned, in_file, states))
+        low, high = np.searchsorted(self._entries.seqs, (base, base + count))
+        entries = self._entries.take(slice(low, high))
+        at = places(entries.seqs, base)
+        fresh = states[at] == ABSENT
+        states[at] = np.maximum(states[at], PUBLISHED)
+        walk, path = self._pinned.reading.walk, self._pinned.journal_path
+        found: list[Finding] = []
+        apply_steps(found, path, walk, base, states, self._last_delivered)
+        if number not in self._unreadable:
+            self._find(found)
+        if fresh.any():
+            data = self._pinned.reading.data
+            sources.append(source_of(path, data, "journal", ACTION_SIZE, entries.take(fresh)))
+        return sources, states
+
+    def _read(self, pinned: PinnedSegment) -> bytes | None:
+        """Read a segment file, empty where it can't be read.
+
+        ``None`` when it is gone: then all of the segment, what the journal has of it included,
+        was acknowledged since.
+        """
+        directory = self._pinned.directory
+        try:
+            return read_segment(self._fs, directory, pinned)
+        except OSError as error:
+            path = os.path.join(directory, file_name(pinned.number))
+            what = f"can't be read: {error.strerror or error}"
+            lost = "its messages are not shown"
+            kind = Kind.UNREADABLE
+            self._find([Finding(path, 0, pinned.size, Cause.DAMAGE, what, lost, kind)])
+            self._unreadable.add(pinned.number)
+            return b""
+
+    def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> Source:
+        number, directory = pinned.number, self._pinned.directory
+        path = os.path.join(directory, file_name(number))
+        count = self._rules.entry_count
+        findings: list[Finding] = []
+        healed = read_healed(self._fs, path, findings, data, self._power_lost)
+        verified = healed.whole and self._trust_sums
+        lost = self._power_lost
+        scan = scan_segment(path, healed.data, number, count, verified, self._elsewhere, lost)
+        findings += scan.findings
+        findings += self._more_findings(path, scan)
+        if findings and not has_moved_on(self._fs, directory, pinned, findings):
+            self._find(findings)
+        states[:] = np.frombuffer(scan.filed, np.uint8)
+        return source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
+
+    def _more_findings(self, _path: str, _scan: SegmentScan) -> list[Finding]:
+        """Look for what does not keep a message from being read."""
+        return []
+
+    def _deliverable(self, sources: list[Source], states: U8, base: int) -> Columns | None:
+        """Put the sources together, without what is done with, expired, or dropped."""
+        now = time_ns() // 1000
+        parts: list[tuple[I64, I64, Bools, U8, I64]] = []
+        for index, source in enumerate(sources):
+            state = states[source.seqs - base]
+            rows = np.flatnonzero((state == PUBLISHED) | (state == DELIVERED))
+            if not len(rows):
+                continue
+            heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
+            persistent, dropped = self._persistence(source, rows, heads)
+            expiry = heads["expiry"].astype(np.uint64)
+            keep = ~dropped & (self._rules.keeps_expired | (expiry == 0) | (expiry > now))
+            which = np.full(int(keep.sum()), index, np.uint8)
+            sizes = heads["size"][keep].astype(np.int64)
+            parts.append((source.seqs[rows][keep], sizes, persistent[keep], which, rows[keep]))
+        if not parts:
+            return None
+        seqs, sizes, persistent, which, rows = (
+            np.concatenate([part[column] for part in parts]) for column in range(5)
+        )
+        if not len(seqs):
+            return None
+        order = np.argsort(seqs, kind="stable")
+        return Columns(
+            seqs[order],
+            states[seqs[order] - base],
+            sizes[order],
+            persistent[order].astype(np.bool_),
+            sources,
+            which[order].astype(np.uint8),
+            rows[order],
+        )
+
+    def _persistence(
+        self, source: Source, rows: I64, heads: npt.NDArray[np.void]
+    ) -> tuple[Bools, Bools]:
+        """Tell which entries are persistent, and which are dropped for being transient."""
+        by_index = source.kinds[rows] == PUBLISH_PERSISTENT
+        persistent = by_index.copy()
+        if self._rules.transient is Transient.KEPT:
+            return persistent, np.zeros(len(rows), np.bool_)
+        flat = np.frombuffer(source.data, np.uint8)
+        records = source.offsets[rows] + source.head_size + PAYLOAD_SIZE
+        embedded = heads["embedded"].astype(np.int64)
+        theirs = np.flatnonzero(embedded)
+        theirs = theirs[flat[records[theirs]] == _RABBITMQ_FIRST]
+        # A record ends in the atom true or false: is_persistent.
+        ends = flat[records[theirs] + embedded[theirs] - 2]
+        said = ends != _LAST_BUT_ONE_OF_FALSE
+        for at in theirs[said & ~by_index[theirs]].tolist():
+            offset = int(source.offsets[rows[at]])
+            length = source.head_size + PAYLOAD_SIZE + int(embedded[at])
+            what = "the index has the message as transient, the message itself as persistent"
+            kind = Kind.PERSISTENCE
+            self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, kind=kind)])
+        if self._rules.transient is Transient.BY_MESSAGE:
+            persistent[theirs] = said
+        return persistent, ~persistent
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[Row]:
+        """Give the messages in order of seq_id. Those in the message store that are acknowledged
+        before this comes to them are left out."""
+        try:
+            for number in self.numbers:
+                columns = self.columns(number)
+                if columns is not None:
+                    yield from self.rows_of(columns)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the message store's files; they are opened again when they are needed."""
+        self._stored.close()
+
+    def redelivered(self, columns: Columns) -> Bools:
+        """Tell which entries were delivered before. Shape ``(n,)``."""
+        below = self._rules.redelivered_below
+        again: Bools = columns.states == DELIVERED if below is None else columns.seqs < below
+        return again
+
+    def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:
+        """Give the messages of the ``chosen`` entries (indexes into the columns); see
+        :meth:`rows`."""
+        table = zip(
+            columns.seqs[chosen].tolist(),
+            self.redelivered(columns)[chosen].tolist(),
+            columns.persistent[chosen].tolist(),
+            columns.source_of[chosen].tolist(),
+            columns.row_of[chosen].tolist(),
+            strict=True,
+        )
+        for seq, redelivered, persistent, which, at in table:
+            source = columns.sources[which]
+            offset = int(source.offsets[at])
+            word = int(source.kinds[at]) << TYPE_SHIFT | seq
+            entry = read_entry(source.data, offset + source.head_size, word)
+            location = source.location
+            if entry.stored:
+                location = "store"
+                stored = self._read_stored(entry, persistent)
+                if stored is None:
+                    continue
+                entry = stored
+            if entry.damage:
+                what = f"the message with seq_id {seq} can't be read: {entry.damage}"
+                self._find_entry(source, offset, what, "shown without its body")
+            yield _row(entry, seq, persistent, redelivered, location, self._priority)
+
+    def _read_stored(self, entry: Entry, persistent: bool) -> Entry | None:
+        message, damage = None, ""
+        try:
+            record = self._stored.read(entry.msg_id, persistent)
+        except MissingMessageError:
+            damage = f"it is not in the message store, where it should be as {entry.msg_id.hex()}"
+        except DamageError as error:
+            damage = str(error)
+        else:
+            if record is None:
+                return None
+            try:
+                message = decode_any(record, entry.msg_id)
+            except StoreError as error:
+                damage = str(error)
+        return Entry(entry.msg_id, entry.expiry, entry.size, message, damage=damage)
+
+    def stored_ids(self) -> StoredIds:
+        """Give the ids of the messages that are in the message store. Reads all segments."""
+        found = StoredIds([], [])
+        for number in self.numbers:
+            columns = self.columns(number)
+            if columns is None:
+                continue
+            for which, source in enumerate(columns.sources):
+                mine = columns.source_of == which
+                rows = columns.row_of[mine]
+                if not len(rows):
+                    continue
+                heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
+                bare = heads["embedded"] == 0
+                ids: list[bytes] = heads["id"][bare].tolist()
+                flags = columns.persistent[mine][bare].tolist()
+                for msg_id, persistent in zip(ids, flags, strict=True):
+                    (found.persistent if persistent else found.transient).append(msg_id)
+        return found
+
+    def _current_ids(self) -> StoredIds:
+        """Give what :meth:`stored_ids` would give of the queue as it is now."""
+        directory = self._pinned.directory
+        try:
+            now = QueueView(self._fs, directory, self._rules, stores=self._stores)
+        except FileNotFoundError:
+            return StoredIds([], [])  # the queue was deleted
+        return now.stored_ids()
+
+    def _find_entry(self, source: Source, offset: int, what: str, consequence: str) -> None:
+        length = source.head_size + PAYLOAD_SIZE
+        self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)])
+
+
+def _row(
+    entry: Entry,
+    seq: int,
+    persistent: bool,
+    redelivered: bool,
+    location: Location,
+    priority: int | None,
+) -> Row:
+    message = entry.message
+    return Row(
+        seq_id=seq,
+        msg_id=entry.msg_id,
+        persistent=persistent,
+        redelivered=redelivered,
+        expiry=entry.expiry,
+        key=message.key if message is not None else None,
+        headers=message.headers if message is not None else {},
+        properties=message.properties if message is not None else {},
+        size=entry.size,
+        body=message.body if message is not None else None,
+        location=location,
+        error=entry.damage or None,
+        timestamp=message.timestamp if message is not None else 0,
+        priority=priority,
+    )

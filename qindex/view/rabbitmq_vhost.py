@@ -1,0 +1,278 @@
+"""A RabbitMQ 3.10 virtual host's directory, as a node would take it at its next start.
+
+::
+
+    <node>/msg_stores/vhosts/<hash>/
+       .vhost   .config   recovery.dets   msg_store_persistent/   queues/<hash>/
+
+Two paths lead a node to a queue's messages. After a clean stop it believes ``recovery.dets``: it
+knows where each queue stood, and which messages had been delivered. Otherwise it goes through the
+index of every queue, drops transient messages, starts a new segment, and calls everything
+redelivered. The clean path needs the terms of the queue *and* a message store that was closed in
+order and names the same queues; if only the store is in doubt, the terms still tell positions.
+
+Nothing is written here, and whatever can't be read is a finding: a node that meets it takes the
+path of a killed one, or does not start at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from journal.errors import NotAStoreError
+from journal.files import FileSystem, read_optional
+from journal.findings import Cause, Finding, Kind
+from qindex.format import layout
+from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules, Transient
+from qindex.format.rabbitmq.clean_dot import message_store_clean
+from qindex.format.rabbitmq.names import (
+    MAX_PRIORITY,
+    QueueName,
+    QueueNameError,
+    directory_name,
+    parse_queue_name,
+)
+from qindex.format.rabbitmq.recovery_terms import QueueTerms, read_recovery_terms
+from qindex.format.rabbitmq.term_format import TermError
+from qindex.format.rabbitmq.vhost_config import LEGACY_SEGMENT_ENTRY_COUNT, parse_vhost_config
+
+__all__ = ["QueueDirectory", "Vhost", "find_vhosts", "group_queues", "refuse_node_directory"]
+
+VHOST_FILE: Final = ".vhost"
+RECOVERY_TERMS: Final = "recovery.dets"
+PERSISTENT_STORE: Final = "msg_store_persistent"
+_DEFAULT_VHOST: Final = b"/"
+_PATTERNS: Final = (
+    "*",
+    "vhosts/*",
+    "msg_stores/vhosts/*",
+    "*/msg_stores/vhosts/*",
+    "mnesia/*/msg_stores/vhosts/*",
+)
+"""Where virtual hosts may be below what people take for a store: their parents, a node's
+directory, the directory of all nodes, and the one that holds it."""
+_MOST_LISTED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDirectory:
+    """One directory below ``queues/``; ``name``: the queue's, or the directory's where the
+    queue's is unknown. ``priority``: of a priority queue's sub-queue."""
+
+    directory: str
+    name: str
+    priority: int | None = None
+
+
+@dataclass(slots=True)
+class Vhost:
+    """What the files beside the queues say.
+
+    ``name``: the virtual host's. ``not_clean``: why a node would not believe the terms of a
+    clean stop, ``None`` where it would. ``terms``: by directory name.
+    """
+
+    path: str
+    name: bytes
+    entry_count: int
+    terms: dict[str, QueueTerms]
+    not_clean: str | None
+    findings: list[Finding] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, fs: FileSystem, path: str) -> Vhost:
+        """Read the virtual host at ``path``. Raises :class:`OSError`."""
+        findings: list[Finding] = []
+        name = read_optional(fs, os.path.join(path, VHOST_FILE)) or _DEFAULT_VHOST
+        count = _entry_count(fs, path, findings)
+        terms_path = os.path.join(path, RECOVERY_TERMS)
+        data = read_optional(fs, terms_path)
+        recovered = read_recovery_terms(data)
+        for problem in recovered.problems:
+            lost = "its queue counts as not stopped in order"
+            size = len(data or b"")
+            findings.append(Finding(terms_path, 0, size, Cause.DAMAGE, problem, lost, Kind.CONFIG))
+        reason = _store_reason(fs, os.path.join(path, PERSISTENT_STORE), recovered.queues.values())
+        return cls(path, name, count, recovered.queues, reason, findings)
+
+    def rules(self, directory: str) -> DirectoryRules:
+        """Tell how the entries of the queue directory of that name are to be read."""
+        terms = self.terms.get(directory)
+        clean = terms is not None and self.not_clean is None
+        return DirectoryRules(
+            entry_count=self.entry_count,
+            transient=Transient.BY_INDEX if clean else Transient.BY_MESSAGE,
+            redelivered_below=ALL_REDELIVERED if terms is None else terms.next_deliver_seq_id,
+            delivered_known=terms is not None,
+            next_seq=None if terms is None else terms.next_seq_id,
+            recovers=terms is None,
+            repeats_are_damage=True,
+        )
+
+    def directories(self, fs: FileSystem) -> list[QueueDirectory]:
+        """List the queue directories; appends to ``findings`` what is wrong with their names."""
+        found: list[QueueDirectory] = []
+        nameless: list[str] = []
+        root = os.path.join(self.path, layout.QUEUES)
+        for directory in sorted(_names(fs, root)):
+            name_path = os.path.join(root, directory, layout.QUEUE_NAME)
+            try:
+                raw = read_optional(fs, name_path)
+            except NotADirectoryError:
+                continue
+            if raw is None:
+                nameless.append(directory)
+                continue
+            try:
+                name = parse_queue_name(raw, directory)
+            except QueueNameError as error:
+                lost = "the name is unknown"
+                finding = Finding(name_path, 0, len(raw), Cause.DAMAGE, str(error), lost, Kind.NAME)
+                if finding not in self.findings:
+                    self.findings.append(finding)
+                nameless.append(directory)
+                continue
+            found.append(_named(directory, name))
+        return found + self._renamed(nameless, found)
+
+    def _renamed(
+        self, nameless: Iterable[str], found: list[QueueDirectory]
+    ) -> list[QueueDirectory]:
+        """Name what can be named: sub-queues of priority queues of which another has its name."""
+        known = {
+            directory_name(self.name, _raw(one.name), priority): (one.name, priority)
+            for one in found
+            if one.priority is not None
+            for priority in range(MAX_PRIORITY + 1)
+        }
+        return [
+            QueueDirectory(directory, *known.get(directory, (directory, None)))
+            for directory in nameless
+        ]
+
+    def matching(self, name: str, directories: list[QueueDirectory]) -> list[QueueDirectory]:
+        """Give the directories of the queue ``name``, in the order a node delivers from them.
+
+        ``name`` may be a queue's name, also where ``.queue_name`` is missing (the directory's
+        name is a hash of it), or a directory's.
+        """
+        hashes: dict[str, int | None] = {
+            directory_name(self.name, _raw(name), priority): priority
+            for priority in range(MAX_PRIORITY + 1)
+        }
+        hashes[directory_name(self.name, _raw(name))] = None
+        chosen = [
+            QueueDirectory(one.directory, name, hashes[one.directory])
+            for one in directories
+            if one.directory in hashes
+        ]
+        if not chosen:
+            chosen = [one for one in directories if name in (one.directory, one.name)]
+        return sorted(chosen, key=_delivery_order)
+
+
+def group_queues(directories: list[QueueDirectory]) -> dict[str, list[QueueDirectory]]:
+    """Put the sub-queues of priority queues together; by name, highest priority first."""
+    queues: dict[str, list[QueueDirectory]] = {}
+    for one in sorted(directories, key=lambda one: (one.name, _delivery_order(one))):
+        queues.setdefault(one.name, []).append(one)
+    return queues
+
+
+def find_vhosts(
+    fs: FileSystem, directory: str, *, marks: frozenset[str] = frozenset((VHOST_FILE,))
+) -> list[str]:
+    """Find virtual hosts' directories below a node's directory: relative paths, sorted.
+    ``marks``: names of which one tells a virtual host's directory."""
+    found = []
+    for pattern in _PATTERNS:
+        paths = [""]
+        for part in pattern.split("/"):
+            paths = [
+                os.path.join(path, name)
+                for path in paths
+                for name in (_names(fs, os.path.join(directory, path)) if part == "*" else [part])
+            ]
+        found += [one for one in paths if marks & set(_names(fs, os.path.join(directory, one)))]
+    return sorted(found)
+
+
+def refuse_node_directory(fs: FileSystem, directory: str) -> None:
+    """Raise :class:`NotAStoreError` for a directory that holds virtual hosts, and name them."""
+    names = set(_names(fs, directory))
+    if layout.MARKER in names or layout.QUEUES in names or VHOST_FILE in names:
+        return
+    vhosts = find_vhosts(fs, directory)
+    if not vhosts:
+        return
+    shown = ", ".join(_described(fs, directory, one) for one in vhosts[:_MOST_LISTED])
+    more = f" and {len(vhosts) - _MOST_LISTED} more" if len(vhosts) > _MOST_LISTED else ""
+    raise NotAStoreError(
+        f"{directory}: is a RabbitMQ node's directory; "
+        f"give the directory of one of its virtual hosts: {shown}{more}"
+    )
+
+
+def _described(fs: FileSystem, directory: str, vhost: str) -> str:
+    path = os.path.join(directory, vhost)
+    name = read_optional(fs, os.path.join(path, VHOST_FILE)) or b""
+    return f"{path} (virtual host {name.decode('utf-8', 'replace')!r})"
+
+
+def _names(fs: FileSystem, path: str) -> list[str]:
+    try:
+        return fs.listdir(path)
+    except (NotADirectoryError, FileNotFoundError, PermissionError):
+        return []
+
+
+def _entry_count(fs: FileSystem, path: str, findings: list[Finding]) -> int:
+    config_path = os.path.join(path, layout.CONFIG)
+    raw = read_optional(fs, config_path)
+    try:
+        config = parse_vhost_config(raw)
+    except TermError as error:
+        problem: str | None = str(error)
+        count = LEGACY_SEGMENT_ENTRY_COUNT
+    else:
+        problem = config.fallback
+        count = config.segment_entry_count
+    if problem is not None and raw is not None:
+        findings.append(
+            Finding(
+                config_path,
+                0,
+                len(raw),
+                Cause.DAMAGE,
+                problem,
+                f"{count} entries a segment assumed",
+                Kind.CONFIG,
+            )
+        )
+    return count
+
+
+def _store_reason(fs: FileSystem, store: str, terms: Iterable[QueueTerms]) -> str | None:
+    names = _names(fs, store)
+    return message_store_clean(
+        read_optional(fs, os.path.join(store, "clean.dot")) if names else None,
+        [one.persistent_ref for one in terms if one.persistent_ref is not None],
+        has_file_summary="file_summary.ets" in names,
+        has_index="msg_store_index.ets" in names,
+        has_rdt=any(name.endswith(".rdt") for name in names),
+    )
+
+
+def _named(directory: str, name: QueueName) -> QueueDirectory:
+    return QueueDirectory(directory, name.queue.decode("utf-8", "surrogateescape"), name.priority)
+
+
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _delivery_order(one: QueueDirectory) -> int:
+    return -1 if one.priority is None else -one.priority

@@ -1,0 +1,430 @@
+"""Look into a store directory without touching it: ours, or a RabbitMQ virtual host's.
+
+The directory may be in use (by our engine or a node), closed, or left by a crash. Nothing is ever
+written and no lock is taken. Of a queue in use one moment is shown, see
+:mod:`qindex.view.point_in_time`.
+
+What our engine or a node would deliver is what is shown, in that order, and what it would move to a
+dead-letter queue; what it would drop (acknowledged, expired, transient after a restart) is not.
+Damage is reported in ``findings`` and
+costs what it damaged: reading goes on behind it.
+
+>>> import qindex, tempfile
+>>> directory = tempfile.mkdtemp()
+>>> with qindex.open(directory) as engine:
+...     _ = engine.queue("orders").publish(b"first", key="o-17")
+...     reader = StoreReader(directory).queue("orders")
+...     [(row.seq_id, row.key, row.body) for row in reader.entries()]
+[(0, 'o-17', b'first')]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from journal.errors import DamageError, StorageError, UsageError
+from journal.files import REAL, FileSystem, PathLike, read_optional
+from journal.findings import Cause, Finding
+from journal.findings import Kind as Found
+from journal.poison import Poison
+from qindex.format import layout
+from qindex.format.delivery_rules import DirectoryRules
+from qindex.format.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.format.settings import NO_SETTINGS, QueueSettings
+from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.index.segment import DELIVERED
+from qindex.index.seq_ids import SeqFile
+from qindex.recovery import store_directory
+from qindex.recovery.queue_recovery import RestingQueue
+from qindex.recovery.settings_file import read_settings
+from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
+from qindex.recovery.snapshot import read_snapshot
+from qindex.view.point_in_time import BusyError
+from qindex.view.queue_view import Location, QueueView, Row
+from qindex.view.rabbitmq_vhost import QueueDirectory, Vhost, group_queues, refuse_node_directory
+from qindex.view.stored_messages import MessageStoreSummary, StoreDirectories, summarise_store
+
+__all__ = [
+    "BusyError",
+    "Location",
+    "MessageStoreSummary",
+    "QueueReader",
+    "QueueSummary",
+    "Row",
+    "StoreReader",
+    "lacks_its_name",
+]
+
+Kind = Literal["qindex", "rabbitmq"]
+View = TypeVar("View", bound=QueueView)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSummary:
+    """One queue at one moment.
+
+    ``ready``: messages never delivered. ``unacked``: delivered before, not acknowledged (they
+    come again, as redelivered); ``None`` where a node was killed, which does not keep it: then
+    all count as ready. ``bytes``: of the bodies of both. ``file_bytes``: of journal and segment
+    files, ``journal_bytes``: of the journal alone. ``segments``: segment files.
+    ``journal_entries``: records in the journal. ``settings``: those that are kept with the queue;
+    none where they are damaged.
+    """
+
+    name: str
+    ready: int
+    unacked: int | None
+    bytes: int
+    file_bytes: int
+    journal_bytes: int
+    segments: int
+    journal_entries: int
+    next_seq_id: int
+    settings: QueueSettings = NO_SETTINGS
+
+    @property
+    def messages(self) -> int:
+        """Ready and unacked together."""
+        return self.ready + (self.unacked or 0)
+
+
+class QueueReader:
+    """One queue of a store. Made by :meth:`StoreReader.queue`.
+
+    ``directories``: of the queue, or of its sub-queues in order of delivery.
+    Each call of :meth:`entries` or :meth:`summary` looks anew. ``findings`` has what the last
+    one met, so far as it went.
+    """
+
+    def __init__(self, store: StoreReader, name: str, directories: list[QueueDirectory]) -> None:
+        self.name = name
+        self.directories = directories
+        self._store = store
+        self._views: list[QueueView] = []
+        self._in_settings: list[Finding] = []
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the queue's files hold that they should not."""
+        found = [finding for view in self._views for finding in view.findings]
+        return found + self._in_settings
+
+    def entries(self) -> Iterator[Row]:
+        """Give the messages in order of delivery.
+
+        All sub-queues are pinned at the first step; memory does not grow with the backlog (one
+        segment and the journal at a time). Messages that are acknowledged, and whose segments are
+        deleted, before this comes to them, are left out. Raises :class:`UsageError` when the
+        queue is not there any more, :class:`BusyError`, :class:`StorageError`.
+        """
+        for view in self._pin():
+            yield from view.rows()
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.entries()
+
+    def summary(self) -> QueueSummary:
+        """Count. O(size of the files), without looking into messages. Raises as
+        :meth:`entries`."""
+        total = delivered = size = 0
+        known = True
+        next_seq_id = 0
+        views = self._pin()
+        for view, one in zip(views, self.directories, strict=True):
+            rules = self._store.rules(one)
+            below = rules.redelivered_below
+            known &= rules.delivered_known
+            highest = -1
+            seen = 0
+            for number in view.numbers:
+                columns = view.columns(number)
+                if columns is None:
+                    continue
+                again = columns.states == DELIVERED if below is None else columns.seqs < below
+                total += len(columns.seqs)
+                delivered += int(again.sum())
+                size += int(columns.sizes.sum())
+                highest = number
+                seen = int(columns.seqs[-1]) + 1
+            seen = (highest + 1) * rules.entry_count if rules.recovers else max(seen, view.seen)
+            next_seq_id = max(next_seq_id, self._store.next_seq(one, rules, seen))
+        return QueueSummary(
+            name=self.name,
+            ready=total - delivered if known else total,
+            unacked=delivered if known else None,
+            bytes=size,
+            file_bytes=sum(view.file_bytes for view in views),
+            journal_bytes=sum(view.journal_bytes for view in views),
+            segments=sum(view.segment_files for view in views),
+            journal_entries=sum(view.journal_entries for view in views),
+            next_seq_id=next_seq_id,
+            settings=self._settings_if_sound(),
+        )
+
+    def summary_if_there(self) -> QueueSummary | None:
+        """Count, or give ``None`` when the queue is not there any more."""
+        try:
+            return self.summary()
+        except UsageError:
+            return None
+
+    def settings(self) -> QueueSettings:
+        """Read the queue's settings; a RabbitMQ queue has none here. Raises
+        :class:`DamageError`, :class:`StorageError`."""
+        return self._store.settings_of(self.directories[0])
+
+    def _settings_if_sound(self) -> QueueSettings:
+        try:
+            return self.settings()
+        except DamageError as error:
+            lost = "it is shown without them"
+            self._in_settings = [
+                Finding(error.path, 0, 0, Cause.DAMAGE, error.what, lost, Found.CHECKSUM)
+            ]
+            return NO_SETTINGS
+
+    def _pin(self) -> list[QueueView]:
+        self._views = []
+        self._in_settings = []
+        try:
+            for one in self.directories:
+                self._views.append(self._store.pin(one))
+        except FileNotFoundError as error:
+            raise UsageError(f"{self._store.directory}: queue {self.name!r} is gone") from error
+        return self._views
+
+
+class StoreReader:
+    """A store directory, read-only.
+
+    ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: what is wrong beside the queues'
+    own files. ``marker``: what the marker file says, if it can't be read any more.
+    Raises :class:`NotAStoreError` for a file or a directory of something else (it names
+    the virtual hosts of a node's directory), :class:`StorageError` when the system refuses.
+    """
+
+    def __init__(
+        self,
+        directory: PathLike,
+        fs: FileSystem = REAL,
+        *,
+        marker: layout.StoreMarker | None = None,
+    ) -> None:
+        self.directory = os.path.abspath(os.fspath(directory))
+        self._fs = fs
+        self._vhost: Vhost | None = None
+        self._own_findings: list[Finding] = []
+        self._snapshot_mark: tuple[int, int, int] | None = None
+        self._snapshot: dict[str, RestingQueue] = {}
+        try:
+            refuse_node_directory(fs, self.directory)
+            self._marker = marker or store_directory.store_kind(fs, self.directory).marker
+            if self._marker is None:
+                self._vhost = Vhost.read(fs, self.directory)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    @property
+    def kind(self) -> Kind:
+        """Who made the directory."""
+        return "qindex" if self._vhost is None else "rabbitmq"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong beside the queues' own files."""
+        return list(self._own_findings if self._vhost is None else self._vhost.findings)
+
+    def queue_names(self) -> list[str]:
+        """Give the queues' names, sorted; a directory's where the queue's is unknown."""
+        return list(group_queues(self.directories()))
+
+    def queues(self) -> list[QueueSummary]:
+        """Summarise all queues, sorted by name; one that is deleted meanwhile is left out.
+        O(size of the store's index files)."""
+        return [summary for reader in self.readers() if (summary := reader.summary_if_there())]
+
+    def readers(self) -> list[QueueReader]:
+        """Give a reader for each queue, sorted by name."""
+        groups = group_queues(self.directories())
+        return [QueueReader(self, name, group) for name, group in groups.items()]
+
+    def message_store(self) -> MessageStoreSummary | None:
+        """Summarise the persistent message store; ``None`` where there is none.
+
+        O(size of the index files + messages in the store): its files are scanned. Raises
+        :class:`BusyError`, :class:`StorageError`.
+        """
+        directory = os.path.join(self.directory, PERSISTENT_DIRECTORY)
+        try:
+            self._fs.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unreadable(error) from error
+        references: Counter[bytes] = Counter()
+        for one in self.directories():
+            with contextlib.suppress(FileNotFoundError):  # the queue was deleted just now
+                references.update(self.pin(one).stored_ids().persistent)
+        return summarise_store(self._fs, directory, references)
+
+    def queue(self, name: str) -> QueueReader:
+        """Give the queue of that name. Raises :class:`UsageError` when there is none."""
+        directories = self.directories()
+        if self._vhost is not None:
+            chosen = self._vhost.matching(name, directories)
+        else:
+            assert self._marker is not None
+            hashed = directory_name(self._marker.vhost, name)
+            chosen = [one for one in directories if hashed == one.directory]
+            chosen = chosen or [one for one in directories if name in (one.directory, one.name)]
+        if not chosen:
+            raise UsageError(f"{self.directory}: there is no queue {name!r}")
+        return QueueReader(self, name, chosen)
+
+    # -- for the queues' readers ----------------------------------------------------------------
+
+    def rules(self, one: QueueDirectory) -> DirectoryRules:
+        """Tell how the entries of a queue directory are to be read."""
+        if self._vhost is not None:
+            return self._vhost.rules(one.directory)
+        assert self._marker is not None
+        try:
+            moves_expired = self.settings_of(one).dead_letter is not None
+        except DamageError:
+            moves_expired = False  # its settings are reported by who shows them
+        return DirectoryRules(self._marker.entry_count, keeps_expired=moves_expired)
+
+    def settings_of(self, one: QueueDirectory) -> QueueSettings:
+        """Read the settings in a queue directory; a RabbitMQ node puts none there."""
+        if self._vhost is not None:
+            return QueueSettings()
+        path = self._path(one)
+        try:
+            return read_settings(self._fs, path)
+        except OSError as error:
+            raise StorageError(path, "the settings can't be read", error) from error
+
+    def pin(self, one: QueueDirectory) -> QueueView:
+        """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""
+        return self.pin_as(QueueView, one)
+
+    def pin_as(self, view: type[View], one: QueueDirectory) -> View:
+        """Pin a queue directory as it is now, to be shown by a view of this kind. Raises
+        :class:`FileNotFoundError`, and as :func:`qindex.view.point_in_time.pin_queue`."""
+        return view(
+            self._fs, self._path(one), self.rules(one), priority=one.priority, stores=self.stores
+        )
+
+    @property
+    def stores(self) -> StoreDirectories:
+        """Where the message stores are."""
+        # A node erases its transient store when it starts; of ours, its engine may be running.
+        transient = os.path.join(self.directory, TRANSIENT_DIRECTORY)
+        return StoreDirectories(
+            os.path.join(self.directory, PERSISTENT_DIRECTORY),
+            transient if self._vhost is None else None,
+        )
+
+    def next_seq(self, one: QueueDirectory, rules: DirectoryRules, seen: int) -> int:
+        """Tell the seq_id of the queue's next publish; ``seen``: one above the highest there is."""
+        if self._vhost is not None:
+            return rules.next_seq if rules.next_seq is not None else seen
+        resting = self._resting().get(one.directory)
+        if resting is not None:
+            return max(resting.next_seq, seen)
+        path = os.path.join(self._path(one), SEQ_FILE_NAME)
+        return SeqFile(self._fs, path, Poison()).next_after_crash(seen)
+
+    def _resting(self) -> dict[str, RestingQueue]:
+        """Give the queues of the snapshot, none where there is none. It is read again only when it
+        has changed: it names all queues, and each of them asks."""
+        try:
+            stat = self._fs.stat(os.path.join(self.directory, SNAPSHOT))
+            mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        except FileNotFoundError:
+            mark = None
+        if mark != self._snapshot_mark:
+            queues = os.path.join(self.directory, layout.QUEUES)
+            snapshot = read_snapshot(self._fs, self.directory, queues)
+            self._snapshot = {} if snapshot is None else snapshot[0]
+            self._snapshot_mark = mark
+        return self._snapshot
+
+    def _path(self, one: QueueDirectory) -> str:
+        return os.path.join(self.directory, layout.QUEUES, one.directory)
+
+    @property
+    def vhost(self) -> Vhost | None:
+        """What a RabbitMQ virtual host's own files say; ``None`` for a store of ours."""
+        return self._vhost
+
+    @property
+    def marker(self) -> layout.StoreMarker | None:
+        """What a store of ours says of itself; ``None`` for a virtual host."""
+        return self._marker
+
+    def path_of(self, one: QueueDirectory) -> str:
+        """The path of a queue's directory."""
+        return self._path(one)
+
+    def directories(self) -> list[QueueDirectory]:
+        """List the queues' directories. Raises :class:`StorageError`."""
+        try:
+            if self._vhost is not None:
+                return self._vhost.directories(self._fs)
+            return list(self._own_directories())
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _own_directories(self) -> Iterator[QueueDirectory]:
+        root = os.path.join(self.directory, layout.QUEUES)
+        self._own_findings = []
+        try:
+            names = self._fs.listdir(root)
+        except FileNotFoundError:
+            return
+        for directory in sorted(names):
+            if directory.endswith(layout.DELETED_SUFFIX):
+                continue
+            path = os.path.join(root, directory, layout.QUEUE_NAME)
+            try:
+                raw = read_optional(self._fs, path)
+                if raw is None and not lacks_its_name(self._fs, os.path.dirname(path)):
+                    # It may have been made between the two looks.
+                    raw = read_optional(self._fs, path)
+                    if raw is None:
+                        continue
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            name = directory
+            try:
+                if raw is not None:
+                    queue = parse_queue_name(raw, directory).queue
+                    name = queue.decode("utf-8", "surrogateescape")
+            except QueueNameError as error:
+                size = len(raw or b"")
+                lost = "the name is unknown"
+                self._own_findings.append(
+                    Finding(path, 0, size, Cause.DAMAGE, str(error), lost, Found.NAME)
+                )
+            yield QueueDirectory(directory, name)
+
+    def _unreadable(self, error: OSError) -> StorageError:
+        return StorageError(self.directory, "the store can't be read", error)
+
+
+def lacks_its_name(fs: FileSystem, directory: str) -> bool:
+    """Tell the directory of a queue whose name is missing from that of one whose creation was cut
+    short or is under way, and of one that is being deleted. Raises :class:`OSError`."""
+    # Twice: a directory that was opened before its deletion may be read half empty.
+    return all(_has_content_alone(fs.listdir(directory)) for _ in range(2))
+
+
+def _has_content_alone(names: list[str]) -> bool:
+    return layout.QUEUE_NAME not in names and not set(names) <= {layout.QUEUE_NAME + ".tmp"}

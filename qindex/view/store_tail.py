@@ -1,0 +1,160 @@
+"""Messages of a message store whose files are written, compacted and deleted meanwhile.
+
+Where records are is learnt from the headers in the files, each of which is read once: a look
+for a message that is not known reads what was added since. Compaction puts a copy under a name
+before it takes the original away, so a message that is nowhere in two listings that are alike is
+not there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from journal.errors import StorageError
+from journal.files import FileSystem, pread_all
+from msgstore.format import (
+    END,
+    FRAME,
+    HEADER,
+    ID_SIZE,
+    MAX_RECORD,
+    Kind,
+    classify_name,
+    parse_header,
+)
+from msgstore.scan import read_record, scan_file
+from qindex.index.messages import check_record
+
+__all__ = ["StoreTail"]
+
+_ATTEMPTS = 64
+
+
+@dataclass(slots=True)
+class _File:
+    """One file as far as it was read: ``end``, bytes; ``places``: offset of each message's
+    header, and its size with the frame."""
+
+    inode: int
+    end: int = 0
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+
+
+class StoreTail:
+    """The message store in ``directory``. Memory: about 200 bytes for each message in it, once
+    one was asked for."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._files: dict[str, _File] = {}
+
+    def files(self) -> dict[str, dict[bytes, tuple[int, int]]]:
+        """Look anew; give for each file the messages in it: offset and size, with the frame.
+
+        Raises :class:`StorageError`.
+        """
+        self._look()
+        return {name: one.places for name, one in self._files.items()}
+
+    def read(self, msg_id: bytes) -> bytes | None:
+        """Give the record of a message, verified; ``None`` when it is not there, or damaged.
+
+        Raises :class:`StorageError`.
+        """
+        for attempt in range(_ATTEMPTS):
+            record = self._read_known(msg_id)
+            if record is not None:
+                return record
+            if not self._look() and attempt:
+                break
+        return None
+
+    def _read_known(self, msg_id: bytes) -> bytes | None:
+        for name in reversed(self._files):
+            place = self._files[name].places.get(msg_id)
+            if place is None:
+                continue
+            record = self._pread(name, *place)
+            if record is not None and check_record(msg_id, record) is None:
+                return record
+        return None
+
+    def _pread(self, name: str, offset: int, total: int) -> bytes | None:
+        path = os.path.join(self._directory, name)
+        try:
+            fd = self._fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return read_record(self._fs, fd, offset, total)
+            finally:
+                self._fs.close(fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(path, "the message can't be read", error) from error
+
+    def _look(self) -> bool:
+        """Read what is new; tells whether anything was."""
+        try:
+            names = self._fs.listdir(self._directory)
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        except OSError as error:
+            raise StorageError(self._directory, "the message store can't be read", error) from error
+        kinds = ((name, classify_name(name)) for name in names)
+        wanted = [name for name, kind in kinds if kind is not None and kind[0] is not Kind.TMP]
+        changed = False
+        for name in set(self._files) - set(wanted):
+            del self._files[name]
+            changed = True
+        for name in sorted(wanted, key=lambda one: (len(one), one)):
+            changed |= self._look_at(name)
+        return changed
+
+    def _look_at(self, name: str) -> bool:
+        path = os.path.join(self._directory, name)
+        try:
+            stat = self._fs.stat(path)
+            known = self._files.get(name)
+            if known is not None and (known.inode, known.end) == (stat.st_ino, stat.st_size):
+                return False
+            if known is None or known.inode != stat.st_ino or known.end > stat.st_size:
+                # A new file, or compaction has put another one in its place.
+                known = self._files[name] = _File(stat.st_ino)
+            before = known.end
+            fd = self._fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._hop(fd, known)
+            finally:
+                self._fs.close(fd)
+        except FileNotFoundError:
+            return self._files.pop(name, None) is not None
+        except OSError as error:
+            raise StorageError(path, "can't be read", error) from error
+        return known.end > before or self._search(path, known)
+
+    def _hop(self, fd: int, known: _File) -> None:
+        """Go from header to header, up to a record that is not whole."""
+        head = pread_all(self._fs, fd, HEADER, known.end)
+        while len(head) == HEADER:
+            length, msg_id = parse_header(head)
+            total = length - ID_SIZE + FRAME
+            if not ID_SIZE <= length <= MAX_RECORD:
+                return
+            # The end byte of this record and the header of the next are read together.
+            following = pread_all(self._fs, fd, 1 + HEADER, known.end + total - 1)
+            if following[:1] != END:
+                return
+            known.places[msg_id] = known.end, total
+            known.end += total
+            head = following[1:]
+
+    def _search(self, path: str, known: _File) -> bool:
+        """Look for sound records behind bytes that are none, or not yet."""
+        scan = scan_file(self._fs, path, check=check_record)
+        if scan.end <= known.end:
+            return False
+        known.places.update({msg_id: (at, total) for msg_id, at, total in scan.records})
+        known.end = scan.end
+        return True

@@ -1,0 +1,209 @@
+"""The messages of one queue that are in the message store, for readers who take no lock.
+
+The store is opened read-only, when the first of its messages is asked for: its files are scanned
+for the messages that the pinned index names. Beside a writer at work what was found may be gone
+again: compaction has moved it, or it was acknowledged and its file deleted. So when a message
+can't be read, all is looked at again, in this order:
+
+1. which messages does the index name now;
+2. where are they;
+3. which does the index name now.
+
+What 2 did not find and 3 still names is missing: a message is in the store before its index entry,
+and leaves it after its acknowledgement. What 3 does not name was acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from journal.errors import DamageError
+from journal.files import FileSystem
+from journal.findings import Cause, Finding
+from journal.poison import Poison
+from msgstore import MessageStore
+from msgstore.errors import MissingMessageError
+from msgstore.format import MAX_RECORD
+from qindex.index.messages import check_record
+
+__all__ = [
+    "MessageStoreSummary",
+    "StoreDirectories",
+    "StoredIds",
+    "StoredMessages",
+    "summarise_store",
+]
+
+_ATTEMPTS = 64
+
+
+class StoreDirectories(NamedTuple):
+    """Where the message stores are; a node's transient one is erased at its start: ``None``."""
+
+    persistent: str
+    transient: str | None
+
+
+class StoredIds(NamedTuple):
+    """Message ids (16 bytes each) that an index names, by the store they are in."""
+
+    persistent: list[bytes]
+    transient: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStoreSummary:
+    """A message store at one moment; sizes in bytes.
+
+    ``size``: of its files, ``live``: of the messages with references, ``garbage``: the rest.
+    ``messages``: that are there and have references, ``references``: index entries that name one,
+    ``missing``: messages that index entries name and that are not there.
+    """
+
+    files: int
+    size: int
+    live: int
+    garbage: int
+    messages: int
+    references: int
+    missing: int
+
+
+def summarise_store(
+    fs: FileSystem, directory: str, references: Mapping[bytes, int]
+) -> MessageStoreSummary:
+    """Scan the store for the messages that have references. Raises :class:`StorageError`."""
+    with _open_read_only(fs, directory, references) as store:
+        stats = store.stats()
+        return MessageStoreSummary(
+            files=stats.files,
+            size=stats.size,
+            live=stats.live,
+            garbage=stats.garbage,
+            messages=stats.messages,
+            references=sum(references.values()),
+            missing=len(store.missing),
+        )
+
+
+def _open_read_only(
+    fs: FileSystem, directory: str, references: Mapping[bytes, int]
+) -> MessageStore:
+    return MessageStore.open(
+        directory,
+        references=references,
+        snapshot=None,
+        check=check_record,
+        poison=Poison(),
+        fs=fs,
+        max_message_bytes=MAX_RECORD,
+        read_only=True,
+    )
+
+
+class StoredMessages:
+    """Gives records by message id. ``pinned``: the ids of the moment that is shown, ``current``:
+    those of now. Memory: about 250 bytes for each id, once one was asked for."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directories: StoreDirectories,
+        pinned: Callable[[], StoredIds],
+        current: Callable[[], StoredIds],
+    ) -> None:
+        self._fs = fs
+        self._directories = directories
+        self._pinned = pinned
+        self._current = current
+        self._stores: dict[bool, MessageStore] = {}
+        self._alive: set[bytes] | None = None
+        self._missing: set[bytes] = set()
+        self._listing: list[tuple[str, int]] = []
+        self._found: dict[Finding, None] = {}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Damage met in the files of the store. What crashes leave there costs nothing."""
+        return list(self._found)
+
+    def read(self, msg_id: bytes, persistent: bool) -> bytes | None:
+        """Give the record, verified, or ``None`` when it was acknowledged meanwhile.
+
+        Raises :class:`MissingMessageError`, :class:`DamageError`, :class:`StorageError`.
+        """
+        if not self._stores:
+            self._open(self._pinned())
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._read(msg_id, persistent)
+            except (MissingMessageError, DamageError) as error:
+                failure = error
+            if self._alive is not None and msg_id not in self._alive:
+                return None
+            if msg_id in self._missing:
+                break
+            # Nothing is overwritten in a file: the bytes are damaged, not moved.
+            if isinstance(failure, DamageError) and self._list() == self._listing:
+                break
+            self._look_again()
+        raise failure
+
+    def _read(self, msg_id: bytes, persistent: bool) -> bytes:
+        store = self._stores.get(persistent)
+        if store is None:
+            raise MissingMessageError(self._directories.persistent, msg_id)
+        return store.read(msg_id)
+
+    def _look_again(self) -> None:
+        for _ in range(_ATTEMPTS):
+            names = {name for name, _ in self._list()}
+            missing = self._open(self._current())
+            ids = self._current()
+            self._alive = {*ids.persistent, *ids.transient}
+            self._missing = missing & self._alive
+            # Else a listing may have fallen between two names of a file that was moved.
+            if not self._missing or names == {name for name, _ in self._list()}:
+                return
+
+    def _open(self, ids: StoredIds) -> set[bytes]:
+        """Scan for these messages; gives those that are not there."""
+        self.close()
+        self._listing = self._list()
+        self._add(True, self._directories.persistent, ids.persistent)
+        self._add(False, self._directories.transient, ids.transient)
+        missing: set[bytes] = set()
+        for store in self._stores.values():
+            missing |= store.missing
+        return missing
+
+    def _add(self, persistent: bool, directory: str | None, ids: Iterable[bytes]) -> None:
+        if directory is None:
+            return
+        store = _open_read_only(self._fs, directory, dict.fromkeys(ids, 1))
+        self._stores[persistent] = store
+        damage = (found for found in store.findings if found.cause is Cause.DAMAGE)
+        self._found.update(dict.fromkeys(damage))
+
+    def _list(self) -> list[tuple[str, int]]:
+        """Names and sizes of the files of both stores."""
+        found = []
+        for directory in self._directories:
+            if directory is None:
+                continue
+            try:
+                for name in sorted(self._fs.listdir(directory)):
+                    path = os.path.join(directory, name)
+                    found.append((path, self._fs.stat(path).st_size))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # not made yet, or a file of it was deleted just now
+        return found
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
