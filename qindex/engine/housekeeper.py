@@ -13,7 +13,7 @@ from qindex.queue.queue_core import QueueCore
 
 __all__ = ["Housekeeper"]
 
-_log = logging.getLogger("qindex.engine.housekeeper")
+_log = logging.getLogger("qindex.engine")
 
 _BURST_LOOK = 0.005
 _BURST_ACTIONS = 1000

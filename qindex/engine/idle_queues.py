@@ -25,7 +25,7 @@ from qindex.queue.queue_core import QueueCore
 
 __all__ = ["Roster"]
 
-_log = logging.getLogger("qindex.engine.idle_queues")
+_log = logging.getLogger("qindex.engine")
 
 _PART_SPARE = 8
 _MOST_FAILURES = 4

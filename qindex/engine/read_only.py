@@ -24,7 +24,7 @@ from qindex.view.reader import QueueReader, QueueSummary, Row, StoreReader
 
 __all__ = ["ReadOnlyEngine", "ReadOnlyQueue"]
 
-_log = logging.getLogger("qindex.engine.read_only")
+_log = logging.getLogger("qindex.engine")
 
 
 class ReadOnlyQueue:

@@ -33,7 +33,7 @@ __all__ = [
     "has_message_store",
 ]
 
-_log = logging.getLogger("qindex.index.messages")
+_log = logging.getLogger("qindex.index")
 
 PERSISTENT_DIRECTORY = "msg_store_persistent"
 TRANSIENT_DIRECTORY = "msg_store_transient"

@@ -38,7 +38,7 @@ __all__ = [
     "unpack_counts",
 ]
 
-_log = logging.getLogger("qindex.queue.delivery_counts")
+_log = logging.getLogger("qindex.queue")
 
 FILE_NAME = "qindex.deliveries"
 

@@ -32,7 +32,7 @@ __all__ = [
     "take_room",
 ]
 
-_log = logging.getLogger("qindex.queue.limits")
+_log = logging.getLogger("qindex.queue")
 
 
 class WouldWaitError(QueueFullError):

@@ -15,7 +15,7 @@ from journal.errors import ClosedError, StoreError
 
 __all__ = ["Alarm", "Sleeper"]
 
-_log = logging.getLogger("qindex.queue.timer")
+_log = logging.getLogger("qindex.queue")
 
 
 class Sleeper(Protocol):

@@ -34,7 +34,7 @@ from qindex.recovery.snapshot import read_snapshot, remove_snapshot
 
 __all__ = ["Opened", "Opening", "remove_queue_directory", "stored_name"]
 
-_log = logging.getLogger("qindex.recovery.opening")
+_log = logging.getLogger("qindex.recovery")
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from qindex.recovery.load import LoadedQueue, load_queue
 
 __all__ = ["RestingQueue", "finish_recovery", "load_for_recovery"]
 
-_log = logging.getLogger("qindex.recovery.queue_recovery")
+_log = logging.getLogger("qindex.recovery")
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from qindex.recovery.queue_recovery import RestingQueue
 
 __all__ = ["FILE_NAME", "read_snapshot", "remove_snapshot", "write_snapshot"]
 
-_log = logging.getLogger("qindex.recovery.snapshot")
+_log = logging.getLogger("qindex.recovery")
 
 FILE_NAME = "qindex.clean"
 _VERSION = 1

@@ -528,7 +528,13 @@ def _repeatable(patches: dict[str, Any]) -> Iterator[None]:
     ticks = iter(range(_CLOCK, _CLOCK + 10**9))
     with ExitStack() as stack:
         stack.enter_context(mock.patch("os.urandom", chance.randbytes))
-        for module in ("publisher", "engine", "consumer", "queue", "dead_letter"):
+        for module in (
+            "queue.producing",
+            "engine.engine",
+            "queue.delivering",
+            "queue.queue",
+            "queue.dead_letter",
+        ):
             stack.enter_context(mock.patch(f"qindex.{module}.time_ns", ticks.__next__))
         # No thread, no clock: what is due is done by hand.
         stack.enter_context(mock.patch("qindex.queue.timer.Alarm.set"))

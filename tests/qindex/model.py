@@ -14,7 +14,13 @@ from qindex.format.message_record import encode_record
 
 __all__ = ["Clock", "Model", "Sent"]
 
-_MODULES = ("consumer", "engine", "publisher", "queue", "queue_view")
+_MODULES = (
+    "queue.delivering",
+    "engine.engine",
+    "queue.producing",
+    "queue.queue",
+    "view.queue_view",
+)
 
 
 class Clock:

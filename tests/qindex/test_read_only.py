@@ -154,7 +154,7 @@ def test_a_directory_of_a_node(caplog: pytest.LogCaptureFixture) -> None:
         assert "qg.prio" in engine.queue_names()
         queue = engine.queue("qg.exp")
         assert (len(queue), queue.stats().ready, queue.stats().unacked) == (20, 20, 0)
-        with caplog.at_level(logging.WARNING, "qindex.engine.read_only"):
+        with caplog.at_level(logging.WARNING, "qindex.engine"):
             shown = list(queue)
     # Half of them are in the message store.
     assert len(shown) == 20

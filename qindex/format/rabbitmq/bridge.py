@@ -46,7 +46,7 @@ TERM = "_term"
 class RabbitHeaders(dict[str, Any]):
     """Headers as plain values, and as the typed ``fields`` they came from.
 
-    >>> from qindex.rabbitmq.table_format import Field
+    >>> from qindex.format.rabbitmq.table_format import Field
     >>> headers = RabbitHeaders((("tries", Field("B", 5)),))
     >>> headers, headers.fields
     ({'tries': 5}, (('tries', Field(tag='B', value=5)),))

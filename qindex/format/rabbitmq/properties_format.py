@@ -12,7 +12,7 @@ flags, then the properties whose flag is set, in this order::
      10  correlation_id    shortstr          3  app_id       shortstr
       9  reply_to          shortstr          2  cluster_id   shortstr
 
-    shortstr = u8 length, bytes             table: see qindex.rabbitmq.table_format
+    shortstr = u8 length, bytes             table: see qindex.format.rabbitmq.table_format
 
     10 00 02                                 persistent (delivery_mode 2), and nothing else
 
