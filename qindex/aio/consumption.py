@@ -1,23 +1,32 @@
-"""What ``async for`` gets its messages from."""
+"""The iterator behind ``async for delivery in queue.consume()``."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from qindex.aio.delivery import Delivery
 
-if TYPE_CHECKING:
-    from qindex.aio.queue import Queue
-
 __all__ = ["Consumption"]
+
+
+class Delivering(Protocol):
+    """The part of :class:`qindex.aio.queue.Queue` that messages come from."""
+
+    async def get(
+        self, timeout: float | None = None, *, lease: float | None = None
+    ) -> Delivery | None:
+        """Take the next message."""
+
+    async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
+        """Wait until one of these is settled."""
 
 
 class Consumption(AsyncIterator[Delivery]):
     """An iterator and no generator: it has nothing to clean up, wherever it is left."""
 
     def __init__(
-        self, queue: Queue, prefetch: int, timeout: float | None, lease: float | None
+        self, queue: Delivering, prefetch: int, timeout: float | None, lease: float | None
     ) -> None:
         self._queue = queue
         self._lease = lease

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Protocol, overload
 
 from journal.errors import UsageError
 from qindex.format.message import Message
 from qindex.queue import delivery as plain
 
-if TYPE_CHECKING:
-    from qindex.aio.queue import Queue
-
 __all__ = ["Batch", "Delivery", "no_delivery"]
+
+
+class Settling(Protocol):
+    """The part of :class:`qindex.aio.queue.Queue` that a delivery is settled by."""
+
+    async def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery."""
+
+    async def nack(self, delivery: Delivery, requeue: bool = True) -> None:
+        """Give a delivery back."""
+
+    async def extend(self, delivery: Delivery, seconds: float) -> None:
+        """Let the lease of a delivery end later."""
 
 
 class Delivery:
@@ -26,7 +36,7 @@ class Delivery:
 
     __slots__ = ("_plain", "_queue", "body", "redelivered", "seq_id")
 
-    def __init__(self, queue: Queue, delivery: plain.Delivery) -> None:
+    def __init__(self, queue: Settling, delivery: plain.Delivery) -> None:
         self._queue = queue
         self._plain = delivery
         self.seq_id = delivery.seq_id
@@ -113,7 +123,7 @@ class Batch(Sequence[Delivery]):
 
     __slots__ = ("_plain", "_queue")
 
-    def __init__(self, queue: Queue, batch: plain.Batch) -> None:
+    def __init__(self, queue: Settling, batch: plain.Batch) -> None:
         self._queue = queue
         self._plain = batch
 

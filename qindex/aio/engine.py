@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -14,13 +13,11 @@ from journal.errors import UsageError
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
 from msgstore import CompactionReport
-from qindex.aio.port import Port
+from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
 from qindex.aio.room import with_room
-from qindex.aio.threads import Helper, Syncer, unsynced
+from qindex.aio.threads import Helper, unsynced
 from qindex.engine import engine as plain
-from qindex.queue import queue as plain_queue
-from qindex.queue.delivery import Delivery
 from qindex.queue.guards import RefusingLock
 from qindex.queue.queue_core import QueueCore
 from qindex.queue.stats import EngineStats
@@ -41,58 +38,13 @@ class Engine:
     def __init__(self, engine: plain.Engine) -> None:
         self._engine = engine
         self.directory = engine.directory
-        self.helper = Helper()
-        self._syncer = Syncer()
+        self._ports = Ports()
         self._queues: dict[str, Queue] = {}
-        self._ports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Port] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._last: Port | None = None
-        self._noting: set[Port] = set()
-        """Those that have messages which are yet to be appended."""
 
     @property
     def findings(self) -> list[Finding]:
         """What recovery met when the store was opened, and what damage was met since."""
         return self._engine.findings
-
-    def durable(self, queue: QueueCore) -> asyncio.Future[None]:
-        """Give a future of the running loop, resolved when all that was done to ``queue`` so far
-        is on disk."""
-        loop = asyncio.get_running_loop()
-        port = self._last
-        if port is None or port.loop() is not loop:
-            port = self._port(loop)
-        return port.durable(queue, loop)
-
-    def _publish(self, queue: plain_queue.Queue, body: bytes) -> asyncio.Future[int]:
-        """Give a future of the running loop, of the seq_id of a plain message: it is appended in
-        this turn of the loop, and the future is resolved when it is on disk."""
-        loop = asyncio.get_running_loop()
-        port = self._last
-        if port is None or port.loop() is not loop:
-            port = self._port(loop)
-        return port.publish(queue, body, loop)
-
-    def _append(self, queue: plain_queue.Queue) -> None:
-        """Append what coroutines of the running loop have published to ``queue`` in this turn:
-        something is about to come behind it."""
-        self._port(asyncio.get_running_loop()).append(queue)
-
-    def _nack(
-        self, queue: plain_queue.Queue, delivery: Delivery, requeue: bool
-    ) -> asyncio.Future[None]:
-        """Give a future of the running loop, resolved when a delivery of a queue with
-        a dead-letter queue was given back, durably."""
-        loop = asyncio.get_running_loop()
-        return self._port(loop).nack(queue, delivery, requeue, loop)
-
-    def _port(self, loop: asyncio.AbstractEventLoop) -> Port:
-        port = self._ports.get(loop)
-        if port is None:
-            port = self._ports[loop] = Port(loop, self._syncer, self.helper, self._noting)
-        self._last = port
-        return port
 
     async def queue(self, name: str, **settings: Any) -> Queue:
         """Give the queue of this name; makes it when there is none.
@@ -105,7 +57,7 @@ class Engine:
         opened = await self._aside(partial(self._engine.queue, name, **settings))
         known = self._queues.get(name)
         if known is None or known._queue is not opened:
-            known = self._queues[name] = Queue(self, opened)
+            known = self._queues[name] = Queue(self._ports, opened)
         return known
 
     async def queue_names(self) -> list[str]:
@@ -147,12 +99,12 @@ class Engine:
             persistent=persistent,
         )
         self._check_open()
-        if self._noting:
+        if self._ports.noting:
             for target in targets:
-                self._append(target._queue)
-        seqs = await with_room(partial(self.helper.finish, unsynced, publish), timeout)
+                self._ports.append(target._queue)
+        seqs = await with_room(partial(self._ports.helper.finish, unsynced, publish), timeout)
         if confirm or self._engine.options.durability == "fsync":
-            await asyncio.gather(*(self.durable(target._queue) for target in targets))
+            await asyncio.gather(*(self._ports.durable(target._queue) for target in targets))
         return seqs
 
     async def sync(self) -> None:
@@ -181,12 +133,12 @@ class Engine:
         # What this turn of the loop still hands over comes first.
         await asyncio.sleep(0)
         try:
-            await self.helper.finish(self._close)
+            await self._ports.helper.finish(self._close)
         finally:
-            self.helper.stop()
+            self._ports.helper.stop()
 
     def _close(self) -> None:
-        self._syncer.stop()
+        self._ports.stop_syncing()
         self._engine.close()
 
     def _check_open(self) -> None:
@@ -196,7 +148,7 @@ class Engine:
 
     async def _aside(self, call: Callable[[], T]) -> T:
         self._check_open()
-        return await self.helper.run(call)
+        return await self._ports.helper.run(call)
 
     async def __aenter__(self) -> Engine:
         return self

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from journal.errors import UsageError
 from qindex.aio.consumption import Consumption
 from qindex.aio.delivery import Batch, Delivery, no_delivery
+from qindex.aio.ports import Ports
 from qindex.aio.room import with_room
 from qindex.aio.threads import to_the_end, unsynced
 from qindex.aio.waiting import Waiter
@@ -21,9 +22,6 @@ from qindex.queue import queue as plain
 from qindex.queue.limits import WouldWaitError
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import CALLER
-
-if TYPE_CHECKING:
-    from qindex.aio.engine import Engine
 
 __all__ = ["Queue"]
 
@@ -47,9 +45,9 @@ class Queue:
     loops and threads at a time. Calls that find what they need do not suspend, but one in 256.
     """
 
-    def __init__(self, engine: Engine, queue: plain.Queue) -> None:
+    def __init__(self, ports: Ports, queue: plain.Queue) -> None:
         self.name = queue.name
-        self._engine = engine
+        self._ports = ports
         self._queue = queue
         self._sync_each = queue._sync_each
         # Such a message is published on the loop's thread, and waits for no room.
@@ -92,17 +90,17 @@ class Queue:
             and len(body) <= self._most_plain
         ):
             if confirm or self._sync_each:
-                seq = await self._engine._publish(queue, body)
+                seq = await self._ports.publish(queue, body)
                 if not seq & _LOOK and queue._is_due():
                     await self._rest()
                 return seq
-            if not self._engine._noting:
+            if not self._ports.noting:
                 seq = queue._publish_on_loop(body)
                 if not seq & _LOOK and (not seq & _TURN or queue._is_due()):
                     await self._rest()
                 return seq
-        if self._engine._noting:
-            self._engine._append(queue)
+        if self._ports.noting:
+            self._ports.append(queue)
         if body.__class__ is bytes and len(body) > _ON_LOOP:
             seq = await self._publish_slowly(
                 body, key, headers, properties, ttl, persistent, timeout, large=True
@@ -128,7 +126,7 @@ class Queue:
                 )
         if confirm or self._sync_each:
             # That is a turn for the others, too.
-            await self._engine.durable(queue)
+            await self._ports.durable(queue)
             if not seq & _LOOK and queue._is_due():
                 await self._rest()
         elif not seq & _LOOK and (not seq & _TURN or queue._is_due()):
@@ -206,13 +204,13 @@ class Queue:
     async def _publish_batch(
         self, size: int, confirm: bool, timeout: float | None, publish: Callable[[], range]
     ) -> range:
-        if self._engine._noting:
-            self._engine._append(self._queue)
+        if self._ports.noting:
+            self._ports.append(self._queue)
         large = size > _BATCH_ON_LOOP
         seqs = await self._publish_with_room(publish, large=large, timeout=timeout)
         await self._rest()
         if (confirm or self._sync_each) and seqs:
-            await self._engine.durable(self._queue)
+            await self._ports.durable(self._queue)
         return seqs
 
     async def _publish_with_room(
@@ -241,7 +239,7 @@ class Queue:
         """Publish what is large in the helper's thread; a cancellation is raised when it is done.
         The sync is asked for here, to be shared."""
         self._queue._check_open()
-        return await self._engine.helper.finish(unsynced, publish)
+        return await self._ports.helper.finish(unsynced, publish)
 
     async def _rest(self) -> None:
         """Let others have their turn, and a flush catch up: publishers wait for it."""
@@ -251,7 +249,7 @@ class Queue:
             return
         if queue._request_flush is None:
             if not queue._flushing:
-                await self._engine.helper.run(queue.flush)
+                await self._ports.helper.run(queue.flush)
             return
         while queue._is_pressed():
             waiter = Waiter(queue._flushed)
@@ -409,7 +407,7 @@ class Queue:
         finally:
             CALLER.waits = True
         if self._sync_each:
-            await self._engine.durable(self._queue)
+            await self._ports.durable(self._queue)
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
@@ -424,7 +422,7 @@ class Queue:
                     raise no_delivery(one)
             self._inline(lambda: queue.ack_many([one._plain for one in listed]))
         if self._sync_each:
-            await self._engine.durable(queue)
+            await self._ports.durable(queue)
 
     async def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
@@ -432,7 +430,7 @@ class Queue:
         queue = self._queue
         count = self._inline(lambda: queue.ack_up_to(seq_id))
         if self._sync_each and count:
-            await self._engine.durable(queue)
+            await self._ports.durable(queue)
         return count
 
     async def nack(self, delivery: Delivery, requeue: bool = True) -> None:
@@ -445,11 +443,11 @@ class Queue:
         if moves:
             # To be durable it takes several syncs, in order.
             queue._check_open()
-            await to_the_end(self._engine._nack(queue, delivery._plain, requeue))
+            await to_the_end(self._ports.nack(queue, delivery._plain, requeue))
             return
         self._inline(lambda: queue.nack(delivery._plain, requeue=requeue))
         if not requeue and self._sync_each:
-            await self._engine.durable(queue)
+            await self._ports.durable(queue)
 
     async def extend(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""
@@ -491,11 +489,11 @@ class Queue:
         queue._check_open()
         if queue._moves.pending:
             await self._aside_run(queue._moves.settle)
-        await self._engine.durable(queue)
+        await self._ports.durable(queue)
 
     async def _aside_run(self, call: Callable[[], T]) -> T:
         self._queue._check_open()
-        return await self._engine.helper.run(call)
+        return await self._ports.helper.run(call)
 
     def __len__(self) -> int:
         """Messages that are ready: waiting, not with a consumer. O(1)."""
