@@ -14,17 +14,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import qindex
+from benchmarks.bench import Bench
 from benchmarks.contender import Contender
 from benchmarks.measure import MANY, OURS, Bar, Sample
 from benchmarks.ours import Ours
 from benchmarks.peers import SqliteFifo
 from msgstore.format import framed_size
-
-if TYPE_CHECKING:
-    from benchmarks.msgstore import Bench
 
 __all__ = ["ENGINE_GROUPS"]
 

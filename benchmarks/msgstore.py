@@ -15,21 +15,19 @@ import argparse
 import gc
 import os
 import random
-import shutil
 import sys
 import tempfile
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from xxhash import xxh3_64_digest
 
+from benchmarks.bench import RECORD_BYTES, Bench
 from benchmarks.large_messages import ENGINE_GROUPS
 from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
 from journal.poison import Poison
@@ -37,7 +35,6 @@ from msgstore import MessageStore
 from msgstore.format import encode, framed_size
 from msgstore.locations import Locations
 
-RECORD_BYTES = 64 << 10
 FILE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _GB = 1e9
@@ -58,29 +55,6 @@ def make_records(count: int) -> list[bytes]:
 def ids(count: int) -> list[bytes]:
     chance = random.Random(count)
     return [chance.randbytes(16) for _ in range(count)]
-
-
-@dataclass(slots=True)
-class Bench:
-    directory: Path
-    megabytes: int
-    rounds: int
-    seconds: float
-    steady_seconds: float
-    space_megabytes: int
-    report: Report
-
-    @property
-    def count(self) -> int:
-        return (self.megabytes << 20) // RECORD_BYTES
-
-    @contextmanager
-    def fresh(self) -> Iterator[Path]:
-        path = Path(tempfile.mkdtemp(dir=self.directory))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path)
 
 
 def open_store(

@@ -1,0 +1,43 @@
+"""One run of the benchmarks of stored messages: where it works, how much, and its report."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import Report
+
+__all__ = [
+    "RECORD_BYTES",
+    "Bench",
+]
+
+
+RECORD_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class Bench:
+    directory: Path
+    megabytes: int
+    rounds: int
+    seconds: float
+    steady_seconds: float
+    space_megabytes: int
+    report: Report
+
+    @property
+    def count(self) -> int:
+        return (self.megabytes << 20) // RECORD_BYTES
+
+    @contextmanager
+    def fresh(self) -> Iterator[Path]:
+        path = Path(tempfile.mkdtemp(dir=self.directory))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path)
