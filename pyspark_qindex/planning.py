@@ -23,7 +23,6 @@ import numpy as np
 
 from journal.errors import NotAStoreError, StoreError
 from journal.files import FileSystem
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
 from qindex.format.delivery_rules import DirectoryRules
@@ -94,16 +93,26 @@ class QueuePart:
     low: int = 0
     high: int | None = None
 
-    def view(self) -> QueueView:
-        """Look at the queue. Raises as :func:`qindex.view.point_in_time.pin_queue`."""
-        return QueueView(
-            file_system(self.store.place),
-            self.directory,
-            self.rules,
-            priority=self.priority,
-            stores=self.stores,
-            pinned=self.pinned,
-        )
+    def view(self) -> QueueView | None:
+        """Look at the queue; ``None`` when it was deleted since the plan.
+
+        Raises as :func:`qindex.view.point_in_time.pin_queue`, and
+        :class:`~pyspark_qindex.stores.StoreNotHereError`.
+        """
+        fs = self.store.file_system()
+        try:
+            return QueueView(
+                fs,
+                self.directory,
+                self.rules,
+                priority=self.priority,
+                stores=self.stores,
+                pinned=self.pinned,
+            )
+        except FileNotFoundError:
+            if self.store.is_deleted(self.directory):
+                return None
+            raise
 
 
 Part = QueuePart | StorePart | FailedStore
@@ -154,7 +163,7 @@ def _each_store(
     found: list[Part] = []
     for store in find_stores(options.paths, options.storage, is_queue_store):
         try:
-            found += parts(store, file_system(store.place))
+            found += parts(store, store.file_system())
         except StoreError as error:
             if store.named or not options.permissive:
                 raise
@@ -185,7 +194,9 @@ def queue_parts(
             try:
                 view = reader.pin(one)
             except FileNotFoundError:
-                continue  # it was deleted just now
+                if store.is_deleted(reader.path_of(one)):
+                    continue
+                raise
             parts.append(_whole_part(store, reader, one, view, shipped, bodies))
     return [*parts, *(FailedStore(store, str(finding)) for finding in reader.findings)]
 

@@ -21,6 +21,7 @@ from pyspark_qindex.batches import (
 )
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import QueuePart
+from pyspark_qindex.stores import StoreNotHereError
 from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
 from qindex.view.columns import IndexEntries
 from qindex.view.queue_view import QueueView
@@ -40,11 +41,13 @@ def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBat
     found: list[Finding | StoreError] = []
     try:
         view = part.view()
-    except FileNotFoundError:
-        return  # the queue was deleted
+    except StoreNotHereError:
+        raise
     except StoreError as error:
         found.append(error)
     else:
+        if view is None:
+            return
         for number in part.numbers:
             yield from _batches(part, options, view.entries(number))
         found += view_findings(view, part)

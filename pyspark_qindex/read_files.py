@@ -13,7 +13,6 @@ from journal.errors import StoreError
 from journal.findings import Finding
 from msgstore.scan import FileScan, scan_file
 from pyspark_qindex.batches import batch_of, constant, fixed_binaries, plain_text, tell
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import StorePart, message_files
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
@@ -43,7 +42,7 @@ def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatc
 
     Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
     """
-    fs = file_system(part.store.place)
+    fs = part.store.file_system()
     for path in part.files:
         found: list[Finding | StoreError] = []
         try:
@@ -80,7 +79,7 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
     the messages in the message store. Raises as :func:`read_stored`.
     """
     store = part.store
-    fs = file_system(store.place)
+    fs = store.file_system()
     found: list[Finding | StoreError] = []
     files: list[_File] = []
     names: set[bytes] = set()
@@ -90,7 +89,9 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
             try:
                 view = reader.pin(one)
             except FileNotFoundError:
-                continue  # it was deleted just now
+                if store.is_deleted(reader.path_of(one)):
+                    continue
+                raise
             except StoreError as error:
                 found.append(error)
                 continue

@@ -36,6 +36,7 @@ from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.plain_rows import PlainRows, find_plain
 from pyspark_qindex.planning import QueuePart
 from pyspark_qindex.read_entries import seq_bounds, view_findings
+from pyspark_qindex.stores import StoreNotHereError
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
 from qindex.format.resynchronise import Data
@@ -59,11 +60,13 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
     found: list[Finding | StoreError] = []
     try:
         view = part.view()
-    except FileNotFoundError:
-        return  # the queue was deleted
+    except StoreNotHereError:
+        raise
     except StoreError as error:
         found.append(error)
     else:
+        if view is None:
+            return
         on_rows: set[tuple[str, int]] = set()
         try:
             for number in part.numbers:

@@ -24,7 +24,6 @@ from pyspark_qindex.batches import (
     slices,
     tell,
 )
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore
 from pyspark_qindex.rocket_planning import IndexPart, LogPart, RocketPart, UnitsPart
@@ -60,7 +59,7 @@ def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.Reco
 def open_log(part: LogPart, starts: list[int]) -> CommitLog:
     """Open files of a CommitLog to read; nothing is changed."""
     directory = Paths(part.store.path).commitlog
-    log = CommitLog(file_system(part.store.place), directory, part.file_size, writable=False)
+    log = CommitLog(part.store.file_system(), directory, part.file_size, writable=False)
     log.files.load(starts)
     return log
 
@@ -127,7 +126,7 @@ def _damaged(log: CommitLog, part: LogPart, skip: SkipDamage, walk: LogWalk) -> 
 def _is_unfinished(part: LogPart) -> bool:
     """Whether the store is open for writing, or was left so."""
     try:
-        file_system(part.store.place).stat(Paths(part.store.path).abort)
+        part.store.file_system().stat(Paths(part.store.path).abort)
     except FileNotFoundError:
         return False
     return True
@@ -279,7 +278,7 @@ def read_units(part: UnitsPart, options: ReadOptions) -> Iterator[pa.RecordBatch
     """
     found: list[StoreError | str] = []
     try:
-        data = read_file(file_system(part.store.place), part.path)
+        data = read_file(part.store.file_system(), part.path)
     except OSError as error:
         found.append(StorageError(part.path, "can't be read", error))
         data = b""
@@ -317,9 +316,7 @@ def _units_batch(
 def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Give the entries of an IndexFile. Raises as :func:`read_records`."""
     found: list[StoreError | str] = []
-    file = IndexFile(
-        file_system(part.store.place), part.path, part.slots, part.entries, writable=False
-    )
+    file = IndexFile(part.store.file_system(), part.path, part.slots, part.entries, writable=False)
     try:
         file.load()
         entries = file.entries_from(1, file.header.count - 1)

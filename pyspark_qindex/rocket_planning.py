@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from journal.errors import StoreError
 from journal.files import FileSystem
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore, group
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store
@@ -71,7 +70,7 @@ def plan_rocket(options: ReadOptions) -> list[list[RocketPart]]:
     """
     found: list[RocketPart] = []
     for store in find_stores(options.paths, options.storage, is_rocket_store):
-        fs = file_system(store.place)
+        fs = store.file_system()
         try:
             layout = look_at(fs, store)
         except StoreError as error:

@@ -20,14 +20,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.offsets import Places, flatten, share, unflatten
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import group
 from pyspark_qindex.qindex_source import Parts
 from pyspark_qindex.read_rocket import open_log, read_rocket_part
 from pyspark_qindex.rocket_planning import LogPart, look_at
-from pyspark_qindex.stores import Store, find_stores, is_rocket_store
+from pyspark_qindex.stores import Store, find_stores, is_rocket_store, need_store
 from rocketstore.layout import Layout
 from rocketstore.walk import LogWalk, SkipDamage
 
@@ -126,7 +125,11 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan a batch: a part for each file that it touches."""
         before, after = flatten(start), flatten(end)
         found = []
-        for at, log in self._look().items():
+        logs = self._look()
+        for at, high in after.items():
+            if before.get(at, 0) < high:
+                need_store(at[0], {store for store, _ in logs})
+        for at, log in logs.items():
             high = after.get(at, 0)
             low = max(before.get(at, 0), log.first)
             size = log.layout.commitlog_file_size
@@ -151,8 +154,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self) -> dict[tuple[str, str], _Log]:
         stores = find_stores(self.options.paths, self.options.storage, is_rocket_store)
         return {
-            (store.url, ""): _Log(store, look_at(file_system(store.place), store))
-            for store in stores
+            (store.url, ""): _Log(store, look_at(store.file_system(), store)) for store in stores
         }
 
 

@@ -27,6 +27,7 @@ from pyspark_qindex.options import number_of
 from pyspark_qindex.publishing import commit_batch, make_store
 from pyspark_qindex.sink_rows import check_columns, stage
 from pyspark_qindex.sink_state import Staging
+from pyspark_qindex.stores import local_store
 
 __all__ = ["QueueSink", "QueueWriter", "SinkOptions", "Staged", "sink_options"]
 
@@ -136,6 +137,7 @@ def _stage(
     columns: list[str],
 ) -> Staged:
     context = _context()
+    local_store(options.store).file_system()  # what is staged elsewhere would never be published
     staging = Staging(options.store)
     attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
     path = os.path.join(staging.batch_directory(query, batch), attempt)

@@ -7,18 +7,27 @@ a RabbitMQ node's directory, a bucket. Nothing below a store is looked at.
 from __future__ import annotations
 
 import os
+import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from journal.errors import NotAStoreError, StorageError, UsageError
+from journal.errors import NotAStoreError, StorageError, StoreError, UsageError
 from journal.files import FileSystem
 from pyspark_qindex.filesystem import Place, expand, file_system
 from qindex.format import layout
 from qindex.index.messages import PERSISTENT_DIRECTORY
 
-__all__ = ["Store", "find_stores", "is_queue_store", "is_rocket_store"]
+__all__ = [
+    "Store",
+    "StoreNotHereError",
+    "find_stores",
+    "is_queue_store",
+    "is_rocket_store",
+    "local_store",
+    "need_store",
+]
 
 _VHOST_FILE: Final = ".vhost"
 _COMMITLOG: Final = "commitlog"
@@ -26,6 +35,11 @@ _DEEPEST: Final = 16
 """Directory levels below a root that are looked through."""
 
 Recognise = Callable[[set[str]], bool]
+
+
+class StoreNotHereError(StoreError):
+    """A store that a read was planned for is not there where a task runs: the host does not see
+    its directory. The message names host and directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +52,66 @@ class Store:
     url: str
     named: bool
 
+    def file_system(self) -> FileSystem:
+        """Give the file system of the store, which a host may see and another one may not.
+
+        Raises :class:`StoreNotHereError` where the store is not there, :class:`StorageError`. All
+        that reads a planned store begins here: a missing directory must never look like an empty
+        store.
+        """
+        fs = file_system(self.place)
+        names = self._names(fs, self.path)
+        if names is None or not (is_queue_store(names) or is_rocket_store(names)):
+            raise self.not_here(self.path)
+        return fs
+
+    def is_deleted(self, directory: str) -> bool:
+        """Tell whether a directory of the store was deleted, by whoever writes the store.
+
+        Raises :class:`StoreNotHereError` where it is missing with all that is around it.
+        """
+        fs = self.file_system()
+        around = os.path.dirname(directory)
+        names = self._names(fs, around)
+        if names is None:
+            raise self.not_here(around)
+        return os.path.basename(directory) not in names
+
+    def not_here(self, directory: str) -> StoreNotHereError:
+        """Make the error for a ``directory`` of the store that the host does not see."""
+        host = socket.gethostname()
+        return StoreNotHereError(
+            f"{self.shown(directory)}: not there on host {host}, though the read was planned with "
+            "it: every executor must see the stores under the path that the driver has"
+        )
+
+    @staticmethod
+    def _names(fs: FileSystem, directory: str) -> set[str] | None:
+        try:
+            return set(fs.listdir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(directory, "can't be listed", error) from error
+
     def relative(self, path: str) -> str:
         """Give the path of a file of the store, relative to it."""
         return os.path.relpath(path, self.path)
 
     def shown(self, path: str) -> str:
         """Give the path of a file of the store as a user knows it."""
-        return os.path.join(self.url, self.relative(path))
+        return self.url if path == self.path else os.path.join(self.url, self.relative(path))
+
+
+def local_store(path: str) -> Store:
+    """Give the store in a local directory."""
+    return Store(("", {}), path, path, True)
+
+
+def need_store(url: str, found: Container[str]) -> None:
+    """Raise :class:`StoreNotHereError` unless the store that a batch has rows of was ``found``."""
+    if url not in found:
+        raise local_store(url).not_here(url)
 
 
 def is_queue_store(names: set[str]) -> bool:

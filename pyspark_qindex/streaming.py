@@ -23,12 +23,11 @@ from pyspark.sql.streaming.datasource import (
 
 from journal.errors import StoreError
 from pyspark_qindex.batches import plain_text
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.offsets import Places, flatten, next_places, unflatten
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import SHIPPED_BYTES, QueuePart, group, narrowed, queue_parts, split
 from pyspark_qindex.qindex_source import Parts, read_part
-from pyspark_qindex.stores import find_stores, is_queue_store
+from pyspark_qindex.stores import find_stores, is_queue_store, need_store
 
 __all__ = ["QueueStream"]
 
@@ -43,6 +42,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: dict[tuple[str, str], QueuePart] = {}
         self._heads: dict[tuple[str, str], tuple[object, int]] = {}
         self._target: Places | None = None
+        self._stores: set[str] = set()
 
     def initialOffset(self) -> dict[str, object]:
         """Where a new query begins: see the option ``startingPosition``."""
@@ -88,9 +88,12 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = []
         for at, high in sorted(after.items()):
             low = before.get(at, 0)
-            part = parts.get(at)
-            if part is None or low >= high:
+            if low >= high:
                 continue
+            part = parts.get(at)
+            if part is None:
+                need_store(at[0], self._stores)
+                continue  # the queue was deleted
             count = part.rules.entry_count
             numbers = tuple(
                 one for one in part.numbers if low // count <= one <= (high - 1) // count
@@ -116,9 +119,11 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options
         found: dict[tuple[str, str], QueuePart] = {}
         shipped = [SHIPPED_BYTES]
-        for store in find_stores(options.paths, options.storage, is_queue_store):
+        stores = find_stores(options.paths, options.storage, is_queue_store)
+        self._stores = {store.url for store in stores}
+        for store in stores:
             try:
-                parts = queue_parts(store, file_system(store.place), options, shipped)
+                parts = queue_parts(store, store.file_system(), options, shipped)
             except StoreError:
                 if store.named or not options.permissive:
                     raise
@@ -140,7 +145,8 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         head = part.head
         if last is not None and head == (last + 1) * part.rules.entry_count:
             # The journal has no publish: the last segment tells.
-            entries = part.view().entries(last)
+            view = part.view()
+            entries = [] if view is None else view.entries(last)
             head = max((int(one.seqs.max()) + 1 for one in entries if len(one.seqs)), default=0)
         head = max(head, before[1])
         self._heads[at] = (token, head)

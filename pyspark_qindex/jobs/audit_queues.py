@@ -15,7 +15,6 @@ from typing import Final
 from journal.errors import StoreError
 from journal.files import FileSystem
 from journal.findings import Finding, Kind
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.jobs.findings import damage
 from pyspark_qindex.stores import Store
 from qindex.format import layout
@@ -49,7 +48,7 @@ def plan_queue_store(store: Store) -> QueueStoreItem:
     Raises :class:`StoreError` for a directory that is no store, of a newer format, or can't be
     listed.
     """
-    fs = file_system(store.place)
+    fs = store.file_system()
     reader = StoreReader(store.path, fs)
     queues = {one.directory: one.name for one in reader.directories()}
     places = [os.path.join(layout.QUEUES, name) for name in queues]
@@ -73,7 +72,7 @@ def _bytes_in(fs: FileSystem, directory: str) -> int:
 
 def audit_queue_store(item: QueueStoreItem) -> Iterator[Finding | tuple[str, int]]:
     """Audit a store: gives findings, then how many things of each sort were looked at."""
-    check = Verification(item.store.path, file_system(item.store.place))
+    check = Verification(item.store.path, item.store.file_system())
     try:
         yield from check.findings()
     except StoreError as error:

@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from journal.errors import StoreError
 from journal.findings import Finding, Kind
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.jobs.findings import RocketKind, damage, trace
 from pyspark_qindex.jobs.log_places import have_topic, record_heads
 from pyspark_qindex.stores import Store
@@ -154,7 +153,7 @@ def in_use(parts: Parts) -> bool:
 
 
 def _layout(store: Store) -> Layout:
-    options = Options(fs=file_system(store.place), read_only=True)
+    options = Options(fs=store.file_system(), read_only=True)
     return look(options.fs, Paths(store.path), options)
 
 
@@ -163,7 +162,7 @@ def _parts(item: RocketItem) -> Parts:
     layout = _layout(item.store)
     if item.part != "log":
         layout = replace(layout, index=[name for name in layout.index if name == item.name])
-    options = Options(fs=file_system(item.store.place), read_only=True)
+    options = Options(fs=item.store.file_system(), read_only=True)
     return build_parts(options, Paths(item.store.path), layout, Checkpoint())
 
 

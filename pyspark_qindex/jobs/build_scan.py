@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table
+from pyspark_qindex.stores import local_store
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog_format import ROLLBACK
 from rocketstore.dispatch import DispatchBatch, from_records
@@ -102,7 +103,9 @@ def unpack(data: bytes) -> npt.NDArray[np.int64]:
 
 
 def open_parts(root: str, layout: Layout) -> Parts:
-    """Look at a store's files without opening the store."""
+    """Look at a store's files without opening the store. Raises
+    :class:`~pyspark_qindex.stores.StoreNotHereError`."""
+    local_store(root).file_system()
     return build_parts(Options(read_only=True), Paths(root), layout, Checkpoint())
 
 

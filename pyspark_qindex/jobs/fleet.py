@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from journal.errors import UsageError
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.stores import Store, find_stores, is_queue_store, is_rocket_store
 from qindex.recovery import store_directory
 
@@ -33,7 +32,7 @@ def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> l
     fleet = [FleetStore(store, not is_queue_store(_names(store))) for store in found]
     for one in fleet:
         if one.store.named and not one.is_rocket:
-            store_directory.store_kind(file_system(one.store.place), one.store.path)
+            store_directory.store_kind(one.store.file_system(), one.store.path)
     return fleet
 
 
@@ -42,4 +41,4 @@ def _is_any(names: set[str]) -> bool:
 
 
 def _names(store: Store) -> set[str]:
-    return set(file_system(store.place).listdir(store.path))
+    return set(store.file_system().listdir(store.path))

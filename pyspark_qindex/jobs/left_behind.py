@@ -19,7 +19,6 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from pyspark_qindex.filesystem import file_system
 from pyspark_qindex.jobs.fleet import FleetStore
 from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted
 from pyspark_qindex.jobs.transfer import queues_kept
@@ -75,7 +74,7 @@ def _of_topics(one: FleetStore) -> Iterator[Row]:
 
 def committed_offsets(store: Store) -> Iterator[tuple[str, str, int]]:
     """Give queue (``TOPIC/QUEUEID``), consumer group, and the queue offset it asks for next."""
-    fs = file_system(store.place)
+    fs = store.file_system()
     offsets = ConsumerOffsets(fs, Paths(store.path).consumer_offset, writable=False)
     for name, table in offsets.table.items():
         topic, _, consumer_group = name.partition("@")

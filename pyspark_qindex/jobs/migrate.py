@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import pyarrow as pa
 
 from journal.errors import StoreError, UsageError
-from pyspark_qindex.filesystem import file_system, local_path
+from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.left_behind import left_behind
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
@@ -198,7 +198,7 @@ def _of_nodes(fleet: list[FleetStore]) -> list[str]:
     return [
         store.url
         for store in stores
-        if not store_directory.store_kind(file_system(store.place), store.path).ours
+        if not store_directory.store_kind(store.file_system(), store.path).ours
     ]
 
 
@@ -269,7 +269,7 @@ def _into_queues(
 
 def _delay_offsets(one: FleetStore) -> dict[int, int]:
     """How far each queue of delayed messages was delivered, by its queue id."""
-    fs = file_system(one.store.place)
+    fs = one.store.file_system()
     table = load_json(fs, Paths(one.store.path).delay_offset).get("offsetTable")
     return {level - 1: at for level, at in int_table(table).items()}
 

@@ -27,7 +27,7 @@ from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.files import read_optional
 from pyspark_qindex.batches import plain_text
 from pyspark_qindex.errors import explain, one_line
-from pyspark_qindex.filesystem import file_system, local_path
+from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
 from pyspark_qindex.jobs.naming import STORES, store_names
@@ -141,7 +141,7 @@ def queues_kept(one: FleetStore, *, permissive: bool) -> Iterator[QueueKept]:
 
     Settings that are damaged are ``error``, or raise :class:`DamageError` where the read is not
     ``permissive``."""
-    fs = file_system(one.store.place)
+    fs = one.store.file_system()
     reader = StoreReader(one.store.path, fs)
     for queue in reader.readers():
         summary = queue.summary_if_there()
