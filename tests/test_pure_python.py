@@ -50,7 +50,7 @@ def test_in_pure_python() -> None:
 
 def test_the_variable_does_without() -> None:
     program = (
-        "from qindex.compiled import COMPILED; from qindex.queue import Queue; "
+        "from qindex.queue.compiled import COMPILED; from qindex.queue.queue import Queue; "
         "from rocketstore import Store; "
         "assert COMPILED is None; assert 'publish' not in vars(Queue); "
         "assert 'put' not in vars(Store)"

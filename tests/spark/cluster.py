@@ -24,6 +24,8 @@ __all__ = ["ROOT", "Cluster", "Driver", "running_cluster"]
 ROOT = Path(__file__).parents[2]
 WAIT = 120.0
 _WORKERS = 2
+_HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
+"""A shell script that hides a directory from a command, in a mount namespace of its own."""
 
 
 class Driver:
@@ -82,7 +84,8 @@ class Driver:
 
 
 class Cluster:
-    """``master``: its URL. ``environment``: of drivers that use it."""
+    """``master``: its URL. ``environment``: of drivers that use it. ``partly``: a directory that
+    one of the two workers sees empty, or ``None`` where the system lets nobody hide one."""
 
     def __init__(self, scratch: Path, java_home: str) -> None:
         import pyspark
@@ -104,16 +107,22 @@ class Cluster:
         self.master = f"spark://127.0.0.1:{port}"
         # The REST port is not closed by default, and not needed.
         self._run("master.Master", "--port", port, "--webui-port", self._page)
+        partly = scratch / "partly"
+        partly.mkdir()
+        hidden = ("unshare", "--mount", "sh", "-c", _HIDE, str(partly))
+        can_hide = subprocess.run([*hidden, "true"], capture_output=True, check=False)
+        self.partly = partly if can_hide.returncode == 0 else None
         for number in range(_WORKERS):
             self._run(
                 "worker.Worker",
                 *("--cores", 1, "--memory", "1g", "--webui-port", 0),
                 *("--work-dir", scratch / f"worker-{number}", self.master),
+                before=hidden if self.partly is not None and number else (),
             )
         self._wait_for_workers()
 
-    def _run(self, name: str, *arguments: object) -> None:
-        command = [self._class, f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
+    def _run(self, name: str, *arguments: object, before: tuple[str, ...] = ()) -> None:
+        command = [*before, self._class, f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
         self._processes.append(
             subprocess.Popen(
                 [*command, *map(str, arguments)],

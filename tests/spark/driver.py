@@ -1,9 +1,12 @@
 """A driver in a process of its own, which does what lines on its standard input say.
 
-``python -m tests.spark.driver [MASTER]``: prints ``ready`` when its session is up. A line is JSON:
+``python -m tests.spark.driver [MASTER [NAME=VALUE ...]]``, with settings of Spark: prints ``ready``
+when its session is up. A line is JSON:
 
 * ``["follow", SOURCE, SINK, CHECKPOINT]``: follow a queue into another one, until it dies;
 * ``["finish", SOURCE, SINK, CHECKPOINT]``: the same until nothing is left; then it prints ``done``;
+* ``["hidden", QUEUES, ROCKET, OUT]``: read a store of each kind in every way, and run every job;
+  then it prints as JSON how each of them ended: a number of rows, or an error;
 * ``["jobs", FLEET, ROCKET]``: audit a fleet, and build the index of a store. Prints ``middle`` when
   some tasks of the audit are done and others are not; then what was found, and built, as JSON.
 """
@@ -11,15 +14,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark_qindex import session
+from pyspark_qindex.errors import explain
 from pyspark_qindex.jobs import audit
 from pyspark_qindex.jobs.build_index import build_index
+from pyspark_qindex.jobs.migrate import migrate
 from pyspark_qindex.jobs.progress import tasks_under_way
+from pyspark_qindex.jobs.stats import stats
+from pyspark_qindex.jobs.transfer import export_stores
+from pyspark_qindex.options import ROCKET_TABLES, TABLES
+from qindex.view.reader import StoreReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +41,9 @@ CONF = {
     "spark.executor.cores": "1",
     "spark.cores.max": "2",
 }
+
+
+__all__ = ["every_way"]
 
 
 def stream(spark: SparkSession, how: str, source: str, sink: str, checkpoint: str) -> None:
@@ -70,12 +85,68 @@ def jobs(spark: SparkSession, fleet: str, rocket: str) -> None:
     print(json.dumps({"found": found, "files": files}), flush=True)
 
 
-def main(master: str = "local[2]") -> None:
-    spark = session("driver", master, CONF, quick=True)
+def every_way(spark: SparkSession, queues: str, rocket: str, out: str) -> dict[str, int | str]:
+    """Read a store of each kind in every way, and run every job; tell how each of them ended: a
+    number of rows, or an error."""
+
+    def read(source: str, table: str, mode: str) -> int:
+        reader = spark.read.format(source).option("mode", mode).option("partitions", "4")
+        return (
+            reader.option("include", table).load(queues if source == "qindex" else rocket).count()
+        )
+
+    def follow(source: str) -> int:
+        messages = spark.readStream.format(source).option("partitions", "4")
+        writer = messages.load(queues if source == "qindex" else rocket).writeStream
+        writer = writer.format("memory").queryName(f"from_{source}").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", os.path.join(out, source)).start()
+        query.awaitTermination()
+        return spark.table(f"from_{source}").count()
+
+    def sink() -> int:
+        rows = spark.range(0, 100, 1, 4).selectExpr("encode(cast(id as string), 'utf-8') as body")
+        rows.write.format("qindex").option("queue", "new").mode("append").save(queues)
+        return StoreReader(queues).queue("new").summary().ready
+
+    def migrated(path: str, to: str) -> int:
+        return migrate(spark, [path], os.path.join(out, to)).moves.count()
+
+    ways: dict[str, Callable[[], int]] = {
+        f"{source} {table} {mode}": partial(read, source, table, mode)
+        for source, tables in (("qindex", TABLES), ("rocketstore", ROCKET_TABLES))
+        for table in tables
+        for mode in ("permissive", "failfast")
+    }
+    ways |= {f"stream {source}": partial(follow, source) for source in ("qindex", "rocketstore")}
+    ways |= {
+        "sink": sink,
+        "audit": lambda: audit(spark, [queues, rocket]).findings.count(),
+        "stats": lambda: stats(spark, [queues]).queues.count(),
+        "stats rocketstore": lambda: stats(spark, [rocket]).queues.count(),
+        "export": lambda: export_stores(spark, [queues]).tables["messages"].count(),
+        "export rocketstore": lambda: export_stores(spark, [rocket]).tables["records"].count(),
+        "migrate": partial(migrated, queues, "to-rocket"),
+        "migrate rocketstore": partial(migrated, rocket, "to-queues"),
+        "build-index": lambda: build_index(spark, [rocket]).files.count(),
+    }
+    ended: dict[str, int | str] = {}
+    for name, way in ways.items():
+        try:
+            ended[name] = way()
+        except Exception as error:
+            ended[name] = explain(error)
+    return ended
+
+
+def main(master: str = "local[2]", *settings: str) -> None:
+    conf = CONF | dict(one.split("=", 1) for one in settings)
+    spark = session("driver", master, conf, quick=True)
     print("ready", flush=True)
     for line in sys.stdin:
         command, *arguments = json.loads(line)
-        if command == "jobs":
+        if command == "hidden":
+            print(json.dumps(every_way(spark, *arguments)), flush=True)
+        elif command == "jobs":
             jobs(spark, *arguments)
         else:
             stream(spark, command, *arguments)
