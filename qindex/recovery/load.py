@@ -3,18 +3,7 @@
 Nothing is written here. An open that may write takes the result, sets damaged bytes aside and
 flushes; a read-only view, the command line and verify just look.
 
-What journal and segment say of one entry is merged by one rule, which covers every combination
-(RabbitMQ's table has gaps that hang the node): *published* if either says so, *delivered* if
-either does, *acknowledged* if either does; a deliver or ack of an entry that neither has published
-is dropped (its segment was deleted). So a flush that was cut short by a crash, which leaves the
-same entries in both, changes nothing.
-
-None of this is damage by itself: after a loss of power any un-synced page of the journal may be
-missing, so that a deliver can be there without its publish, and an ack without its deliver.
-
-One combination is doubted: an ack in the journal of an entry that nobody was given. It is taken
-as an ack only where later entries were delivered (then its deliver record is what got lost);
-otherwise the message stays: a message too many is better than one too few.
+What journal and segment say of one entry is merged by :mod:`qindex.index.merge`.
 """
 
 from __future__ import annotations
@@ -28,25 +17,19 @@ from sortedcontainers import SortedDict
 
 from journal import format as journal_format
 from journal.files import FileSystem, read_optional
-from journal.findings import Cause, Finding, Kind
-from journal.format import ACK, DELIVER, PUBLISH_TRANSIENT, SEQ_MASK
-from journal.replay import Walk
+from journal.findings import Cause, Finding
+from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Data, Elsewhere, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE, file_number
-from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, segment_numbers
-from qindex.index.segment_scan import (
-    last_of_each,
-    read_healed,
-    scan_segment,
-    stored_entries,
-)
+from qindex.index.merge import JournalRecords
+from qindex.index.segment import DELIVERED, PUBLISHED, Segment, segment_numbers
+from qindex.index.segment_scan import read_healed, scan_segment, stored_entries
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
 
 __all__ = [
     "JournalEntries",
     "LoadedQueue",
-    "apply_steps",
     "load_queue",
 ]
 
@@ -208,87 +191,35 @@ def _drop_ahead(loaded: LoadedQueue, path: str, reading: Reading, given_out: int
 
 
 def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
-    """Bring the journal's records into the segments' states; see the module's text."""
+    """Merge the journal's records into the segments' states (:mod:`qindex.index.merge`)."""
     walk = reading.walk
-    publishes = walk.kinds < DELIVER
-    entries = last_of_each(walk.take(publishes))
-    seqs, offsets = entries.seqs, entries.offsets
     # A deliver or ack counts too: its seq_id was given out, even if its segment is gone.
     loaded.seen = max(loaded.seen, int(walk.seqs.max()) + 1 if len(walk) else 0)
-    delivered = walk.seqs[walk.kinds == DELIVER]
-    last_delivered = int(delivered.max()) if len(delivered) else -1
-    in_journal = np.ones(len(seqs), np.bool_)
+    records = JournalRecords(path, walk)
     count = loaded.entry_count
-    for number in segment_numbers(walk.seqs, count):
+    fresh = [np.zeros(0, np.bool_)]
+    for number in records.segment_numbers(count):
         segment = loaded.segments.get(number)
         if segment is None:
             segment = loaded.segments[number] = Segment(number, count)
         states = np.frombuffer(segment.states, np.uint8)
-        low, high = np.searchsorted(seqs, (segment.base, segment.base + count))
-        rels = seqs[low:high] - segment.base
-        in_journal[low:high] = states[rels] == ABSENT
-        states[rels] = np.maximum(states[rels], PUBLISHED)
-        acked = apply_steps(loaded.findings, path, walk, segment.base, states, last_delivered)
+        merged = records.merge_into(states, segment.base)
+        fresh.append(merged.fresh)
+        loaded.findings += merged.findings
         if not states.any() and not segment.file_size:
             del loaded.segments[number]
-        loaded.transient.difference_update(acked)
+        loaded.transient.difference_update(merged.acked)
     is_transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
     for seq in is_transient.tolist():
         segment = loaded.segments.get(seq // count)
         if segment is not None and segment.states[seq - segment.base] in (PUBLISHED, DELIVERED):
             loaded.transient.add(seq)
-    loaded.journal = JournalEntries(seqs[in_journal], offsets[in_journal], reading.data)
-    bare = walk.offsets[publishes & (walk.lengths == _JOURNAL_HEAD)]
-    if len(bare):
-        chosen = np.isin(loaded.journal.offsets, bare)
-        loaded.stored += stored_entries(
-            reading.data,
-            loaded.journal.seqs[chosen],
-            loaded.journal.offsets[chosen] + journal_format.ACTION_SIZE,
-            np.zeros(int(chosen.sum()), np.int64),
-        )
-
-
-def apply_steps(
-    findings: list[Finding], path: str, walk: Walk, base: int, states: U8, last_delivered: int
-) -> list[int]:
-    """Bring the delivers and acks of a journal into the ``states`` of the segment whose first
-    seq_id is ``base``; gives the seq_ids that were acknowledged. See the module's text.
-
-    ``last_delivered``: the highest seq_id of all delivers in the journal, -1 for none.
-    """
-    inside = (walk.seqs >= base) & (walk.seqs < base + len(states))
-    steps = inside & (walk.kinds >= DELIVER)
-    if not steps.any():
-        return []
-    rels = walk.seqs[steps] - base
-    kinds = walk.kinds[steps]
-    at = walk.offsets[steps]
-    unknown = states[rels] == ABSENT
-    delivers = (kinds == DELIVER) & ~unknown
-    acks = (kinds == ACK) & ~unknown
-    acked_rels = set(rels[kinds == ACK].tolist())
-    for index in np.flatnonzero((kinds == DELIVER) & unknown).tolist():
-        # With its ack behind it this is what a crash after the deletion of a segment leaves.
-        if int(rels[index]) not in acked_rels:
-            what = f"deliver of seq_id {base + int(rels[index])}, never published"
-            consequence = "dropped; no message is lost"
-            findings.append(_step_finding(path, int(at[index]), what, consequence))
-    states[rels[delivers]] = np.maximum(states[rels[delivers]], DELIVERED)
-    given = states[rels] >= DELIVERED
-    doubtful = acks & ~given
-    for index in np.flatnonzero(doubtful).tolist():
-        seq = base + int(rels[index])
-        explained = seq < last_delivered
-        consequence = "taken as acknowledged" if explained else "dropped; the message stays"
-        what = f"ack of seq_id {seq}, which was never delivered"
-        findings.append(_step_finding(path, int(at[index]), what, consequence))
-        given[index] = explained
-    taken = rels[acks & given]
-    states[taken] = ACKED
-    return [base + rel for rel in taken.tolist()]
-
-
-def _step_finding(path: str, offset: int, what: str, consequence: str) -> Finding:
-    length = journal_format.ACTION_SIZE
-    return Finding(path, offset, length, Cause.CRASH, what, consequence, Kind.STEP)
+    entries = records.entries.take(np.concatenate(fresh))
+    loaded.journal = JournalEntries(entries.seqs, entries.offsets, reading.data)
+    bare = entries.take(entries.lengths == _JOURNAL_HEAD)
+    loaded.stored += stored_entries(
+        reading.data,
+        bare.seqs,
+        bare.offsets + journal_format.ACTION_SIZE,
+        np.zeros(len(bare), np.int64),
+    )

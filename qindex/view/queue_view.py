@@ -36,10 +36,10 @@ from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Elsewhere, Layout
 from qindex.format.segment import STEP_SIZE, file_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
-from qindex.index.segment_scan import SegmentScan, last_of_each, places, read_healed, scan_segment
+from qindex.index.merge import JournalRecords
+from qindex.index.segment import DELIVERED, PUBLISHED, segment_numbers
+from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
 from qindex.index.seq_ids import SeqFile
-from qindex.recovery.load import apply_steps
 from qindex.view.columns import (
     Columns,
     IndexEntries,
@@ -126,9 +126,8 @@ class QueueView:
         self._elsewhere: Elsewhere | None = None
         if not rules.repeats_are_damage:
             self._elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
-        self._entries = last_of_each(walk.take(publishes))
-        delivered = walk.seqs[walk.kinds == DELIVER]
-        self._last_delivered = int(delivered.max()) if len(delivered) else -1
+        self._records = JournalRecords(self._pinned.journal_path, walk)
+        self._entries = self._records.entries
         self._find(self._pinned.reading.findings)
         if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))
@@ -227,19 +226,13 @@ class QueueView:
                 return None
             if in_file:
                 sources.append(self._segment_source(pinned, in_file, states))
-        low, high = np.searchsorted(self._entries.seqs, (base, base + count))
-        entries = self._entries.take(slice(low, high))
-        at = places(entries.seqs, base)
-        fresh = states[at] == ABSENT
-        states[at] = np.maximum(states[at], PUBLISHED)
-        walk, path = self._pinned.reading.walk, self._pinned.journal_path
-        found: list[Finding] = []
-        apply_steps(found, path, walk, base, states, self._last_delivered)
+        merged = self._records.merge_into(states, base)
         if number not in self._unreadable:
-            self._find(found)
-        if fresh.any():
-            data = self._pinned.reading.data
-            sources.append(source_of(path, data, "journal", ACTION_SIZE, entries.take(fresh)))
+            self._find(merged.findings)
+        if merged.fresh.any():
+            path, data = self._pinned.journal_path, self._pinned.reading.data
+            fresh = merged.entries.take(merged.fresh)
+            sources.append(source_of(path, data, "journal", ACTION_SIZE, fresh))
         return sources, states
 
     def _read(self, pinned: PinnedSegment) -> bytes | None:
