@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
-from journal.errors import UsageError
+from journal.errors import StoreError, UsageError
 
-__all__ = ["CallLock", "check_alone", "held_or", "refuse_twice"]
+__all__ = ["Anyway", "CallLock", "check_alone", "held_or", "refuse_twice"]
 
 _NOTHING = nullcontext()
 
@@ -41,24 +41,80 @@ def held_or(lock: CallLock) -> AbstractContextManager[object]:
 
 
 class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not
-    """A lock that knows its owner. It may be the lock of a condition."""
+    """A lock that knows its owner, and that may refuse. It may be the lock of a condition.
 
-    __slots__ = ()
+    ``refusal``: what each call that takes it raises since :meth:`refuse`, or ``None``.
+    """
+
+    __slots__ = ("refusal",)
+
+    refusal: tuple[type[StoreError], str] | None
+
+    def __init__(self) -> None:
+        self.refusal = None
 
     is_mine: Callable[[], bool] = RLock._is_owned  # type: ignore[attr-defined]
     """Tell whether the calling thread has it."""
+
+    def refuse(self, kind: type[StoreError], text: str) -> None:
+        """Let each call that takes it raise ``kind(text)`` from now on, those that wait for it
+        included: they are asked before they take it, and once they have it. Who holds it calls
+        this, or nobody may hold it any more. The first refusal is kept."""
+        if self.refusal is None:
+            self.refusal = kind, text
+
+    def check(self) -> None:
+        """Raise what it was told to raise. Held or not."""
+        refusal = self.refusal
+        if refusal is not None:
+            kind, text = refusal
+            raise kind(text)
+
+    @property
+    def anyway(self) -> Anyway:
+        """The same lock for what has to be done at and after the end, too: it is not asked."""
+        return Anyway(self)
 
     def let_go(self) -> None:
         """Release it, if the calling thread has it: a handler may raise before and after."""
         if self.is_mine():
             self.release()
 
+    def wait_for_it(self) -> None:
+        """Take it, refused or not."""
+        self.acquire()
+
     def __enter__(self, *_: object) -> bool:
+        self.check()
         if self.is_mine():
             refuse_twice()
         try:
-            self.acquire()
+            self.wait_for_it()
+            # Again: it may have been told to refuse while this call waited.
+            self.check()
         except BaseException:
             self.let_go()
             raise
         return True
+
+
+class Anyway:
+    """A lock without its refusal: a context manager."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: CallLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        lock = self._lock
+        if lock.is_mine():
+            refuse_twice()
+        try:
+            lock.wait_for_it()
+        except BaseException:
+            lock.let_go()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

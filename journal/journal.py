@@ -22,13 +22,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from journal.block_sums import extent
 from journal.call_lock import CallLock
 from journal.durations import Durations
-from journal.errors import ClosedError, StorageError, StoreError
+from journal.errors import ClosedError, StorageError
 from journal.files import (
     FileSystem,
     PathLike,
@@ -36,7 +35,7 @@ from journal.files import (
     pwrite_all,
     unlink_if_there,
 )
-from journal.format import START_SIZE
+from journal.format import ACTION_SIZE, START_SIZE
 from journal.poison import PASSING, Poison
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sum_file import SumFile
@@ -65,18 +64,18 @@ class Retired:
 class Journal:
     """Append-only, memory-mapped, one writer at a time (the queue's lock).
 
-    The owner appends with the bound method ``write`` (the map's own, so that an append costs one
-    C call, or two where it stores more than sixteen bytes) and asks ``tell()`` for the offset
-    first. ``write`` raises :class:`ValueError` when the map is full: then :meth:`grow` makes room.
-    Both change when the map does, so they are looked up on each use.
+    An append has two steps, so that what can fail comes before the commit:
+    :meth:`make_room` where ``limit`` (for deliver and ack records ``word_limit``) says that there
+    is none, then :meth:`store` or :meth:`store_word`, which do not fail. :meth:`append` does both,
+    for a batch of any size.
 
-    ``entries``: the reserve is to have room for the deliver and ack records of so many entries
-    at least, from the next time on that room is made. ``in_reserve``: the disk was full when
-    room was needed last.
+    ``map``: the mapped file. ``end``: offset behind the last record. ``entries``: the reserve is to
+    have room for the deliver and ack records of so many entries at least, from the next time on
+    that room is made. ``in_reserve``: the disk was full when room was needed last.
     """
 
     # Slots: what each append touches.
-    __slots__ = ("__dict__", "__weakref__", "map", "tell", "write")
+    __slots__ = ("__dict__", "__weakref__", "end", "highest", "limit", "map", "word_limit")
 
     def __init__(
         self,
@@ -120,6 +119,7 @@ class Journal:
                     if not rested or error.errno not in FULL:
                         raise
                     self._use(mmap.mmap(-1, mmap.PAGESIZE), position, in_reserve=True)
+                    self.word_limit = 0
             except BaseException:
                 fs.close(self._fd)
                 raise
@@ -134,8 +134,9 @@ class Journal:
             self.refuse()
 
     map: mmap.mmap
-    write: Callable[[bytes | memoryview], int]
-    tell: Callable[[], int]
+    end: int
+    limit: int
+    word_limit: int
 
     def _map_at(self, position: int, room: int) -> None:
         """Make room for ``room`` bytes behind ``position`` and go on writing there."""
@@ -156,19 +157,25 @@ class Journal:
     @property
     def reserve_left(self) -> int:
         """Bytes of the reserve that are free while the journal is in it."""
-        return max(self._allocated - self.tell(), 0)
+        return max(self._allocated - self.end, 0)
+
+    def tell(self) -> int:
+        """Give the offset behind the last record."""
+        return self.end
 
     def _use(self, new_map: mmap.mmap, position: int, *, in_reserve: bool = False) -> None:
-        new_map.seek(position)
         self.map = new_map
+        self.end = self.highest = position
         self.in_reserve = in_reserve
-        self.write = self._only_reserve if in_reserve else new_map.write
-        self.tell = new_map.tell
+        # In the reserve each publish asks for room first.
+        self.limit = 0 if in_reserve else len(new_map)
+        self.word_limit = min(len(new_map), self._allocated)
         if self._poison.reason is not None:
             self.refuse()
 
-    def grow(self, room: int, *, reserve: bool = False) -> None:
-        """Make room for ``room`` more bytes; ``reserve``: in the reserve, if need be.
+    def make_room(self, room: int, *, reserve: bool = False) -> Journal:
+        """Make room for ``room`` more bytes; ``reserve``: for deliver and ack records, which may
+        go to the reserve. Gives the journal to store into: this one.
 
         Raises :class:`StorageError` on a full disk; nothing has changed then. Raises
         :class:`ClosedError` and :class:`WritesRefusedError`.
@@ -176,80 +183,78 @@ class Journal:
         if self._closed:
             raise ClosedError(f"{self.path}: the journal is closed")
         self._poison.check()
-        position = self.tell()
         try:
             try:
-                self._map_at(position, room)
+                self._map_at(self.end, room)
             except OSError as error:
                 if not reserve or error.errno not in FULL:
                     raise
-                self._open_reserve(position, room)
+                self._open_reserve(self.end, room)
         except OSError as error:
             raise StorageError(self.path, "the journal can't grow", error) from error
+        return self
+
+    def store(self, record: bytes | memoryview) -> int:
+        """Store a record, or a few; gives the offset of the first byte. There must be room.
+
+        The last store, of the first sixteen bytes, is the commit.
+        """
+        start = self.end
+        end = self.highest = start + len(record)
+        into = self.map
+        into[start + START_SIZE : end] = record[START_SIZE:]
+        into[start : min(start + START_SIZE, end)] = record[:START_SIZE]
+        self.end = end
+        return start
+
+    def store_word(self, word: int) -> None:
+        """Store a deliver or ack record, at once. There must be room."""
+        start = self.end
+        end = self.highest = start + ACTION_SIZE
+        self.map[start:end] = word.to_bytes(ACTION_SIZE, "big")
+        self.end = end
 
     def append(self, data: bytes | memoryview, *, reserve: bool = False) -> int:
         """Append ``data``, one record or a batch, and give the offset of its first byte.
         ``reserve``: delivers and acks, which may go to the reserve.
 
-        In the operating system on return. Raises as :meth:`grow`.
+        In the operating system on return. Raises as :meth:`make_room`.
         """
-        offset = self.tell()
-        if self.in_reserve and (not reserve or offset + len(data) > self._allocated):
-            self.grow(len(data), reserve=reserve)
-            return self.append(data, reserve=reserve)
-        write = self.map.write if self.in_reserve else self.write
-        end = offset + len(data)
-        try:
-            if len(data) < _BULK:
-                self._poison.check()
-                start, rest = data[:START_SIZE], data[START_SIZE:]
-                self.map[offset + START_SIZE : end] = rest
-                write(start)
-                self.map.seek(end)
-                return offset
-            if end <= len(self.map):
-                self._append_bulk(data, offset)
-                return offset
-        except (ValueError, IndexError):
-            # The map is full (or what is left of it is too short for such a slice).
-            self.map.seek(offset)
-        except StoreError:
-            raise
-        except BaseException:  # a signal's handler
-            self._erase(offset, end)
-            raise
-        self.grow(len(data), reserve=reserve)
-        return self.append(data, reserve=reserve)
+        size = len(data)
+        limit = self.word_limit if reserve else self.limit
+        journal = self
+        if self.end + size > limit:
+            journal = self.make_room(size, reserve=reserve)
+        if size < _BULK:
+            return journal.store(data)
+        return journal._store_bulk(data)
 
-    def take_back(self, end: int) -> None:
-        """Take back what was appended behind the offset ``end``, by a call that was cut short."""
-        self._erase(end, self.tell())
+    def erase_tail(self) -> None:
+        """Put zeros where a call that was cut short has stored something behind the end."""
+        end = min(self.highest, len(self.map))
+        if end > self.end and not self._closed and self._poison.reason is None:
+            self.map[self.end : end] = bytes(end - self.end)
+        self.highest = self.end
+        self._sealed = min(self._sealed, self.end)
 
-    def _erase(self, start: int, end: int) -> None:
-        """Put zeros where no record is to stand, and go on writing there."""
-        if end > start and self._poison.reason is None:
-            end = min(end, len(self.map))
-            self.map[start:end] = bytes(end - start)
-            self.map.seek(start)
-            self._sealed = min(self._sealed, start)
-
-    def _append_bulk(self, data: bytes | memoryview, offset: int) -> None:
-        """Append much at once with a write: half the cost of touching fresh pages of the map one
+    def _store_bulk(self, data: bytes | memoryview) -> int:
+        """Store much at once with a write: half the cost of touching fresh pages of the map one
         by one, and other threads run meanwhile. Map and file are the same pages."""
-        self._poison.check()
         self.seal()
-        end = offset + len(data)
+        offset = self.end
+        end = self.highest = offset + len(data)
         try:
             with memoryview(data) as view:
                 pwrite_all(self._fs, self._fd, view[START_SIZE:], offset + START_SIZE)
             self.map[offset : offset + START_SIZE] = data[:START_SIZE]
-            self.map.seek(end)
         except OSError as error:
             failure = StorageError(self.path, "append failed", error)
             self._poison.set(failure)
             raise failure from error
+        self.end = end
         self._sums.append(extent(data, offset))
         self._sealed = end
+        return offset
 
     def seal(self, at_least: int = 1) -> None:
         """Write checksums of what was appended since the last call (:mod:`journal.block_sums`),
@@ -258,7 +263,7 @@ class Journal:
         The owner calls it now and then, with its lock held. They are a help against bit rot: when
         they can't be written, that is all that is lost.
         """
-        start, end = self._sealed, self.tell()
+        start, end = self._sealed, self.end
         if end - start < at_least or self._closed:
             return
         self._sums.append(extent(self.map[start:end], start))
@@ -289,7 +294,7 @@ class Journal:
                 return  # what it held is durable elsewhere
             if self._closed:
                 raise ClosedError(f"{self.path}: the journal is closed")
-            position = self.tell()
+            position = self.end
             try:
                 self._fs.fdatasync(self._fd)
                 if not self._name_synced:
@@ -342,7 +347,7 @@ class Journal:
         recovery to judge. Reading goes on: the old records stay mapped.
         """
         with self._fd_in_use:
-            old = Retired(self._fd, self.map, self.tell())
+            old = Retired(self._fd, self.map, self.end)
             was_in_reserve = self.in_reserve
             self._rebased = True
             try:
@@ -467,8 +472,9 @@ class Journal:
             if self._closed:
                 return
             self._closed = True
-            end = self.tell()
-            self._use(mmap.mmap(-1, mmap.PAGESIZE), mmap.PAGESIZE)
+            end = self.end
+            self._use(mmap.mmap(-1, mmap.PAGESIZE), 0)
+            self.refuse()
             try:
                 try:
                     self._sums.close()
@@ -484,12 +490,6 @@ class Journal:
                 raise StorageError(self.path, "the journal can't be closed", error) from error
 
     def refuse(self) -> None:
-        """Make each later append raise what the poison raises. The poison calls this."""
-        self.write = self._refused
-
-    def _only_reserve(self, _data: bytes | memoryview) -> int:
-        raise ValueError("there is room for delivers and acks only")
-
-    def _refused(self, _data: bytes | memoryview) -> int:
-        self._poison.check()
-        raise ClosedError(f"{self.path}: takes no more appends")
+        """Make each later append ask for room, which raises what the poison raises. The poison
+        calls this."""
+        self.limit = self.word_limit = 0

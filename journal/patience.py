@@ -23,6 +23,7 @@ from contextlib import suppress
 from functools import partial
 
 from journal.call_lock import CallLock, refuse_twice
+from journal.errors import StoreError
 
 __all__ = ["PatientLock"]
 
@@ -37,10 +38,11 @@ _REFUSE = bool
 class PatientLock(CallLock):  # type: ignore[misc]  # as there
     """The lock of a queue or a store; ``shared``: patient from the start.
 
-    ``take``: takes the lock, or gives false; then :meth:`stand_in_line` is to be called. The two
-    are what ``with`` begins with, for the paths that spare themselves the rest of it, behind a look
-    whether it :meth:`is_mine`; each of them ends with ``release``, and with :meth:`let_go` after an
-    exception. ``waits``: how often somebody had to stand in line.
+    ``take``: takes the lock, or gives false; then :meth:`stand_in_line` is to be called. The two,
+    and a look at ``refusal`` once it is taken, are what ``with`` begins with, for the paths that
+    spare themselves the rest of it, behind a look whether it :meth:`is_mine`; each of them ends
+    with ``release``, and with :meth:`let_go` after an exception. ``waits``: how often somebody had
+    to stand in line.
     """
 
     __slots__ = ("_alone", "_given_up", "_line", "_seen", "_shared", "_user", "take", "waits")
@@ -48,6 +50,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
     take: Callable[[], bool]
 
     def __init__(self, *, shared: bool = False) -> None:
+        super().__init__()
         # A signal's handler may come to stand in line while its thread does.
         self._line = RLock()
         self._given_up = allocate_lock()
@@ -70,8 +73,19 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         self._shared = shared
         self.take = self._first_try()
 
+    def refuse(self, kind: type[StoreError], text: str) -> None:
+        """See :meth:`CallLock.refuse`."""
+        super().refuse(kind, text)
+        self.take = self._first_try()
+
     def _first_try(self) -> Callable[[], bool]:
+        if self.refusal is not None:
+            return self._refuse_all
         return partial(self.acquire, False) if self.is_shared() else self.acquire
+
+    def _refuse_all(self) -> bool:
+        self.check()
+        return False
 
     def choose(self) -> None:
         """Become patient when another thread than the last time is here, and plain again when
@@ -89,15 +103,27 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         self._user, self._seen, self._alone = user, waits, 0
 
     def stand_in_line(self) -> None:
-        """Take it when it is one's turn."""
+        """Take it when it is one's turn. Raises what it was told to raise."""
+        self._wait(ask=True)
+
+    def _wait(self, *, ask: bool) -> None:
         self.give_up()
         with self._line:
             self.waits += 1
             while not self.acquire(False):
+                if ask:
+                    self.check()
                 self.take = _REFUSE
                 self._given_up.acquire(False)
                 self._given_up.acquire(True, _PAUSE)
             self.take = self._first_try()
+
+    def wait_for_it(self) -> None:
+        """Take it, refused or not."""
+        if not self.is_shared():
+            self.acquire()
+        elif self.is_wanted() or not self.acquire(False):
+            self._wait(ask=False)
 
     def __enter__(self, *_: object) -> bool:
         if self.is_mine():
@@ -105,6 +131,8 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         try:
             if not self.take():
                 self.stand_in_line()
+            if self.refusal is not None:
+                self.check()
         except BaseException:
             self.let_go()
             raise
@@ -117,9 +145,10 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
                 self._given_up.release()
 
     def retake(self) -> None:
-        """Take it again, where it is to be held whatever is raised meanwhile."""
+        """Take it again, where it is to be held whatever is raised meanwhile, refused or not: who
+        goes on with a call asks then (:meth:`check`)."""
         try:
-            self.__enter__()
+            self.anyway.__enter__()
         finally:
             if not self.is_mine():
                 self.acquire()

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from journal.errors import WritesRefusedError
+from journal.errors import StoreError, WritesRefusedError
 
 __all__ = ["PASSING", "Poison"]
 
@@ -48,6 +50,17 @@ class Poison:
         recovery to judge, as after a crash at that point."""
         reason = f"a call was cut short by {type(error).__name__}"
         self._set(reason, f"{reason}; close, and open again")
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """See that a block is done whole, or refuse writes from then on."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except BaseException as error:
+            self.cut_short(error)
+            raise
 
     def _set(self, reason: str, said: str) -> None:
         if self.reason is None:

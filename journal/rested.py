@@ -20,6 +20,9 @@ from journal.poison import Poison
 
 __all__ = ["RestedJournal", "rest"]
 
+_NO_MAP = mmap.mmap(-1, mmap.PAGESIZE)
+"""The map of each: nothing is read from it, and nothing stored."""
+
 
 def rest(journal: Journal) -> None:
     """Close a journal that holds nothing; its owner's lock is held.
@@ -36,7 +39,7 @@ def rest(journal: Journal) -> None:
     journal.close(cut=False)
 
 
-class RestedJournal:
+class RestedJournal(Journal):
     """Stands in the place of a :class:`Journal` at rest, or one that nobody has needed yet.
 
     What a journal that holds nothing can answer, it answers; the rest it leaves to the journal
@@ -44,13 +47,7 @@ class RestedJournal:
     from before the rest.
     """
 
-    __slots__ = ("_closed", "_fs", "_poison", "_wake", "entries", "path", "used")
-
-    in_reserve = False
-    rested = True
-    reserve_left = 0
-    syncs = 0
-    sync_durations: Durations = NO_DURATIONS
+    __slots__ = ("_wake", "used")
 
     def __init__(
         self, fs: FileSystem, path: str, poison: Poison, wake: Callable[[], Journal], *, used: bool
@@ -62,24 +59,34 @@ class RestedJournal:
         self._closed = False
         self.path = path
         self.entries = 0
+        self.map = _NO_MAP
+        self.end = self.highest = self.limit = self.word_limit = 0
+        self.in_reserve = False
+        self.rested = True
 
     # -- what needs no file ---------------------------------------------------------------------
 
-    def tell(self) -> int:
-        """Give the offset of the next append: nothing is there."""
+    @property
+    def syncs(self) -> int:
+        """None were made."""
         return 0
 
-    def seal(self, _at_least: int = 1) -> None:
+    @property
+    def sync_durations(self) -> Durations:
+        """None were made."""
+        return NO_DURATIONS
+
+    def seal(self, at_least: int = 1) -> None:
         """There is nothing to take checksums of."""
 
-    def take_back(self, _end: int) -> None:
-        """Nothing was appended."""
+    def erase_tail(self) -> None:
+        """Nothing was stored."""
 
     def sync(self) -> None:
         """All is durable. Raises :class:`WritesRefusedError`."""
         self._poison.check()
 
-    def retire(self, _old: Retired | None) -> None:
+    def retire(self, old: Retired | None) -> None:
         """Nothing was replaced."""
 
     def close(self, *, cut: bool = True) -> None:
@@ -110,18 +117,13 @@ class RestedJournal:
         self._poison.check()
         return self._wake()
 
-    @property
-    def map(self) -> mmap.mmap:
-        """The map of the journal's file."""
-        return self._awake().map
-
-    def write(self, data: bytes | memoryview) -> int:
-        """See :class:`Journal`."""
-        return self._awake().write(data)
-
-    def grow(self, room: int, *, reserve: bool = False) -> None:
-        """See :meth:`Journal.grow`."""
-        self._awake().grow(room, reserve=reserve)
+    def make_room(self, room: int, *, reserve: bool = False) -> Journal:
+        """Open the journal, with room; see :meth:`Journal.make_room`."""
+        journal = self._awake()
+        end = journal.end + room
+        if end > (journal.word_limit if reserve else journal.limit):
+            journal.make_room(room, reserve=reserve)
+        return journal
 
     def append(self, data: bytes | memoryview, *, reserve: bool = False) -> int:
         """See :meth:`Journal.append`."""

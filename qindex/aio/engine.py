@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
+from time import time_ns
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,10 +17,11 @@ from msgstore import CompactionReport
 from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
 from qindex.aio.room import with_room
-from qindex.aio.threads import Helper, unsynced
+from qindex.aio.threads import Helper
 from qindex.engine import engine as plain
+from qindex.format.message import Message
+from qindex.queue import queue as plain_queue
 from qindex.queue.guards import RefusingLock
-from qindex.queue.queue_core import QueueCore
 from qindex.queue.stats import EngineStats
 
 __all__ = ["Engine", "open"]
@@ -88,21 +90,13 @@ class Engine:
         """
         names = list(queues)
         targets = [await self.queue(name) for name in names]
-        publish = partial(
-            self._engine.publish_to,
-            names,
-            body,
-            key=key,
-            headers=headers,
-            properties=properties,
-            ttl=ttl,
-            persistent=persistent,
-        )
+        message = Message(body, key, headers or {}, properties or {}, time_ns())
+        publish = partial(self._engine._publish_to, names, message, ttl, persistent, waits=False)
         self._check_open()
         if self._ports.noting:
             for target in targets:
                 self._ports.append(target._queue)
-        seqs = await with_room(partial(self._ports.helper.finish, unsynced, publish), timeout)
+        seqs = await with_room(partial(self._ports.helper.finish, publish), timeout)
         if confirm or self._engine.options.durability == "fsync":
             await asyncio.gather(*(self._ports.durable(target._queue) for target in targets))
         return seqs
@@ -219,6 +213,6 @@ def _open_engine(directory: PathLike, fs: FileSystem, options: dict[str, Any]) -
     return engine
 
 
-def _is_over(queue: QueueCore) -> bool:
+def _is_over(queue: plain_queue.Queue) -> bool:
     """Tell whether a queue was closed or deleted."""
-    return isinstance(queue._lock, RefusingLock)
+    return queue._parts.state.lock.refusal is not None

@@ -21,8 +21,6 @@ from journal.errors import ClosedError, StoreError
 from qindex.aio.threads import Helper, Syncer, Waiting
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
-from qindex.queue.queue_core import QueueCore
-from qindex.queue.wake_ups import CALLER
 
 __all__ = ["Port"]
 
@@ -49,7 +47,7 @@ class Port:
         self.loop = weakref.ref(loop)
         self._syncer = syncer
         self._helper = helper
-        self._asked: dict[QueueCore, Waiting] = {}
+        self._asked: dict[Queue, Waiting] = {}
         self._is_called = False
         self._noting = noting
         self._noted: dict[Queue, tuple[list[bytes], list[asyncio.Future[int]]]] = {}
@@ -84,24 +82,25 @@ class Port:
         if not self._noted:
             self._noting.discard(self)
         seqs: Sequence[int]
-        CALLER.waits = False
+        producer = queue._producer
         try:
             bodies = noted[0]
             # One alone is quicker by itself.
-            seqs = [queue.publish(bodies[0])] if len(bodies) == 1 else queue.publish_many(bodies)
+            if len(bodies) == 1:
+                seqs = [producer.publish(bodies[0], waits=False)]
+            else:
+                seqs = producer.publish_many(bodies, waits=False)
         except Exception as error:
             refused = Waiting()
             refused.futures += noted[1]
             refused.results += [None] * len(noted[1])
             refused.resolve(error)
             return
-        finally:
-            CALLER.waits = True
         asked = self._asked.setdefault(queue, Waiting())
         asked.futures += noted[1]
         asked.results += seqs
 
-    def durable(self, queue: QueueCore, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    def durable(self, queue: Queue, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Give a future that is resolved when all that was done to ``queue`` so far is on disk."""
         future: asyncio.Future[None] = loop.create_future()
         waiting = self._asked.get(queue)
@@ -150,7 +149,7 @@ class Port:
         asked, self._nacks = self._nacks, {}
         for queue, (nacks, waiting) in asked.items():
             try:
-                done = self._helper.submit(partial(queue._nack_together, nacks))
+                done = self._helper.submit(partial(queue._settler.nack_together, nacks))
             except ClosedError as error:
                 waiting.resolve(error)
             else:

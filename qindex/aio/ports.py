@@ -9,7 +9,6 @@ from qindex.aio.port import Port
 from qindex.aio.threads import Helper, Syncer
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
-from qindex.queue.queue_core import QueueCore
 
 __all__ = ["Ports"]
 
@@ -35,7 +34,7 @@ class Ports:
         """Whether some loop has messages that it is yet to append."""
         return bool(self._noting)
 
-    def durable(self, queue: QueueCore) -> asyncio.Future[None]:
+    def durable(self, queue: Queue) -> asyncio.Future[None]:
         """Give a future of the running loop, resolved when all that was done to ``queue`` so far
         is on disk."""
         loop = asyncio.get_running_loop()

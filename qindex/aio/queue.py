@@ -13,15 +13,14 @@ from qindex.aio.consumption import Consumption
 from qindex.aio.delivery import Batch, Delivery, no_delivery
 from qindex.aio.ports import Ports
 from qindex.aio.room import with_room
-from qindex.aio.threads import to_the_end, unsynced
+from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter
 from qindex.format.message import Message
 from qindex.format.settings import QueueSettings
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
-from qindex.queue.limits import WouldWaitError
+from qindex.queue.room import WouldWaitError
 from qindex.queue.stats import QueueStats
-from qindex.queue.wake_ups import CALLER
 
 __all__ = ["Queue"]
 
@@ -49,9 +48,15 @@ class Queue:
         self.name = queue.name
         self._ports = ports
         self._queue = queue
-        self._sync_each = queue._sync_each
+        parts = queue._parts
+        self._state = parts.state
+        self._flusher = parts.flusher
+        self._producer = parts.producer
+        self._deliverer = parts.deliverer
+        self._settler = parts.settler
+        self._sync_each = parts.state.sync_each
         # Such a message is published on the loop's thread, and waits for no room.
-        self._most_plain = min(queue._most_plain, _ON_LOOP)
+        self._most_plain = min(parts.state.most_plain, _ON_LOOP)
         self._turn = 0
 
     # -- publishing -----------------------------------------------------------------------------
@@ -91,12 +96,12 @@ class Queue:
         ):
             if confirm or self._sync_each:
                 seq = await self._ports.publish(queue, body)
-                if not seq & _LOOK and queue._is_due():
+                if not seq & _LOOK and self._flusher.is_due():
                     await self._rest()
                 return seq
             if not self._ports.noting:
-                seq = queue._publish_on_loop(body)
-                if not seq & _LOOK and (not seq & _TURN or queue._is_due()):
+                seq = self._producer.publish(body, waits=False)
+                if not seq & _LOOK and (not seq & _TURN or self._flusher.is_due()):
                     await self._rest()
                 return seq
         if self._ports.noting:
@@ -106,20 +111,18 @@ class Queue:
                 body, key, headers, properties, ttl, persistent, timeout, large=True
             )
         else:
-            CALLER.waits = False
             try:
-                seq = queue.publish(
+                seq = self._producer.publish(
                     body,
                     key=key,
                     headers=headers,
                     properties=properties,
                     ttl=ttl,
                     persistent=persistent,
+                    waits=False,
                 )
             except WouldWaitError:
                 seq = -1
-            finally:
-                CALLER.waits = True
             if seq < 0:
                 seq = await self._publish_slowly(
                     body, key, headers, properties, ttl, persistent, timeout, large=False
@@ -127,9 +130,9 @@ class Queue:
         if confirm or self._sync_each:
             # That is a turn for the others, too.
             await self._ports.durable(queue)
-            if not seq & _LOOK and queue._is_due():
+            if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()
-        elif not seq & _LOOK and (not seq & _TURN or queue._is_due()):
+        elif not seq & _LOOK and (not seq & _TURN or self._flusher.is_due()):
             await self._rest()
         return seq
 
@@ -147,13 +150,14 @@ class Queue:
     ) -> int:
         """Publish what is large, or what has to wait for room."""
         publish = partial(
-            self._queue.publish,
+            self._producer.publish,
             body,
             key=key,
             headers=headers,
             properties=properties,
             ttl=ttl,
             persistent=persistent,
+            waits=False,
         )
         return await self._publish_with_room(publish, large=large, timeout=timeout)
 
@@ -170,7 +174,7 @@ class Queue:
 
         As :meth:`publish`: appended, all of it, before the first suspension.
         """
-        queue = self._queue
+        producer = self._producer
         batch = bodies if isinstance(bodies, list | tuple) else list(bodies)
         # What is no bytes is refused before anything is written: on the loop.
         size = sum(len(body) for body in batch if isinstance(body, bytes))
@@ -178,7 +182,7 @@ class Queue:
             size,
             confirm,
             timeout,
-            lambda: queue.publish_many(batch, ttl=ttl, persistent=persistent),
+            lambda: producer.publish_many(batch, ttl=ttl, persistent=persistent, waits=False),
         )
 
     async def publish_messages(
@@ -192,13 +196,15 @@ class Queue:
     ) -> range:
         """Append messages with their keys, headers and properties, in order, with one write; gives
         the range of their seq_ids. As :meth:`publish_many`."""
-        queue = self._queue
+        producer = self._producer
         size = sum(len(one.body) for one in messages if isinstance(one.body, bytes))
         return await self._publish_batch(
             size,
             confirm,
             timeout,
-            lambda: queue.publish_messages(messages, ttl=ttl, persistent=persistent),
+            lambda: producer.publish_messages(
+                messages, ttl=ttl, persistent=persistent, waits=False
+            ),
         )
 
     async def _publish_batch(
@@ -219,7 +225,7 @@ class Queue:
         """Publish, on the loop's thread or (``large``) in the helper's, when there is room."""
 
         async def attempt() -> T:
-            return await self._aside(publish) if large else self._inline(publish)
+            return await self._aside(publish) if large else publish()
 
         return await with_room(attempt, timeout)
 
@@ -227,40 +233,32 @@ class Queue:
         """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
         return await self._aside_run(lambda: self._queue.reserve(count))
 
-    def _inline(self, call: Callable[[], T]) -> T:
-        """Call it on the loop's thread: it waits for nothing."""
-        CALLER.waits = False
-        try:
-            return call()
-        finally:
-            CALLER.waits = True
-
     async def _aside(self, publish: Callable[[], T]) -> T:
         """Publish what is large in the helper's thread; a cancellation is raised when it is done.
         The sync is asked for here, to be shared."""
-        self._queue._check_open()
-        return await self._ports.helper.finish(unsynced, publish)
+        self._state.check_open()
+        return await self._ports.helper.finish(publish)
 
     async def _rest(self) -> None:
         """Let others have their turn, and a flush catch up: publishers wait for it."""
-        queue = self._queue
+        flusher, state = self._flusher, self._state
         await asyncio.sleep(0)
-        if not queue._is_due():
+        if not flusher.is_due():
             return
-        if queue._request_flush is None:
-            if not queue._flushing:
-                await self._ports.helper.run(queue.flush)
+        if flusher.request is None:
+            if not state.flushing:
+                await self._ports.helper.run(flusher.flush)
             return
-        while queue._is_pressed():
-            waiter = Waiter(queue._flushed)
-            with queue._lock:
+        while flusher.is_pressed():
+            waiter = Waiter(state.flushed)
+            with state:
                 waiter.listen()
             try:
                 rung = await waiter.wait(1.0)
             finally:
-                with queue._real_lock:
+                with state.lock.anyway:
                     waiter.forget()
-            if not rung and not queue._flushing:
+            if not rung and not state.flushing:
                 return
 
     # -- delivering -----------------------------------------------------------------------------
@@ -273,17 +271,15 @@ class Queue:
         Gives ``None`` when there was none in time. It is taken after the last suspension: what
         is cancelled has taken nothing. See :meth:`qindex.queue.queue.Queue.get`.
         """
-        queue = self._queue
+        deliverer = self._deliverer
         self._turn += 1
         if not self._turn & _TURN:
             await asyncio.sleep(0)
-        CALLER.waits = False
-        try:
-            delivery = queue.get(0, lease=lease)
-        finally:
-            CALLER.waits = True
+        delivery = deliverer.get(0, lease=lease, waits=False)
         if delivery is None and (timeout is None or timeout > 0):
-            delivery = await self._wait_for(lambda: queue.get(0, lease=lease), timeout)
+            delivery = await self._wait_for(
+                lambda: deliverer.get(0, lease=lease, waits=False), timeout
+            )
         return None if delivery is None else Delivery(self, delivery)
 
     async def get_many(
@@ -294,13 +290,12 @@ class Queue:
         Waits up to ``timeout`` seconds for the first one only (default: not at all). See
         :meth:`qindex.queue.queue.Queue.get_many`.
         """
-        queue = self._queue
         await asyncio.sleep(0)
 
         def take() -> plain_delivery.Batch:
-            return queue.get_many(most, 0, lease=lease)
+            return self._deliverer.get_many(most, 0, lease=lease, waits=False)
 
-        batch = self._inline(take)
+        batch = take()
         if not batch and (timeout is None or timeout > 0):
             batch = await self._wait_for(take, timeout) or batch
         return Batch(self, batch)
@@ -308,15 +303,15 @@ class Queue:
     async def _wait_for(self, take: Callable[[], T], timeout: float | None) -> T | None:
         """Wait until ``take``, called on the loop's thread, gives something; ``None`` when the
         time is up. It is called for the last time after the last suspension."""
-        queue = self._queue
+        state = self._state
         deadline = None if timeout is None else monotonic() + timeout
         while True:
-            waiter = Waiter(queue._arrived, self._one_waits_less)
-            with queue._lock:
-                queue._waiting += 1
+            waiter = Waiter(state.arrived, self._one_waits_less)
+            with state:
+                state.waiting += 1
                 waiter.listen()
             try:
-                taken = self._inline(take)
+                taken = take()
                 if not taken:
                     left = None if deadline is None else min(deadline - monotonic(), _LONGEST_WAIT)
                     await waiter.wait(left)
@@ -329,25 +324,25 @@ class Queue:
                 raise
             self._leave(waiter, rung_for_nothing=bool(taken))
             if not taken:
-                taken = self._inline(take)
+                taken = take()
             if taken:
                 return taken
             if deadline is not None and monotonic() >= deadline:
                 return None
 
     def _one_waits_less(self) -> None:
-        self._queue._waiting -= 1
+        self._state.waiting -= 1
 
     def _one_holds_less(self) -> None:
-        self._queue._holding -= 1
+        self._state.holding -= 1
 
     def _leave(self, waiter: Waiter, *, rung_for_nothing: bool) -> None:
         """Stop waiting; a ring that was not needed goes to the next who waits."""
-        queue = self._queue
-        with queue._real_lock:
-            queue._waiting -= 1
-            if not waiter.forget() and rung_for_nothing and queue._waiting:
-                queue._arrived.notify()
+        state = self._state
+        with state.lock.anyway:
+            state.waiting -= 1
+            if not waiter.forget() and rung_for_nothing and state.waiting:
+                state.arrived.notify()
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
@@ -364,12 +359,12 @@ class Queue:
 
     async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
         """Wait until one of these is settled, or the time is up; gives those that are not."""
-        queue = self._queue
+        state = self._state
         deadline = None if timeout is None else monotonic() + timeout
         while True:
-            waiter = Waiter(queue._settled, self._one_holds_less)
-            with queue._lock:
-                queue._holding += 1
+            waiter = Waiter(state.settled, self._one_holds_less)
+            with state:
+                state.holding += 1
                 waiter.listen()
             try:
                 held = [delivery for delivery in given if not delivery.settled]
@@ -387,9 +382,9 @@ class Queue:
                 return held
 
     def _stop_holding(self, waiter: Waiter) -> None:
-        queue = self._queue
-        with queue._real_lock:
-            queue._holding -= 1
+        state = self._state
+        with state.lock.anyway:
+            state.holding -= 1
             waiter.forget()
 
     # -- settling -------------------------------------------------------------------------------
@@ -397,15 +392,11 @@ class Queue:
     async def ack(self, delivery: Delivery) -> None:
         """Acknowledge: done before the first suspension; with ``durability="fsync"`` it is on
         disk on return. Raises as :meth:`qindex.queue.queue.Queue.ack`."""
-        CALLER.waits = False
         try:
-            self._queue.ack(delivery._plain)
+            plain_one = delivery._plain
         except AttributeError:
-            if isinstance(delivery, Delivery):
-                raise
             raise no_delivery(delivery) from None
-        finally:
-            CALLER.waits = True
+        self._settler.ack(plain_one, waits=False)
         if self._sync_each:
             await self._ports.durable(self._queue)
 
@@ -413,24 +404,22 @@ class Queue:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
         queue = self._queue
         if isinstance(deliveries, Batch):
-            batch = deliveries._plain
-            self._inline(lambda: queue.ack_many(batch))
+            self._settler.ack_many(deliveries._plain, waits=False)
         else:
             listed = list(deliveries)
             for one in listed:
                 if not isinstance(one, Delivery):
                     raise no_delivery(one)
-            self._inline(lambda: queue.ack_many([one._plain for one in listed]))
+            self._settler.ack_many([one._plain for one in listed], waits=False)
         if self._sync_each:
             await self._ports.durable(queue)
 
     async def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
         number."""
-        queue = self._queue
-        count = self._inline(lambda: queue.ack_up_to(seq_id))
+        count = self._settler.ack_up_to(seq_id, waits=False)
         if self._sync_each and count:
-            await self._ports.durable(queue)
+            await self._ports.durable(self._queue)
         return count
 
     async def nack(self, delivery: Delivery, requeue: bool = True) -> None:
@@ -442,10 +431,10 @@ class Queue:
         moves = queue.settings.dead_letter is not None and self._sync_each
         if moves:
             # To be durable it takes several syncs, in order.
-            queue._check_open()
+            self._state.check_open()
             await to_the_end(self._ports.nack(queue, delivery._plain, requeue))
             return
-        self._inline(lambda: queue.nack(delivery._plain, requeue=requeue))
+        self._settler.nack(delivery._plain, requeue, waits=False)
         if not requeue and self._sync_each:
             await self._ports.durable(queue)
 
@@ -486,13 +475,13 @@ class Queue:
     async def sync(self) -> None:
         """Make all that returned before durable against power loss; shares syncs with others."""
         queue = self._queue
-        queue._check_open()
-        if queue._moves.pending:
-            await self._aside_run(queue._moves.settle)
+        self._state.check_open()
+        if self._flusher.mover.pending:
+            await self._aside_run(self._flusher.mover.settle)
         await self._ports.durable(queue)
 
     async def _aside_run(self, call: Callable[[], T]) -> T:
-        self._queue._check_open()
+        self._state.check_open()
         return await self._ports.helper.run(call)
 
     def __len__(self) -> int:

@@ -12,8 +12,7 @@ from time import monotonic
 from typing import TypeVar
 
 from qindex.aio.waiting import Waiter
-from qindex.queue.limits import WouldWaitError, note_refusal
-from qindex.queue.producing import Publisher
+from qindex.queue.room import Room, WouldWaitError
 from qindex.queue.wake_ups import time_left
 
 __all__ = ["with_room"]
@@ -31,7 +30,7 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
     """
     deadline = None if timeout is None else monotonic() + timeout
     waiter: Waiter | None = None
-    queue: Publisher | None = None
+    full: Room | None = None
     try:
         while True:
             try:
@@ -39,30 +38,30 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
             except WouldWaitError as error:
                 left = time_left(deadline)
                 if left is not None and left <= 0:
-                    note_refusal(error.queue, error.count)
+                    error.room.count_refusal(error.count)
                     raise
-                if waiter is None or error.queue is not queue:
-                    _leave(queue, waiter)
-                    queue, waiter = error.queue, Waiter(error.queue._room)
-                    with queue._lock:
+                if waiter is None or error.room is not full:
+                    _leave(full, waiter)
+                    full, waiter = error.room, Waiter(error.room.state.room)
+                    with full.state:
                         waiter.listen()
                     continue
                 await waiter.wait(_LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT))
-                _leave(queue, waiter)
+                _leave(full, waiter)
                 waiter = None
                 continue
-            _leave(queue, waiter)
+            _leave(full, waiter)
             return published
     except GeneratorExit:
         # The loop has ended and dropped this coroutine, at whatever place of the program the
         # collector ran: no lock may be taken. Who rings next finds nobody.
         raise
     except BaseException:
-        _leave(queue, waiter)
+        _leave(full, waiter)
         raise
 
 
-def _leave(queue: Publisher | None, waiter: Waiter | None) -> None:
-    if queue is not None and waiter is not None:
-        with queue._real_lock:
+def _leave(full: Room | None, waiter: Waiter | None) -> None:
+    if full is not None and waiter is not None:
+        with full.state.lock.anyway:
             waiter.forget()

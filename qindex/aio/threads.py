@@ -22,10 +22,9 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from journal.errors import ClosedError
-from qindex.queue.queue_core import QueueCore
-from qindex.queue.wake_ups import CALLER
+from qindex.queue.queue import Queue
 
-__all__ = ["Helper", "Syncer", "Waiting", "to_the_end", "unsynced"]
+__all__ = ["Helper", "Syncer", "Waiting", "to_the_end"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,17 +52,7 @@ class Waiting:
                 future.set_exception(error)
 
 
-_Asked = tuple[asyncio.AbstractEventLoop, dict[QueueCore, Waiting]]
-
-
-def unsynced(call: Callable[[], T]) -> T:
-    """Call what would sync each thing it does, or wait for room, without that: the syncer is asked
-    instead, and the helper's thread is there for all."""
-    CALLER.syncs = CALLER.waits = False
-    try:
-        return call()
-    finally:
-        CALLER.syncs = CALLER.waits = True
+_Asked = tuple[asyncio.AbstractEventLoop, dict[Queue, Waiting]]
 
 
 async def to_the_end(future: asyncio.Future[T]) -> T:
@@ -120,7 +109,7 @@ class Syncer:
         self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def ask(self, loop: asyncio.AbstractEventLoop, asked: dict[QueueCore, Waiting]) -> None:
+    def ask(self, loop: asyncio.AbstractEventLoop, asked: dict[Queue, Waiting]) -> None:
         """Resolve what waits for each queue, on ``loop``, when all that was done to it before is
         on disk. Raises :class:`ClosedError` after :meth:`stop`."""
         with self._lock:
@@ -148,7 +137,7 @@ class Syncer:
         while True:
             self._wake.acquire()
             ended = False
-            parties: dict[QueueCore, list[tuple[asyncio.AbstractEventLoop, Waiting]]] = {}
+            parties: dict[Queue, list[tuple[asyncio.AbstractEventLoop, Waiting]]] = {}
             while self._asked:
                 asked = self._asked.popleft()
                 if asked is None:
@@ -159,7 +148,7 @@ class Syncer:
             for queue, all_waiting in parties.items():
                 error: BaseException | None = None
                 try:
-                    queue._sync_all()
+                    queue._parts.state.sync_all()
                 except BaseException as caught:
                     error = caught
                 for loop, waiting in all_waiting:

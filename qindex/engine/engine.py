@@ -43,9 +43,10 @@ from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
+from qindex.queue.flushing import Flusher
 from qindex.queue.guards import RefusingLock, forget_at_fork, refuse_in_child
+from qindex.queue.parts import QueueParts
 from qindex.queue.queue import Queue
-from qindex.queue.queue_core import QueueCore
 from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
 from qindex.recovery import store_directory
@@ -81,7 +82,7 @@ class Engine:
         ask = self._ask_for_room if options.background else None
         self._roster = Roster(budget.journals, ask)
         self._alarm = Alarm()
-        self._moves = Moves(fs, directory, self._poison, self.queue, options, self._alarm)
+        self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
         self._directory_lock = self._enter()
         try:
             self._open()
@@ -148,10 +149,10 @@ class Engine:
     def _finish_moves(self) -> None:
         """Finish the moves that a crash cut short. The queues they touch are closed again."""
 
-        def queue_of(name: str) -> Queue | None:
+        def queue_of(name: str) -> QueueParts | None:
             hashed = directory_name(self._vhost, checked_name(name))
             is_there = hashed in self._awake or hashed in self._resting
-            return self.queue(name) if is_there else None
+            return self._parts_of(name) if is_there else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
         remove = finish_moves(self._fs, self.directory, queue_of, hurt)
@@ -163,19 +164,19 @@ class Engine:
 
     def _put_to_rest(self, hashed: str) -> None:
         """Close a queue that was in use."""
-        queue = self._awake[hashed]
+        parts = self._awake[hashed]._parts
         try:
-            queue._close()
+            parts.flusher.close()
         finally:
-            self._roster.leave(queue)
-        self._resting[hashed] = queue._rest()
+            self._roster.leave(parts)
+        self._resting[hashed] = parts.flusher.resting()
 
     def _before_reclaim(self) -> None:
         """Make the acks durable that made messages garbage, before the message store deletes
         them: a store that has none of a message whose ack was lost would have lost it."""
         self._poison.check()
         for queue in self._roster.awake():
-            queue._sync_journal()
+            queue.flusher.sync_if_open()
 
     def _recover(self, path: str) -> RestingQueue:
         resting, findings = self._opening.recover_one(path)
@@ -269,20 +270,23 @@ class Engine:
         index.findings = self.findings
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
-        queue = Queue(
+        parts = QueueParts(
             name,
             index,
             self.options,
             settings=settings,
-            moves=self._moves,
+            mover=self._moves,
             alarm=self._alarm,
             messages=self._messages,
             request_flush=ask,
         )
-        index.before_waking = partial(self._roster.admit, queue)
-        return queue
+        index.before_waking = partial(self._roster.admit, parts)
+        return Queue(parts)
 
-    def _ask_flush(self, queue: QueueCore) -> None:
+    def _parts_of(self, name: str) -> QueueParts:
+        return self.queue(name)._parts
+
+    def _ask_flush(self, queue: Flusher) -> None:
         if self._housekeeper is not None:
             self._housekeeper.ask(queue)
 
@@ -317,9 +321,8 @@ class Engine:
             fs = self._fs
             path = os.path.join(self._queues_directory, hashed)
             if queue is not None:
-                refusing = RefusingLock(ClosedError, f"queue {name!r} was deleted")
-                stored = queue._abandon(refusing)
-                self._roster.leave(queue)
+                stored = queue._parts.flusher.abandon(ClosedError, f"queue {name!r} was deleted")
+                self._roster.leave(queue._parts)
             else:
                 stored = self._resting_ids(self._resting[hashed])
             self._awake.pop(hashed, None)
@@ -370,12 +373,26 @@ class Engine:
         :class:`UsageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
         (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
         """
+        message = Message(body, key, headers or {}, properties or {}, time_ns())
+        return self._publish_to(queues, message, ttl, persistent, confirm, timeout)
+
+    def _publish_to(
+        self,
+        queues: Sequence[str],
+        message: Message,
+        ttl: float | None,
+        persistent: bool,
+        confirm: bool = False,
+        timeout: float | None = None,
+        *,
+        waits: bool = True,
+    ) -> list[int]:
+        """See :meth:`publish_to`; ``waits``: whether the caller may wait for room or the disk."""
         names = list(queues)
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
-        targets = [self.queue(name) for name in names]
-        message = Message(body, key, headers or {}, properties or {}, time_ns())
-        return publish_to_all(targets, message, ttl, persistent, confirm, timeout)
+        targets = [self._parts_of(name).producer for name in names]
+        return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
 
     # -- the whole store ------------------------------------------------------------------------
 
@@ -385,14 +402,14 @@ class Engine:
         self._moves.settle()
         self._messages.sync()
         for queue in self._roster.awake():
-            queue.sync()
+            queue.flusher.sync()
 
     def flush(self) -> None:
         """Bring the journals of all queues into their segment files; all that returned before is
         durable on return."""
         self._check_open()
         for queue in self._roster.awake():
-            queue.flush()
+            queue.flusher.flush()
 
     def stats(self) -> EngineStats:
         """Give the figures of the store and of the queues that were used since it was opened."""
@@ -401,7 +418,7 @@ class Engine:
             return EngineStats(
                 directory=self.directory,
                 queues=tuple(sorted((queue.stats() for queue in queues), key=lambda one: one.name)),
-                dirty_bytes=sum(queue._unflushed()[2] for queue in queues),
+                dirty_bytes=sum(one._parts.flusher.unflushed()[2] for one in queues),
                 writes_refused=self._poison.reason,
                 message_store=self._messages.stats(),
             )
@@ -478,7 +495,7 @@ class Engine:
         # The child shares the lock with its parent; a copy left open here would outlive it.
         self._directory_lock.release()
         for queue in self._awake.values():
-            queue._forked()
+            queue._parts.flusher.forked()
 
     def __enter__(self) -> Engine:
         return self

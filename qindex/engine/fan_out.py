@@ -4,68 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from journal.errors import StoreError
 from qindex.format.message import Message
-from qindex.queue.limits import ask_for_room, give_room_back, keep_within
 from qindex.queue.prepared_message import Prepared
-from qindex.queue.producing import Publisher
-from qindex.queue.publish_stored import append_stored
+from qindex.queue.producing import Producer
 
 __all__ = ["publish_to_all"]
 
 
 def publish_to_all(
-    queues: Sequence[Publisher],
+    queues: Sequence[Producer],
     message: Message,
     ttl: float | None,
     persistent: bool,
     confirm: bool,
     timeout: float | None,
+    *,
+    waits: bool = True,
 ) -> list[int]:
     """Publish one message to several queues of an engine; see :meth:`Engine.publish_to`."""
     first = queues[0]
-    first._check_message(message)
-    expiries = [queue._expiry(ttl) for queue in queues]
-    item = first._prepared(message, persistent)
-    roomy: list[Publisher] = []
+    first.check_message(message)
+    expiries = [queue.expiry(ttl) for queue in queues]
+    item = first.prepared(message, persistent)
+    held: list[list[Prepared]] = []
     seqs: list[int] = []
+    stored: list[bytes] = []
     try:
-        for queue in queues:
-            if queue._limits is not None:
-                ask_for_room(queue, [item], timeout)
-                roomy.append(queue)
-        stored = first._store_records([item], len(queues), persistent)
-        try:
-            for queue, expiry in zip(queues, expiries, strict=True):
-                seqs.append(_append(queue, item, message, expiry, persistent))
-        except StoreError:
-            first._release(stored * (len(queues) - len(seqs)))
-            raise
-    except BaseException as error:
-        # What was stored may have one entry more or fewer, and room may be taken or given back.
-        if item.stored is not None or roomy:
-            first._cut_short(error)
-        for queue in roomy:
-            if queue not in queues[: len(seqs)]:
-                give_room_back(queue, [item])
-        raise
+        with first.references(stored):
+            for queue in queues:
+                held.append(queue.room.ask([item], timeout, waits))
+            # A reference for each queue; those that have their entry are no longer in the list.
+            stored += first.store_records([item], len(queues), persistent) * len(queues)
+            for queue, expiry, one in zip(queues, expiries, held, strict=True):
+                seqs.append(_append(queue, item, message, expiry, persistent, one, waits))
+                del stored[:1]
+    finally:
+        for queue, one in zip(queues, held, strict=False):
+            queue.room.give_back(one)
     for queue in queues:
-        keep_within(queue)
-    if confirm or first._sync_each:
+        queue.room.keep_within(waits)
+    if waits and (confirm or first.state.sync_each):
         for queue in queues:
-            queue._sync_each_all()
+            queue.state.sync_all()
     return seqs
 
 
 def _append(
-    queue: Publisher, item: Prepared, message: Message, expiry: int, persistent: bool
+    queue: Producer,
+    item: Prepared,
+    message: Message,
+    expiry: int,
+    persistent: bool,
+    held: list[Prepared],
+    waits: bool,
 ) -> int:
-    if item.stored is None or not persistent or queue._limits is not None:
-        return queue._append_entries([item], expiry, persistent, reserved=True).start
+    state = queue.state
+    if item.stored is None or not persistent or state.limits is not None:
+        return queue.append_entries([item], expiry, persistent, held=held, waits=waits).start
     is_plain = (
-        queue._options.record_format == "qindex"
+        state.options.record_format == "qindex"
         and message.key is None
         and not (expiry or message.headers or message.properties)
     )
     stamp = message.timestamp if is_plain else 0
-    return append_stored(queue, item.msg_id, message.body, expiry, stamp)
+    return queue.append_stored(item.msg_id, message.body, expiry, stamp, waits)

@@ -9,7 +9,8 @@ from time import monotonic
 
 from journal.errors import StoreError
 from qindex.engine.idle_queues import Roster
-from qindex.queue.queue_core import QueueCore
+from qindex.queue.flushing import Flusher
+from qindex.queue.parts import QueueParts
 
 __all__ = ["Housekeeper"]
 
@@ -36,14 +37,14 @@ class Housekeeper:
         self._idle = idle
         self._budget = budget
         self._wake = threading.Condition()
-        self._asked: dict[QueueCore, int | None] = {}
+        self._asked: dict[Flusher, int | None] = {}
         self._crowded = False
         self._stopped = False
-        self._seen: dict[QueueCore, tuple[int, int]] = {}
+        self._seen: dict[QueueParts, tuple[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="qindex-housekeeper", daemon=True)
         self._thread.start()
 
-    def ask(self, queue: QueueCore) -> None:
+    def ask(self, queue: Flusher) -> None:
         """Flush ``queue`` soon. Called with the queue's lock held, so it waits for nothing."""
         if queue not in self._asked:
             with self._wake:
@@ -85,59 +86,60 @@ class Housekeeper:
             # However often one queue asks: the others have their turn too.
             if monotonic() >= look_at:
                 due, idle = self._due()
-                for queue in due:
-                    self._flush(queue)
-                for queue in idle:
-                    self._rest(queue)
+                for flusher in due:
+                    self._flush(flusher)
+                for parts in idle:
+                    self._rest(parts)
                 look_at = monotonic() + tick
 
-    def _is_time(self, queue: QueueCore) -> bool:
+    def _is_time(self, queue: Flusher) -> bool:
         """Tell whether a queue that asked should be flushed now: its burst has ended, or its
         journal has grown too far to wait for that."""
-        if not queue._is_due():
+        if not queue.is_due():
             del self._asked[queue]
             return False
-        actions, before = queue._actions(), self._asked[queue]
+        actions, before = queue.actions(), self._asked[queue]
         self._asked[queue] = actions
         burst = before is None or actions - before > _BURST_ACTIONS
-        return not (burst and queue._can_wait())
+        return not (burst and queue.can_wait())
 
-    def _due(self) -> tuple[list[QueueCore], list[QueueCore]]:
+    def _due(self) -> tuple[list[Flusher], list[QueueParts]]:
         """Find the queues to be flushed: idle ones, and the fullest when the budget is exceeded;
         and the idle ones that are flushed already, and can rest."""
-        due = []
-        idle = []
+        due: list[Flusher] = []
+        idle: list[QueueParts] = []
         total = 0
-        fullest: tuple[int, QueueCore | None] = (0, None)
-        seen: dict[QueueCore, tuple[int, int]] = {}
+        fullest: tuple[int, Flusher | None] = (0, None)
+        seen: dict[QueueParts, tuple[int, int]] = {}
         for queue in self._roster.awake():
-            dirty, next_seq, held = queue._unflushed()
-            seen[queue] = (dirty, next_seq) if dirty else (0, queue._actions())
+            flusher = queue.flusher
+            dirty, next_seq, held = flusher.unflushed()
+            seen[queue] = (dirty, next_seq) if dirty else (0, flusher.actions())
             is_idle = self._seen.get(queue) == seen[queue]
             if not dirty:
                 if is_idle:
                     idle.append(queue)
                 continue
-            queue._seal()
+            flusher.seal()
             total += held
             if held > fullest[0]:
-                fullest = (held, queue)
+                fullest = (held, flusher)
             if is_idle:
-                due.append(queue)
+                due.append(flusher)
         self._seen = seen
         if total > self._budget and fullest[1] is not None and fullest[1] not in due:
             due.append(fullest[1])
         return due, idle
 
-    def _rest(self, queue: QueueCore) -> None:
+    def _rest(self, queue: QueueParts) -> None:
         try:
             self._roster.put_to_rest(queue)
         except StoreError as error:
-            _log.info("queue %r can't be put to rest: %s", queue.name, error)
+            _log.info("queue %r can't be put to rest: %s", queue.state.name, error)
 
-    def _flush(self, queue: QueueCore) -> None:
+    def _flush(self, queue: Flusher) -> None:
         try:
-            queue._flush()
+            queue.flush_now()
         except StoreError as error:
             # The journal still has everything; publishers see the poison, if it came to that.
-            _log.error("flush of queue %r failed: %s", queue.name, error)
+            _log.error("flush of queue %r failed: %s", queue.state.name, error)

@@ -19,9 +19,7 @@ from collections.abc import Callable
 
 from journal.call_lock import CallLock
 from journal.errors import StoreError
-from qindex.index.read_ahead import NOTHING_FETCHED
-from qindex.queue.guards import RefusingLock
-from qindex.queue.queue_core import QueueCore
+from qindex.queue.parts import QueueParts
 
 __all__ = ["Roster"]
 
@@ -44,31 +42,31 @@ class Roster:
         self._ask = ask
         self._lock = CallLock()
         # Those that have waited longest for a look come first; with what they had done by then.
-        self._awake: dict[QueueCore, int] = {}
+        self._awake: dict[QueueParts, int] = {}
 
     def __len__(self) -> int:
         return len(self._awake)
 
-    def awake(self) -> list[QueueCore]:
+    def awake(self) -> list[QueueParts]:
         """Give the queues that are awake. What any other one holds is durable."""
         with self._lock:
             return list(self._awake)
 
-    def admit(self, queue: QueueCore) -> None:
+    def admit(self, queue: QueueParts) -> None:
         """Make room for a queue that is about to wake, and whose lock is held.
 
         Where none of the others can be put to rest (a full disk: they can't be flushed) there
         will be one too many.
         """
         with self._lock:
-            self._awake[queue] = queue._actions()
+            self._awake[queue] = queue.flusher.actions()
             count = len(self._awake)
         if self._ask is not None and count > self._few:
             self._ask()
         if count > self.most:
             self._shrink(self.most, queue)
 
-    def leave(self, queue: QueueCore) -> None:
+    def leave(self, queue: QueueParts) -> None:
         """Take note that a queue is at rest, or closed."""
         with self._lock:
             self._awake.pop(queue, None)
@@ -78,7 +76,7 @@ class Roster:
         if len(self._awake) > self._few:
             self._shrink(self._few, None)
 
-    def _shrink(self, most: int, but: QueueCore | None) -> None:
+    def _shrink(self, most: int, but: QueueParts | None) -> None:
         failures = 0
         # A queue that has done something since the last look gets another turn.
         for _ in range(2 * len(self._awake)):
@@ -91,9 +89,9 @@ class Roster:
                 self.put_to_rest(queue)
             except StoreError as error:
                 failures += 1
-                _log.warning("queue %r can't be put to rest: %s", queue.name, error)
+                _log.warning("queue %r can't be put to rest: %s", queue.state.name, error)
 
-    def _next(self, most: int) -> QueueCore | None:
+    def _next(self, most: int) -> QueueParts | None:
         """Give the next queue that has done nothing since it was looked at last, if there are more
         than ``most``. It goes behind the others, as those do that have."""
         with self._lock:
@@ -101,42 +99,31 @@ class Roster:
                 if len(self._awake) <= most:
                     return None
                 queue = next(iter(self._awake))
-                before, now = self._awake.pop(queue), queue._actions()
+                before, now = self._awake.pop(queue), queue.flusher.actions()
                 self._awake[queue] = now
                 if before == now:
                     return queue
             return next(iter(self._awake), None)
 
-    def put_to_rest(self, queue: QueueCore) -> bool:
+    def put_to_rest(self, queue: QueueParts) -> bool:
         """Flush a queue, close its journal, and give back the memory of what can be had again;
         false when it is in use at this moment, or closed. Waits for no lock of a queue.
 
         All that it holds is durable on return. Raises :class:`StorageError` and
         :class:`WritesRefusedError`; it is awake as before then.
         """
-        lock = queue._real_lock
+        state = queue.state
+        lock = state.lock
         if lock.is_mine() or not lock.acquire(blocking=False):
             return False
         try:
-            if queue._flushing or isinstance(queue._lock, RefusingLock):
+            if state.flushing or lock.refusal is not None or not queue.letters.is_empty():
                 return False
-            if queue._to_move or queue._postponed:
-                return False
-            queue._flush_now(held=True)
-            _drop_read_ahead(queue)
-            queue._index.rest()
+            queue.flusher.write_and_empty(held=True)
+            state.index.ahead.rewind()
+            state.index.rest()
             # Before the lock is given back: it may wake at once.
             self.leave(queue)
         finally:
             lock.release()
         return True
-
-
-def _drop_read_ahead(queue: QueueCore) -> None:
-    """Forget what was read and not delivered, and what was given back: read again from the first
-    of them on, it is the same, in the same order. The rest in between is not ready."""
-    upcoming = queue._window.seqs[queue._at : queue._at + 1]
-    queue._next_fetch = min([queue._next_fetch, *upcoming, *queue._returned[:1]])
-    queue._window, queue._at = NOTHING_FETCHED, 0
-    queue._returned, queue._returned_by_seq = [], {}
-    queue._ack_segment = NOTHING_FETCHED.segment

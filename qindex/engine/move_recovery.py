@@ -24,7 +24,7 @@ from qindex.format.moves import Intent, unpack_moves
 from qindex.format.segment import STEP_SIZE
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED
-from qindex.queue.queue import Queue
+from qindex.queue.parts import QueueParts
 
 __all__ = ["finish_moves"]
 
@@ -37,7 +37,7 @@ _WORD_SIZE = 8
 def finish_moves(
     fs: FileSystem,
     directory: str,
-    queue_of: Callable[[str], Queue | None],
+    queue_of: Callable[[str], QueueParts | None],
     hurt: Collection[str] = (),
 ) -> Callable[[], None] | None:
     """Finish the moves of the last run; ``queue_of`` gives a queue that there is, ``hurt`` are
@@ -56,14 +56,17 @@ def finish_moves(
         if source is None or target is None:
             continue  # deleted: with what was in it, or without ever getting the message
         certain = is_done and bool(boot) and intent.boot == boot
-        certain &= target._index.directory not in hurt
+        certain &= target.state.index.directory not in hurt
         there = intent.seqs if certain else _arrived(intent, target)
-        done = [seq for seq in there if _holds(source._index, seq)]
+        done = [seq for seq in there if _holds(source.state.index, seq)]
         if done:
             _log.info(
-                "queue %r: %d messages had been moved to %r", source.name, len(done), target.name
+                "queue %r: %d messages had been moved to %r",
+                source.state.name,
+                len(done),
+                target.state.name,
             )
-            source._drop_moved(done)
+            source.letters.drop_moved(done)
     return lambda: _remove(fs, path)
 
 
@@ -72,9 +75,9 @@ def _remove(fs: FileSystem, path: str) -> None:
         fs.sync_dir(os.path.dirname(path))
 
 
-def _arrived(intent: Intent, target: Queue) -> list[int]:
+def _arrived(intent: Intent, target: QueueParts) -> list[int]:
     """Give the seq_ids, in the source, of the messages that are found in the target."""
-    found = (_message_id(target._index, intent.first + at) for at in range(len(intent.seqs)))
+    found = (_message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
     return [
         seq
         for seq, wanted, there in zip(intent.seqs, intent.ids, found, strict=True)

@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from journal.call_lock import CallLock
 from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
@@ -38,14 +37,12 @@ from qindex.format.message import Message
 from qindex.format.moves import DONE, Intent, pack_intent
 from qindex.options import Options
 from qindex.queue.dead_letter import Letter, NotMovedError, goes_round, with_death
-from qindex.queue.limits import give_room_back, keep_within, take_room
-from qindex.queue.prepared_message import Notes, Prepared
-from qindex.queue.producing import Publisher
+from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.parts import QueueParts
+from qindex.queue.prepared_message import Prepared
+from qindex.queue.producing import Producer
+from qindex.queue.state import QueueState
 from qindex.queue.timer import Alarm
-from qindex.queue.wake_ups import CALLER
-
-if TYPE_CHECKING:
-    from qindex.queue.queue import Queue
 
 __all__ = ["Moves"]
 
@@ -61,9 +58,9 @@ class _Request:
 
     __slots__ = ("error", "left", "source", "target")
 
-    def __init__(self, source: Queue, letters: list[Letter]) -> None:
+    def __init__(self, source: DeadLetters, letters: list[Letter]) -> None:
         self.source = source
-        self.target: Queue | None = None
+        self.target: QueueParts | None = None
         self.left = letters
         self.error: StoreError | None = None
 
@@ -79,7 +76,7 @@ class Moves:
         fs: FileSystem,
         directory: str,
         poison: Poison,
-        queue_of: Callable[[str], Queue],
+        queue_of: Callable[[str], QueueParts],
         options: Options,
         alarm: Alarm,
     ) -> None:
@@ -99,12 +96,12 @@ class Moves:
         self._server: int | None = None
         self._fd: int | None = None
         self._end = 0
-        self._pending: list[tuple[Queue, list[int], Queue]] = []
+        self._pending: list[tuple[DeadLetters, list[int], QueueState]] = []
         self.pending = 0
         """Messages that were moved, and whose source and target are to be made durable."""
         self._closed = False
 
-    def move(self, source: Queue, letters: Sequence[Letter]) -> None:
+    def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool = True) -> None:
         """Move messages of ``source``, which are marked as being moved, to its dead-letter queue.
 
         On return they are there, or dropped, if they would go round in a loop; and they count no
@@ -121,10 +118,10 @@ class Moves:
         if request.error is not None:
             raise NotMovedError(request.left, request.error) from request.error
         if request.target is not None:
-            keep_within(request.target)
-        if self.pending >= _MOST_PENDING and CALLER.waits:
+            request.target.room.keep_within(waits)
+        if self.pending >= _MOST_PENDING and waits:
             self.settle()
-        elif self._background or not CALLER.waits:
+        elif self._background or not waits:
             self._alarm.set(self, monotonic() + self._idle)
 
     def _serve_all(self) -> None:
@@ -162,7 +159,7 @@ class Moves:
     def _move_all(self, requests: Sequence[_Request]) -> StoreError | None:
         """Move what is left of these, all of one source; gives why anything still is."""
         source = requests[0].source
-        name = source.settings.dead_letter
+        name = source.target
         assert name is not None
         left = [letter for one in requests for letter in one.left]
         try:
@@ -171,7 +168,7 @@ class Moves:
                 one.target = target
             left = self._drop_rounds(source, left, name)
             # Where the last try has failed, one of them is tried first.
-            most, growing = (1, True) if source._stuck else (_MOST_PENDING, False)
+            most, growing = (1, True) if source.stuck else (_MOST_PENDING, False)
             while left:
                 some = self._next(left, most)
                 try:
@@ -194,7 +191,7 @@ class Moves:
         return None
 
     @staticmethod
-    def _drop_rounds(source: Queue, letters: list[Letter], name: str) -> list[Letter]:
+    def _drop_rounds(source: DeadLetters, letters: list[Letter], name: str) -> list[Letter]:
         """Drop the letters that go round in a loop; gives the others."""
         rounds = [one for one in letters if goes_round(one, name)]
         if not rounds:
@@ -205,11 +202,12 @@ class Moves:
                 source.name,
                 one.seq_id,
             )
-        source._moved(rounds, dropped=True)
-        source._end_moved([one.seq_id for one in rounds])
+        source.moved(rounds, dropped=True)
+        source.end_moved([one.seq_id for one in rounds])
         return [one for one in letters if one not in rounds]
 
-    def _on_alarm(self) -> None:
+    def on_alarm(self) -> None:
+        """Settle. The engine's timer calls it."""
         self.settle()
 
     @staticmethod
@@ -218,42 +216,26 @@ class Moves:
         _, group = next(groupby(left, lambda one: one.persistent))
         return list(islice(group, most))
 
-    def _move_some(self, source: Queue, target: Queue, letters: list[Letter]) -> None:
-        items = [_prepared(target, source.name, one) for one in letters]
+    def _move_some(self, source: DeadLetters, target: QueueParts, letters: list[Letter]) -> None:
+        producer = target.producer
+        items = [_prepared(producer, source.name, one) for one in letters]
         seqs = [one.seq_id for one in letters]
         persistent = letters[0].persistent
-        if target._limits is not None:
-            take_room(target, items, 0)
+        held = target.room.take(items, 0, True)
         ids = [item.msg_id for item in items]
-        note = _Note(self, Intent(self._boot, source.name, target.name, 0, seqs, ids))
+        note = _Note(self, Intent(self._boot, source.name, target.state.name, 0, seqs, ids))
         with self._lock:
             try:
-                self._append(target, items, persistent, note)
-            except BaseException:
-                give_room_back(target, items)
-                raise
-            source._moved(letters)
-            self._pending.append((source, seqs, target))
+                if self._closed:
+                    raise ClosedError("the engine is closed")
+                self._poison.check()
+                expiry = producer.expiry(None)
+                producer.store_and_append(items, expiry, persistent, held=held, notes=note)
+            finally:
+                target.room.give_back(held)
+            source.moved(letters)
+            self._pending.append((source, seqs, target.state))
             self.pending += len(seqs)
-
-    def _append(
-        self,
-        target: Queue,
-        items: Sequence[Prepared],
-        persistent: bool,
-        note: Notes,
-    ) -> None:
-        if self._closed:
-            raise ClosedError("the engine is closed")
-        self._poison.check()
-        stored: list[bytes] = []
-        try:
-            stored = target._store_records(items, 1, persistent)
-            expiry = target._expiry(None)
-            target._append_entries(items, expiry, persistent, notes=note, reserved=True)
-        except BaseException:
-            target._release(stored)
-            raise
 
     # -- the file -------------------------------------------------------------------------------
 
@@ -304,11 +286,11 @@ class Moves:
         sources = {id(one): one for one, _, _ in pending}
         for source, seqs, _ in pending:
             try:
-                source._end_moved(seqs)
+                source.end_moved(seqs)
             except ClosedError as error:
                 _log.info("%s", error)  # it was deleted, and its messages with it
         for source in sources.values():
-            _sync(source)
+            _sync(source.state)
         self._pending = []
         self.pending = 0
         if self._fd is not None:
@@ -341,7 +323,7 @@ class Moves:
 
 
 class _Note:
-    """Notes one move: :class:`qindex.queue.producing.Notes`."""
+    """Notes one move: :class:`qindex.queue.prepared_message.Notes`."""
 
     def __init__(self, moves: Moves, intent: Intent) -> None:
         self._moves = moves
@@ -356,18 +338,18 @@ class _Note:
         self._moves.conclude()
 
 
-def _sync(queue: Publisher) -> None:
+def _sync(queue: QueueState) -> None:
     try:
-        queue._sync_all()
+        queue.sync_all()
     except ClosedError as error:
         _log.info("%s", error)  # it was deleted
 
 
-def _prepared(target: Publisher, source: str, letter: Letter) -> Prepared:
+def _prepared(target: Producer, source: str, letter: Letter) -> Prepared:
     """Encode a letter for its queue; as it was, where the headers of its death do not fit."""
     message: Message = with_death(letter, source)
     try:
-        return target._prepared(message, letter.persistent)
+        return target.prepared(message, letter.persistent)
     except StoreError as error:
         _log.warning(
             "queue %r: seq_id %d goes to its dead-letter queue without headers that tell why: %s",
@@ -375,4 +357,4 @@ def _prepared(target: Publisher, source: str, letter: Letter) -> Prepared:
             letter.seq_id,
             error,
         )
-        return target._prepared(letter.message, letter.persistent)
+        return target.prepared(letter.message, letter.persistent)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.files import ReadBuffer
-from journal.format import DELIVER_BITS, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
+from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from qindex.format.message_record import (
     CHECK_OFFSET,
     MAGIC,
@@ -118,13 +118,13 @@ def read_run(
     most_bytes: int,
     in_journal: bool,
     /,
-) -> tuple[list[bytes], list[int], list[bytes]]:
+) -> _Columns:
     """Read the records of plain messages with bodies of one length that stand one behind the other,
     as publishers or a flush left them: at ``offsets[start : start + count]`` of a journal or
     segment, for seq_ids ``first_seq, first_seq + 1, ...``.
 
-    Gives their bodies, timestamps (nanoseconds) and deliver records; of the first so many where
-    something else stands behind them, and of no more than about ``most_bytes``. Nothing where they
+    Gives their bodies and timestamps (nanoseconds); of the first so many where something else
+    stands behind them, and of no more than about ``most_bytes``. Nothing where they
     are of another kind, fewer than :data:`SHORTEST_RUN`, or where a checksum does not hold: those
     in a journal are verified, those in a segment are known to be sound. About 0.25 us a record of
     500 of a journal, 0.07 us one of 2,000 of a segment: for one length, and without a search for
@@ -133,11 +133,8 @@ def read_run(
     places = np.array(offsets[start : start + count])
     found = _read_rows(data, places, first_seq, most_bytes, in_journal)
     if found is None:
-        return [], [], []
-    bodies, stamps = found
-    seqs = np.arange(first_seq, first_seq + len(bodies), dtype=np.uint64)
-    delivers: list[bytes] = (seqs | np.uint64(DELIVER_BITS)).astype(">u8").view("V8").tolist()
-    return bodies, stamps, delivers
+        return [], []
+    return found
 
 
 def _read_rows(

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
-from journal.format import NO_START, START_SIZE
 from qindex.format.message_record import (
     CHECK_SIZE,
     MAGIC,
@@ -19,9 +18,9 @@ from qindex.format.message_record import (
     plain_body_head,
     row_sums,
 )
-from qindex.format.plain_record import CHECK_END, CHECK_START, PLAIN_HEAD, plain_parts
+from qindex.format.plain_record import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS, plain_parts
 
-__all__ = ["framed_batch", "framed_record", "plain_batch", "seal_rest"]
+__all__ = ["framed_batch", "framed_record", "plain_batch", "plain_record"]
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -50,11 +49,14 @@ def framed_record(
     return b"".join((head, middle, body_head, body))
 
 
-def seal_rest(record: bytes) -> bytes:
-    """Give a publish record with its checksum, and without its start, which is stored last
-    (:mod:`journal.journal`): zeros stand there. ``record`` has its start, and no checksum."""
-    middle = record[START_SIZE:CHECK_START]
-    return b"".join((NO_START, middle, xxh3_64_digest(record), record[CHECK_END:]))
+def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
+    """Give the publish record of a plain message, without its checksum; see
+    :func:`framed_record`."""
+    size = len(body)
+    if size < len(PLAIN_HEADS):
+        first, second = PLAIN_HEADS[size]
+        return PLAIN_HEAD.pack(seq_id, id_high, seq_id, first, stamp, second) + body
+    return framed_record(seq_id, id_high, body, stamp, NOTHING)
 
 
 def framed_batch(

@@ -20,16 +20,14 @@ from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
 from journal.journal import Journal
-from journal.rested import RestedJournal
 from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.format.message_record import column, gather_bytes
-from qindex.format.plain_record import SHORTEST_RUN
+from qindex.format.plain_record import SHORTEST_RUN, read_plain, read_run
 from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
 from qindex.index.quarantine import quarantine_findings
-from qindex.index.read_ahead import NOTHING_FETCHED, Fetched
+from qindex.index.read_ahead import EMPTY_WINDOW, Window
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment, stored_entries
-from qindex.queue.compiled import read_run, read_sound
 
 __all__ = ["FEW", "IndexReader"]
 
@@ -63,7 +61,7 @@ class IndexReader:
     # Slots: what the paths of single messages touch.
     __slots__ = ("__dict__", "__weakref__", "journal", "next_seq", "positions", "tail")
 
-    journal: Journal | RestedJournal
+    journal: Journal
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class IndexReader:
         self.lost_entries = False
         self._live_before = sum(segment.unacked for segment in segments.values())
         # A tail that covers no seq_id: the first publish finds it full and takes the right one.
-        self.tail = self._reading = NOTHING_FETCHED.segment
+        self.tail = self._reading = EMPTY_WINDOW.segment
 
     def segment_of(self, seq_id: int) -> Segment:
         """Give the loaded segment of a seq_id that was published. Raises as :meth:`load`."""
@@ -165,7 +163,7 @@ class IndexReader:
             ):
                 segment.unload()
 
-    def fetch(self, start: int, most: int) -> tuple[Fetched | None, int]:
+    def fetch(self, start: int, most: int) -> tuple[Window | None, int]:
         """Read ready entries in order from seq_id ``start`` on, ``most`` at the most.
 
         Gives them, and the seq_id to go on from; ``None`` when there are none. Entries come from
@@ -198,14 +196,14 @@ class IndexReader:
             window = np.frombuffer(segment.states, np.uint8, end - rel, rel)
             rels = np.flatnonzero((window == PUBLISHED) | (window == DELIVERED)) + rel
             if len(rels):
-                fetched, behind = self._read(segment, rels)
+                fetched, behind = self.read(segment, rels)
                 if len(fetched.seqs) == len(rels):
                     behind = segment.base + end
                 return fetched, behind
             start = segment.base + end
         return None, start
 
-    def fetch_few(self, start: int, most: int = FEW) -> Fetched | None:
+    def fetch_few(self, start: int, most: int = FEW) -> Window | None:
         """Read the newest entries, from ``start`` on, when they are few, and all of them
         persistent, ready, sound and in the journal: what a consumer finds who keeps up with the
         publishers."""
@@ -222,7 +220,7 @@ class IndexReader:
             offset = positions[seq - first]
             if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
                 return None
-            found = read_sound(data, offset + _JOURNAL_HEAD, seq, False)
+            found = read_plain(data, offset + _JOURNAL_HEAD, seq, False)
             if found is not None:
                 bodies.append(found[0])
                 extras.append(found[1])
@@ -232,9 +230,33 @@ class IndexReader:
                 return None
             bodies.append(b"" if entry.message is None else entry.message.body)
             extras.append(entry)
-        return Fetched.few(segment, range(start, end), bodies, extras)
+        return Window.few(segment, range(start, end), bodies, extras)
 
-    def _read_run(self, segment: Segment, rel: int, end: int) -> Fetched | None:
+    def read_one(self, seq: int) -> tuple[bytes, int | Entry]:
+        """Read a ready entry: its body, and its timestamp or the entry. Raises as :meth:`fetch`."""
+        window, _ = self.fetch(seq, 1)
+        assert window is not None
+        assert window.seqs[0] == seq
+        return window.bodies[0], window.extras[0]
+
+    def last_ready(self, below: int | None = None) -> int | None:
+        """Give the highest seq_id (under ``below``) of an entry that is ready."""
+        for number in reversed(self.segments):
+            segment = self.segments[number]
+            if below is not None and segment.base >= below:
+                continue
+            if not segment.loaded:
+                if not segment.stored_unacked:
+                    continue
+                self.load(segment)
+            states = segment.states
+            end = len(states) if below is None else below - segment.base
+            rel = max(states.rfind(PUBLISHED, 0, end), states.rfind(DELIVERED, 0, end))
+            if rel >= 0:
+                return segment.base + rel
+        return None
+
+    def _read_run(self, segment: Segment, rel: int, end: int) -> Window | None:
         """Read entries that were never delivered, from ``rel`` on, which stand in the journal as
         publishers left them, or in a file as a flush did; ``None`` where they do not."""
         count, first_seq = end - rel, segment.base + rel
@@ -253,9 +275,11 @@ class IndexReader:
             return None
         if len(columns[0]) < min(count, SHORTEST_RUN):
             return None
-        return Fetched.run(segment, first_seq, *columns)
+        return Window.run(segment, first_seq, *columns)
 
-    def _read(self, segment: Segment, rels: I64) -> tuple[Fetched, int]:
+    def read(self, segment: Segment, rels: I64) -> tuple[Window, int]:
+        """Read these entries of a loaded segment, ascending, or the first of them: those in one
+        file, about 1 MiB. Gives them, and the seq_id behind the last."""
         in_file = np.frombuffer(segment.filed, np.uint8)[rels] != ABSENT
         changes = np.flatnonzero(in_file != in_file[0])
         if len(changes):
@@ -298,10 +322,10 @@ class IndexReader:
         words = journal_words(kinds, seqs)
         columns = plain_entries(data, payloads, words, embedded, verified=verified)
         if columns is not None:
-            return Fetched(segment, seqs, states, *columns, True), behind
-        bodies, extras = read_one_by_one(data, payloads, words, read_sound, verified=verified)
+            return Window(segment, seqs, states, *columns, True), behind
+        bodies, extras = read_one_by_one(data, payloads, words, read_plain, verified=verified)
         all_plain = Entry not in set(map(type, extras))
-        return Fetched(segment, seqs, states, bodies, extras, all_plain), behind
+        return Window(segment, seqs, states, bodies, extras, all_plain), behind
 
     def _bytes_from(
         self, segment: Segment, offsets: I64, lengths: I64
@@ -444,12 +468,12 @@ def _window(spans: I64) -> int:
     return max(1, int(np.searchsorted(spans, _WINDOW_BYTES, side="right")))
 
 
-def _gone(segment: Segment, rels: I64) -> tuple[Fetched, int]:
+def _gone(segment: Segment, rels: I64) -> tuple[Window, int]:
     """Give what is read of one entry whose record is no longer found in its file."""
     seqs = rels + segment.base
     states = np.frombuffer(segment.states, np.uint8)[rels].tobytes()
     entry = Entry(bytes(16), 0, 0, None, damage="its record is no longer found in the file")
-    return Fetched(segment, seqs, states, [b""], [entry], False), int(seqs[0]) + 1
+    return Window(segment, seqs, states, [b""], [entry], False), int(seqs[0]) + 1
 
 
 def _sizes_at(data: ReadBuffer, places: I64) -> I64:

@@ -1,15 +1,24 @@
-"""The queue index: one queue's journal, its segments with their state maps, and the flush.
+"""The queue index: the owner of every entry's life.
 
-Everything here is called with the queue's lock held, but for :func:`qindex.index.flush.write_plan`,
-which the flush calls without it. The hot paths (publish, deliver, ack) are in
-:mod:`qindex.queue.queue`, which works on the attributes of this class directly.
+It alone holds the state maps, the positions, the counters and the journal. Each verb is written
+once: *append, deliver, acknowledge, requeue, drop, purge*, and *begin, undo and end of a move* to
+another queue. Two rules make it easy to believe:
+
+1. The commit of a verb is its store into the journal. Everything that can fail comes before it; the
+   step in memory behind it does not fail.
+2. The journal is the truth. ``changing`` is raised before the first change of a verb and lowered
+   behind its last. Where it is found raised, a call was cut short (Ctrl-C, no memory):
+   :meth:`QueueIndex.rebuild` forgets the memory and reads the journal again.
+
+Everything here is called with the queue's lock held, but for
+:func:`qindex.index.flush.write_plan`, which the flush calls without it.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +27,26 @@ from journal import format as journal_format
 from journal.durations import NO_DURATIONS, Durations
 from journal.errors import StorageError
 from journal.files import FileSystem
-from journal.format import ACK, DELIVER, TYPE_SHIFT
+from journal.format import ACK, ACK_BITS, DELIVER, DELIVER_BITS, PUBLISH_TRANSIENT, TYPE_SHIFT
 from journal.journal import Journal, Retired
 from journal.poison import Poison
+from journal.replay import walk_journal
 from journal.rested import RestedJournal, rest
 from qindex.format.segment import file_name
 from qindex.index.flush import FlushPlan, SegmentPlan, plan_segment, remove_sums
 from qindex.index.index_reader import IndexReader
-from qindex.index.read_ahead import NOTHING_FETCHED
-from qindex.index.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment, segment_numbers
+from qindex.index.merge import JournalRecords
+from qindex.index.read_ahead import EMPTY_WINDOW, ReadAhead
+from qindex.index.segment import (
+    ABSENT,
+    ACKED,
+    DELIVERED,
+    MOVING,
+    OUT,
+    PUBLISHED,
+    Segment,
+    segment_numbers,
+)
 from qindex.index.seq_ids import SeqFile
 
 __all__ = ["QueueIndex"]
@@ -35,18 +55,33 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_WORD_SIZE = journal_format.ACTION_SIZE
+_NONE = np.empty(0, np.int64)
+
 
 class QueueIndex(IndexReader):
     """Journal, segments and counters of one queue.
 
-    Counters, each raised by one statement of a hot path, from which the others follow: ``taken``
-    (deliveries), ``acks`` (of deliveries), ``nacks``, ``dropped`` (acknowledged without having
-    been delivered). ``tail_end``: the first seq_id behind the tail.
+    Counters, from which the others follow: ``taken`` (deliveries), ``acks`` (of deliveries),
+    ``nacks``, ``dropped`` (acknowledged without having been delivered).
+    ``ahead``: what was read ahead, and what was given back.
     ``journal``: at rest until it is needed, and after :meth:`rest`; ``before_waking`` is called
     before its file is opened.
     """
 
-    __slots__ = ("acks", "tail_end", "taken", "transient")
+    # Slots: what the verbs touch.
+    __slots__ = (
+        "acks",
+        "ahead",
+        "changing",
+        "dropped",
+        "handing",
+        "nacks",
+        "recent",
+        "tail_end",
+        "taken",
+        "transient",
+    )
 
     def __init__(
         self,
@@ -66,6 +101,11 @@ class QueueIndex(IndexReader):
         self.acks = 0
         self.nacks = 0
         self.dropped = 0
+        self.changing = 0
+        # The entries of a delivery that is not yet in its consumer's hands.
+        self.handing: Sequence[int] | I64 = _NONE
+        # Moved, and not yet acknowledged here: they count as acknowledged.
+        self._moved = 0
         self._first_seq = next_seq
         self._actions_flushed = next_seq
         self.transient: set[int] = set()
@@ -74,8 +114,12 @@ class QueueIndex(IndexReader):
         self._syncs_before = 0
         self._sync_durations_before = NO_DURATIONS
         self.before_waking: Callable[[], None] = _nothing
-        self.journal: Journal | RestedJournal = self._rested_journal(used=False)
+        self.journal: Journal = self._rested_journal(used=False)
+        # The first seq_id behind the tail.
         self.tail_end = 0
+        # The segment that a deliver or ack touched last.
+        self.recent = EMPTY_WINDOW.segment
+        self.ahead = ReadAhead()
 
     @property
     def live(self) -> int:
@@ -109,9 +153,9 @@ class QueueIndex(IndexReader):
         return RestedJournal(self.fs, path, self.poison, self._wake_journal, used=used)
 
     def _wake_journal(self) -> Journal:
-        if isinstance(self.journal, RestedJournal):
+        at_rest = self.journal
+        if isinstance(at_rest, RestedJournal):
             self.before_waking()
-            at_rest = self.journal
             entries = self._most_consumed()
             self.journal = Journal(
                 self.fs, at_rest.path, self.poison, entries=entries, rested=at_rest.used
@@ -122,13 +166,14 @@ class QueueIndex(IndexReader):
         """Close the journal, which a flush has just emptied, and give back the memory of what can
         be had again: the next touch takes it. Raises as :meth:`Journal.sync`."""
         journal = self.journal
-        if isinstance(journal, Journal):
+        if not isinstance(journal, RestedJournal):
             rest(journal)
             self._syncs_before += journal.syncs
             self._sync_durations_before += journal.sync_durations
             self.journal = self._rested_journal(used=True)
         tail = self.tail
-        self.tail = self._reading = NOTHING_FETCHED.segment
+        self.tail = self._reading = EMPTY_WINDOW.segment
+        self.recent = EMPTY_WINDOW.segment
         self.tail_end = 0
         for segment in list(self.segments.values()):
             if not segment.loaded or segment.outstanding or segment.dirty:
@@ -151,89 +196,225 @@ class QueueIndex(IndexReader):
         """How long they took."""
         return self._sync_durations_before + self.journal.sync_durations
 
-    def roll(self) -> Segment:
+    # -- append ---------------------------------------------------------------------------------
+
+    def append(self, record: bytes) -> int:
+        """Append the publish record of ``next_seq``, whole and sealed; gives the seq_id.
+
+        Raises :class:`StorageError`; nothing has changed then.
+        """
+        seq = self.next_seq
+        if seq >= self.tail_end:
+            self._roll()
+        journal = self.journal
+        if journal.end + len(record) > journal.limit:
+            journal = journal.make_room(len(record))
+        tail = self.tail
+        self.changing += 1
+        self.positions.append(journal.store(record))
+        tail.states[seq - tail.base] = PUBLISHED
+        self.next_seq = seq + 1
+        self.changing -= 1
+        return seq
+
+    def reserve(self, count: int) -> None:
+        """See that ``count`` seq_ids may be given out. Raises :class:`StorageError`."""
+        needed = self.next_seq + count
+        if needed + self.entry_count > self.seq_file.reserved:
+            self.seq_file.reserve(needed)
+
+    def append_batch(
+        self, block: bytes | memoryview, offsets: I64, *, transient: bool = False
+    ) -> range:
+        """Append publish records from ``next_seq`` on, all or none; gives their seq_ids.
+
+        ``offsets``: where in ``block`` each record begins. Raises :class:`StorageError`; nothing
+        has changed then.
+        """
+        first, count = self.next_seq, len(offsets)
+        self.reserve(count)
+        seqs = range(first, first + count)
+        runs = []
+        while first < seqs.stop:
+            segment = self.segment_of(first)
+            end = min(seqs.stop, segment.base + self.entry_count)
+            runs.append((segment, first - segment.base, end - segment.base))
+            first = end
+        journal = self.journal
+        if journal.end + len(block) > journal.limit:
+            journal = journal.make_room(len(block))
+        self.changing += 1
+        self.positions.frombytes((offsets + journal.append(block)).tobytes())
+        if transient:
+            self.transient.update(seqs)
+        for segment, rel, end in runs:
+            segment.states[rel:end] = bytes((PUBLISHED,)) * (end - rel)
+        self.next_seq = seqs.stop
+        self.tail = segment
+        self.tail_end = segment.base + self.entry_count
+        self.changing -= 1
+        return seqs
+
+    def _roll(self) -> None:
         """Take the segment of ``next_seq`` as the tail; reserves seq_ids when they run out.
 
         Raises :class:`StorageError`; nothing has changed then.
         """
-        if self.next_seq + self.entry_count > self.seq_file.reserved:
-            self.seq_file.reserve(self.next_seq)
+        self.reserve(0)
         self.tail = self.segment_of(self.next_seq)
         self.tail_end = self.tail.base + self.entry_count
-        return self.tail
 
-    # -- actions on many entries ----------------------------------------------------------------
+    # -- deliver --------------------------------------------------------------------------------
 
-    def append_actions(self, kind: int, seqs: I64) -> None:
-        """Append a deliver or ack record for each seq_id, in one piece."""
-        if len(seqs):
-            words = seqs.astype(np.uint64) | np.uint64(kind << TYPE_SHIFT)
-            self.journal.append(words.astype(">u8").tobytes(), reserve=True)
+    def deliver(self, seq: int) -> bool:
+        """Mark a ready entry as out; tells whether it was never delivered before.
 
-    def _run_of(self, seqs: I64) -> tuple[Segment, int, int] | None:
-        """Give the segment of these entries, and the first and the end in it, if they are a run."""
-        count = len(seqs)
-        if not count:
-            return None
-        first = int(seqs[0])
-        if int(seqs[-1]) - first != count - 1 or (count > 2 and not (np.diff(seqs) == 1).all()):
-            return None
-        segment = self.segment_of(first)
-        rel = first - segment.base
-        return (segment, rel, rel + count) if rel + count <= self.entry_count else None
+        Until :meth:`handed_out` it counts as not yet with its consumer. Raises
+        :class:`StorageError`; nothing has changed then.
+        """
+        segment = self.recent
+        rel = seq - segment.base
+        if not 0 <= rel < len(segment.states):
+            segment = self.recent = self.segment_of(seq)
+            rel = seq - segment.base
+        journal = self.journal
+        fresh = segment.states[rel] == PUBLISHED
+        if fresh and journal.end + _WORD_SIZE > journal.word_limit:
+            journal = journal.make_room(_WORD_SIZE, reserve=True)
+        self.changing += 1
+        self.handing = (seq,)
+        if fresh:
+            journal.store_word(DELIVER_BITS | seq)
+        segment.states[rel] = OUT
+        self.taken += 1
+        return fresh
 
-    def all_are(self, seqs: I64, state: int) -> bool:
-        """Tell whether these entries, whose segments are loaded, all have this state."""
-        run = self._run_of(seqs)
-        if run is None:
-            return bool((self.states_of(seqs) == state).all())
-        segment, first, end = run
-        return segment.states.count(state, first, end) == end - first
+    def deliver_many(self, seqs: I64) -> int:
+        """Mark ready entries, ascending, as out; tells how many were never delivered before. As
+        :meth:`deliver`."""
+        fresh = self._with_state(seqs, PUBLISHED)
+        records, journal = self._room_for(DELIVER, fresh)
+        self.changing += 1
+        self.handing = seqs
+        if records:
+            journal.append(records, reserve=True)
+        self._set_states(seqs, OUT)
+        self.taken += len(seqs)
+        return len(fresh)
 
-    def set_states(self, seqs: I64, state: int) -> None:
-        """Set the state of entries whose segments are loaded."""
-        run = self._run_of(seqs)
-        if run is not None:
-            segment, first, end = run
-            segment.states[first:end] = bytes((state,)) * (end - first)
-            return
-        for segment, inside in self._by_segment(seqs):
-            np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base] = state
+    def handed_out(self) -> None:
+        """Take note that what was delivered last is with its consumer."""
+        self.handing = _NONE
+        self.changing -= 1
 
-    def _by_segment(self, seqs: I64) -> Iterator[tuple[Segment, slice | Bools]]:
-        """Group seq_ids by their segments; each group as an index into ``seqs``."""
-        if not len(seqs):
-            return
-        numbers = segment_numbers(seqs, self.entry_count)
-        if len(numbers) == 1:
-            yield self.segment_of(int(seqs[0])), slice(None)
-            return
-        for number in numbers:
-            yield self.segment_of(number * self.entry_count), seqs // self.entry_count == number
+    def note_delivered(self, seqs: I64) -> None:
+        """Mark entries as delivered before, and ready again: they come from elsewhere, where they
+        were delivered."""
+        fresh = self._with_state(seqs, PUBLISHED)
+        records, journal = self._room_for(DELIVER, fresh)
+        self.changing += 1
+        if records:
+            journal.append(records, reserve=True)
+        self._set_states(fresh, DELIVERED)
+        self.changing -= 1
 
-    def states_of(self, seqs: I64) -> U8:
-        """Give the states of entries that were published."""
-        states = np.zeros(len(seqs), np.uint8)
-        for segment, inside in self._by_segment(seqs):
-            states[inside] = np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base]
-        return states
+    # -- acknowledge ----------------------------------------------------------------------------
+
+    def acknowledge(self, seq: int) -> bool:
+        """Acknowledge an entry that is out; false, and nothing has changed, when it is not.
+
+        Raises :class:`StorageError`; nothing has changed then.
+        """
+        segment = self.recent
+        rel = seq - segment.base
+        if not 0 <= rel < len(segment.states):
+            segment = self.recent = self.segment_of(seq)
+            rel = seq - segment.base
+        if segment.states[rel] != OUT:
+            return False
+        journal = self.journal
+        if journal.end + _WORD_SIZE > journal.word_limit:
+            journal = journal.make_room(_WORD_SIZE, reserve=True)
+        self.changing += 1
+        journal.store_word(ACK_BITS | seq)
+        segment.states[rel] = ACKED
+        self.acks += 1
+        if self.transient:
+            self.transient.discard(seq)
+        self.changing -= 1
+        return True
+
+    def acknowledge_many(self, seqs: I64) -> None:
+        """Acknowledge entries that are out. As :meth:`acknowledge`."""
+        records, journal = self._room_for(ACK, seqs)
+        self.changing += 1
+        self._acknowledged(journal, records, seqs)
+        self.acks += len(seqs)
+        self.changing -= 1
+
+    def _acknowledged(self, journal: Journal, records: bytes, seqs: I64) -> None:
+        if records:
+            journal.append(records, reserve=True)
+        self._set_states(seqs, ACKED)
+        if self.transient:
+            self.transient.difference_update(seqs.tolist())
+
+    # -- requeue --------------------------------------------------------------------------------
+
+    def requeue(self, seq: int) -> None:
+        """Make an entry ready that is out. The journal is not concerned: it is delivered."""
+        segment = self.segment_of(seq)
+        self.changing += 1
+        segment.states[seq - segment.base] = DELIVERED
+        self.nacks += 1
+        self.changing -= 1
+
+    # -- move -----------------------------------------------------------------------------------
+
+    def begin_move(self, seq: int) -> None:
+        """Mark an entry that is out as being moved to another queue."""
+        segment = self.segment_of(seq)
+        segment.states[seq - segment.base] = MOVING
+
+    def undo_move(self, seq: int) -> None:
+        """Mark an entry that was being moved as out."""
+        segment = self.segment_of(seq)
+        segment.states[seq - segment.base] = OUT
+
+    def count_moved(self, count: int) -> None:
+        """Count entries as gone that are in another queue now: :meth:`end_move` comes later."""
+        self.changing += 1
+        self.acks += count
+        self._moved += count
+        self.changing -= 1
+
+    def end_move(self, seqs: I64) -> None:
+        """Acknowledge entries that were moved and counted. As :meth:`acknowledge`."""
+        records, journal = self._room_for(ACK, seqs)
+        self.changing += 1
+        self._acknowledged(journal, records, seqs)
+        self._moved -= len(seqs)
+        self.changing -= 1
+
+    # -- drop -----------------------------------------------------------------------------------
 
     def drop(self, seqs: I64) -> None:
         """Acknowledge ready entries that no consumer will get (expired, purged, damaged):
-        deliver and ack go to the journal, as for any other."""
-        states = self.states_of(seqs)
-        self.append_actions(DELIVER, seqs[states == PUBLISHED])
-        self.append_actions(ACK, seqs)
-        self.set_states(seqs, ACKED)
+        deliver and ack go to the journal, as for any other. As :meth:`acknowledge`."""
+        delivers = self._words(DELIVER, self._with_state(seqs, PUBLISHED))
+        records = delivers + self._words(ACK, seqs)
+        journal = self._make_room(len(records))
+        self.changing += 1
+        self._acknowledged(journal, records, seqs)
         self.dropped += len(seqs)
-        self.transient.difference_update(seqs.tolist() if self.transient else ())
+        self.changing -= 1
 
     def drop_transient(self) -> None:
         """Acknowledge the transient messages: they end with the engine's run."""
         if self.transient:
             seqs = np.array(sorted(self.transient), np.int64)
             states = self.states_of(seqs)
-            self.set_states(seqs[states == OUT], DELIVERED)
+            self._set_states(seqs[states == OUT], DELIVERED)
             self.drop(seqs[(states != ABSENT) & (states != ACKED)])
 
     def purge(self, stored: list[bytes] | None) -> int:
@@ -285,6 +466,147 @@ class QueueIndex(IndexReader):
                     self.directory, "the directory can't be synced", error
                 ) from error
         return dropped
+
+    # -- after a call that was cut short --------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Forget the memory of a call that was cut short, and read the journal again.
+
+        States become those of the files, with the journal merged into them; positions and counters
+        follow. Entries that are out or being moved stay so, but for those that the call was handing
+        out: they are ready again. No flush may be under way. Segment files are not read.
+        """
+        journal = self.journal
+        journal.erase_tail()
+        walk = walk_journal(journal.map, 0, journal.end)
+        records = JournalRecords(journal.path, walk)
+        for number in records.segment_numbers(self.entry_count):
+            if number not in self.segments:
+                self.segments[number] = Segment(number, self.entry_count)
+        handing = np.asarray(self.handing, np.int64)
+        for segment in self.segments.values():
+            if segment.loaded:
+                self._rebuild_states(segment, records, handing)
+        entries = records.entries
+        self.next_seq = max(self.next_seq, *(entries.seqs[-1:] + 1).tolist())
+        positions = np.full(self.next_seq - self.positions_base, -1, np.int64)
+        known = entries.take(entries.seqs >= self.positions_base)
+        positions[known.seqs - self.positions_base] = known.offsets
+        self.positions = array("q", positions.tobytes())
+        self.transient.update(walk.seqs[walk.kinds == PUBLISH_TRANSIENT].tolist())
+        self.transient = {seq for seq in self.transient if self._may_live(seq)}
+        self.tail_end = 0
+        self.recent = EMPTY_WINDOW.segment
+        self.ahead.forget(next((one.base for one in self.segments.values()), self.next_seq))
+        self.handing = _NONE
+        self._count_again()
+        self.changing = 0
+
+    @staticmethod
+    def _rebuild_states(segment: Segment, records: JournalRecords, handing: I64) -> None:
+        states = np.frombuffer(segment.states, np.uint8)
+        held = (states == OUT) | (states == MOVING)
+        inside = (handing >= segment.base) & (handing < segment.base + len(states))
+        held[handing[inside] - segment.base] = False
+        merged = np.frombuffer(segment.filed, np.uint8).copy()
+        records.merge_into(merged, segment.base)
+        held &= merged == DELIVERED
+        merged[held] = states[held]
+        states[:] = merged
+
+    def _may_live(self, seq: int) -> bool:
+        segment = self.segments.get(seq // self.entry_count)
+        if segment is None:
+            return False
+        return not segment.loaded or segment.states[seq - segment.base] not in (ABSENT, ACKED)
+
+    def _count_again(self) -> None:
+        """Set the counters of acks and deliveries by what the segments hold."""
+        live = sum(segment.unacked for segment in self.segments.values()) - self._moved
+        out = sum(segment.outstanding for segment in self.segments.values()) - self._moved
+        published = self.next_seq - self._first_seq
+        self.acks = self._live_before + published - self.dropped - live
+        self.taken = out + self.acks + self.nacks
+
+    # -- many entries ---------------------------------------------------------------------------
+
+    @staticmethod
+    def _words(kind: int, seqs: I64) -> bytes:
+        """Give a deliver or ack record for each seq_id."""
+        words = seqs.astype(np.uint64) | np.uint64(kind << TYPE_SHIFT)
+        return words.astype(">u8").tobytes()
+
+    def _room_for(self, kind: int, seqs: I64) -> tuple[bytes, Journal]:
+        """Give a deliver or ack record for each seq_id, and the journal, with room for them."""
+        records = self._words(kind, seqs)
+        return records, self._make_room(len(records))
+
+    def _make_room(self, size: int) -> Journal:
+        journal = self.journal
+        if size and journal.end + size > journal.word_limit:
+            return journal.make_room(size, reserve=True)
+        return journal
+
+    def state_of(self, seq: int) -> int:
+        """Give the state of an entry that was published."""
+        segment = self.segment_of(seq)
+        return segment.states[seq - segment.base]
+
+    def _with_state(self, seqs: I64, state: int) -> I64:
+        """Give those of these entries that have this state."""
+        return seqs if self.all_are(seqs, state) else seqs[self.states_of(seqs) == state]
+
+    def _run_of(self, seqs: I64) -> tuple[Segment, int, int] | None:
+        """Give the segment of these entries, and the first and the end in it, if they are a run."""
+        count = len(seqs)
+        if not count:
+            return None
+        first = int(seqs[0])
+        if int(seqs[-1]) - first != count - 1 or (count > 2 and not (np.diff(seqs) == 1).all()):
+            return None
+        segment = self.segment_of(first)
+        rel = first - segment.base
+        return (segment, rel, rel + count) if rel + count <= self.entry_count else None
+
+    def all_are(self, seqs: I64, state: int) -> bool:
+        """Tell whether these entries, whose segments are loaded, all have this state."""
+        run = self._run_of(seqs)
+        if run is None:
+            return bool((self.states_of(seqs) == state).all())
+        segment, first, end = run
+        return segment.states.count(state, first, end) == end - first
+
+    def _set_states(self, seqs: I64, state: int) -> None:
+        """Set the state of entries whose segments are loaded."""
+        run = self._run_of(seqs)
+        if run is not None:
+            segment, first, end = run
+            segment.states[first:end] = bytes((state,)) * (end - first)
+            return
+        for segment, inside in self._by_segment(seqs):
+            np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base] = state
+
+    def _by_segment(self, seqs: I64) -> Iterator[tuple[Segment, slice | Bools]]:
+        """Group seq_ids by their segments; each group as an index into ``seqs``."""
+        if not len(seqs):
+            return
+        numbers = segment_numbers(seqs, self.entry_count)
+        if len(numbers) == 1:
+            yield self.segment_of(int(seqs[0])), slice(None)
+            return
+        for number in numbers:
+            yield self.segment_of(number * self.entry_count), seqs // self.entry_count == number
+
+    def states_of(self, seqs: I64) -> U8:
+        """Give the states of entries that were published."""
+        states = np.zeros(len(seqs), np.uint8)
+        for segment, inside in self._by_segment(seqs):
+            states[inside] = np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base]
+        return states
+
+    def trim_unused(self) -> None:
+        """Give back the maps of segments that nobody uses."""
+        self.trim((self.ahead.window.segment, self.recent), self.ahead.next_fetch)
 
     # -- flush ----------------------------------------------------------------------------------
 

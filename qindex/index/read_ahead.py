@@ -1,37 +1,36 @@
-"""Entries that were read ahead, as columns."""
+"""Entries that were read ahead, and those that were given back."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.format import ACTION_WORD, DELIVER_BITS
 from qindex.format.entries import Entry, is_special
 from qindex.index.segment import PUBLISHED, Segment
 
-__all__ = ["NOTHING_FETCHED", "Fetched"]
+__all__ = ["EMPTY_WINDOW", "ReadAhead", "Window"]
 
 I64 = npt.NDArray[np.int64]
 
 _MOST_ADDED = 128
 
 
-class Fetched:
+class Window:
     """Entries of one segment that were read ahead: columns of equal length, in order of seq_id.
 
     ``states``: :data:`qindex.index.segment.PUBLISHED`, or ``DELIVERED`` for an entry that was
     delivered before. ``extras``: of a plain message its timestamp (nanoseconds), of another the
     :class:`Entry`; ``plain``: all are plain. ``bodies``: empty for a message that is damaged.
-    ``delivers``: the deliver record of each. ``base``: seq_id of the segment's first entry.
+    ``base``: seq_id of the segment's first entry.
     ``most``: up to so many entries a publish adds its own, which is the next; 0: none.
     """
 
     __slots__ = (
         "base",
         "bodies",
-        "delivers",
         "extras",
         "most",
         "plain",
@@ -57,13 +56,11 @@ class Fetched:
         self.bodies = bodies
         self.extras: list[int | Entry] = list(extras)
         self.plain = plain
-        words = seqs.astype(np.uint64) | np.uint64(DELIVER_BITS)
-        self.delivers: list[bytes] = words.astype(">u8").view("V8").tolist()
 
     @classmethod
     def few(
         cls, segment: Segment, seqs: range, bodies: list[bytes], extras: list[int | Entry]
-    ) -> Fetched:
+    ) -> Window:
         """Of messages that were all read with their entries; without an array, which would cost
         more than the messages. A publish may add to them."""
         made = cls.__new__(cls)
@@ -75,7 +72,6 @@ class Fetched:
         made.bodies = bodies
         made.extras = extras
         made.plain = Entry not in set(map(type, extras))
-        made.delivers = [ACTION_WORD.pack(DELIVER_BITS | seq) for seq in seqs]
         return made
 
     @classmethod
@@ -85,8 +81,7 @@ class Fetched:
         first_seq: int,
         bodies: list[bytes],
         stamps: list[int],
-        delivers: list[bytes],
-    ) -> Fetched:
+    ) -> Window:
         """Of plain messages from ``first_seq`` on that were never delivered."""
         made = cls.__new__(cls)
         made.most = 0
@@ -97,7 +92,6 @@ class Fetched:
         made.bodies = bodies
         made.extras = [*stamps]
         made.plain = True
-        made.delivers = delivers
         return made
 
     def __len__(self) -> int:
@@ -113,4 +107,86 @@ class Fetched:
         return end - at
 
 
-NOTHING_FETCHED = Fetched(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)
+EMPTY_WINDOW = Window(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)
+
+
+class ReadAhead:
+    """Where the next delivery comes from: messages that were given back, then the window.
+
+    ``window``: read ahead; the entry at ``at`` of it is the next one. ``next_fetch``: the seq_id to
+    read on from. ``returned``: seq_ids of messages that were given back, a heap; they come before
+    the window. ``returned_by_seq``: body, and timestamp or entry, of each.
+    """
+
+    __slots__ = ("at", "next_fetch", "returned", "returned_by_seq", "window")
+
+    def __init__(self) -> None:
+        self.window = EMPTY_WINDOW
+        self.at = 0
+        self.next_fetch = 0
+        self.returned: list[int] = []
+        self.returned_by_seq: dict[int, tuple[bytes, int | Entry]] = {}
+
+    def is_empty(self) -> bool:
+        """Tell whether the next message has to be read first."""
+        return not self.returned and self.at == len(self.window.seqs)
+
+    def take(self, window: Window, next_fetch: int) -> None:
+        """Go on with a window that was read, where the last one is used up."""
+        self.window = window
+        self.at = 0
+        self.next_fetch = next_fetch
+
+    def add(self, segment: Segment, seq: int, body: bytes, extra: int | Entry) -> bool:
+        """Add the message that was just published, where the consumer keeps up with publishers and
+        there is room; it need not be read then. Tells whether it did."""
+        window = self.window
+        if (
+            seq != self.next_fetch
+            or len(window.seqs) >= window.most
+            or window.segment is not segment
+        ):
+            return False
+        window.seqs.append(seq)
+        window.bodies.append(body)
+        window.extras.append(extra)
+        window.states.append(PUBLISHED)
+        self.next_fetch = seq + 1
+        return True
+
+    def give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
+        """Let a message be delivered again, before all that was not delivered yet."""
+        if seq < self.next_fetch and seq not in self.returned_by_seq:
+            self.returned_by_seq[seq] = body, extra
+            heapq.heappush(self.returned, seq)
+        # Else reading comes by it again.
+
+    def take_returned(self) -> tuple[int, bytes, int | Entry]:
+        """Take the first message that was given back: seq_id, body, and timestamp or entry."""
+        seq = heapq.heappop(self.returned)
+        return seq, *self.returned_by_seq.pop(seq)
+
+    def rewind(self) -> None:
+        """Forget what was read and not delivered, and what was given back: read again, it is the
+        same, in the same order."""
+        upcoming = self.window.seqs[self.at : self.at + 1]
+        self.forget(min([self.next_fetch, *upcoming, *self.returned[:1]]))
+
+    def forget(self, next_fetch: int) -> None:
+        """Forget all, and read on from ``next_fetch``."""
+        self.window = EMPTY_WINDOW
+        self.at = 0
+        self.next_fetch = next_fetch
+        self.returned = []
+        self.returned_by_seq = {}
+
+    def unread(self, seq: int) -> None:
+        """See that nobody who reads forward comes by this entry in what was read ahead."""
+        if self.returned_by_seq.pop(seq, None) is not None:
+            self.returned.remove(seq)
+            heapq.heapify(self.returned)
+        if seq < self.next_fetch:
+            upcoming = self.window.seqs[self.at : self.at + 1]
+            self.next_fetch = min([self.next_fetch, *upcoming])
+            self.window = EMPTY_WINDOW
+            self.at = 0

@@ -1,42 +1,27 @@
-"""Delivering: the half of a queue that consumers use; settling is in :mod:`qindex.queue.settling`.
-
-Messages are read ahead, a window at a time; the path of a single delivery is written out in one
-function.
-"""
+"""Delivering: messages are read ahead, and handed out one by one or in batches."""
 
 from __future__ import annotations
 
-import heapq
-import logging
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from time import monotonic, time_ns
 
-import numpy as np
-
 from journal.call_lock import refuse_twice
-from journal.errors import DamageError, UsageError
-from journal.findings import Cause, Finding, Kind
-from journal.format import DELIVER
-from msgstore.errors import MissingMessageError
+from journal.errors import StoreError, UsageError
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
-from qindex.index.quarantine import quarantine
-from qindex.index.segment import OUT, PUBLISHED
-from qindex.queue.acknowledging import ascending
-from qindex.queue.cut_short import put_back
+from qindex.index.read_ahead import Window
+from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
 from qindex.queue.delivery import Batch, Delivery, make_delivery
+from qindex.queue.flushing import Flusher
 from qindex.queue.leases import check_lease
-from qindex.queue.postponed import MOST_WAITING
+from qindex.queue.message_reader import MessageReader
+from qindex.queue.outstanding import ascending
 from qindex.queue.settling import Settler
+from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import time_left
 
-__all__ = ["READ_AHEAD", "Consumer"]
+__all__ = ["READ_AHEAD", "Deliverer"]
 
-_log = logging.getLogger("qindex.queue")
-
-_LONG_AGO = 1 << 50
-"""Microseconds since 1970, in September 2005: no message expired then."""
 READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
 _READ_TOGETHER = 64
@@ -46,415 +31,381 @@ _READ_AHEAD_SHARED = 480
 and each step of reading ahead would wait for the interpreter, with the queue's lock held."""
 
 
-class Consumer(Settler):
-    """What hands messages out."""
+class Deliverer:
+    """Hands out the messages of one queue.
 
-    def get(self, timeout: float | None = None, *, lease: float | None = None) -> Delivery | None:
-        """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
+    Each call takes ``waits``: whether it may wait for a flush, or for the disk.
+    """
 
-        Gives ``None`` when there was none in time. The message stays in the queue until it is
-        acknowledged; after a crash it is delivered again, with ``redelivered`` true. ``lease``:
-        seconds in which it is to be settled; then it returns to its place in the queue by itself.
-        Raises :class:`DamageError` when the next message is damaged: it names file and offset,
-        the bytes are set aside in a quarantine file, and the next call goes on behind it.
-        O(1), whatever the backlog.
-        """
+    def __init__(
+        self,
+        state: QueueState,
+        flusher: Flusher,
+        reader: MessageReader,
+        letters: DeadLetters,
+        settler: Settler,
+    ) -> None:
+        self._state = state
+        self._flusher = flusher
+        self._reader = reader
+        self._letters = letters
+        self._settler = settler
+
+    # -- one by one -----------------------------------------------------------------------------
+
+    def get(
+        self, timeout: float | None = None, *, lease: float | None = None, waits: bool = True
+    ) -> Delivery | None:
+        """See :meth:`qindex.queue.queue.Queue.get`."""
         if lease is not None:
             check_lease(lease)
-        lock = self._lock
-        given: Delivery | None
+        state = self._state
+        lock = state.lock
         if lock.is_mine():
             refuse_twice()
+        given: Delivery | None
         try:
-            take = lock.take
-            if not take():
-                lock.stand_in_line()
+            state.take()
+            index = state.index
+            ahead = index.ahead
             while True:
-                window = self._window
-                at = self._at
-                if self._returned or at == len(window.seqs):
+                window, at = ahead.window, ahead.at
+                if ahead.returned or at == len(window.seqs):
                     given = None
-                    if (self._returned or not self._fill_few()) and not self._available(timeout):
+                    if not self._available(timeout, waits):
                         break
-                    if self._returned:
+                    if ahead.returned:
                         given = self._take_returned(lease)
                         if given is None:
                             continue
                         break
-                    window = self._window
-                    at = self._at
+                    window, at = ahead.window, ahead.at
                 seq = window.seqs[at]
                 extra = window.extras[at]
                 if extra.__class__ is not int and is_special(extra):
-                    self._at = at + 1
-                    admitted = self._admit(seq, window.bodies[at], extra)
+                    admitted = self._admit(seq, extra)
                     if admitted is None:
+                        ahead.at = at + 1
                         continue
-                    extra, body = admitted, self._body(seq, admitted)
-                    self._at = at
+                    window.extras[at] = extra = admitted
+                    if admitted.message is None:
+                        ahead.at = at + 1
+                        raise self._damage_of(seq, window.bodies[at], admitted)
+                    body = admitted.message.body
                 else:
                     body = window.bodies[at]
-                index = self._index
-                states = window.segment.states
-                rel = seq - window.base
-                fresh = states[rel] == PUBLISHED
-                # Before the write: behind a call a signal's handler may raise, and what has been
-                # taken by then can be told, and put back.
-                states[rel] = OUT
-                self._at = at + 1
-                index.taken += 1
-                try:
-                    if fresh:
-                        try:
-                            index.journal.write(window.delivers[at])
-                        except ValueError:
-                            index.journal.append(window.delivers[at], reserve=True)
-                    given = Delivery()
-                except BaseException:
-                    put_back(self, window, at, fresh)
-                    raise
-                given._queue = self
+                again = not index.deliver(seq)
+                ahead.at = at + 1
+                given = Delivery()
+                given._queue = self._settler
                 given.seq_id = seq
                 given.body = body
-                given.redelivered = not fresh
+                given.redelivered = again
                 given._extra = extra
-                if not fresh:
-                    self._tally.again += 1
-                if (self._watched or lease is not None) and not self._hand_out(given, lease):
+                if again:
+                    state.tally.again += 1
+                if (state.watched or lease is not None) and not self._hand_out(given, lease):
+                    index.handed_out()
                     continue
+                index.handed_out()
                 break
             lock.release()
-        except BaseException:
-            lock.let_go()
+        except BaseException as error:
+            state.leave(error)
             raise
+        if self._letters.waiting:
+            self._letters.move_waiting(waits)
         return given
 
-    def _available(self, timeout: float | None) -> bool:
-        """Wait until something is given back or in the window; false when the time is up."""
+    def _available(self, timeout: float | None, waits: bool) -> bool:
+        """Wait until a message is given back or in the window; false when the time is up."""
+        state = self._state
+        index = state.index
+        ahead = index.ahead
+        if ahead.is_empty() and self._fill_few():
+            return True
+        letters = self._letters
         deadline = None if timeout is None else monotonic() + timeout
-        while not self._returned and self._at == len(self._window.seqs):
-            if self._index.dirty > self._max_dirty:
+        while ahead.is_empty():
+            if index.dirty > self._flusher.max_dirty:
                 # Deliveries count too; a flush may let others in, who fill the window.
-                self._flush_due()
-                if self._returned or self._at < len(self._window.seqs):
+                self._flusher.flush_due(waits)
+                state.resume()
+                if not ahead.is_empty():
                     break
-            if len(self._to_move) >= MOST_WAITING and self._move_unlocked():
+            if len(letters.waiting) >= MOST_WAITING and letters.move_unlocked(waits):
                 continue
-            if self._fill(_READ_AHEAD_SHARED if self._real_lock.is_shared() else READ_AHEAD):
+            if self._fill(_READ_AHEAD_SHARED if state.lock.is_shared() else READ_AHEAD):
                 break
-            if self._to_move and self._move_unlocked():
+            if letters.waiting and letters.move_unlocked(waits):
                 continue
             left = time_left(deadline)
             if left is not None and left <= 0:
                 return False
-            self._waiting += 1
+            state.waiting += 1
             try:
-                self._arrived.wait(left)
+                state.arrived.wait(left)
             finally:
-                self._waiting -= 1
-            self._check_open()
+                state.waiting -= 1
+            state.resume()
         return True
 
     def _fill(self, most: int) -> bool:
         """Read ahead into an empty window; false when nothing is ready."""
-        fetched, self._next_fetch = self._index.fetch(self._next_fetch, most)
-        if fetched is None:
+        index = self._state.index
+        window, index.ahead.next_fetch = index.fetch(index.ahead.next_fetch, most)
+        if window is None:
             return False
-        self._window = fetched
-        self._at = 0
+        index.ahead.take(window, index.ahead.next_fetch)
         return True
 
     def _fill_few(self) -> bool:
         """Read ahead what a consumer has left who keeps up; false where there is nothing, or more
-        to be seen to."""
-        few = self._index.fetch_few(self._next_fetch)
+        to do than that."""
+        index = self._state.index
+        few = index.fetch_few(index.ahead.next_fetch)
         if few is None:
             return False
-        self._next_fetch += len(few.seqs)
-        self._window = few
-        self._at = 0
+        index.ahead.take(few, index.ahead.next_fetch + len(few.seqs))
         return True
 
     def _take_returned(self, lease: float | None) -> Delivery | None:
-        """Deliver the first of what was given back; ``None`` when it may not be delivered."""
-        seq = self._returned[0]
-        index = self._index
+        """Deliver the first message that was given back; ``None`` when it may not be delivered."""
+        state = self._state
+        index = state.index
+        seq, body, extra = index.ahead.take_returned()
         try:
-            heapq.heappop(self._returned)
-            body, extra = self._returned_by_seq[seq]
             if not isinstance(extra, int):
-                admitted = self._admit(seq, body, extra)
-                del self._returned_by_seq[seq]
+                admitted = self._admit(seq, extra)
                 if admitted is None:
                     return None
-                body = self._body(seq, admitted)
-                self._returned_by_seq[seq] = body, admitted
                 extra = admitted
-            segment = index.segment_of(seq)
-            # If so, it is here because it could not be marked as delivered before.
-            fresh = segment.states[seq - segment.base] == PUBLISHED
-            given = make_delivery(self, seq, body, not fresh, extra)
-            if fresh:
-                index.append_actions(DELIVER, np.array([seq]))
-        except BaseException:
-            if seq in self._returned_by_seq and seq not in self._returned:
-                heapq.heappush(self._returned, seq)
+                if admitted.message is None:
+                    raise self._damage_of(seq, body, admitted)
+                body = admitted.message.body
+            # A fresh one is here because it could not be marked as delivered before.
+            fresh = index.deliver(seq)
+        except StoreError:
+            if index.state_of(seq) in (PUBLISHED, DELIVERED):
+                index.ahead.give_back(seq, body, extra)
             raise
-        del self._returned_by_seq[seq]
-        self._tally.again += not fresh
-        segment.states[seq - segment.base] = OUT
-        index.taken += 1
-        return given if self._hand_out(given, lease) else None
+        given = make_delivery(self._settler, seq, body, not fresh, extra)
+        state.tally.again += not fresh
+        handed = self._hand_out(given, lease)
+        index.handed_out()
+        return given if handed else None
 
-    def _admit(self, seq: int, body: bytes, extra: int | Entry) -> Entry | None:
+    def _hand_out(self, delivery: Delivery, lease: float | None) -> bool:
+        """Note what is to be noted of a delivery; false when it has been delivered too often, and
+        is not to be handed out. Lock held."""
+        state = self._state
+        seq = delivery.seq_id
+        state.went_out(1, len(delivery.body))
+        if delivery.redelivered:
+            before = state.returns.get(seq, 1)
+            if state.delivery_limit and before >= state.delivery_limit:
+                delivery._queue = None
+                self._letters.withhold(seq, delivery.message)
+                return False
+            delivery._count = before + 1
+            if state.counts is not None:
+                self._note_count(seq, before + 1)
+        if lease is not None:
+            self._settler.lend(delivery, delivery.delivery_count, lease, delivery)
+        return True
+
+    def _note_count(self, seq: int, count: int) -> None:
+        """Put a delivery where the next run finds it, before the message is handed out."""
+        state = self._state
+        assert state.counts is not None
+        state.returns[seq] = count
+        state.nacked_at.setdefault(seq, 0)
+        state.counts.note(seq, count, state.returns)
+
+    def _admit(self, seq: int, extra: int | Entry) -> Entry | None:
         """See to an entry that is not plain: ``None`` when it had expired and was dropped, else
         the entry, with its message where that is in the message store. A damaged one is given
-        with ``message`` ``None``.
+        with ``message`` ``None``. Raises :class:`StorageError`; nothing has changed then.
         """
         assert isinstance(extra, Entry)
-        index = self._index
+        entry = self._reader.without_flipped_bits(seq, extra)
+        if entry.expiry and entry.expiry <= time_ns() // 1000:
+            self._letters.part_with_expired(seq, entry)
+            return None
+        entry = self._reader.with_message(entry)
+        if entry.stored and entry.message is not None:
+            self._state.stored_out[seq] = entry.msg_id
+        return entry
+
+    def _damage_of(self, seq: int, body: bytes, entry: Entry) -> StoreError:
+        """Set a damaged entry aside, and drop it; gives the error to be raised. Where that is not
+        possible now, the entry stays."""
         try:
-            if extra.corrected:
-                path, offset = index.where(seq)
-                what, consequence = "one flipped bit", "corrected from the checksum: none lost"
-                kind = Kind.CORRECTED
-                index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence, kind)])
-                extra = replace(extra, corrected=False)
-            if 0 < extra.expiry <= _LONG_AGO and extra.stored:
-                # The one field of such an entry that nothing vouches for, and a flipped bit in
-                # "never" is a time long ago, or ahead.
-                path, offset = index.where(seq)
-                what, consequence = "an expiry before 2006", "taken as none: the message stays"
-                index.report([Finding(path, offset, 8, Cause.DAMAGE, what, consequence)])
-                extra = replace(extra, expiry=0)
-            if extra.expiry and extra.expiry <= time_ns() // 1000:
-                self._expire(seq, extra)
-                return None
-            extra = self._with_message(extra)
-            if extra.stored and extra.message is not None:
-                self._stored_out[seq] = extra.msg_id
-            return extra
-        except BaseException:
-            self._give_back(seq, body, extra)
+            return self._reader.drop_damaged(seq, entry)
+        except StoreError:
+            self._state.index.ahead.give_back(seq, body, entry)
             raise
 
-    def _with_message(self, entry: Entry) -> Entry:
-        """Read the message of an entry from the message store, if it is there; where it can't be
-        had, ``damage`` tells why."""
-        if not entry.stored or entry.message is not None or entry.damage:
-            return entry
-        if self._messages is None:
-            what, kind = "it is in a message store, and there is none", Kind.ENTRY_WITHOUT_MESSAGE
-            return replace(entry, damage=what, kind=kind)
-        msg_id = entry.msg_id
-        try:
-            message = self._messages.read(msg_id)
-        except MissingMessageError as error:
-            return replace(entry, damage=str(error), kind=Kind.ENTRY_WITHOUT_MESSAGE)
-        except DamageError as error:
-            return replace(entry, damage=str(error), kind=Kind.CHECKSUM)
-        return make_entry(msg_id, entry.expiry, entry.size, message, stored=True)
-
-    def _expire(self, seq: int, entry: Entry) -> None:
-        """Drop an entry whose time is up, or let it go to the dead-letter queue."""
-        if self.settings.dead_letter is None:
-            self._drop_one(seq, entry)
-            self._tally.given_up["expired"] += 1
-            return
-        entry = self._with_message(entry)
-        if entry.message is None:
-            path, offset = self._set_aside(seq, entry)
-            _log.error("%s: at offset %d: expired, and damaged: %s", path, offset, entry.damage)
-            self._drop_one(seq, entry)
-            return
-        index = self._index
-        segment = index.segment_of(seq)
-        if segment.states[seq - segment.base] == PUBLISHED:
-            index.append_actions(DELIVER, np.array([seq]))
-        index.taken += 1
-        self._tally.withheld += 1
-        self._tally.given_up["expired"] += 1
-        self._went_out(1, entry.size)
-        if entry.stored:
-            self._stored_out[seq] = entry.msg_id
-        self._set_moving(seq, entry.message, "expired")
-
-    def _drop_one(self, seq: int, entry: Entry) -> None:
-        self._index.drop(np.array([seq]))
-        self._went_out(1, entry.size)
-        if entry.stored:
-            self._stored_out.pop(seq, None)
-            self._release([entry.msg_id])
-        if seq in self._returns:
-            self._forget((seq,))
-
-    def _set_aside(self, seq: int, entry: Entry) -> tuple[str, int]:
-        """Copy the bytes of a damaged message into a quarantine file; gives its file and offset."""
-        index = self._index
-        path, offset = index.where(seq)
-        data = index.bytes_of(seq)
-        if entry.stored and self._messages is not None:
-            # A message that is gone leaves its entry alone to be set aside.
-            with suppress(MissingMessageError):
-                path, offset, data = self._messages.raw(entry.msg_id)
-        if data:  # else it was set aside when the file was read
-            quarantine(index.fs, path, offset, data)
-        return path, offset
-
-    def _body(self, seq: int, entry: Entry) -> bytes:
-        """Give the body of an entry that is about to be delivered.
-
-        Raises :class:`DamageError` for a damaged one, after setting its bytes aside.
-        """
-        if entry.message is not None:
-            return entry.message.body
-        try:
-            path, offset = self._set_aside(seq, entry)
-            self._drop_one(seq, entry)
-        except BaseException:
-            self._give_back(seq, b"", entry)
-            raise
-        what = f"the message with seq_id {seq} is damaged: {entry.damage}"
-        aside = "set aside in quarantine"
-        finding = Finding(path, offset, 0, Cause.DAMAGE, what, aside, entry.kind)
-        self._index.report([finding])
-        error = DamageError(path, offset, what)
-        _log.error("%s", error)
-        raise error
+    # -- in batches -----------------------------------------------------------------------------
 
     def get_many(
-        self, most: int, timeout: float | None = 0, *, lease: float | None = None
+        self,
+        most: int,
+        timeout: float | None = 0,
+        *,
+        lease: float | None = None,
+        waits: bool = True,
     ) -> Batch:
-        """Take up to ``most`` messages at once, in order.
-
-        Waits up to ``timeout`` seconds for the first one only (default: not at all); gives an
-        empty batch when there is none. ``lease`` as in :meth:`get`, of each of them. A damaged
-        message ends the batch before it; the next call raises its :class:`DamageError`. One append
-        to the journal for the batch.
-        """
+        """See :meth:`qindex.queue.queue.Queue.get_many`."""
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"the number of messages must be at least 1, not {most!r}")
         if lease is not None:
             check_lease(lease)
-        with self._lock:
-            ready = self._available(timeout)
+        with self._state as state:
+            ready = self._available(timeout, waits)
             # Made after the waiting: what was given back meanwhile may be a part of it.
-            batch = Batch(self, self._index.nacks)
+            batch = Batch(self._settler, state.index.nacks)
             # Again, where all of them had been delivered too often.
             while ready and not batch:
-                try:
-                    while len(batch) < most and self._take_into(batch, most - len(batch)):
-                        pass
-                finally:
-                    self._mark_out(batch)
-                    ready = self._is_tracked(lease) and self._hand_out_all(batch, lease)
-        if self._to_move:
-            self._move_waiting()
+                self.take_many(batch, most)
+                ready = self.mark_out(batch, lease)
+                if batch:
+                    self._flusher.tick(waits)
+        if self._letters.waiting:
+            self._letters.move_waiting(waits)
         return batch
 
-    def _is_tracked(self, lease: float | None) -> bool:
-        """Tell whether deliveries are to be looked at one by one."""
-        return self._watched or bool(self._returns) or lease is not None
+    def take_many(self, batch: Batch, most: int) -> None:
+        """Move messages that may be delivered into ``batch``, up to ``most``. An error ends it
+        before its message, which raises it at the next call."""
+        try:
+            while len(batch) < most and self._take_into(batch, most - len(batch)):
+                pass
+        except StoreError:
+            if not batch:
+                raise
 
     def _take_into(self, batch: Batch, most: int) -> bool:
         """Move messages that may be delivered into ``batch``; false when it has to end here."""
-        if self._returned:
-            seq = heapq.heappop(self._returned)
-            body, extra = self._returned_by_seq.pop(seq)
-            return self._take_entry(batch, seq, extra, body)
-        at = self._at
-        if at == len(self._window.seqs):
+        index = self._state.index
+        ahead = index.ahead
+        if ahead.returned:
+            return self._take_entry(batch, *ahead.take_returned())
+        at = ahead.at
+        if at == len(ahead.window.seqs):
             if not self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):
                 return False
             at = 0
-        window = self._window
+        window = ahead.window
         count = window.as_they_are(at, most)
         if count:
             part = slice(at, at + count)
-            self._at = at + count
+            ahead.at = at + count
             batch._extend(
                 window.seqs[part], window.bodies[part], window.states[part], window.extras[part]
             )
             return True
-        if self._take_stored(batch, at, min(most, _READ_TOGETHER)):
+        if self._take_stored(batch, window, at, min(most, _READ_TOGETHER)):
             return True
-        self._at = at + 1
-        return self._take_entry(batch, window.seqs[at], window.extras[at], window.bodies[at])
+        ahead.at = at + 1
+        return self._take_entry(batch, window.seqs[at], window.bodies[at], window.extras[at])
 
-    def _take_stored(self, batch: Batch, at: int, most: int) -> bool:
-        """Move messages into ``batch`` that are in the message store, sound, and have nothing else
-        to be seen to: up to ``most``; false when there are none, or not two."""
-        window = self._window
+    def _take_stored(self, batch: Batch, window: Window, at: int, most: int) -> bool:
+        """Move messages into ``batch`` that are in the message store, sound, and need nothing else:
+        up to ``most``; false when there are none, or not two."""
+        state = self._state
         waiting: list[Entry] = []
         for extra in window.extras[at : at + most]:
             if not isinstance(extra, Entry) or not is_only_stored(extra):
                 break
             waiting.append(extra)
-        if self._messages is None or len(waiting) < 2:
+        if state.messages is None or len(waiting) < 2:
             return False
-        messages = self._messages.read_many([entry.msg_id for entry in waiting])
+        messages = state.messages.read_many([entry.msg_id for entry in waiting])
         taken = [
             make_entry(entry.msg_id, 0, entry.size, message, stored=True)
             for entry, message in zip(waiting, messages, strict=False)
         ]
         part = slice(at, at + len(taken))
         seqs = window.seqs[part]
-        self._stored_out.update(zip(seqs, (entry.msg_id for entry in taken), strict=True))
-        self._at = part.stop
+        state.stored_out.update(zip(seqs, (entry.msg_id for entry in taken), strict=True))
+        state.index.ahead.at = part.stop
         bodies = [message.body for message in messages]
         batch._extend(seqs, bodies, window.states[part], taken)
         return bool(taken)
 
-    def _take_entry(self, batch: Batch, seq: int, extra: int | Entry, body: bytes) -> bool:
+    def _take_entry(self, batch: Batch, seq: int, body: bytes, extra: int | Entry) -> bool:
         """Move one message into ``batch``, or drop it (expired); false when it is damaged and
         the batch has to end before it."""
+        index = self._state.index
         if not isinstance(extra, int):
-            admitted = self._admit(seq, body, extra)
+            try:
+                admitted = self._admit(seq, extra)
+            except StoreError:
+                index.ahead.give_back(seq, body, extra)
+                raise
             if admitted is None:
                 return True
-            if batch and admitted.message is None:
-                # Its error is for the next call, and belongs to no message of this batch.
-                self._give_back(seq, body, admitted)
-                return False
-            extra, body = admitted, self._body(seq, admitted)
-        segment = self._index.segment_of(seq)
-        batch._extend((seq,), (body,), bytes((segment.states[seq - segment.base],)), (extra,))
+            if admitted.message is None:
+                if batch:
+                    # Its error is for the next call, and belongs to no message of this batch.
+                    index.ahead.give_back(seq, body, admitted)
+                    return False
+                raise self._damage_of(seq, body, admitted)
+            extra, body = admitted, admitted.message.body
+        batch._extend((seq,), (body,), bytes((index.state_of(seq),)), (extra,))
         return True
 
-    def _mark_out(self, batch: Batch) -> None:
+    def mark_out(self, batch: Batch, lease: float | None) -> bool:
+        """Mark the messages of a batch as out. Those that were delivered too often are taken out of
+        it, and it tells whether there were any. Lock held."""
         if not batch:
-            return
-        seqs = ascending(batch.seq_ids)
-        index = self._index
+            return False
+        state = self._state
+        index = state.index
         try:
-            fresh = seqs[index.states_of(seqs) == PUBLISHED]
-            index.append_actions(DELIVER, fresh)
-        except BaseException:
+            fresh = index.deliver_many(ascending(batch.seq_ids))
+        except StoreError:
             for seq, body, extra in zip(batch.seq_ids, batch.bodies, batch._extras, strict=True):
-                self._give_back(seq, body, extra)
+                index.ahead.give_back(seq, body, extra)
             raise
-        try:
-            index.set_states(seqs, OUT)
-            index.taken += len(batch)
-            self._tally.again += len(seqs) - len(fresh)
-            if self._limits is not None:
-                self._went_out(len(batch), sum(map(len, batch.bodies)))
-        except BaseException as error:
-            self._cut_short(error)
-            raise
-        self._tick()
+        state.tally.again += len(batch) - fresh
+        if state.limits is not None:
+            state.went_out(len(batch), sum(map(len, batch.bodies)))
+        withheld = False
+        if state.watched or state.returns or lease is not None:
+            withheld = self._hand_out_all(batch, lease)
+        index.handed_out()
+        return withheld
+
+    def _hand_out_all(self, batch: Batch, lease: float | None) -> bool:
+        """Note what is to be noted of a batch; tells whether some of it were delivered too often,
+        and were taken out of it. Lock held."""
+        state = self._state
+        again: dict[int, int] = {}
+        for delivery in batch if DELIVERED in batch._states else ():
+            if not delivery.redelivered:
+                continue
+            before = state.returns.get(delivery.seq_id, 1)
+            if state.delivery_limit and before >= state.delivery_limit:
+                self._letters.withhold(delivery.seq_id, delivery.message)
+                again[delivery.seq_id] = 0
+                continue
+            again[delivery.seq_id] = before + 1
+            if state.counts is not None:
+                self._note_count(delivery.seq_id, before + 1)
+        batch._set_counts(again)
+        if lease is not None:
+            for delivery in batch:
+                self._settler.lend(delivery, delivery.delivery_count, lease, None)
+        return 0 in again.values()
+
+    # -- consuming and looking --------------------------------------------------------------------
 
     def consume(
-        self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
+        self, prefetch: int, timeout: float | None, lease: float | None
     ) -> Iterator[Delivery]:
-        """Yield messages as they come; ends when none came for ``timeout`` seconds.
-
-        At most ``prefetch`` of those it gave are unacknowledged at a time: then it waits for an
-        ack (by another thread), up to ``timeout`` seconds too, before it gives the next.
-        ``lease`` as in :meth:`get`, of each of them.
-        """
-        if not isinstance(prefetch, int) or prefetch < 1:
-            raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
+        """See :meth:`qindex.queue.queue.Queue.consume`."""
         given: list[Delivery] = []
         while True:
             if len(given) >= prefetch:
@@ -470,15 +421,96 @@ class Consumer(Settler):
     def _await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
         """Wait until one of these is settled, or the time is up; gives those that are not."""
         deadline = None if timeout is None else monotonic() + timeout
-        with self._lock:
+        with self._state as state:
             while True:
                 held = [delivery for delivery in given if not delivery.settled]
                 left = time_left(deadline)
                 if len(held) < len(given) or (left is not None and left <= 0):
                     return held
-                self._holding += 1
+                state.holding += 1
                 try:
-                    self._settled.wait(left)
+                    state.settled.wait(left)
                 finally:
-                    self._holding -= 1
-                self._check_open()
+                    state.holding -= 1
+                state.resume()
+
+    def peek(self, most: int) -> list[Delivery]:
+        """See :meth:`qindex.queue.queue.Queue.peek`."""
+        if not isinstance(most, int) or most < 0:
+            raise UsageError(f"the number of messages must be at least 0, not {most!r}")
+        with self._state:
+            now = time_ns() // 1000
+            seen: list[Delivery] = []
+            if not most:
+                return seen
+            for seq, body, again, extra in self._ahead(most):
+                if isinstance(extra, int):
+                    seen.append(make_delivery(None, seq, body, again, extra))
+                elif not 0 < extra.expiry <= now:
+                    entry = self._reader.with_message(extra)
+                    if entry.message is not None:
+                        seen.append(make_delivery(None, seq, entry.message.body, again, entry))
+                if len(seen) == most:
+                    break
+            return seen
+
+    def _ahead(self, most: int) -> Iterator[tuple[int, bytes, bool, int | Entry]]:
+        """Go through what is ready, in order; nothing is taken. Lock held."""
+        index = self._state.index
+        ahead = index.ahead
+        for seq in sorted(ahead.returned):
+            body, extra = ahead.returned_by_seq[seq]
+            yield seq, body, True, extra
+        window: Window | None = ahead.window
+        first, start = ahead.at, ahead.next_fetch
+        while window is not None:
+            for at in range(first, len(window)):
+                again = window.states[at] == DELIVERED
+                yield window.seqs[at], window.bodies[at], again, window.extras[at]
+            first = 0
+            window, start = index.fetch(start, min(max(most, 1), READ_AHEAD))
+
+    # -- from the back ----------------------------------------------------------------------------
+
+    def take_last(self, *, waits: bool = True) -> Delivery | None:
+        """See :func:`qindex.queue.lifo.take_last`."""
+        with self._state as state:
+            index = state.index
+            given: Delivery | None = None
+            while index.live > index.out and (seq := index.last_ready()) is not None:
+                index.ahead.unread(seq)
+                body, extra = index.read_one(seq)
+                if isinstance(extra, Entry):
+                    admitted = self._admit(seq, extra)
+                    if admitted is None:
+                        continue
+                    if admitted.message is None:
+                        raise self._damage_of(seq, body, admitted)
+                    extra, body = admitted, admitted.message.body
+                fresh = index.deliver(seq)
+                made = make_delivery(self._settler, seq, body, not fresh, extra)
+                state.tally.again += not fresh
+                handed = self._hand_out(made, None)
+                index.handed_out()
+                self._flusher.tick(waits)
+                if handed:
+                    given = made
+                    break
+        self._letters.move_waiting(waits)
+        return given
+
+    def peek_last(self) -> bytes | None:
+        """See :func:`qindex.queue.lifo.peek_last`."""
+        with self._state as state:
+            index = state.index
+            below = index.next_seq
+            now = time_ns() // 1000
+            while (seq := index.last_ready(below)) is not None:
+                below = seq
+                body, extra = index.read_one(seq)
+                if isinstance(extra, int):
+                    return body
+                entry = self._reader.with_message(extra)
+                if entry.message is not None and not 0 < entry.expiry <= now:
+                    return entry.message.body
+            return None

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Protocol, overload
 
 from journal.errors import UsageError
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.segment import DELIVERED
 
-if TYPE_CHECKING:
-    from qindex.queue.settling import Settler
+__all__ = ["Batch", "BatchDelivery", "Delivery", "Settles", "make_delivery"]
 
-__all__ = ["Batch", "BatchDelivery", "Delivery", "make_delivery"]
+
+class Settles(Protocol):
+    """What a delivery needs of the queue that it is of."""
+
+    name: str
+
+    def ack(self, delivery: Delivery, /) -> None:
+        """Acknowledge it."""
+
+    def nack(self, delivery: Delivery, /, requeue: bool = True) -> None:
+        """Give it back."""
+
+    def extend(self, delivery: Delivery, seconds: float, /) -> None:
+        """Let its lease end later."""
+
+    def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
+        """Tell whether an entry is still with a consumer."""
 
 
 class Delivery:
@@ -29,7 +44,7 @@ class Delivery:
 
     # Without an __init__, which would cost as much as all that it sets: made by make_delivery, and
     # in the path of a single get.
-    _queue: Settler | None
+    _queue: Settles | None
     seq_id: int
     body: bytes
     redelivered: bool
@@ -89,7 +104,7 @@ class Delivery:
     @property
     def settled(self) -> bool:
         """Whether it was acknowledged or given back (or was only looked at)."""
-        return self._queue is None or not self._queue._is_out(self.seq_id)
+        return self._queue is None or not self._queue.is_out(self.seq_id)
 
     def ack(self) -> None:
         """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
@@ -103,7 +118,7 @@ class Delivery:
         """Keep it for ``seconds`` from now; see :meth:`qindex.queue.queue.Queue.extend`."""
         self._its_queue().extend(self, seconds)
 
-    def _its_queue(self) -> Settler:
+    def _its_queue(self) -> Settles:
         if self._queue is None:
             raise UsageError(
                 f"delivery of seq_id {self.seq_id} is settled already, or its lease has run out"
@@ -131,7 +146,7 @@ class Delivery:
 
 
 def make_delivery(
-    queue: Settler | None, seq_id: int, body: bytes, redelivered: bool, extra: int | Entry
+    queue: Settles | None, seq_id: int, body: bytes, redelivered: bool, extra: int | Entry
 ) -> Delivery:
     """Make one; ``queue``: where it is to be settled."""
     made = Delivery()
@@ -156,7 +171,7 @@ class BatchDelivery(Delivery):
     @property
     def settled(self) -> bool:
         """Whether it was acknowledged or given back."""
-        return self._queue is None or not self._queue._is_out(self.seq_id, self.taken)
+        return self._queue is None or not self._queue.is_out(self.seq_id, self.taken)
 
 
 class Batch(Sequence[Delivery]):
@@ -168,7 +183,7 @@ class Batch(Sequence[Delivery]):
 
     __slots__ = ("_counts", "_extras", "_queue", "_states", "_taken", "bodies", "seq_ids")
 
-    def __init__(self, queue: Settler, taken: int) -> None:
+    def __init__(self, queue: Settles, taken: int) -> None:
         self._queue = queue
         self._taken = taken
         self.seq_ids: list[int] = []

@@ -1,26 +1,21 @@
-"""A queue: what a user touches. Publishing is in :mod:`qindex.queue.producing`, delivering and
-settling in :mod:`qindex.queue.delivering`."""
+"""A queue: the face that its users hold. Its parts do the work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from time import time_ns
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from journal.errors import UsageError
-from qindex.format.entries import Entry
-from qindex.index.read_ahead import NOTHING_FETCHED, Fetched
-from qindex.index.segment import DELIVERED
-from qindex.queue.delivering import READ_AHEAD, Consumer
-from qindex.queue.delivery import Delivery, make_delivery
-from qindex.queue.fast_paths import install
-from qindex.queue.producing import Publisher
+from qindex.format.message import Message
+from qindex.format.settings import QueueSettings
+from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.parts import QueueParts
 from qindex.queue.stats import QueueStats
-from qindex.queue.tally import by_reason
 
 __all__ = ["Queue"]
 
 
-class Queue(Publisher, Consumer):
+class Queue:
     """One durable queue, first in, first out. Made by :meth:`qindex.engine.engine.Engine.queue`.
 
     Thread-safe. What is durable when a call returns, the engine's ``durability`` says; with
@@ -30,105 +25,217 @@ class Queue(Publisher, Consumer):
     (full disk) and :class:`~journal.errors.WritesRefusedError` after a write or sync has failed.
     """
 
+    __slots__ = ("__weakref__", "_deliverer", "_parts", "_producer", "_settler")
+
+    def __init__(self, parts: QueueParts) -> None:
+        self._parts = parts
+        self._producer = parts.producer
+        self._deliverer = parts.deliverer
+        self._settler = parts.settler
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._parts.state.name
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings."""
+        return self._parts.state.settings
+
+    # -- publishing -----------------------------------------------------------------------------
+
+    def publish(
+        self,
+        body: bytes,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """Append a message; gives its seq_id.
+
+        ``ttl``: seconds after which it is dropped when it gets to the head. ``persistent``:
+        whether it outlives the engine's run. ``confirm``: wait until it is on disk. ``timeout``:
+        seconds to wait for room in a queue with ``overflow="block"`` (``None``: for ever).
+        Raises :class:`UsageError` for values that can't be stored, and
+        :class:`~journal.errors.QueueFullError`; nothing has changed then.
+        O(size of the message).
+        """
+        return self._producer.publish(
+            body,
+            key=key,
+            headers=headers,
+            properties=properties,
+            ttl=ttl,
+            persistent=persistent,
+            confirm=confirm,
+            timeout=timeout,
+        )
+
+    def publish_many(
+        self,
+        bodies: Iterable[bytes],
+        *,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> range:
+        """Append a batch, in order, with one write; gives the range of its seq_ids.
+
+        Raises as :meth:`publish`; then none of the batch is published.
+        """
+        return self._producer.publish_many(
+            bodies, ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout
+        )
+
+    def publish_messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> range:
+        """Append messages with their keys, headers and properties, in order, with one write; gives
+        the range of their seq_ids.
+
+        A message that has a timestamp keeps it. Raises as :meth:`publish`; then none of them is
+        published.
+        """
+        return self._producer.publish_messages(
+            messages, ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout
+        )
+
+    def reserve(self, count: int) -> int:
+        """Reserve seq_ids for the next ``count`` messages, durably on return; gives the first.
+
+        Until as many are published, a crash of this process skips no seq_id: how many of them
+        were published can be told from the next one. Raises :class:`UsageError` for a count above
+        :data:`~qindex.queue.producing.MOST_RESERVED`, :class:`StorageError`.
+        """
+        return self._producer.reserve(count)
+
+    # -- delivering -----------------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None, *, lease: float | None = None) -> Delivery | None:
+        """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
+
+        Gives ``None`` when there was none in time. The message stays in the queue until it is
+        acknowledged; after a crash it is delivered again, with ``redelivered`` true. ``lease``:
+        seconds in which it is to be settled; then it returns to its place in the queue by itself.
+        Raises :class:`DamageError` when the next message is damaged: it names file and offset,
+        the bytes are set aside in a quarantine file, and the next call goes on behind it.
+        O(1), whatever the backlog.
+        """
+        return self._deliverer.get(timeout, lease=lease)
+
+    def get_many(
+        self, most: int, timeout: float | None = 0, *, lease: float | None = None
+    ) -> Batch:
+        """Take up to ``most`` messages at once, in order.
+
+        Waits up to ``timeout`` seconds for the first one only (default: not at all); gives an
+        empty batch when there is none. ``lease`` as in :meth:`get`, of each of them. A damaged
+        message ends the batch before it; the next call raises its :class:`DamageError`. One append
+        to the journal for the batch.
+        """
+        return self._deliverer.get_many(most, timeout, lease=lease)
+
+    def consume(
+        self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
+    ) -> Iterator[Delivery]:
+        """Yield messages as they come; ends when none came for ``timeout`` seconds.
+
+        At most ``prefetch`` of those it gave are unacknowledged at a time: then it waits for an
+        ack (by another thread), up to ``timeout`` seconds too, before it gives the next.
+        ``lease`` as in :meth:`get`, of each of them.
+        """
+        if not isinstance(prefetch, int) or prefetch < 1:
+            raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
+        return self._deliverer.consume(prefetch, timeout, lease)
+
     def peek(self, most: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them. O(most)."""
-        if not isinstance(most, int) or most < 0:
-            raise UsageError(f"the number of messages must be at least 0, not {most!r}")
-        with self._lock:
-            now = time_ns() // 1000
-            seen: list[Delivery] = []
-            if not most:
-                return seen
-            for seq, body, again, extra in self._ahead(most):
-                if isinstance(extra, int):
-                    seen.append(make_delivery(None, seq, body, again, extra))
-                elif not 0 < extra.expiry <= now:
-                    entry = self._with_message(extra)
-                    if entry.message is not None:
-                        seen.append(make_delivery(None, seq, entry.message.body, again, entry))
-                if len(seen) == most:
-                    break
-            return seen
+        return self._deliverer.peek(most)
 
-    def _ahead(self, most: int) -> Iterator[tuple[int, bytes, bool, int | Entry]]:
-        """Go through what is ready, in order; nothing is taken. Lock held."""
-        for seq in sorted(self._returned):
-            body, extra = self._returned_by_seq[seq]
-            yield seq, body, True, extra
-        window: Fetched | None = self._window
-        first, start = self._at, self._next_fetch
-        while window is not None:
-            for at in range(first, len(window)):
-                again = window.states[at] == DELIVERED
-                yield window.seqs[at], window.bodies[at], again, window.extras[at]
-            first = 0
-            window, start = self._index.fetch(start, min(max(most, 1), READ_AHEAD))
+    # -- settling -------------------------------------------------------------------------------
 
-    def stats(self) -> QueueStats:
-        """Give the queue's figures at this moment."""
-        with self._lock:
-            index, tally = self._index, self._tally
-            sizes = [segment.file_size for segment in index.segments.values()]
-            return QueueStats(
-                name=self.name,
-                ready=len(self),
-                unacked=index.out,
-                segments=len(sizes),
-                segment_bytes=sum(sizes),
-                journal_bytes=index.journal.tell(),
-                journal_entries=index.dirty,
-                next_seq_id=index.next_seq,
-                published=index.next_seq - self._first_seq,
-                acked=index.acks + index.dropped,
-                flushes=index.flushes,
-                flushed_bytes=index.flushed_bytes,
-                journal_syncs=index.syncs,
-                dead_lettered=tally.moved.total(),
-                delivered=index.taken - tally.withheld,
-                requeued=index.nacks,
-                dropped=index.dropped,
-                flush_durations=self._flush_times.durations(),
-                sync_durations=index.sync_durations,
-                redelivered=tally.again,
-                refused=tally.refused,
-                given_up=by_reason(tally.given_up),
-                dead_letters=by_reason(tally.moved),
-                settings=self.settings,
-            )
+    def ack(self, delivery: Delivery) -> None:
+        """Acknowledge: the message is done with, and never comes back once this is durable.
+
+        Raises :class:`UsageError` for a delivery of another queue, or one that was settled.
+        """
+        self._settler.ack(delivery)
+
+    def ack_many(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
+        self._settler.ack_many(deliveries)
+
+    def ack_up_to(self, seq_id: int) -> int:
+        """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
+        number."""
+        return self._settler.ack_up_to(seq_id)
+
+    def nack(self, delivery: Delivery, requeue: bool = True) -> None:
+        """Give a message back: it returns to its place in the queue.
+
+        With ``requeue=False``, or when it was delivered ``delivery_limit`` times, it goes to the
+        dead-letter queue; without one it is dropped. Raises as :meth:`ack`, and with
+        ``requeue=False`` :class:`~journal.errors.QueueFullError` when the dead-letter queue is
+        full: the delivery is then as it was.
+        """
+        self._settler.nack(delivery, requeue)
+
+    def requeue(self, delivery: Delivery) -> None:
+        """Give a message back to its place; the same as ``nack(delivery, requeue=True)``."""
+        self._settler.nack(delivery, True)
+
+    def extend(self, delivery: Delivery, seconds: float) -> None:
+        """Let the lease of a delivery end ``seconds`` from now.
+
+        Raises :class:`UsageError` for one that is settled, whose lease has run out, or that has
+        none.
+        """
+        self._settler.extend(delivery, seconds)
+
+    # -- the whole queue ------------------------------------------------------------------------
 
     def purge(self) -> int:
         """Drop all ready messages; gives their number. Those with consumers stay theirs."""
-        with self._lock:
-            self._await_flush()
-            # First, so that a purge that fails half-way leaves nothing here that is gone there.
-            self._window = NOTHING_FETCHED
-            self._at = 0
-            returned, self._returned = self._returned, []
-            self._returned_by_seq = {}
-            self._next_fetch = 0
-            for seq in returned:
-                self._stored_out.pop(seq, None)
-            in_use = self._messages is not None and self._messages.in_use
-            stored: list[bytes] | None = [] if in_use else None
-            with self._in_one_piece():
-                try:
-                    dropped = self._index.purge(stored)
-                finally:
-                    if stored:
-                        self._release(stored)
-                    self._recount()
-                self._forget(returned)
-                self._next_fetch = self._index.next_seq
-        if self._sync_each:
-            self._index.journal.sync()
-        return dropped
+        return self._parts.purge()
 
-    def _recount(self) -> None:
-        """Count anew what is ready, after a purge or a part of one. Lock held."""
-        limits = self._limits
-        if limits is not None:
-            limits.bytes = 0 if limits.max_bytes is None else self._index.ready_bytes()
-            self._room.notify_all()
+    def flush(self) -> None:
+        """Bring the journal into the segment files and empty it. All that returned before is
+        durable on return, as after :meth:`sync`.
 
+        Publishers and consumers go on meanwhile. Raises :class:`StorageError`: a full disk leaves
+        all as it was; after any other failure no more writes are taken.
+        """
+        self._parts.flusher.flush()
 
-install(Queue)
+    def sync(self) -> None:
+        """Make all that returned before durable against power loss. Concurrent callers share."""
+        self._parts.flusher.sync()
+
+    def stats(self) -> QueueStats:
+        """Give the queue's figures at this moment."""
+        return self._parts.stats()
+
+    def __len__(self) -> int:
+        """Messages that are ready: waiting, not with a consumer. O(1)."""
+        return self._parts.state.ready()
+
+    def __bool__(self) -> bool:
+        """A queue is true, empty or not."""
+        return True
+
+    def __repr__(self) -> str:
+        out = self._parts.state.index.out
+        return f"<Queue {self.name!r}, {len(self)} ready, {out} unacked>"

@@ -1,4 +1,4 @@
-"""What has to be done at some time, and by nobody's call: leases that end, moves to be tried again.
+"""Timers: leases that end, moves to be tried again.
 
 One thread for an engine, started when the first alarm is set, with or without the engine's other
 background work. It sleeps until the earliest time; an engine that sets no alarm has no such thread.
@@ -21,7 +21,8 @@ _log = logging.getLogger("qindex.queue")
 class Sleeper(Protocol):
     """Something that wants to be called at a time."""
 
-    def _on_alarm(self) -> None: ...
+    def on_alarm(self) -> None:
+        """Do what is due."""
 
 
 class Alarm:
@@ -64,7 +65,7 @@ class Alarm:
                     return
             for who in due:
                 try:
-                    who._on_alarm()
+                    who.on_alarm()
                 except ClosedError:
                     continue  # closed, or deleted, meanwhile: nothing of it is left to do
                 except StoreError as error:

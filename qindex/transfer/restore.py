@@ -7,11 +7,9 @@ from itertools import groupby
 
 import numpy as np
 
-from journal.format import DELIVER
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
-from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.queue.prepared_message import Prepared
-from qindex.queue.producing import Publisher
+from qindex.queue.producing import Producer
 from qindex.queue.queue import Queue
 from qindex.transfer.moved import Moved
 
@@ -29,28 +27,24 @@ def restore(queue: Queue, moved: Sequence[Moved]) -> range:
     first = queue.stats().next_seq_id
     following = first
     for expiry, group in groupby(moved, lambda one: one.expiry):
-        items = [_prepared(queue, one) for one in group]
-        stored = queue._store_records(items, 1, True)
-        try:
-            following = queue._append_entries(items, expiry, True).stop
-        except BaseException:
-            queue._release(stored)
-            raise
+        items = [_prepared(queue._producer, one) for one in group]
+        following = queue._producer.store_and_append(items, expiry, True, held=[]).stop
     mark_delivered(queue, first, moved)
     return range(first, following)
 
 
-def _prepared(queue: Publisher, moved: Moved) -> Prepared:
+def _prepared(producer: Producer, moved: Moved) -> Prepared:
     message = moved.message
-    queue._check_message(message)
+    producer.check_message(message)
     if not isinstance(message.properties, RabbitProperties):
-        return queue._prepared(message, True)
-    assert queue._messages is not None
+        return producer.prepared(message, True)
+    state = producer.state
+    assert state.messages is not None
     size = len(message.body)
-    msg_id = queue._messages.new_id(size)
+    msg_id = state.messages.new_id(size)
     vhost = message.properties.source.vhost
     record = encode_rabbitmq(message, vhost, msg_id, moved.persistent)
-    if len(record) < queue._options.embed_below:
+    if len(record) < state.options.embed_below:
         return Prepared(msg_id, size, record, None, sealed=True)
     return Prepared(msg_id, size, b"", record, sealed=True)
 
@@ -58,10 +52,6 @@ def _prepared(queue: Publisher, moved: Moved) -> Prepared:
 def mark_delivered(queue: Queue, first: int, moved: Sequence[Moved]) -> None:
     """Note of those that were delivered before, published from ``first`` on, that they were."""
     seqs = np.array([first + at for at, one in enumerate(moved) if one.redelivered], np.int64)
-    if not len(seqs):
-        return
-    with queue._lock:
-        index = queue._index
-        seqs = seqs[index.states_of(seqs) == PUBLISHED]
-        index.append_actions(DELIVER, seqs)
-        index.set_states(seqs, DELIVERED)
+    if len(seqs):
+        with queue._parts.state as state:
+            state.index.note_delivered(seqs)

@@ -1,0 +1,346 @@
+"""Messages on their way from one queue to its dead-letter queue.
+
+They are marked as being moved, and wait here until the queue's lock is free, or until their target
+has room again. :class:`Mover` moves them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import ClosedError, DamageError, StoreError
+from qindex.format.entries import Entry
+from qindex.format.message import Message
+from qindex.index.queue_index import QueueIndex
+from qindex.index.segment import MOVING
+from qindex.queue.dead_letter import Letter, NotMovedError, Reason
+from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.message_reader import MessageReader
+from qindex.queue.outstanding import Outstanding, ascending
+from qindex.queue.postponed import MOST_WAITING, Postponed
+from qindex.queue.state import QueueState
+
+__all__ = ["MOST_WAITING", "DeadLetters", "Mover"]
+
+I64 = npt.NDArray[np.int64]
+
+_log = logging.getLogger("qindex.queue")
+
+_RETRY = 1.0
+"""Seconds until a move that failed is tried again."""
+_MOST_BODY = 4096
+"""A message that waits in memory beside others has a body of no more bytes."""
+_MOST_BYTES = MOST_WAITING * _MOST_BODY
+"""Bytes of bodies that are read again at a time: about so many, and one message more."""
+
+
+class Mover(Protocol):
+    """Moves messages between the queues of an engine."""
+
+    pending: int
+    """Messages that were moved, and are yet to be acknowledged in their source."""
+
+    def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool) -> None:
+        """Move messages, which are marked as being moved, to the source's dead-letter queue.
+
+        Raises :class:`NotMovedError`. No queue's lock may be held.
+        """
+
+    def settle(self) -> None:
+        """Do what is left of all moves."""
+
+
+class DeadLetters:
+    """The messages of one queue that go to its dead-letter queue, or nowhere where it has none.
+
+    ``waiting``: in memory, the next to be moved. ``stuck``: the last move has failed.
+    """
+
+    def __init__(
+        self,
+        state: QueueState,
+        outstanding: Outstanding,
+        reader: MessageReader,
+        mover: Mover,
+    ) -> None:
+        self.state = state
+        self._outstanding = outstanding
+        self._reader = reader
+        self._mover = mover
+        self.waiting: list[Letter] = []
+        self._postponed = Postponed()
+        self.stuck = False
+
+    @property
+    def name(self) -> str:
+        """The name of the queue they are of."""
+        return self.state.name
+
+    @property
+    def target(self) -> str | None:
+        """The name of the dead-letter queue."""
+        return self.state.settings.dead_letter
+
+    def is_empty(self) -> bool:
+        """Tell whether none wait."""
+        return not (self.waiting or self._postponed)
+
+    # -- parting --------------------------------------------------------------------------------
+
+    def withhold(self, seq: int, message: Message) -> None:
+        """Part with a message that was taken for a delivery, and had its last one before."""
+        tally = self.state.tally
+        tally.withheld += 1
+        tally.again -= 1
+        tally.given_up["limit"] += 1
+        self.part_with(seq, message, "limit")
+
+    def part_with(self, seq: int, message: Message, reason: Reason) -> None:
+        """Part with a message that is out: it goes to the dead-letter queue as soon as the lock is
+        free, or nowhere. Lock held."""
+        if self.target is None:
+            self._outstanding.ack_all(np.array([seq]))
+        else:
+            self._let_wait(seq, message, reason)
+
+    def part_with_batch(self, batch: Batch, reason: Reason) -> None:
+        """The same for a batch that was taken for this."""
+        tally = self.state.tally
+        tally.withheld += len(batch)
+        tally.again -= sum(delivery.redelivered for delivery in batch)
+        tally.given_up[reason] += len(batch)
+        if self.target is None:
+            self._outstanding.ack_all(ascending(batch.seq_ids))
+            return
+        for delivery in batch:
+            self._let_wait(delivery.seq_id, delivery.message, reason)
+
+    def part_with_expired(self, seq: int, entry: Entry) -> None:
+        """Part with a message whose time is up, and which is ready. Lock held."""
+        state = self.state
+        if self.target is None:
+            self._reader.drop(seq, entry)
+            state.tally.given_up["expired"] += 1
+            return
+        entry = self._reader.with_message(entry)
+        if entry.message is None:
+            path, offset = self._reader.set_aside(seq, entry)
+            _log.error("%s: at offset %d: expired, and damaged: %s", path, offset, entry.damage)
+            self._reader.drop(seq, entry)
+            return
+        state.index.deliver(seq)
+        state.tally.withheld += 1
+        state.tally.given_up["expired"] += 1
+        state.went_out(1, entry.size)
+        if entry.stored:
+            state.stored_out[seq] = entry.msg_id
+        self._let_wait(seq, entry.message, "expired")
+        state.index.handed_out()
+
+    def _let_wait(self, seq: int, message: Message, reason: Reason) -> None:
+        self.state.index.begin_move(seq)
+        if self._keeps_in_memory(message):
+            self.waiting.append(self._letter(seq, message, reason))
+        else:
+            self._postponed.add(seq, reason)
+            self.state.stored_out.pop(seq, None)  # noted again when it is read again
+
+    def _keeps_in_memory(self, message: Message) -> bool:
+        """Tell whether a message may wait as it is. Lock held."""
+        waiting = len(self.waiting)
+        if self._postponed or waiting >= MOST_WAITING:
+            return False
+        return not waiting or len(message.body) <= _MOST_BODY
+
+    def _letter(self, seq: int, message: Message, reason: Reason) -> Letter:
+        return Letter(seq, message, reason, seq not in self.state.index.transient)
+
+    # -- moving ---------------------------------------------------------------------------------
+
+    def reject(self, deliveries: Sequence[Delivery], *, waits: bool) -> list[StoreError | None]:
+        """Move messages to the dead-letter queue; they are there on return. Gives why not, for
+        each that is not: it is as it was."""
+        state = self.state
+        failures: list[StoreError | None] = [None] * len(deliveries)
+        letters: dict[int, Letter] = {}
+        for at, delivery in enumerate(deliveries):
+            try:
+                with state:
+                    self._outstanding.seq_ids_of([delivery])
+                    state.index.begin_move(delivery.seq_id)
+                    letters[at] = self._letter(delivery.seq_id, delivery.message, "rejected")
+            except StoreError as error:
+                failures[at] = error
+        left: set[int] = set()
+        try:
+            self._mover.move(self, list(letters.values()), waits=waits)
+        except NotMovedError as error:
+            left = {one.seq_id for one in error.left}
+            for at, letter in letters.items():
+                if letter.seq_id in left or not left:
+                    failures[at] = error.cause
+        with state.lock.anyway:
+            for at, letter in letters.items():
+                if letter.seq_id in left:
+                    state.index.undo_move(letter.seq_id)
+                elif failures[at] is None:
+                    deliveries[at]._queue = None
+                    state.tally.given_up["rejected"] += 1
+        return failures
+
+    def move_unlocked(self, waits: bool) -> bool:
+        """Move what waits, with the lock released meanwhile; tells whether all was moved."""
+        if self.stuck:
+            return False
+        lock = self.state.lock
+        try:
+            lock.release()
+            self.move_waiting(waits)
+        finally:
+            lock.retake()
+        self.state.resume()
+        return not self.waiting
+
+    def move_waiting(self, waits: bool, *, again: bool = False) -> None:
+        """Move what waits; ``again``: also when that has failed before. No lock held.
+
+        What can't be moved stays, and is tried again after a while.
+        """
+        if self.is_empty() or (self.stuck and not again):
+            return
+        alarm = self.state.alarm
+        if self.state.sync_each and not waits:
+            alarm.set(self, 0.0)
+            return
+        while self._move_next(waits):
+            if self._postponed and not waits:
+                alarm.set(self, 0.0)
+                return
+
+    def on_alarm(self) -> None:
+        """Try again what could not be moved. The engine's timer calls it."""
+        self.move_waiting(True, again=True)
+
+    def _move_next(self, waits: bool) -> bool:
+        """Move what waits in memory, or the next of what was postponed; false when nothing is
+        left, or that failed."""
+        state = self.state
+        with state.lock.anyway:
+            letters, self.waiting = self.waiting, []
+            if not letters and state.lock.refusal is not None:
+                return False
+            if not letters:
+                try:
+                    letters = self._recall()
+                except StoreError as error:
+                    _log.error("queue %r: messages can't be read again: %s", self.name, error)
+                    state.alarm.set(self, monotonic() + _RETRY)
+                    return False
+        if not letters:
+            return bool(self._postponed)
+        try:
+            self._mover.move(self, letters, waits=waits)
+        except NotMovedError as error:
+            with state.lock.anyway:
+                self.waiting = error.left + self.waiting
+                self.stuck = bool(error.left)
+            if isinstance(error.cause, ClosedError):
+                return False
+            log = _log.info if error.is_full else _log.error
+            log("queue %r: messages can't be moved yet: %s", self.name, error)
+            state.alarm.set(self, monotonic() + _RETRY)
+            return False
+        self.stuck = False
+        return not self.is_empty()
+
+    def moved(self, letters: Sequence[Letter], *, dropped: bool = False) -> None:
+        """Count messages as gone: they are in the dead-letter queue, or ``dropped`` by it."""
+        state = self.state
+        with state.lock.anyway:
+            state.index.count_moved(len(letters))
+            if not dropped:
+                state.tally.moved.update(one.reason for one in letters)
+            for one in letters:
+                state.leases.drop(one.seq_id)
+            if state.holding:
+                state.settled.notify_all()
+
+    def end_moved(self, seqs: Sequence[int]) -> None:
+        """Acknowledge messages that were moved. Raises :class:`ClosedError`."""
+        state = self.state
+        with state, state.index.poison.whole():
+            state.index.end_move(np.array(seqs, np.int64))
+            state.forget(seqs)
+
+    def drop_moved(self, seqs: Sequence[int]) -> None:
+        """Acknowledge messages that a run before this one has moved."""
+        state = self.state
+        index = state.index
+        with state:
+            in_use = state.messages is not None and state.messages.in_use
+            stored = []
+            for seq in seqs if in_use else ():
+                segment = index.segment_of(seq)
+                stored += index.stored_ids(segment, np.array([seq - segment.base]))
+            index.drop(np.array(seqs, np.int64))
+            state.release(stored)
+
+    # -- reading again --------------------------------------------------------------------------
+
+    def _recall(self) -> list[Letter]:
+        """Read the next of the messages that were postponed again, as letters. Lock held.
+
+        One that can't be read is set aside and dropped, as one that is about to be delivered is.
+        Raises :class:`StorageError`; what was not read is still postponed then.
+        """
+        postponed = self._postponed
+        wanted = postponed.first(MOST_WAITING)
+        seqs = np.array(list(wanted), np.int64)
+        letters: list[Letter] = []
+        size = 0
+        for seq, body, extra in _read_again(self.state.index, seqs):
+            message = self._message_of(seq, body, extra)
+            if message is not None:
+                letters.append(self._letter(seq, message, wanted[seq]))
+                size += len(message.body)
+            if size > _MOST_BYTES:
+                postponed.drop(int(np.searchsorted(seqs, seq)) + 1)
+                return letters
+        postponed.drop(len(seqs))
+        return letters
+
+    def _message_of(self, seq: int, body: bytes, extra: int | Entry) -> Message | None:
+        if isinstance(extra, int):
+            return Message(body, timestamp=extra)
+        entry = self._reader.with_message(extra)
+        if entry.stored:
+            self.state.stored_out[seq] = entry.msg_id
+        if entry.message is None:
+            path, offset = self._reader.set_aside(seq, entry)
+            what = "%s: at offset %d: not moved, for it is damaged: %s"
+            _log.error(what, path, offset, entry.damage)
+            self._outstanding.ack_all(np.array([seq]))
+        return entry.message
+
+
+def _read_again(index: QueueIndex, seqs: I64) -> Iterator[tuple[int, bytes, int | Entry]]:
+    """Read those entries, in ascending order, that are still to be moved: body, and timestamp or
+    entry, of each."""
+    while len(seqs):
+        with suppress(DamageError):  # reported; the sound entries are loaded
+            index.segment_of(int(seqs[0]))
+        segment = index.segment_of(int(seqs[0]))
+        rels = seqs[seqs < segment.base + index.entry_count] - segment.base
+        seqs = seqs[len(rels) :]
+        rels = rels[np.frombuffer(segment.states, np.uint8)[rels] == MOVING]
+        while len(rels):
+            read, _ = index.read(segment, rels)
+            yield from zip(read.seqs, read.bodies, read.extras, strict=True)
+            rels = rels[len(read) :]

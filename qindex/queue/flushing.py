@@ -1,0 +1,327 @@
+"""The flush of one queue, its syncs, and its end."""
+
+from __future__ import annotations
+
+import logging
+from _thread import get_ident
+from collections.abc import Callable
+from contextlib import nullcontext
+from time import sleep
+
+from journal.durations import Stopwatch
+from journal.errors import ClosedError, ForkedError, StorageError, StoreError
+from journal.format import ACTION_SIZE
+from journal.patience import PatientLock
+from journal.poison import PASSING
+from qindex.index.flush import write_plan
+from qindex.queue.dead_letters import Mover
+from qindex.queue.state import LOOK_AGAIN, QueueState
+from qindex.recovery.queue_recovery import RestingQueue
+
+__all__ = ["Flusher"]
+
+_log = logging.getLogger("qindex.queue")
+
+_BACKLOG_FACTOR = 16
+"""A journal may grow to this many times max_journal_entries while a flush is under way; then
+publishers wait for it."""
+_BURST_FACTOR = 4
+"""A flush that is due waits for a burst to end until the journal has this many times
+max_journal_entries: threads of one interpreter get in each other's way."""
+_PRESSING_FACTOR = 8
+"""From so many times max_journal_entries on, publishers let a flush that is under way go on."""
+_STAND_BACK = 5e-5
+"""Seconds for which a thread that ticks lets the flush go on, once in :data:`_TICKS` ticks."""
+_TICKS = 4
+_SEAL_AT_LEAST = 4096
+"""Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
+
+
+class Flusher:
+    """Flushes one queue, and sees when a flush is due.
+
+    ``request``: asks the engine's background thread for a flush; ``None``: there is none.
+    ``check_mask``: the calls for single messages tick where ``seq_id & check_mask`` is 0.
+    """
+
+    def __init__(
+        self,
+        state: QueueState,
+        mover: Mover,
+        request: Callable[[Flusher], None] | None = None,
+    ) -> None:
+        self.state = state
+        self.request = request
+        self.mover = mover
+        self.times = Stopwatch()
+        # The dirty_count from which on a flush that has failed is tried again.
+        self._retry_at = 0
+        options = state.options
+        self.max_dirty = options.max_journal_entries
+        # Once in 64 messages, where a flush comes so rarely that it makes no difference.
+        self._usual_mask = 63 if options.max_journal_entries >= 4096 else 0
+        self.check_mask = self._usual_mask
+        self._ticks = 0
+        self._pressing = options.max_journal_entries * _PRESSING_FACTOR
+
+    # -- when -----------------------------------------------------------------------------------
+
+    def tick(self, waits: bool) -> None:
+        """Once in a while: take checksums of what was appended, see if a flush is due; locked.
+
+        ``waits``: whether the caller may wait for a flush; the thread of an event loop may not.
+        """
+        state = self.state
+        index = state.index
+        index.journal.seal(_SEAL_AT_LEAST)
+        if self.is_due():
+            self.flush_due(waits)
+        # On a full disk each action may be the one after which a flush makes room.
+        self.check_mask = 0 if index.journal.in_reserve else self._usual_mask
+        if state.flushing and self.check_mask and index.dirty > self._pressing:
+            self._stand_back()
+        state.lock.choose()
+
+    def _stand_back(self) -> None:
+        """Let a flush go on.
+
+        It reads, packs and writes in some ten steps a segment, and each has to wait for the
+        interpreter, which a busy thread lets go of every 5 ms only: without this the flush would
+        fall behind, until all wait for it. An event loop, too, can spare as long as some ten
+        publishes take. Lock held; not while it stands back.
+        """
+        self._ticks += 1
+        if self._ticks % _TICKS:
+            return
+        lock = self.state.lock
+        try:
+            lock.release()
+            lock.give_up()
+            sleep(_STAND_BACK)
+        finally:
+            lock.retake()
+
+    def is_due(self) -> bool:
+        """Tell whether the journal has more actions than it may, or no more room."""
+        index = self.state.index
+        return index.dirty > self.max_dirty or index.journal.in_reserve
+
+    def can_wait(self) -> bool:
+        """Tell whether a flush that is due may wait for a burst of actions to end."""
+        index = self.state.index
+        return index.dirty < self.max_dirty * _BURST_FACTOR and not index.journal.in_reserve
+
+    def is_pressed(self) -> bool:
+        """Tell whether the journal has grown so far that publishers wait for a flush."""
+        index = self.state.index
+        return index.dirty > self.max_dirty * _BACKLOG_FACTOR and index.poison.reason is None
+
+    def flush_due(self, waits: bool) -> None:
+        """See to a flush: the journal has more actions than it may. Lock held.
+
+        What the caller did is done; a flush that fails is logged, and the next one tries again.
+        """
+        state = self.state
+        index, lock = state.index, state.lock
+        # The flush of a drained queue takes no room, whatever happened to the last one.
+        drained = index.journal.in_reserve and not index.live
+        too_early = index.dirty < self._retry_at and not drained
+        if lock.refusal is not None or too_early:
+            return
+        if self.request is None:
+            if not state.flushing and waits:
+                try:
+                    lock.release()
+                    self.flush_now()
+                except StoreError as error:
+                    _log.error("flush of queue %r failed: %s", state.name, error)
+                finally:
+                    lock.retake()
+            return
+        self.request(self)
+        while waits and self.is_pressed() and state.flushing != get_ident():
+            if not state.flushed.wait(LOOK_AGAIN) and not state.flushing:
+                break
+
+    # -- flush and sync -------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Flush, with all that returned before durable on return."""
+        self.sync()
+        self.flush_now()
+
+    def flush_now(self) -> None:
+        """Flush; what of it was not durable in the journal need not be in its emptied state."""
+        state = self.state
+        mine = False
+        try:
+            with state:
+                state.await_flush()
+                state.check_open()
+                state.flushing, mine = get_ident(), True
+            # If it fails it is not tried again at each call, but after as many more actions.
+            self._retry_at = state.index.dirty + self._patience()
+            with self.times.running():
+                self.write_and_empty()
+            self._retry_at = 0
+        except BaseException as error:
+            if mine:
+                self._cut_short(error)
+            raise
+        finally:
+            if mine:
+                # At once: a signal's handler may raise while the lock is taken.
+                state.flushing = 0
+                with state.lock.anyway:
+                    state.flushed.notify_all()
+
+    def _cut_short(self, error: BaseException) -> None:
+        """Refuse writes from now on, if this is no error of ours: files were being exchanged."""
+        if not isinstance(error, StoreError):
+            self.state.index.poison.cut_short(error)
+
+    def _patience(self) -> int:
+        """Count the actions after which a flush that fails is tried again: on a full disk when
+        half of what is left of the reserve is used."""
+        journal = self.state.index.journal
+        if not journal.in_reserve:
+            return self.max_dirty
+        return min(self.max_dirty, journal.reserve_left // (2 * ACTION_SIZE))
+
+    def write_and_empty(self, *, held: bool = False) -> None:
+        """Flush; ``held``: the queue's lock is held, and nobody appends meanwhile."""
+        index = self.state.index
+        lock = nullcontext() if held else self.state.lock.anyway
+        index.poison.check()
+        with lock:
+            if index.changing:
+                self.state.rebuild()
+            plan = index.plan()
+        if plan is None:
+            return
+        try:
+            index.seq_file.raise_floor(plan.next_seq)
+            index.flushed_bytes += write_plan(index.fs, plan)
+            with lock:
+                end = index.journal.end
+            prepared = index.journal.prepare(plan.front, end)
+        except StorageError as error:
+            if error.errno not in PASSING:
+                index.poison.set(error)
+            raise
+        with lock:
+            if index.changing:
+                self.state.rebuild()
+            old = index.finish(plan, prepared)
+            index.trim_unused()
+        index.journal.retire(old)
+        index.poison.check()
+
+    def seal(self) -> None:
+        """Take checksums of all that was appended; the housekeeper calls it now and then."""
+        with self.state.lock.anyway:
+            if self.state.lock.refusal is None:
+                self.state.index.journal.seal()
+
+    def sync(self) -> None:
+        """Make all that returned before durable against power loss. Concurrent callers share."""
+        state = self.state
+        state.check_open()
+        self.mover.settle()
+        with state:
+            state.index.journal.seal()
+        state.sync_all()
+
+    def sync_if_open(self) -> None:
+        """Make the journal durable, if the queue is open; one that was closed is."""
+        if self.state.lock.refusal is None:
+            self.state.sync_journal()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def refuse(self, kind: type[StoreError], text: str) -> None:
+        """Let all calls raise ``kind(text)``; wake those who wait, they will see it."""
+        with self.state.lock.anyway:
+            self.state.lock.refuse(kind, text)
+            self.state.notify_all()
+
+    def close(self) -> None:
+        """Drop transient messages, flush, and close the journal. The engine calls it."""
+        state = self.state
+        index = state.index
+        if state.lock.refusal is not None:
+            return
+        # First, or those who fill the journal would start one flush after the other.
+        self.refuse(ClosedError, f"queue {state.name!r} is closed")
+        with state.lock.anyway:
+            state.await_flush()
+        try:
+            if index.poison.reason is None:
+                with state.lock.anyway:
+                    if index.changing:
+                        state.rebuild()
+                    index.drop_transient()
+                self.write_and_empty()
+        finally:
+            with state.lock.anyway:
+                index.journal.close()
+
+    def abandon(self, kind: type[StoreError], text: str) -> list[bytes]:
+        """Close without a flush: the queue's directory is about to be deleted. Gives the ids of
+        its messages that are in the message store: nobody can acknowledge them any more."""
+        state = self.state
+        self.refuse(kind, text)
+        stored: list[bytes] = []
+        messages = state.messages
+        with state.lock.anyway:
+            state.await_flush()
+            try:
+                if messages is not None and messages.in_use:
+                    stored = state.index.all_stored_ids()
+                    messages.miscounted |= state.index.lost_entries
+            except StorageError as error:
+                # What can't be read can still be deleted.
+                _log.warning("%s: its messages stay until the next open", error)
+                if messages is not None:
+                    messages.miscounted = True
+            try:
+                state.index.journal.close(cut=False)
+            except StorageError as error:
+                _log.warning("%s: it is to be deleted all the same", error)
+        return stored
+
+    def forked(self) -> None:
+        """In a forked child: refuse everything. No lock is taken: its holder was left behind."""
+        name = self.state.name
+        text = f"queue {name!r} was opened by another process; open the store in the child"
+        self.state.lock = PatientLock()
+        self.state.lock.refuse(ForkedError, text)
+
+    def resting(self) -> RestingQueue:
+        """Give what the snapshot keeps of a queue that was closed."""
+        index = self.state.index
+        if self.state.messages is not None:
+            self.state.messages.miscounted |= index.lost_entries
+        return RestingQueue(
+            index.directory,
+            index.next_seq,
+            {
+                number: (segment.unacked, segment.file_size)
+                for number, segment in index.segments.items()
+                if segment.unacked
+            },
+        )
+
+    # -- for the background thread ----------------------------------------------------------------
+
+    def actions(self) -> int:
+        """Count what was done to the queue since it was opened; no lock, about this moment."""
+        return self.state.index.actions
+
+    def unflushed(self) -> tuple[int, int, int]:
+        """Give the dirty_count, the next seq_id, and the bytes of memory that the entries of
+        the journal take. No lock: figures of about this moment."""
+        index = self.state.index
+        if not index.dirty:
+            return 0, 0, 0
+        return index.dirty, index.next_seq, index.journal.end + 8 * len(index.positions)

@@ -1,0 +1,124 @@
+"""Which deliveries of a queue are outstanding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import UsageError
+from qindex.index.segment import OUT
+from qindex.queue.delivery import Batch, BatchDelivery, Delivery, Settles
+from qindex.queue.state import QueueState
+
+__all__ = ["Outstanding", "ascending", "no_delivery"]
+
+I64 = npt.NDArray[np.int64]
+
+_DELIVERIES = {Delivery, BatchDelivery}
+_queue_of = attrgetter("_queue")
+
+
+class Outstanding:
+    """The deliveries of one queue that are neither acknowledged nor given back.
+
+    ``owner``: the object that deliveries of this queue name as theirs. The queue's lock is held for
+    every call but :meth:`is_out`.
+    """
+
+    owner: Settles
+
+    def __init__(self, state: QueueState) -> None:
+        self._state = state
+
+    def ack_all(self, seqs: I64) -> None:
+        """Acknowledge entries that are out, or being moved. Lock held."""
+        state = self._state
+        state.index.acknowledge_many(seqs)
+        if state.nacked_at or state.holding or state.stored_out:
+            state.forget(seqs.tolist())
+
+    def seq_ids_of(self, deliveries: Iterable[Delivery]) -> I64:
+        """Give the seq_ids of these deliveries, all of them outstanding. Lock held.
+
+        Raises :class:`UsageError` for the first that is not, or that stands there twice.
+        """
+        state = self._state
+        index = state.index
+        if isinstance(deliveries, Batch) and deliveries._queue is self.owner:
+            seqs = ascending(deliveries.seq_ids)
+            if state.nacked_at:
+                for delivery in deliveries:
+                    self.check_taken(delivery)
+        else:
+            deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
+            if state.nacked_at or not self._are_ours(deliveries):
+                for delivery in deliveries:
+                    if not isinstance(delivery, Delivery):
+                        raise no_delivery(delivery)
+                    if delivery._queue is not self.owner:
+                        raise self.not_ours(delivery)
+                    self.check_taken(delivery)
+            listed = [delivery.seq_id for delivery in deliveries]
+            first = listed[0] if listed else 0
+            if listed == list(range(first, first + len(listed))):
+                seqs = ascending(listed)
+            elif len(set(listed)) != len(listed):
+                raise UsageError("a delivery stands twice in the batch")
+            else:
+                seqs = np.array(listed, np.int64)
+        if not index.all_are(seqs, OUT):
+            settled = np.flatnonzero(index.states_of(seqs) != OUT)
+            raise self.not_ours(deliveries[int(settled[0])])
+        return seqs
+
+    def _are_ours(self, deliveries: Sequence[Delivery]) -> bool:
+        """Tell whether all are deliveries of this queue, at a glance; false: look at each."""
+        if set(map(type, deliveries)) <= _DELIVERIES:
+            return set(map(_queue_of, deliveries)) == {self.owner}
+        return False
+
+    def check_taken(self, delivery: Delivery) -> None:
+        """Refuse a delivery of a batch whose message was given back since."""
+        if isinstance(delivery, BatchDelivery) and not self.is_out(delivery.seq_id, delivery.taken):
+            raise self.not_ours(delivery)
+
+    def is_out(self, seq_id: int, taken: int | None = None) -> bool:
+        """Tell whether an entry is still with a consumer: the one that took it with a batch when
+        ``taken`` messages had been given back. No lock is needed."""
+        # Nothing is loaded or made here: a segment that is not in memory has nothing with a
+        # consumer.
+        state = self._state
+        index = state.index
+        segment = index.segments.get(seq_id // index.entry_count)
+        if segment is None:
+            return False
+        states, rel = segment.states, seq_id - segment.base
+        is_out = rel < len(states) and states[rel] == OUT
+        return is_out and (taken is None or state.nacked_at.get(seq_id, 0) <= taken)
+
+    def not_ours(self, delivery: Delivery) -> UsageError:
+        """Say why this delivery can't be settled by this queue."""
+        owner = delivery._queue
+        if owner is None or owner is self.owner:
+            return UsageError(
+                f"delivery of seq_id {delivery.seq_id} is settled already, or its lease has run out"
+            )
+        return UsageError(
+            f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
+            f"not to {self._state.name!r}"
+        )
+
+
+def no_delivery(what: object) -> UsageError:
+    """Say that this is no delivery."""
+    return UsageError(f"not a delivery: {type(what).__name__}")
+
+
+def ascending(seqs: list[int]) -> I64:
+    """Give ascending seq_ids as an array; most often they are a run."""
+    if seqs and seqs[-1] - seqs[0] + 1 == len(seqs):
+        return np.arange(seqs[0], seqs[-1] + 1, dtype=np.int64)
+    return np.array(seqs, np.int64)

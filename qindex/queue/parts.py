@@ -1,0 +1,115 @@
+"""The parts of one queue, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qindex.format.settings import QueueSettings
+from qindex.index.messages import Messages
+from qindex.index.queue_index import QueueIndex
+from qindex.options import Options
+from qindex.queue.dead_letters import DeadLetters, Mover
+from qindex.queue.delivering import Deliverer
+from qindex.queue.flushing import Flusher
+from qindex.queue.message_reader import MessageReader
+from qindex.queue.outstanding import Outstanding
+from qindex.queue.producing import Producer
+from qindex.queue.room import Room
+from qindex.queue.settling import Settler
+from qindex.queue.state import QueueState
+from qindex.queue.stats import QueueStats
+from qindex.queue.tally import by_reason
+from qindex.queue.timer import Alarm
+
+__all__ = ["QueueParts"]
+
+
+class QueueParts:
+    """What produces, delivers, settles and flushes, over one queue state.
+
+    ``request_flush``: asks the engine's background thread for a flush; ``None``: there is none.
+    """
+
+    __slots__ = ("deliverer", "flusher", "letters", "producer", "room", "settler", "state")
+
+    def __init__(
+        self,
+        name: str,
+        index: QueueIndex,
+        options: Options,
+        *,
+        settings: QueueSettings,
+        mover: Mover,
+        alarm: Alarm,
+        messages: Messages | None = None,
+        request_flush: Callable[[Flusher], None] | None = None,
+    ) -> None:
+        state = self.state = QueueState(
+            name, index, options, settings=settings, alarm=alarm, messages=messages
+        )
+        self.flusher = Flusher(state, mover, request_flush)
+        outstanding = Outstanding(state)
+        reader = MessageReader(state)
+        self.letters = DeadLetters(state, outstanding, reader, mover)
+        self.settler = Settler(state, self.flusher, outstanding, self.letters)
+        self.deliverer = Deliverer(state, self.flusher, reader, self.letters, self.settler)
+        self.room = Room(state, self.letters, self.deliverer, self.settler)
+        self.producer = Producer(state, self.flusher, self.room)
+
+    def purge(self) -> int:
+        """See :meth:`qindex.queue.queue.Queue.purge`."""
+        with self.state as state:
+            state.await_flush()
+            index = state.index
+            # First, so that a purge that fails half-way leaves nothing here that is gone there.
+            returned = index.ahead.returned
+            index.ahead.forget(0)
+            for seq in returned:
+                state.stored_out.pop(seq, None)
+            in_use = state.messages is not None and state.messages.in_use
+            stored: list[bytes] | None = [] if in_use else None
+            with index.poison.whole():
+                try:
+                    dropped = index.purge(stored)
+                finally:
+                    if stored:
+                        state.release(stored)
+                    state.count_ready_bytes()
+                    state.room.notify_all()
+                state.forget(returned)
+                index.ahead.forget(index.next_seq)
+        if state.sync_each:
+            state.sync_journal()
+        return dropped
+
+    def stats(self) -> QueueStats:
+        """See :meth:`qindex.queue.queue.Queue.stats`."""
+        with self.state as state:
+            index, tally = state.index, state.tally
+            sizes = [segment.file_size for segment in index.segments.values()]
+            return QueueStats(
+                name=state.name,
+                ready=state.ready(),
+                unacked=index.out,
+                segments=len(sizes),
+                segment_bytes=sum(sizes),
+                journal_bytes=index.journal.end,
+                journal_entries=index.dirty,
+                next_seq_id=index.next_seq,
+                published=index.next_seq - state.first_seq,
+                acked=index.acks + index.dropped,
+                flushes=index.flushes,
+                flushed_bytes=index.flushed_bytes,
+                journal_syncs=index.syncs,
+                dead_lettered=tally.moved.total(),
+                delivered=index.taken - tally.withheld,
+                requeued=index.nacks,
+                dropped=index.dropped,
+                flush_durations=self.flusher.times.durations(),
+                sync_durations=index.sync_durations,
+                redelivered=tally.again,
+                refused=tally.refused,
+                given_up=by_reason(tally.given_up),
+                dead_letters=by_reason(tally.moved),
+                settings=state.settings,
+            )

@@ -1,0 +1,176 @@
+"""Room in a queue with limits.
+
+A publish takes its room first, under the queue's lock, before anything is stored; so a batch, or a
+message for several queues, is published as a whole or not at all. What returns to its place (a
+requeue, a restart) is taken back however full the queue is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from time import monotonic
+
+from journal.errors import DamageError, QueueFullError
+from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.delivering import Deliverer
+from qindex.queue.delivery import Batch
+from qindex.queue.limits import Limits
+from qindex.queue.prepared_message import Prepared
+from qindex.queue.settling import Settler
+from qindex.queue.state import QueueState
+from qindex.queue.wake_ups import time_left
+
+__all__ = ["Room", "WouldWaitError"]
+
+_log = logging.getLogger("qindex.queue")
+
+
+class WouldWaitError(QueueFullError):
+    """The queue is full, and its publishers wait for room, which this caller may not: the asyncio
+    twin does the waiting, for ``room`` for ``count`` messages."""
+
+    def __init__(self, room: Room, count: int, text: str) -> None:
+        super().__init__(text)
+        self.room = room
+        self.count = count
+
+
+class Room:
+    """Gives out the room of one queue, if it has limits."""
+
+    def __init__(
+        self,
+        state: QueueState,
+        letters: DeadLetters,
+        deliverer: Deliverer,
+        settler: Settler,
+    ) -> None:
+        self.state = state
+        self._letters = letters
+        self._deliverer = deliverer
+        self._settler = settler
+
+    def is_stuck(self) -> bool:
+        """Tell whether nothing can be dropped from the head now: the dead-letter queue is full."""
+        return self._letters.stuck
+
+    def ask(self, items: Sequence[Prepared], timeout: float | None, waits: bool) -> list[Prepared]:
+        """Take room for a publish, as :meth:`take`; a publish that is refused is counted."""
+        try:
+            return self.take(items, timeout, waits)
+        except WouldWaitError:
+            raise
+        except QueueFullError:
+            self.count_refusal(len(items))
+            raise
+
+    def count_refusal(self, count: int) -> None:
+        """Count messages that were not published, because the queue was full. No lock is held."""
+        with self.state.lock.anyway:
+            self.state.tally.refused += count
+
+    def take(self, items: Sequence[Prepared], timeout: float | None, waits: bool) -> list[Prepared]:
+        """Keep room in a queue with limits; waits up to ``timeout`` seconds for it (``None``: for
+        ever) if the queue's publishers do. Gives what room was kept for: nothing where the queue
+        has no limits.
+
+        Raises :class:`QueueFullError`; :class:`WouldWaitError` where the caller may not wait.
+        """
+        limits = self.state.limits
+        if limits is None or not items:
+            return []
+        count, size = _sizes(items)
+        if limits.overflow == "drop-head":
+            self._check_head(limits, items)
+        with self.state:
+            if limits.overflow != "drop-head":
+                self._await(limits, count, size, timeout, waits)
+            limits.take(count, size)
+        return list(items)
+
+    def _check_head(self, limits: Limits, items: Sequence[Prepared]) -> None:
+        """See that there is a head to be dropped: its messages may have nowhere to go."""
+        name, letters = self.state.name, self._letters
+        largest = max(item.size for item in items)
+        if limits.max_bytes is not None and largest > limits.max_bytes:
+            raise QueueFullError(
+                f"queue {name!r} takes {limits.max_bytes} bytes (max_bytes), not {largest}"
+            )
+        if letters.stuck:
+            letters.move_waiting(True, again=True)
+            if letters.stuck:
+                raise QueueFullError(
+                    f"queue {name!r} is full, and so is its dead-letter queue "
+                    f"{letters.target!r}: nothing can be dropped from its head"
+                )
+
+    def _await(
+        self, limits: Limits, count: int, size: int, timeout: float | None, waits: bool
+    ) -> None:
+        state = self.state
+        if limits.never_fits(count, size):
+            what = f"{count} messages of {size} bytes never fit"
+            raise QueueFullError(f"{self._full(limits)}: {what}")
+        deadline = None if timeout is None else monotonic() + timeout
+        while not limits.fits(state.ready(), count, size):
+            left = time_left(deadline)
+            if limits.overflow == "reject" or (left is not None and left <= 0):
+                raise QueueFullError(f"{self._full(limits)}, and has {state.ready()} messages")
+            if not waits:
+                raise WouldWaitError(self, count, self._full(limits))
+            limits.waiting += 1
+            try:
+                state.room.wait(left)
+            finally:
+                limits.waiting -= 1
+            state.resume()
+
+    def _full(self, limits: Limits) -> str:
+        said = [
+            f"{name}={value}"
+            for name, value in (("max_length", limits.max_length), ("max_bytes", limits.max_bytes))
+            if value is not None
+        ]
+        return f"queue {self.state.name!r} is full ({', '.join(said)})"
+
+    def give_back(self, held: list[Prepared]) -> None:
+        """Give back the room that was kept for what was not published."""
+        limits = self.state.limits
+        if held and limits is not None:
+            with self.state.lock.anyway:
+                limits.give_back(*_sizes(held))
+                held.clear()
+                self.state.room.notify_all()
+
+    def keep_within(self, waits: bool) -> None:
+        """Drop the oldest messages of a queue with ``overflow="drop-head"`` until it is within its
+        limits; with a dead-letter queue they go there. No lock is held."""
+        state = self.state
+        limits = state.limits
+        if limits is None or limits.overflow != "drop-head":
+            return
+        with state:
+            while limits.is_over(state.ready()) and self._drop_some(limits):
+                pass
+        self._letters.move_waiting(waits)
+
+    def _drop_some(self, limits: Limits) -> bool:
+        """Drop messages that are certainly too many; false when there is nothing to drop."""
+        state = self.state
+        most = 1 if limits.max_length is None else max(state.ready() - limits.max_length, 1)
+        batch = Batch(self._settler, state.index.nacks)
+        try:
+            self._deliverer.take_many(batch, most)
+        except DamageError as error:
+            _log.warning("dropped from the head: %s", error)
+            return True
+        if not batch:
+            return False
+        self._deliverer.mark_out(batch, None)
+        self._letters.part_with_batch(batch, "overflow")
+        return True
+
+
+def _sizes(items: Sequence[Prepared]) -> tuple[int, int]:
+    return len(items), sum(item.size for item in items)

@@ -1,0 +1,289 @@
+"""The state of one queue, which its parts share: what produces, delivers, settles and flushes."""
+
+from __future__ import annotations
+
+import os
+from _thread import get_ident
+from collections.abc import Iterable
+from types import TracebackType
+
+from journal.call_lock import refuse_twice
+from journal.errors import StoreError, UsageError
+from journal.patience import PatientLock
+from qindex.format.message_record import plain_body_size
+from qindex.format.settings import QueueSettings
+from qindex.index.messages import Messages
+from qindex.index.queue_index import QueueIndex
+from qindex.options import Options
+from qindex.queue.delivery_counts import DeliveryCounts
+from qindex.queue.leases import Leases
+from qindex.queue.limits import Limits
+from qindex.queue.tally import Tally
+from qindex.queue.timer import Alarm
+from qindex.queue.wake_ups import Bell
+
+__all__ = ["LOOK_AGAIN", "QueueState"]
+
+LOOK_AGAIN = 1.0
+"""Seconds after which a call that waits for a flush looks whether it is over: one that a signal's
+handler has cut short may not have told."""
+
+
+class QueueState:
+    """One queue. ``index.live - index.out`` messages are ready, ``index.out`` with consumers.
+
+    A context manager: it holds the queue's lock. A block that is left by an exception that is no
+    :class:`StoreError` (Ctrl-C, no memory) may have left things half done. Then the next one who
+    takes the lock reads the queue again from its journal, before anything else.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "alarm",
+        "arrived",
+        "counts",
+        "delivery_limit",
+        "first_seq",
+        "flushed",
+        "flushing",
+        "holding",
+        "id_high",
+        "index",
+        "leases",
+        "limits",
+        "lock",
+        "message_ttl",
+        "messages",
+        "most_embedded",
+        "most_plain",
+        "nacked_at",
+        "name",
+        "options",
+        "returns",
+        "room",
+        "settings",
+        "settled",
+        "stored_out",
+        "sync_each",
+        "tally",
+        "waiting",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        index: QueueIndex,
+        options: Options,
+        *,
+        settings: QueueSettings,
+        alarm: Alarm,
+        messages: Messages | None = None,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.message_ttl = settings.message_ttl
+        self.index = index
+        self.options = options
+        self.messages = messages
+        self.alarm = alarm
+        self.lock = PatientLock()
+        self.arrived = Bell(self.lock)
+        self.flushed = Bell(self.lock)
+        self.settled = Bell(self.lock)
+        self.room = Bell(self.lock)
+        # The thread that flushes; 0: none.
+        self.flushing = 0
+        # How many wait for a message, and how many for an ack.
+        self.waiting = 0
+        self.holding = 0
+        self.sync_each = options.durability == "fsync"
+        # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
+        self.id_high = int.from_bytes(os.urandom(8), "big")
+        self.first_seq = index.next_seq
+        # When (which nack of this run) an entry was given back, until it is acknowledged: tells a
+        # batch from before that the entry is no longer its own. 0: it was not, but its ack has
+        # something else to do (a lease, a count).
+        self.nacked_at: dict[int, int] = {}
+        # Message ids of delivered messages that are in the message store, until the ack.
+        self.stored_out: dict[int, bytes] = {}
+        self.leases = Leases()
+        self.tally = Tally()
+        self.limits: Limits | None = None
+        if settings.max_length is not None or settings.max_bytes is not None:
+            self.limits = Limits(settings)
+            self.count_ready_bytes()
+        self.delivery_limit = settings.delivery_limit or 0
+        # How often messages that came back were delivered before.
+        self.returns: dict[int, int] = {}
+        self.counts: DeliveryCounts | None = None
+        if settings.delivery_limit is not None:
+            self.counts = DeliveryCounts(index.fs, index.directory)
+            self.returns = self.counts.loaded
+            # So that the ack of one of them comes by what is noted here.
+            self.nacked_at = dict.fromkeys(self.returns, 0)
+        # Deliveries are to be looked at one by one.
+        self.watched = (
+            self.limits is not None or self.delivery_limit > 0 or settings.dead_letter is not None
+        )
+        # Bodies up to this size are embedded, those of messages with neither key, headers nor
+        # properties; and where such a message needs nothing else.
+        self.most_embedded = self.most_plain = -1
+        if options.record_format == "qindex":
+            most = options.max_message_bytes
+            if messages is not None:
+                most = min(most, plain_body_size(options.embed_below - 1))
+            self.most_embedded = most
+            if settings.message_ttl is None and self.limits is None:
+                self.most_plain = most
+
+    # -- the lock -------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Take the lock; this thread does not have it. :meth:`leave` is to be called when this, or
+        what follows, raises. Raises what the queue raises since it was closed or forked."""
+        lock = self.lock
+        if not lock.take():
+            lock.stand_in_line()
+        if lock.refusal is not None:
+            lock.check()
+        if self.index.changing:
+            self.read_again()
+
+    def leave(self, error: BaseException) -> None:
+        """Give the lock back, if this thread has it, after an exception. No other function of ours
+        is called: there may be no room for it on the stack."""
+        if self.lock.is_mine():
+            if not isinstance(error, StoreError):
+                self.index.changing += 1
+            self.lock.release()
+
+    def __enter__(self) -> QueueState:
+        if self.lock.is_mine():
+            refuse_twice()
+        try:
+            self.take()
+        except BaseException as error:
+            self.leave(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.lock.is_mine():
+            if error is not None and not isinstance(error, StoreError):
+                self.index.changing += 1
+            self.lock.release()
+
+    def resume(self) -> None:
+        """Go on behind a wait, with the lock held again. Raises what the queue raises since it was
+        closed."""
+        self.lock.check()
+        if self.index.changing:
+            self.read_again()
+
+    def check_open(self) -> None:
+        """Raise what the queue raises since it was closed or forked. Lock held or not."""
+        self.lock.check()
+
+    def await_flush(self) -> None:
+        """Wait until no flush is under way. Lock held, though not meanwhile."""
+        while self.flushing:
+            if self.flushing == get_ident():
+                refuse_twice()
+            self.flushed.wait(LOOK_AGAIN)
+
+    def read_again(self) -> None:
+        """Read the queue again from its journal: a call was cut short. Lock held."""
+        self.await_flush()
+        if self.index.changing:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Read the queue again from its journal. Lock held; the flush that is under way, if there
+        is one, is the caller's."""
+        self.index.rebuild()
+        if self.messages is not None and self.messages.in_use:
+            # A message may have kept its reference, or have none: the next open counts them.
+            self.messages.miscounted = True
+        self.count_ready_bytes()
+        self.notify_all()
+
+    def count_ready_bytes(self) -> None:
+        """Count anew what is ready, for the limits. Lock held."""
+        limits = self.limits
+        if limits is not None:
+            limits.bytes = 0 if limits.max_bytes is None else self.index.ready_bytes()
+
+    def notify_all(self) -> None:
+        """Wake all who wait for anything. Lock held."""
+        self.arrived.notify_all()
+        self.settled.notify_all()
+        self.flushed.notify_all()
+        self.room.notify_all()
+
+    # -- figures --------------------------------------------------------------------------------
+
+    def ready(self) -> int:
+        """Count the messages that are waiting, not with a consumer. O(1)."""
+        index = self.index
+        # Each is counted under the lock, and read without: a get may come in between.
+        return max(index.live - index.out, 0)
+
+    def check_size(self, size: int) -> None:
+        """Raise :class:`UsageError` for a body of more bytes than may be."""
+        if size > self.options.max_message_bytes:
+            raise UsageError(
+                f"a body may have at most {self.options.max_message_bytes} bytes "
+                f"(max_message_bytes), not {size}"
+            )
+
+    # -- what is noted of entries beside the index ------------------------------------------------
+
+    def release(self, msg_ids: Iterable[bytes]) -> None:
+        """Take this queue's references to messages in the message store back. Their acks are in
+        the journal; the store asks for their sync before it deletes anything."""
+        if self.messages is not None:
+            self.messages.remove(msg_ids)
+
+    def went_out(self, count: int, size: int) -> None:
+        """Note that messages with bodies of ``size`` bytes are no longer ready. Lock held."""
+        limits = self.limits
+        if limits is not None:
+            limits.bytes -= size
+            if limits.overflow == "block":
+                self.room.notify_all()
+
+    def forget(self, seqs: Iterable[int]) -> None:
+        """Drop what was noted of entries that are acknowledged, take their references from the
+        message store, and wake those who wait for acks. Lock held."""
+        stored = []
+        for seq in seqs:
+            self.nacked_at.pop(seq, None)
+            self.leases.drop(seq)
+            if self.returns.pop(seq, None) is not None and self.counts is not None:
+                self.counts.note(seq, 0, self.returns)
+            msg_id = self.stored_out.pop(seq, None)
+            if msg_id is not None:
+                stored.append(msg_id)
+        if stored:
+            self.release(stored)
+        if self.holding:
+            self.settled.notify_all()
+
+    # -- durability -----------------------------------------------------------------------------
+
+    def sync_journal(self) -> None:
+        """Make the journal durable."""
+        self.index.journal.sync()
+
+    def sync_all(self) -> None:
+        """Make messages and journal durable, in this order: an index entry is never there
+        without its message."""
+        if self.messages is not None:
+            self.messages.sync()
+        self.index.journal.sync()
