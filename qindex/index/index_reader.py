@@ -23,13 +23,12 @@ from journal.journal import Journal
 from journal.rested import RestedJournal
 from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.format.message_record import column, gather_bytes
-from qindex.format.plain_record import SHORTEST_RUN
+from qindex.format.plain_record import SHORTEST_RUN, read_plain, read_run
 from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
 from qindex.index.quarantine import quarantine_findings
 from qindex.index.read_ahead import NOTHING_FETCHED, Fetched
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment, stored_entries
-from qindex.queue.compiled import read_run, read_sound
 
 __all__ = ["FEW", "IndexReader"]
 
@@ -222,7 +221,7 @@ class IndexReader:
             offset = positions[seq - first]
             if states[seq - base] not in _READY or offset < 0 or _word_at(data, offset) != (seq,):
                 return None
-            found = read_sound(data, offset + _JOURNAL_HEAD, seq, False)
+            found = read_plain(data, offset + _JOURNAL_HEAD, seq, False)
             if found is not None:
                 bodies.append(found[0])
                 extras.append(found[1])
@@ -299,7 +298,7 @@ class IndexReader:
         columns = plain_entries(data, payloads, words, embedded, verified=verified)
         if columns is not None:
             return Fetched(segment, seqs, states, *columns, True), behind
-        bodies, extras = read_one_by_one(data, payloads, words, read_sound, verified=verified)
+        bodies, extras = read_one_by_one(data, payloads, words, read_plain, verified=verified)
         all_plain = Entry not in set(map(type, extras))
         return Fetched(segment, seqs, states, bodies, extras, all_plain), behind
 

@@ -12,7 +12,6 @@ from qindex.index.read_ahead import NOTHING_FETCHED, Fetched
 from qindex.index.segment import DELIVERED
 from qindex.queue.delivering import READ_AHEAD, Consumer
 from qindex.queue.delivery import Delivery, make_delivery
-from qindex.queue.fast_paths import install
 from qindex.queue.producing import Publisher
 from qindex.queue.stats import QueueStats
 from qindex.queue.tally import by_reason
@@ -129,6 +128,3 @@ class Queue(Publisher, Consumer):
         if limits is not None:
             limits.bytes = 0 if limits.max_bytes is None else self._index.ready_bytes()
             self._room.notify_all()
-
-
-install(Queue)

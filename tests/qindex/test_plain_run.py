@@ -17,10 +17,8 @@ from qindex.format.entries import Entry
 from qindex.format.message_record import PLAIN_HEAD_SIZE, plain_body_head, plain_body_size
 from qindex.index import index_reader
 from qindex.index.queue_index import QueueIndex
-from qindex.queue import compiled
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
-from tests.ways import WAYS, in_python
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {},
@@ -68,15 +66,9 @@ def perform(queue: qindex.Queue, what: str, size: int, count: int) -> None:
             queue.publish(bytes((number,)) * size, **OPTIONS[what])
 
 
-@pytest.mark.parametrize("way", WAYS)
 @given(st.lists(step, min_size=1, max_size=6), st.sampled_from([70, 480, 2048]))
-def test_runs_are_read_as_one_by_one(
-    way: str, steps: list[tuple[str, int, int]], most: int
-) -> None:
-    with (
-        in_python(way),
-        qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine,
-    ):
+def test_runs_are_read_as_one_by_one(steps: list[tuple[str, int, int]], most: int) -> None:
+    with qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine:
         queue = engine.queue("q")
         for each in steps:
             perform(queue, *each)
@@ -94,12 +86,11 @@ def test_runs_are_read_as_one_by_one(
     ("other", "size"), [("ttl", 100), ("nameless", 100), ("keyed", 99), ("transient", 100)]
 )
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("way", WAYS)
 def test_others_of_the_same_length_between_them(
-    way: str, other: str, size: int, first: bool, flushed: bool
+    other: str, size: int, first: bool, flushed: bool
 ) -> None:
     """Nothing tells them from a run but what is in them."""
-    with in_python(way), qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
+    with qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
         queue = engine.queue("q")
         if first:
             perform(queue, other, size, 100)
@@ -116,13 +107,10 @@ def test_others_of_the_same_length_between_them(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("flushed", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_is_read_at_once(way: str, size: int, flushed: bool) -> None:
-    read = plain.read_run if way == "python" else compiled.read_run
+def test_a_run_is_read_at_once(size: int, flushed: bool) -> None:
     with (
-        in_python(way),
         qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine,
-        patch.object(index_reader, "read_run", side_effect=read) as seen,
+        patch.object(index_reader, "read_run", side_effect=plain.read_run) as seen,
     ):
         queue = engine.queue("q")
         perform(queue, "run", size, 100)
@@ -149,10 +137,9 @@ def test_a_segment_too_large_to_be_kept_is_read_once_for_each_window() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, 8, 20, 27, 34, 38, 44, 47, 55, 60, 63, 64, 65, 164])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_flipped_bit_in_a_run_costs_what_it_hit(way: str, at: int) -> None:
+def test_a_flipped_bit_in_a_run_costs_what_it_hit(at: int) -> None:
     """Each byte of a record but its neighbours': the same findings as without runs."""
-    with in_python(way), qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
+    with qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
         queue = engine.queue("q")
         perform(queue, "run", 100, 100)
         index = queue._index

@@ -7,7 +7,6 @@ import errno
 import gc
 import os
 import random
-import sys
 import threading
 import time
 import tracemalloc
@@ -533,15 +532,3 @@ def test_figures_stay_as_they_were(tmp_path: Path) -> None:
         after = queue.stats()
         for name in ("published", "delivered", "acked", "redelivered", "refused", "given_up"):
             assert getattr(after, name) == getattr(before, name), name
-
-
-def test_a_queue_shares_the_keys_of_its_attributes_with_the_others(tmp_path: Path) -> None:
-    """CPython does that up to thirty; from there on each queue would take 1.2 kB more."""
-    with qindex.open(tmp_path, background=False) as engine:
-        queue = engine.queue("q", max_length=5, delivery_limit=3)
-        queue.publish(b"m")
-        delivery = queue.get(timeout=0)
-        assert delivery is not None
-        delivery.nack()
-        assert len(queue.__dict__) <= 30
-        assert sys.getsizeof(queue.__dict__) < 1000
