@@ -15,7 +15,6 @@ from typing import Any
 
 from benchmarks.erlang_vm import node_paths
 from benchmarks.measure import human
-from qindex.queue.compiled import COMPILED
 
 __all__ = ["split_page", "write_page"]
 
@@ -112,7 +111,6 @@ def _machine() -> str:
         ["memory", f"{memory:.0f} GiB"],
         ["system", f"{platform.system()} {platform.release()}, {platform.machine()}"],
         ["Python", _python()],
-        ["qindex", "pure Python" if COMPILED is None else "compiled"],
         ["packages", ", ".join(_versions())],
         ["RabbitMQ's modules", node_paths()[0] or "not installed"],
         ["Java", _java()],

@@ -2,9 +2,8 @@
 
 Everything above takes a :class:`FileSystem`, whose default is :data:`REAL`. Tests put two others
 in its place: one that records each operation, so that every state a crash can leave is rebuilt,
-and one that fails on demand. The methods of the real one *are* the functions of :mod:`os` (or of
-:mod:`journal.held_io`), so that an owner who binds them once at open (``self._write = fs.write``)
-pays nothing for the seam.
+and one that fails on demand. The methods of the real one *are* the functions of :mod:`os`, so that
+an owner who binds them once at open (``self._write = fs.write``) pays nothing for the seam.
 
 What is durable when a call returns:
 
@@ -30,7 +29,6 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
-from journal import held_io
 from journal.errors import StorageError
 
 __all__ = [
@@ -96,9 +94,9 @@ class RealFileSystem:
     open = staticmethod(os.open)
     close = staticmethod(os.close)
     read = staticmethod(os.read)
-    pread = staticmethod(held_io.pread)
+    pread = staticmethod(os.pread)
     write = staticmethod(os.write)
-    pwrite = staticmethod(held_io.pwrite)
+    pwrite = staticmethod(os.pwrite)
     truncate = staticmethod(os.ftruncate)
     lseek = staticmethod(os.lseek)
     fdatasync = staticmethod(os.fdatasync if hasattr(os, "fdatasync") else os.fsync)

@@ -9,8 +9,8 @@ line behind it. Who holds the lock finishes its call, is refused the lock at the
 stands in line itself. As the one that tries gets to run only when the interpreter takes its time
 from the other, every 5 ms, a thread has the lock for thousands of calls in a row.
 
-All of this is in what :attr:`PatientLock.take` is at the moment, always one call of C for the paths
-of single messages: they ask nothing else.
+All of this is in what :attr:`PatientLock.take` is at the moment, always one call of a built-in
+function for the paths of single messages: they ask nothing else.
 
 A signal's handler may raise anywhere in here; then the lock knows whether it is to be given back.
 """

@@ -19,7 +19,6 @@ def usual_bodies(
     ``None`` where they are not all usual ones (IPv4 hosts, a body), or one of them is damaged.
 
     Here they must be all of one size, too: in columns it takes half the time that one by one takes.
-    What is written in C takes any, in half the time again.
     """
     count, size, length = len(sizes), sizes[0], FRAME(data)[-1]
     if sizes.count(size) != count or not 0 < length <= size - FIXED_SIZE:

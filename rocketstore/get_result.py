@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from rocketstore.bodies import usual_bodies
 from rocketstore.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
-from rocketstore.compiled import usual_bodies
 from rocketstore.crc import crc32
 from rocketstore.message import BODY_AT, FRAME, OTHER_HOSTS, StoredMessage
 

@@ -1,7 +1,4 @@
-"""Single puts: the usual one here, step by step, others by :mod:`rocketstore.put_path`.
-
-Where there is a compiler, a usual put takes the same steps in C (``rocketstore/c``).
-"""
+"""Single puts: the usual one here, step by step, others by :mod:`rocketstore.put_path`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ from rocketstore.config_check import check_config, mend_config
 from rocketstore.cut_short import WholeOrNothing
 from rocketstore.derived import Derived, load_derived
 from rocketstore.dispatch import QueueKey
-from rocketstore.fast_put import install
 from rocketstore.index_rebuild import rebuild_index
 from rocketstore.javahash import topic_seed
 from rocketstore.key_columns import keys_of_properties
@@ -345,9 +344,6 @@ class Store(Putter, Reader):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-install(Store)
 
 
 def _close_in_child() -> None:

@@ -18,7 +18,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import MethodDescriptorType, ModuleType
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -190,16 +190,10 @@ def _methods(cls: type) -> Iterator[tuple[str, Any]]:
             ):
                 seen.setdefault(name)
     for name in seen:
-        member = _written(cls, name)
+        member = inspect.getattr_static(cls, name)
         is_there = inspect.isfunction(_function_of(member))
         if is_there and (not name.startswith("_") or name in _DUNDERS) and inspect.getdoc(member):
             yield name, member
-
-
-def _written(cls: type, name: str) -> Any:
-    """Give a member as Python's source has it: not what is in its place where it is compiled."""
-    found = [base.__dict__[name] for base in cls.__mro__ if name in base.__dict__]
-    return next((one for one in found if not isinstance(one, MethodDescriptorType)), found[0])
 
 
 def _function_of(member: Any) -> Any:

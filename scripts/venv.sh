@@ -1,6 +1,6 @@
 # Sourced by the other scripts: make the virtual environment .venv in the clone, once, and install
 # the project with the extras that the caller put into $extras. Installs again only when pyproject.toml
-# or what is written in C has changed since.
+# has changed since.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ stamp=.venv/installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')
 if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv
 fi
-if [ ! -f "$stamp" ] || [ -n "$(find pyproject.toml setup.py ./*/c -newer "$stamp")" ]; then
+if [ ! -f "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     echo "installing qindex${extras} into .venv ..." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extras}"
     touch "$stamp"

@@ -123,10 +123,7 @@ def _is_there(module: str) -> bool:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from qindex.queue.compiled import COMPILED
-
-        how = "pure Python" if COMPILED is None else "compiled"
-        print_line(f"qindex {qindex.__version__}, {how}")
+        print_line(f"qindex {qindex.__version__}")
         raise typer.Exit
 
 

@@ -218,10 +218,10 @@ class QueueIndex(IndexReader):
         return seq
 
     def reserve(self, count: int) -> None:
-        """See that ``count`` seq_ids may be given out. Raises :class:`StorageError`."""
-        needed = self.next_seq + count
-        if needed + self.entry_count > self.seq_file.reserved:
-            self.seq_file.reserve(needed)
+        """See that ``count`` seq_ids from ``next_seq`` on may be given out, durably; none of them
+        is yet. Raises :class:`StorageError`."""
+        if self.next_seq + count + self.entry_count > self.seq_file.reserved:
+            self.seq_file.reserve(self.next_seq)
 
     def append_batch(
         self, block: bytes | memoryview, offsets: I64, *, transient: bool = False
@@ -232,8 +232,9 @@ class QueueIndex(IndexReader):
         has changed then.
         """
         first, count = self.next_seq, len(offsets)
-        self.reserve(count)
         seqs = range(first, first + count)
+        if seqs.stop + self.entry_count > self.seq_file.reserved:
+            self.seq_file.reserve(seqs.stop)
         runs = []
         while first < seqs.stop:
             segment = self.segment_of(first)

@@ -208,7 +208,7 @@ class DeadLetters:
         self.state.resume()
         return not self.waiting
 
-    def move_waiting(self, waits: bool, *, again: bool = False) -> None:
+    def move_waiting(self, waits: bool = True, *, again: bool = False) -> None:
         """Move what waits; ``again``: also when that has failed before. No lock held.
 
         What can't be moved stays, and is tried again after a while.

@@ -43,6 +43,11 @@ class Queue:
         """The queue's settings."""
         return self._parts.state.settings
 
+    @property
+    def message_ttl(self) -> float | None:
+        """Seconds after which its messages expire, or ``None``; of the settings."""
+        return self._parts.state.message_ttl
+
     # -- publishing -----------------------------------------------------------------------------
 
     def publish(

@@ -20,7 +20,6 @@ import qindex
 from qindex.cli import app
 from qindex.cli.app import main, make_app
 from qindex.format.json_value import plain_value
-from qindex.queue.compiled import COMPILED
 from tests.cli.support import Result, run
 from tests.golden import golden, synthetic
 
@@ -457,8 +456,7 @@ def test_without_a_command(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
 
 
 def test_version() -> None:
-    how = "pure Python" if COMPILED is None else "compiled"
-    assert run("--version").text == f"qindex {qindex.__version__}, {how}\n"
+    assert run("--version").text == f"qindex {qindex.__version__}\n"
 
 
 def test_a_defect_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

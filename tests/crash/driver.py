@@ -18,7 +18,7 @@ import qindex
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
 from qindex.queue.delivery import Delivery
-from qindex.queue.queue_core import QueueCore
+from qindex.queue.flushing import Flusher
 from tests.crash.ledger import Book, Message
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
@@ -172,13 +172,13 @@ class Driver:
             # same thread, so the flush is left for later, as one that has just failed.
             queues = [] if self.engine is None else list(self.engine._awake.values())
             for queue in queues:
-                queue._retry_at += _LATER
+                queue._parts.flusher._retry_at += _LATER
             try:
                 for step in steps[1:]:
                     self.run(step)
             finally:
                 for queue in queues:
-                    queue._retry_at -= _LATER
+                    queue._parts.flusher._retry_at -= _LATER
 
         for name in {step[1] for step in steps if len(step) > 1}:
             if self.engine is not None:
@@ -226,7 +226,7 @@ class Driver:
 
     def do_flush(self, name: str) -> None:
         """Flush as the engine does by itself: nothing is promised of it."""
-        self._queue(name)._flush()
+        self._queue(name)._parts.flusher.flush_now()
         self._note()
 
     def do_flush_durably(self, name: str) -> None:
@@ -246,9 +246,9 @@ class Driver:
 
     def _housekeep(self, name: str, looks: int, budget: int) -> None:
         roster = Roster(1, None)
-        roster.admit(self._queue(name))
+        roster.admit(self._queue(name)._parts)
         keeper = _ByHand(roster, idle=1.0, budget=budget)
-        due: list[QueueCore] = []
+        due: list[Flusher] = []
         for _ in range(looks):
             due, _idle = keeper._due()
         for one in due:
@@ -261,7 +261,7 @@ class Driver:
         assert self.engine is not None
         queue = self._queue(name)
         synced = self.books[name].syncing()
-        if not self.engine._roster.put_to_rest(queue):
+        if not self.engine._roster.put_to_rest(queue._parts):
             self.problems.append(f"queue {name} was not put to rest")
         if not self.engine._messages.in_use:
             synced()
@@ -463,7 +463,7 @@ class Driver:
         held = self._held(name, 0, count)
         letters = self._begin_move(name, target, held)
         nacks = [(self._deliveries.pop((name, one.number)), False) for one in held]
-        assert not any(queue._nack_together(nacks))
+        assert not any(queue._settler.nack_together(nacks))
         self._end_move(name, target, letters)
 
     def do_overflow(self, name: str, target: str, count: int = 1, kind: str = "small") -> None:
@@ -505,9 +505,9 @@ class Driver:
         for one in wanted:
             one.delivered = True
         self.books[name].changed()
-        for lease in queue._leases.due(1e12):
-            queue._leases.add(replace(lease, ends=0.0))
-        queue._on_alarm()
+        for lease in queue._parts.state.leases.due(1e12):
+            queue._parts.state.leases.add(replace(lease, ends=0.0))
+        queue._settler.on_alarm()
         self._note()
 
     def do_consume(self, name: str, count: int = 100) -> None:
@@ -532,7 +532,6 @@ def _repeatable(patches: dict[str, Any]) -> Iterator[None]:
             "queue.producing",
             "engine.engine",
             "queue.delivering",
-            "queue.queue",
             "queue.dead_letter",
         ):
             stack.enter_context(mock.patch(f"qindex.{module}.time_ns", ticks.__next__))

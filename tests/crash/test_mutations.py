@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 import journal.rested
-import qindex.format.publish_records
 import qindex.format.resynchronise
 import qindex.index.flush
 import qindex.index.queue_index
-import qindex.queue.producing
-import qindex.queue.queue_core
+import qindex.queue.flushing
 import qindex.recovery.opening
 from journal.files import FileSystem
 from journal.journal import Journal, Retired
@@ -27,11 +25,10 @@ from msgstore.writer import Writer
 from qindex.engine.idle_queues import Roster
 from qindex.index.flush import FlushPlan
 from qindex.index.queue_index import QueueIndex
+from qindex.index.segment import ACKED
 from qindex.index.seq_ids import SeqFile
-from qindex.queue.delivering import Consumer
-from qindex.queue.producing import Publisher
-from qindex.queue.queue import Queue
-from qindex.queue.queue_core import QueueCore
+from qindex.queue.parts import QueueParts
+from qindex.queue.state import QueueState
 from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Limits, Report
 
@@ -69,7 +66,7 @@ def _flush_without(operation: str) -> Patch:
         def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
             return real(_Without(fs, operation), plan)
 
-        monkeypatch.setattr(qindex.queue.queue_core, "write_plan", write_plan)
+        monkeypatch.setattr(qindex.queue.flushing, "write_plan", write_plan)
 
     return plant
 
@@ -85,7 +82,7 @@ def _journal_emptied_first(monkeypatch: pytest.MonkeyPatch) -> None:
         fs.close(fd)
         return real(fs, plan)
 
-    monkeypatch.setattr(qindex.queue.queue_core, "write_plan", write_plan)
+    monkeypatch.setattr(qindex.queue.flushing, "write_plan", write_plan)
 
 
 def _name_of_the_new_journal_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +118,7 @@ def _stale_snapshot_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _messages_not_synced_with_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sync_all(self: QueueCore) -> None:
-        self._index.journal.sync()
-
-    monkeypatch.setattr(QueueCore, "_sync_all", sync_all)
+    monkeypatch.setattr(QueueState, "sync_all", QueueState.sync_journal)
 
 
 def _a_rolled_file_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +149,11 @@ def _acks_forgotten_by_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ack_after_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ack that is a promise before it is in the journal: it is written with the next sync."""
 
-    def ack_all(self: Consumer, seqs: Any) -> None:
-        self._index.set_states(seqs, 4)
-        self._index.acks += len(seqs)
-        self._forget(seqs.tolist())
+    def acknowledge_many(self: QueueIndex, seqs: Any) -> None:
+        self._set_states(seqs, ACKED)
+        self.acks += len(seqs)
 
-    monkeypatch.setattr(Consumer, "_ack_all", ack_all)
+    monkeypatch.setattr(QueueIndex, "acknowledge_many", acknowledge_many)
 
 
 def _seq_ids_not_reserved_durably(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +207,10 @@ def _rest_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 def _rest_cuts_the_journal_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue is put to rest with what its journal holds."""
 
-    def put_to_rest(self: Roster, queue: QueueCore) -> bool:
-        queue._index.journal.close(cut=False)
-        queue._index.journal = queue._index._rested_journal(used=True)
+    def put_to_rest(self: Roster, queue: QueueParts) -> bool:
+        index = queue.state.index
+        index.journal.close(cut=False)
+        index.journal = index._rested_journal(used=True)
         self.leave(queue)
         return True
 
@@ -230,11 +224,13 @@ _FLUSHED = Workload(
 
 
 def _publish_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = qindex.format.publish_records.seal_rest
-    monkeypatch.setattr(
-        qindex.queue.producing, "seal_rest", lambda record: record[:16] + real(record)[16:]
-    )
-    monkeypatch.setattr(Queue, "publish", Publisher.publish)
+    def store(self: Journal, record: bytes) -> int:
+        start = self.end
+        self.end = self.highest = start + len(record)
+        self.map[start : self.end] = record
+        return start
+
+    monkeypatch.setattr(Journal, "store", store)
 
 
 def _rest_of_an_append_kept(monkeypatch: pytest.MonkeyPatch) -> None:

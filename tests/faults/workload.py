@@ -277,7 +277,7 @@ class Run:
         transient = not how.get("persistent", True)
         if embedded:
             # Records of any size in the index, as with a larger ``embed_below``.
-            queue._most_plain = size + 100
+            queue._parts.state.most_plain = size + 100
         if count == 1:
             one = self.attempt(lambda: queue.publish(bodies[0], **how))
             seqs = None if one is None else range(one, one + 1)

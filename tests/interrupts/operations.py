@@ -9,7 +9,7 @@ from typing import Any
 import journal.journal
 import qindex
 
-__all__ = ["COMPILED", "OPERATIONS", "OPTIONS", "Case", "Operation"]
+__all__ = ["OPERATIONS", "OPTIONS", "Case", "Operation"]
 
 OPTIONS: dict[str, Any] = {
     "background": False,
@@ -247,13 +247,3 @@ OPERATIONS: list[Operation] = [
     make_a_queue,
     close,
 ]
-
-COMPILED: list[Operation] = [
-    publish,
-    publish_to_one_who_keeps_up,
-    publish_when_a_flush_is_due,
-    ack,
-    ack_large,
-    ack_when_a_flush_is_due,
-]
-"""Those that what is written in C does, and that call something in Python."""

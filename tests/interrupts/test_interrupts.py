@@ -24,8 +24,7 @@ import qindex
 from journal.patience import PatientLock
 from journal.sync import GroupCommit
 from tests.interrupts.interruption import interrupted_at, points_of
-from tests.interrupts.operations import COMPILED, OPERATIONS, OPTIONS, Case, Operation
-from tests.ways import in_python, needs_compiled
+from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 EVERY = 1 if NIGHTLY else 7
@@ -58,7 +57,7 @@ def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
     killed = directory.with_name(f"{directory.name}-killed")
     try:
         queue = engine.queue("q")
-        assert not queue._real_lock.is_mine()
+        assert not queue._parts.state.lock.is_mine()
         queue.publish(AFTER)
         shutil.copytree(directory, killed)
         before = drained(queue)
@@ -99,26 +98,11 @@ def check_killed(directory: Path, case: Case, before: Sequence[bytes]) -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
 def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation, shared: bool) -> None:
-    with in_python():
-        cut_short_at_each_point(tmp_path, operation, shared)
-
-
-@needs_compiled
-@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
-@pytest.mark.parametrize("operation", COMPILED, ids=lambda one: one.__name__)
-def test_a_compiled_call_that_is_cut_short(
-    tmp_path: Path, operation: Operation, shared: bool
-) -> None:
-    """Within what it calls; a handler can run nowhere else."""
-    cut_short_at_each_point(tmp_path, operation, shared)
-
-
-def cut_short_at_each_point(tmp_path: Path, operation: Operation, shared: bool) -> None:
     def prepared(name: str) -> tuple[qindex.Engine, Case]:
         engine = qindex.open(tmp_path / name, **OPTIONS)
         queue = engine.queue("q")
         case = operation(engine, queue)
-        queue._real_lock.share(shared)
+        queue._parts.state.lock.share(shared)
         return engine, case
 
     engine, case = prepared("whole")

@@ -20,10 +20,9 @@ from journal.errors import ClosedError, UsageError
 from rocketstore.verify import verify
 from tests.interrupts import test_rocketstore as rocket
 from tests.interrupts.interruption import points_of, run_at
-from tests.interrupts.operations import COMPILED, LARGE, OPERATIONS, OPTIONS, Operation
+from tests.interrupts.operations import LARGE, OPERATIONS, OPTIONS, Operation
 from tests.interrupts.test_interrupts import EVERY, check_bodies, drained
 from tests.rocketstore.support import TINY
-from tests.ways import in_python, needs_compiled
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -53,20 +52,6 @@ HANDLERS = [publish, publish_elsewhere, look]
 def test_a_handler_that_makes_a_call(
     tmp_path: Path, operation: Operation, handler: Handler, durability: str
 ) -> None:
-    with in_python():
-        every_point(tmp_path, operation, handler, durability)
-
-
-@needs_compiled
-@pytest.mark.parametrize("handler", HANDLERS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("operation", COMPILED, ids=lambda one: one.__name__)
-def test_a_handler_within_a_compiled_call(
-    tmp_path: Path, operation: Operation, handler: Handler
-) -> None:
-    every_point(tmp_path, operation, handler, "os")
-
-
-def every_point(tmp_path: Path, operation: Operation, handler: Handler, durability: str) -> None:
     def opened(name: str) -> qindex.Engine:
         engine: qindex.Engine = qindex.open(tmp_path / name, **OPTIONS, durability=durability)
         return engine
@@ -140,22 +125,6 @@ def test_a_handler_of_a_store_that_makes_a_call(
 ) -> None:
     monkeypatch.setattr("rocketstore.pending.PENDING_MAX", 6)
     monkeypatch.setattr("rocketstore.putter.PENDING_MAX", 6)
-    with in_python():
-        every_point_of_a_store(tmp_path, operation, handler)
-
-
-@needs_compiled
-@pytest.mark.parametrize("handler", ROCKET_HANDLERS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("operation", rocket.OPERATIONS[:4], ids=lambda one: one.__name__)
-def test_a_handler_within_a_compiled_put(
-    tmp_path: Path, operation: rocket.Operation, handler: Callable[[rocketstore.Store], None]
-) -> None:
-    every_point_of_a_store(tmp_path, operation, handler)
-
-
-def every_point_of_a_store(
-    tmp_path: Path, operation: rocket.Operation, handler: Callable[[rocketstore.Store], None]
-) -> None:
     store = rocket.open_here(tmp_path / "whole")
     points = points_of(operation(store).call)
     store.close()

@@ -23,7 +23,6 @@ from rocketstore.verify import verify
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.test_interrupts import EVERY
 from tests.rocketstore.support import TINY, Clock
-from tests.ways import in_python, needs_compiled
 
 AFTER = b"put behind it"
 
@@ -202,18 +201,6 @@ def test_a_call_that_is_cut_short(
 ) -> None:
     monkeypatch.setattr(pending, "PENDING_MAX", 6)
     monkeypatch.setattr("rocketstore.putter.PENDING_MAX", 6)
-    with in_python():
-        cut_short_at_each_point(tmp_path, operation)
-
-
-@needs_compiled
-@pytest.mark.parametrize("operation", OPERATIONS[:4], ids=lambda one: one.__name__)
-def test_a_compiled_put_that_is_cut_short(tmp_path: Path, operation: Operation) -> None:
-    """Within what it calls; a handler can run nowhere else."""
-    cut_short_at_each_point(tmp_path, operation)
-
-
-def cut_short_at_each_point(tmp_path: Path, operation: Operation) -> None:
     store = open_here(tmp_path / "whole")
     case = operation(store)
     points = points_of(case.call)

@@ -57,16 +57,15 @@ def test_grows_as_needed(tmp_path: Path, size: int) -> None:
     assert (tmp_path / "journal.jif").read_bytes() == first * 3
 
 
-def test_write_raises_when_the_map_is_full_and_grow_makes_room(tmp_path: Path) -> None:
+def test_room_is_made_when_the_map_is_full(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    full = bytes(len(journal.map))
-    with pytest.raises(ValueError, match="out of range"):
-        journal.write(full + b"x")
-    assert journal.tell() == 0
-    journal.grow(len(full) + 1)
-    journal.write(b"x" + full)
+    assert journal.limit == len(journal.map)
+    full = bytes(len(journal.map) + 1)
+    assert journal.make_room(len(full)) is journal
+    assert journal.limit >= len(full)
+    journal.store(full)
     journal.close()
-    assert (tmp_path / "journal.jif").stat().st_size == len(full) + 1
+    assert (tmp_path / "journal.jif").stat().st_size == len(full)
 
 
 def test_keeps_the_front_and_cuts_what_is_behind(tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_an_error_after_emptying_refuses_writes(tmp_path: Path, operation: str) 
     with pytest.raises(WritesRefusedError):
         journal.append(acks(3, 1))
     with pytest.raises(WritesRefusedError):
-        journal.write(acks(3, 1))
+        journal.append(acks(3, 1), reserve=True)
     assert seqs_on_disk(tmp_path) == []
     journal.close()
 
@@ -218,15 +217,14 @@ def test_on_a_full_disk_there_is_room_for_acks_only(tmp_path: Path, entries: int
     assert settled >= max(2 * published, 2 * entries)
     assert journal.in_reserve
     assert journal.reserve_left < 8
-    with pytest.raises(ValueError, match="delivers and acks only"):
-        journal.write(acks(settled, 1))
+    assert journal.limit == 0
     with pytest.raises(StorageError, match="can't grow"):
-        journal.grow(100)
+        journal.make_room(100)
     fs.heal()
     journal.append(acks(settled, 1))
     assert not journal.in_reserve
     assert seqs_on_disk(tmp_path) == [1] * published + list(range(settled + 1))
-    journal.write(acks(0, 1))
+    journal.append(acks(0, 1))
     journal.close()
 
 
@@ -256,8 +254,7 @@ def test_emptied_on_a_full_disk_it_takes_the_next_room_there_is(tmp_path: Path) 
     for reserve in (False, True):
         with pytest.raises(StorageError, match="can't grow"):
             journal.append(acks(3, 1), reserve=reserve)
-    with pytest.raises(ValueError, match="delivers and acks only"):
-        journal.write(acks(3, 1))
+    assert journal.limit == journal.word_limit == 0
     journal.sync()
     assert (tmp_path / "journal.jif").stat().st_size == 0
     fs.heal()
@@ -294,7 +291,7 @@ def test_no_room_for_a_new_file_changes_nothing(tmp_path: Path, operation: str) 
         journal.rebase(16, None)
     assert poison.reason is None
     assert not (tmp_path / "journal.jif.new").exists()
-    journal.write(acks(6, 1))
+    journal.append(acks(6, 1), reserve=True)
     journal.retire(journal.rebase(16, None))
     assert seqs_on_disk(tmp_path) == [2, 3, 4, 5, 6]
     journal.close()
@@ -332,7 +329,7 @@ def test_a_rebase_that_fails_leaves_the_records_readable(tmp_path: Path, operati
     assert journal.tell() == 48
     assert journal.map[:48] == acks(0, 6)
     with pytest.raises(WritesRefusedError):
-        journal.write(acks(6, 1))
+        journal.append(acks(6, 1), reserve=True)
     journal.close()
 
 
@@ -365,13 +362,13 @@ def test_preparing_that_fails_changes_nothing(tmp_path: Path, operation: str) ->
 def test_a_bulk_append_that_fails_refuses_writes(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
     journal = open_journal(tmp_path, fs=fs)
-    journal.grow(1 << 20)
+    journal.make_room(1 << 20)
     fs.fail("pwrite", errno.EIO, short=100)
     with pytest.raises(StorageError, match="append failed"):
         journal.append(bytes(200_000))
     assert journal.tell() == 0
     with pytest.raises(WritesRefusedError):
-        journal.write(acks(0, 1))
+        journal.append(acks(0, 1), reserve=True)
     journal.close()
 
 
@@ -389,7 +386,7 @@ def test_opening_after_writes_were_refused(tmp_path: Path) -> None:
     poison.set(OSError("gone"))
     journal = open_journal(tmp_path, poison=poison)
     with pytest.raises(WritesRefusedError, match="gone"):
-        journal.write(b"x")
+        journal.append(b"x", reserve=True)
     journal.close()
 
 
@@ -401,7 +398,7 @@ def test_after_close(tmp_path: Path) -> None:
     for call in (
         lambda: journal.append(acks(1, 1)),
         lambda: journal.append(bytes(100_000)),
-        lambda: journal.grow(1),
+        lambda: journal.make_room(1),
         journal.sync,
     ):
         with pytest.raises(ClosedError):

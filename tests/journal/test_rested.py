@@ -57,23 +57,22 @@ def test_what_needs_no_file_opens_none(owner: Owner) -> None:
         journal.append(b"x" * 8)
 
 
-@pytest.mark.parametrize("touch", ["write", "append", "grow", "map"])
+@pytest.mark.parametrize("touch", ["action", "append", "make room"])
 def test_the_first_touch_wakes_it_once(owner: Owner, touch: str) -> None:
     at_rest = owner.journal
-    if touch == "write":
-        at_rest.write(b"x" * 8)
+    if touch == "action":
+        at_rest.append(b"x" * 8, reserve=True)
     elif touch == "append":
         assert at_rest.append(b"x" * 8) == 0
-    elif touch == "grow":
-        at_rest.grow(1 << 20)
-        assert len(at_rest.map) >= 1 << 20
     else:
-        assert at_rest.map[:1] == b"\0"
+        woken = at_rest.make_room(1 << 20)
+        assert woken is owner.journal
+        assert woken.limit >= 1 << 20
     assert owner.woken == 1
     assert isinstance(owner.journal, Journal)
     # Whoever still holds the one at rest gets to the same journal.
     before = owner.journal.tell()
-    at_rest.write(b"y" * 8)
+    at_rest.append(b"y" * 8, reserve=True)
     assert owner.journal.tell() == before + 8
     assert owner.woken == 1
     owner.journal.close()
@@ -114,7 +113,7 @@ def test_it_refuses_writes_as_any(owner: Owner) -> None:
     owner.journal.append(b"x" * 100)
     owner.rest()
     owner.poison.set(StorageError(owner.path, "sync failed", OSError(5, "I/O error")))
-    for call in (owner.journal.sync, lambda: owner.journal.write(b"x" * 8)):
+    for call in (owner.journal.sync, lambda: owner.journal.append(b"x" * 8, reserve=True)):
         with pytest.raises(WritesRefusedError, match="sync failed"):
             call()
     assert owner.woken == 1

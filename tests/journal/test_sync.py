@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 from journal.errors import StorageError, WritesRefusedError
 from journal.journal import Journal
 from journal.poison import Poison
-from journal.sync import GroupCommit
+from journal.sync import GroupCommit, _Waiter
 from tests.faulty_fs import FaultyFileSystem
 
 WAIT = 30.0
@@ -132,9 +136,9 @@ def test_after_a_failed_sync_nothing_is_taken_any_more(tmp_path: Path) -> None:
     with pytest.raises(WritesRefusedError):
         journal.append(b"12345678")
     with pytest.raises(WritesRefusedError):
-        journal.write(b"12345678")
+        journal.append(b"12345678", reserve=True)
     with pytest.raises(WritesRefusedError):
-        journal.grow(1)
+        journal.make_room(1)
     assert fs.calls["fdatasync"] == 1
     journal.close()
 
@@ -148,6 +152,77 @@ def test_the_name_is_synced_once(tmp_path: Path) -> None:
     assert (fs.calls["fdatasync"], fs.calls["sync_dir"], journal.syncs) == (3, 1, 3)
     assert journal.synced == 24
     journal.close()
+
+
+def test_a_waiter_called_before_it_sleeps_and_called_twice() -> None:
+    waiter = _Waiter()
+    waiter.call()
+    waiter.call()
+    for _ in range(2):
+        thread = threading.Thread(target=waiter.sleep, daemon=True)
+        thread.start()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+def test_a_waiter_sleeps_until_it_is_called() -> None:
+    waiter, passed = _Waiter(), threading.Event()
+
+    def work() -> None:
+        waiter.sleep()
+        passed.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert not passed.wait(0.05)
+    waiter.call()
+    assert passed.wait(WAIT)
+    thread.join(WAIT)
+
+
+@contextmanager
+def signals(handler: Callable[..., object], waiter: _Waiter, count: int) -> Iterator[list[_Waiter]]:
+    """This thread gets so many signals, one after the other; then ``waiter`` is called, and listed
+    in what this gives."""
+    called: list[_Waiter] = []
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def work() -> None:
+        for _ in range(count):
+            time.sleep(0.02)
+            signal.pthread_kill(main, signal.SIGUSR1)
+        time.sleep(0.05)
+        called.append(waiter)
+        waiter.call()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield called
+    finally:
+        thread.join(WAIT)
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_raises_while_its_thread_sleeps() -> None:
+    """The thread sleeps on until it is called; the exception is given then."""
+    waiter = _Waiter()
+
+    def handler(_signal: int, _frame: object) -> None:
+        raise InterruptedError
+
+    with signals(handler, waiter, 2) as called:
+        assert type(waiter.sleep()) is InterruptedError
+        assert called == [waiter]
+
+
+def test_a_handler_that_returns_while_its_thread_sleeps() -> None:
+    waiter, seen = _Waiter(), []
+    with signals(lambda *_: seen.append(1), waiter, 3):
+        assert waiter.sleep() is None
+        assert seen == [1, 1, 1]
 
 
 def waiting_for(condition: object) -> None:

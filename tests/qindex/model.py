@@ -18,7 +18,6 @@ _MODULES = (
     "queue.delivering",
     "engine.engine",
     "queue.producing",
-    "queue.queue",
     "view.queue_view",
 )
 

@@ -127,14 +127,14 @@ def test_queue_ttl_is_kept_with_the_queue(tmp_path: Path) -> None:
         with pytest.raises(qindex.UsageError, match="message_ttl"):
             engine.queue("q", message_ttl=5)
     with open_quietly(tmp_path) as engine:
-        assert engine.queue("q").message_ttl == 0
+        assert engine.queue("q").settings.message_ttl == 0
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", message_ttl=1e6)
         queue.publish(b"late", ttl=0)
         queue.publish(b"in time")
         assert queue.get_many(5).bodies == [b"in time"]
     with open_quietly(tmp_path) as engine:
-        assert engine.queue("q").message_ttl == 1e6
+        assert engine.queue("q").settings.message_ttl == 1e6
 
 
 def test_an_expired_message_is_gone_after_a_crash_too(tmp_path: Path) -> None:

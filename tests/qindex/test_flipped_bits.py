@@ -274,7 +274,7 @@ def test_the_settings(tmp_path: Path, repair: bool) -> None:
                 with pytest.raises(qindex.DamageError, match="settings"):
                     engine.queue("q")
             else:
-                assert engine.queue("q").message_ttl is None
+                assert engine.queue("q").settings.message_ttl is None
                 assert len(engine.queue("q")) == 1
                 assert not path.exists()
         if repair:

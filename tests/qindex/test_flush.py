@@ -136,8 +136,8 @@ def test_publishers_wait_when_the_journal_grows_too_long(tmp_path: Path) -> None
         assert held.wait(WAIT)
         publisher = threading.Thread(target=lambda: [queue.publish(b"y") for _ in range(500)])
         publisher.start()
-        until(lambda: queue._unflushed()[0] > 160)
-        assert queue._unflushed()[0] <= 162
+        until(lambda: queue._parts.flusher.unflushed()[0] > 160)
+        assert queue._parts.flusher.unflushed()[0] <= 162
         go_on.set()
         publisher.join(WAIT)
         assert not publisher.is_alive()
@@ -235,10 +235,10 @@ def test_the_names_of_new_and_of_deleted_segments_are_made_durable(tmp_path: Pat
         queue = engine.queue("q")
         queue.publish_many([b"x"] * 8)
         before = fs.calls["sync_dir"]
-        queue._flush()
+        queue._parts.flusher.flush_now()
         assert fs.calls["sync_dir"] == before + 1
         drain(queue)
-        queue._flush()
+        queue._parts.flusher.flush_now()
         assert segment_files(tmp_path) == []
         assert fs.calls["sync_dir"] == before + 2
         queue.publish_many([b"x"] * 8)
@@ -316,9 +316,9 @@ def test_a_record_that_is_being_completed_is_not_copied_half_done(
     flusher = threading.Thread(target=queue.flush)
     flusher.start()
     assert flushing.wait(WAIT)
-    journal = queue._index.journal
-    write = journal.write
-    monkeypatch.setattr(journal, "write", slowly)
+    journal = queue._parts.state.index.journal
+    write = journal.store
+    monkeypatch.setattr(journal, "store", slowly)
     publisher = threading.Thread(target=queue.publish, args=(b"whole in the end",))
     publisher.start()
     assert storing.wait(WAIT)

@@ -100,7 +100,7 @@ def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path) -> None:
     held, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with queue._real_lock, engine._lock:
+        with queue._parts.state.lock, engine._lock:
             held.set()
             go_on.wait(30)
 

@@ -77,15 +77,15 @@ def test_a_flipped_bit_is_not_handed_out(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")
         queue.publish(b"first")
-        offset = queue._index.positions[-1]
-        journal = queue._index.journal
-        assert queue._index.fetch_few(0) is not None
+        offset = queue._parts.state.index.positions[-1]
+        journal = queue._parts.state.index.journal
+        assert queue._parts.state.index.fetch_few(0) is not None
         end = journal.tell()
         for at in range(offset, end):
             for bit in range(8):
                 journal.map[at] ^= 1 << bit
                 try:
-                    assert queue._index.fetch_few(0) is None, f"byte {at - offset}"
+                    assert queue._parts.state.index.fetch_few(0) is None, f"byte {at - offset}"
                 finally:
                     journal.map[at] ^= 1 << bit
         journal.map[end - 1] ^= 1
@@ -105,7 +105,7 @@ def test_what_a_publish_hands_over_is_bounded(tmp_path: Path, size: int) -> None
         bodies = [b"%d" % number + bytes(size) for number in range(1, count)]
         for body in bodies:
             queue.publish(body)
-        window = queue._window
+        window = queue._parts.state.index.ahead.window
         assert len(window) < 200
         assert sum(map(len, window.bodies)) <= 1 << 19
         assert (len(window) > 1) == (size < 1_000_000)
@@ -154,7 +154,7 @@ def test_between_publishes(tmp_path: Path, step: str, size: int) -> None:
                     dropped = queue.purge()
                     expected = expected[: len(expected) - dropped]
                 elif step == "rest":
-                    assert engine._roster.put_to_rest(queue)
+                    assert engine._roster.put_to_rest(queue._parts)
                 elif step == "last":
                     last = take_last(queue)
                     assert last is not None

@@ -42,7 +42,7 @@ def test_it_comes_back_to_its_place(tmp_path: Path, background: bool) -> None:
         again.ack()
         second.ack()
         assert queue.stats().unacked == 0
-        assert not queue._leases
+        assert not queue._parts.state.leases
 
 
 def test_it_is_woken_in_order(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_settled_in_time(tmp_path: Path) -> None:
         batch = queue.get_many(2, lease=SHORT)
         queue.ack_many(batch)
         take(queue, lease=SHORT).nack()
-        assert not queue._leases
+        assert not queue._parts.state.leases
         kept = take(queue)  # without a lease now
         threading.Event().wait(3 * SHORT)
         assert not kept.settled

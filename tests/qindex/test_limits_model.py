@@ -178,11 +178,11 @@ class LimitsMachine(RuleBasedStateMachine):
     @rule()
     def leases_end(self) -> None:
         queue = self.queue
-        leases = sorted(queue._leases.due(1e12), key=lambda one: one.seq_id)
+        leases = sorted(queue._parts.state.leases.due(1e12), key=lambda one: one.seq_id)
         for lease in leases:
             lease.ends = 0.0
-            queue._leases.add(lease)
-        queue._on_alarm()
+            queue._parts.state.leases.add(lease)
+        queue._settler.on_alarm()
         for lease in leases:
             sent, delivery = self.model.out.pop(lease.seq_id)
             assert delivery.settled
@@ -226,9 +226,13 @@ class LimitsMachine(RuleBasedStateMachine):
         bodies = [one.body for one in queue.peek(1000)]
         assert bodies == [model.ready[seq].body for seq in sorted(model.ready)]
         if self.max_bytes is not None:
-            assert queue._limits is not None
-            assert queue._limits.bytes == model.bytes == queue._index.ready_bytes()
-            assert not queue._limits._taken_bytes
+            assert queue._parts.state.limits is not None
+            assert (
+                queue._parts.state.limits.bytes
+                == model.bytes
+                == queue._parts.state.index.ready_bytes()
+            )
+            assert not queue._parts.state.limits._taken_bytes
 
     @invariant()
     def the_message_store_has_what_is_alive(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import qindex
 from qindex.format.message import Message
+from qindex.queue.producing import Producer
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly
 
 
@@ -18,13 +19,13 @@ from tests.qindex.support import WAIT, copy_live, drain, open_quietly
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The bodies that were published the slow way."""
     seen: list[bytes] = []
-    real = qindex.Queue._publish_any
+    real = Producer._publish_any
 
-    def publish_any(queue: qindex.Queue, message: Message, *options: Any) -> int:
+    def publish_any(producer: Producer, message: Message, *options: Any) -> int:
         seen.append(message.body)
-        return real(queue, message, *options)
+        return real(producer, message, *options)
 
-    monkeypatch.setattr(qindex.Queue, "_publish_any", publish_any)
+    monkeypatch.setattr(Producer, "_publish_any", publish_any)
     return seen
 
 
@@ -74,8 +75,8 @@ def test_the_quick_way_until_it_is_full(
             again = engine.queue("q")
             # What was with a consumer has come back, however full the queue is.
             assert [body for _, body, _ in drain(again)] == [delivery.body, *wanted]
-            assert again._limits is not None
-            assert again._limits.bytes == 0 or settings.get("max_bytes") is None
+            assert again._parts.state.limits is not None
+            assert again._parts.state.limits.bytes == 0 or settings.get("max_bytes") is None
             again.publish(b"more")
 
 

@@ -176,7 +176,7 @@ def test_expired_messages_are_given_back(tmp_path: Path) -> None:
         assert assert_counts(engine) == 1
         given.ack()
         assert assert_counts(engine) == 0
-        assert not queue._stored_out
+        assert not queue._parts.state.stored_out
 
 
 def test_purge_gives_back_what_it_drops(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_queue_that_refuses_gives_its_reference_back(tmp_path: Path) -> None:
         for name in "abc":
             engine.queue(name).publish(b"")
         # Fill the journal of b to its brim, and let it not grow.
-        journal = engine.queue("b")._index.journal
+        journal = engine.queue("b")._parts.state.index.journal
         while len(journal.map) - journal.tell() > 30:
             engine.queue("b").publish(b"")
         fs.fail("fallocate", errno.ENOSPC, path="")

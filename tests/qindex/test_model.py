@@ -261,7 +261,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.compact()
         elif how == "rest":
             queue, _ = self._queue(name)
-            rested = self.engine._roster.put_to_rest(queue)
+            rested = self.engine._roster.put_to_rest(queue._parts)
             assert rested or self.background  # the background thread may be using it
         else:
             self.engine.sync()
@@ -307,12 +307,12 @@ class EngineMachine(RuleBasedStateMachine):
         for queue in queues:
             queue.flush()
         for queue in queues:
-            queue._real_lock.acquire()
+            queue._parts.state.lock.acquire()
         try:
             shutil.copytree(self.directory, target)
         finally:
             for queue in queues:
-                queue._real_lock.release()
+                queue._parts.state.lock.release()
 
     @invariant()
     def counts_agree(self) -> None:
@@ -327,11 +327,11 @@ class EngineMachine(RuleBasedStateMachine):
             if not self.background:
                 names = [
                     name
-                    for name in self.fs.listdir(queue._index.directory)
+                    for name in self.fs.listdir(queue._parts.state.index.directory)
                     if name.endswith(".idx")
                 ]
                 sizes = [
-                    self.fs.stat(os.path.join(queue._index.directory, name)).st_size
+                    self.fs.stat(os.path.join(queue._parts.state.index.directory, name)).st_size
                     for name in names
                 ]
                 assert sum(sizes) == stats.segment_bytes

@@ -18,9 +18,9 @@ from journal.block_sums import extent
 from journal.files import REAL
 from journal.findings import Cause, Kind
 from journal.format import NO_START, START_SIZE, pack_publish
-from qindex.format.message_record import NOTHING, encode_middle
+from qindex.format.message_record import NOTHING, encode_middle, seal_embedded
 from qindex.format.plain_record import CHECK_START
-from qindex.format.publish_records import framed_batch, framed_record, plain_batch, seal_rest
+from qindex.format.publish_records import framed_batch, framed_record, plain_batch
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Reading, read_soundly
 from qindex.format.stored_id import make_id
@@ -39,8 +39,7 @@ BEFORE = {
 
 
 def single(seq: int, body: bytes, middle: bytes = NOTHING, expiry: int = 0) -> bytes:
-    record = framed_record(seq, ID_HIGH, body, STAMP, middle, expiry)
-    return record[:START_SIZE] + seal_rest(record)[START_SIZE:]
+    return seal_embedded(framed_record(seq, ID_HIGH, body, STAMP, middle, expiry))
 
 
 def appends(seq: int) -> dict[str, bytes]:

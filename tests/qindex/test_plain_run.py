@@ -17,10 +17,8 @@ from qindex.format.entries import Entry
 from qindex.format.message_record import PLAIN_HEAD_SIZE, plain_body_head, plain_body_size
 from qindex.index import index_reader
 from qindex.index.queue_index import QueueIndex
-from qindex.queue import compiled
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
-from tests.ways import WAYS, in_python
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {},
@@ -46,7 +44,6 @@ def everything(index: QueueIndex, most: int) -> Iterator[tuple[Any, ...]]:
         if window is None:
             return
         rows = zip(window.seqs, window.bodies, window.extras, window.states, strict=True)
-        assert len(window.delivers) == len(window.seqs)
         assert window.plain == (Entry not in set(map(type, window.extras)))
         yield from rows
 
@@ -68,24 +65,18 @@ def perform(queue: qindex.Queue, what: str, size: int, count: int) -> None:
             queue.publish(bytes((number,)) * size, **OPTIONS[what])
 
 
-@pytest.mark.parametrize("way", WAYS)
 @given(st.lists(step, min_size=1, max_size=6), st.sampled_from([70, 480, 2048]))
-def test_runs_are_read_as_one_by_one(
-    way: str, steps: list[tuple[str, int, int]], most: int
-) -> None:
-    with (
-        in_python(way),
-        qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine,
-    ):
+def test_runs_are_read_as_one_by_one(steps: list[tuple[str, int, int]], most: int) -> None:
+    with qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine:
         queue = engine.queue("q")
         for each in steps:
             perform(queue, *each)
-        index = queue._index
+        index = queue._parts.state.index
         assert list(everything(index, most)) == without_runs(index, most)
-        queue._flush()
+        queue._parts.flusher.flush_now()
         perform(queue, "run", 100, 80)
         assert list(everything(index, most)) == without_runs(index, most)
-        queue._flush()
+        queue._parts.flusher.flush_now()
         assert list(everything(index, most)) == without_runs(index, most)
 
 
@@ -94,12 +85,11 @@ def test_runs_are_read_as_one_by_one(
     ("other", "size"), [("ttl", 100), ("nameless", 100), ("keyed", 99), ("transient", 100)]
 )
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("way", WAYS)
 def test_others_of_the_same_length_between_them(
-    way: str, other: str, size: int, first: bool, flushed: bool
+    other: str, size: int, first: bool, flushed: bool
 ) -> None:
     """Nothing tells them from a run but what is in them."""
-    with in_python(way), qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
+    with qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
         queue = engine.queue("q")
         if first:
             perform(queue, other, size, 100)
@@ -107,8 +97,8 @@ def test_others_of_the_same_length_between_them(
         perform(queue, other, size, 100)
         perform(queue, "run", 100, 100)
         if flushed:
-            queue._flush()
-        index = queue._index
+            queue._parts.flusher.flush_now()
+        index = queue._parts.state.index
         found = list(everything(index, 1000))
         assert found == without_runs(index, 1000)
         assert len(found) == len(queue)
@@ -116,20 +106,17 @@ def test_others_of_the_same_length_between_them(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("flushed", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_is_read_at_once(way: str, size: int, flushed: bool) -> None:
-    read = plain.read_run if way == "python" else compiled.read_run
+def test_a_run_is_read_at_once(size: int, flushed: bool) -> None:
     with (
-        in_python(way),
         qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine,
-        patch.object(index_reader, "read_run", side_effect=read) as seen,
+        patch.object(index_reader, "read_run", side_effect=plain.read_run) as seen,
     ):
         queue = engine.queue("q")
         perform(queue, "run", size, 100)
         if flushed:
-            queue._flush()
-        with patch.object(index_reader.IndexReader, "_read", side_effect=AssertionError):
-            found = list(everything(queue._index, 1000))
+            queue._parts.flusher.flush_now()
+        with patch.object(index_reader.IndexReader, "read", side_effect=AssertionError):
+            found = list(everything(queue._parts.state.index, 1000))
         assert [body for _, body, _, _ in found] == [bytes((n,)) * size for n in range(100)]
         assert seen.call_count == 1
 
@@ -139,8 +126,8 @@ def test_a_segment_too_large_to_be_kept_is_read_once_for_each_window() -> None:
     with qindex.open("/s", fs=fs) as engine, patch.object(index_reader, "_KEPT_BYTES", 1000):
         queue = engine.queue("q")
         perform(queue, "run", 100, 200)
-        queue._flush()
-        index = queue._index
+        queue._parts.flusher.flush_now()
+        index = queue._parts.state.index
         index.place(index.segments[0])
         before = fs.calls["pread"]
         found = list(everything(index, 50))
@@ -149,13 +136,12 @@ def test_a_segment_too_large_to_be_kept_is_read_once_for_each_window() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, 8, 20, 27, 34, 38, 44, 47, 55, 60, 63, 64, 65, 164])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_flipped_bit_in_a_run_costs_what_it_hit(way: str, at: int) -> None:
+def test_a_flipped_bit_in_a_run_costs_what_it_hit(at: int) -> None:
     """Each byte of a record but its neighbours': the same findings as without runs."""
-    with in_python(way), qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
+    with qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
         queue = engine.queue("q")
         perform(queue, "run", 100, 100)
-        index = queue._index
+        index = queue._parts.state.index
         data = index.journal.map
         where = index.positions[50] + min(at, PUBLISH_HEAD_SIZE + PLAIN_HEAD_SIZE + 101)
         data[where] ^= 0x10

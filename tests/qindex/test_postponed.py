@@ -32,7 +32,7 @@ def make_room(queue: qindex.Queue, source: qindex.Queue) -> list[int]:
     while source.stats().unacked or len(queue):
         assert monotonic() < end
         seen += numbers(queue)
-        source._move_waiting(again=True)  # as the alarm does, each second
+        source._parts.letters.move_waiting(again=True)  # as the alarm does, each second
     return seen
 
 
@@ -58,8 +58,8 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
             held, _ = tracemalloc.get_traced_memory()
         # All bodies are four times as much as those that may wait in memory.
         assert held < 2 * MOST_WAITING * BODY < count * BODY
-        assert len(queue._to_move) == MOST_WAITING
-        assert len(queue._postponed) == count - MOST_WAITING
+        assert len(queue._parts.letters.waiting) == MOST_WAITING
+        assert len(queue._parts.letters._postponed) == count - MOST_WAITING
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
@@ -78,7 +78,7 @@ def test_all_of_it_arrives_in_order(tmp_path: Path, durability: str, flushed: bo
         killed = copy_live(store, tmp_path / "1")
         assert make_room(dead, queue) == list(range(count))
         assert queue.stats().dead_lettered == count
-        assert not queue._postponed
+        assert not queue._parts.letters._postponed
         assert queue.stats().unacked == 0
     with open_quietly(store) as engine:
         assert len(engine.queue("q")) == len(engine.queue("dead")) == 0
@@ -105,8 +105,8 @@ def test_large_messages_wait_on_disk(tmp_path: Path) -> None:
         for n in range(30):
             queue.publish(body(n, 500_000 if n % 3 else 50), key="k", ttl=0)
         assert queue.get(0) is None
-        assert sum(len(one.message.body) for one in queue._to_move) < 1_000_000
-        assert len(queue._postponed) == 29
+        assert sum(len(one.message.body) for one in queue._parts.letters.waiting) < 1_000_000
+        assert len(queue._parts.letters._postponed) == 29
         assert make_room(dead, queue) == [99, *range(30)]
         # Their places in the message store are free: nothing refers to them any more.
         engine.sync()
@@ -125,7 +125,7 @@ def test_what_was_delivered_too_often_waits_too(tmp_path: Path) -> None:
         queue.publish_many([body(n) for n in range(count)])
         for delivery in queue.get_many(count):
             delivery.nack()
-        assert len(queue._postponed) == 50
+        assert len(queue._parts.letters._postponed) == 50
         dead_reasons: set[str] = set()
         seen: list[int] = []
         while queue.stats().unacked or len(dead):
@@ -133,7 +133,7 @@ def test_what_was_delivered_too_often_waits_too(tmp_path: Path) -> None:
                 seen.append(int(one.body[:8]))
                 dead_reasons |= {death["reason"] for death in one.headers.get("x-death", ())}
             dead.ack_up_to(1 << 60)
-            queue._move_waiting(again=True)
+            queue._parts.letters.move_waiting(again=True)
         assert seen == [count, *range(count)]
         assert dead_reasons == {"limit"}
 
@@ -179,7 +179,7 @@ def test_a_queue_whose_letters_wait_does_not_rest(tmp_path: Path) -> None:
         engine.queue("dead", max_length=1).publish(body(0))
         queue = engine.queue("q", dead_letter="dead")
         expire_all(queue, 2 * MOST_WAITING)
-        assert not engine._roster.put_to_rest(queue)
+        assert not engine._roster.put_to_rest(queue._parts)
         found = make_room(engine.queue("dead"), queue)
         assert found == [0, *range(2 * MOST_WAITING)]
-        assert engine._roster.put_to_rest(queue)
+        assert engine._roster.put_to_rest(queue._parts)

@@ -7,7 +7,6 @@ import errno
 import gc
 import os
 import random
-import sys
 import threading
 import time
 import tracemalloc
@@ -36,12 +35,12 @@ from tests.traced_memory import tracing
 
 def rest(engine: qindex.Engine, *queues: qindex.Queue) -> None:
     for queue in queues:
-        assert engine._roster.put_to_rest(queue)
+        assert engine._roster.put_to_rest(queue._parts)
         assert is_at_rest(queue)
 
 
 def is_at_rest(queue: qindex.Queue) -> bool:
-    return isinstance(queue._index.journal, RestedJournal)
+    return isinstance(queue._parts.state.index.journal, RestedJournal)
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -182,7 +181,7 @@ def test_a_waiting_consumer_gets_what_wakes_the_queue(tmp_path: Path) -> None:
         thread = threading.Thread(target=consume)
         thread.start()
         for number in range(3):
-            wait_until(lambda: queue._waiting)
+            wait_until(lambda: queue._parts.state.waiting)
             rest(engine, queue)
             queue.publish(b"%d" % number)
             wait_until(lambda: len(found) == number + 1)  # noqa: B023
@@ -223,7 +222,7 @@ def test_a_sync_that_finds_the_journal_closed_by_a_rest_has_nothing_to_do(tmp_pa
     with open_quietly(tmp_path, durability="fsync") as engine:
         queue = engine.queue("q")
         queue.publish(b"a")
-        before = queue._index.journal
+        before = queue._parts.state.index.journal
         assert isinstance(before, Journal)
         rest(engine, queue)
         before.sync()
@@ -260,7 +259,7 @@ def test_a_failing_sync_at_rest_is_not_forgotten(tmp_path: Path) -> None:
     queue.publish(b"a")
     fs.failing = True
     with pytest.raises(qindex.StorageError, match="sync failed"):
-        engine._roster.put_to_rest(queue)
+        engine._roster.put_to_rest(queue._parts)
     assert not is_at_rest(queue)
     assert engine.stats().writes_refused is not None
     with pytest.raises(qindex.WritesRefusedError):
@@ -327,7 +326,7 @@ def test_idle_queues_go_to_rest_by_themselves(tmp_path: Path) -> None:
         assert all(queue.stats().journal_entries == 0 for queue in queues)
         wake = queues[7].get(0)
         assert wake is not None
-        assert engine._roster.awake() == [queues[7]]
+        assert engine._roster.awake() == [queues[7]._parts]
 
 
 def test_a_queue_that_nobody_used_opens_no_file(tmp_path: Path) -> None:
@@ -351,10 +350,10 @@ def test_those_not_used_for_long_go_first(tmp_path: Path) -> None:
         queues[0].publish(b"d")
         queues[4].publish(b"e")
         assert len(roster.awake()) == 3
-        assert {queues[0], queues[4]} <= set(roster.awake())
+        assert {queues[0]._parts, queues[4]._parts} <= set(roster.awake())
         queues[0].publish(b"f")
         queues[5].publish(b"g")
-        assert {queues[0], queues[5]} <= set(roster.awake())
+        assert {queues[0]._parts, queues[5]._parts} <= set(roster.awake())
 
 
 def test_a_queue_in_use_is_not_waited_for(tmp_path: Path) -> None:
@@ -362,11 +361,11 @@ def test_a_queue_in_use_is_not_waited_for(tmp_path: Path) -> None:
         engine._roster = Roster(1, None)
         busy, other = engine.queue("busy"), engine.queue("other")
         busy.publish(b"a")
-        with busy._real_lock:
+        with busy._parts.state.lock:
             other.publish(b"b")  # would wait for ever
             assert len(engine._roster.awake()) == 2
         engine.queue("third").publish(b"c")
-        assert [one.name for one in engine._roster.awake()] == ["third"]
+        assert [one.state.name for one in engine._roster.awake()] == ["third"]
 
 
 def test_a_full_disk_keeps_queues_awake(tmp_path: Path) -> None:
@@ -533,15 +532,3 @@ def test_figures_stay_as_they_were(tmp_path: Path) -> None:
         after = queue.stats()
         for name in ("published", "delivered", "acked", "redelivered", "refused", "given_up"):
             assert getattr(after, name) == getattr(before, name), name
-
-
-def test_a_queue_shares_the_keys_of_its_attributes_with_the_others(tmp_path: Path) -> None:
-    """CPython does that up to thirty; from there on each queue would take 1.2 kB more."""
-    with qindex.open(tmp_path, background=False) as engine:
-        queue = engine.queue("q", max_length=5, delivery_limit=3)
-        queue.publish(b"m")
-        delivery = queue.get(timeout=0)
-        assert delivery is not None
-        delivery.nack()
-        assert len(queue.__dict__) <= 30
-        assert sys.getsizeof(queue.__dict__) < 1000

@@ -20,7 +20,6 @@ from rocketstore.properties import index_keys
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 from tests.rocketstore.support import Clock, open_tiny
-from tests.ways import in_python, needs_compiled
 
 Workload = Callable[[Store, "Promises"], None]
 ROOT = Path("/s")
@@ -268,16 +267,6 @@ def check_whole(store: Store, asked: set[bytes]) -> None:
                     hits[topic, key] = [hit.offset for hit in several]
                 assert hits[topic, key].count(message.offset) == 1, (message, key)
         assert found == sorted(set(found))
-
-
-@needs_compiled
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_both_ways_leave_the_same_log(workload: Workload) -> None:
-    """So what is proven of the states that a crash leaves of the one holds for the other."""
-    compiled, _ = record(workload)
-    with in_python():
-        python, _ = record(workload)
-    assert compiled.log == python.log
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)

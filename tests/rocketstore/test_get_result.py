@@ -1,27 +1,16 @@
-"""The bodies of an answer, read all at once, both ways: the same as those of its messages."""
+"""The bodies of an answer, read all at once: the same as those of its messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import rocketstore
 from journal.errors import DamageError
-from rocketstore import GetStatus, bodies
-from rocketstore.compiled import COMPILED
+from rocketstore import GetStatus
+from rocketstore.bodies import usual_bodies
 from tests.rocketstore.support import open_tiny
-from tests.ways import WAYS, in_python, needs_compiled
-
-compiled: Any = COMPILED
-
-
-@pytest.fixture(autouse=True, params=WAYS)
-def _way(request: pytest.FixtureRequest) -> Iterator[None]:
-    with in_python(request.param):
-        yield
 
 
 def test_bodies_are_those_of_the_messages(tmp_path: Path) -> None:
@@ -84,40 +73,17 @@ def test_damaged_record_among_bodies(at: int, tmp_path: Path) -> None:
         assert [message.body for message in sound] == [b"some body"] * 4
 
 
-def run_of(store: rocketstore.Store, count: int) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
-    """The records of messages with bodies of 1, 2, 3, ... bytes, their places and sizes."""
-    puts = [store.put("A", bytes((65 + number,)) * (number + 1)) for number in range(count)]
-    data = b"".join(one.raw for one in store.messages("A", 0))
-    return data, tuple(put.offset for put in puts), tuple(put.size for put in puts)
-
-
-@needs_compiled
-def test_a_run_of_any_sizes_at_once(tmp_path: Path) -> None:
+def test_a_run_of_one_size_at_once(tmp_path: Path) -> None:
     with open_tiny(tmp_path / "s") as store:
-        data, places, sizes = run_of(store, 5)
-    whole = [b"A", b"BB", b"CCC", b"DDDD", b"EEEEE"]
-    usual = compiled.usual_bodies
-    assert usual(data, places, sizes) == whole
-    assert usual(data, places[:2], sizes[:2]) == whole[:2]
-    assert usual(data, (), ()) == []
-    # Of one size, in Python as well.
-    first = data[: sizes[0]], places[:1], sizes[:1]
-    assert usual(*first) == bodies.usual_bodies(*first) == [b"A"]
+        puts = [store.put("A", bytes((65 + number,)) * 3) for number in range(5)]
+        data = b"".join(one.raw for one in store.messages("A", 0))
+        longer = store.put("A", b"XXXX")
+    places, sizes = tuple(put.offset for put in puts), tuple(put.size for put in puts)
+    whole = [b"AAA", b"BBB", b"CCC", b"DDD", b"EEE"]
+    assert usual_bodies(data, places, sizes) == whole
+    assert usual_bodies(data[: 2 * sizes[0]], places[:2], sizes[:2]) == whole[:2]
     # Sizes and places that are others'.
-    last = len(data) - sizes[-1]
-    assert usual(data[:last], places, sizes) is None
-    assert usual(data[:-1], places, sizes) is None
-    assert usual(data, places, (*sizes[:-1], sizes[-1] + 1)) is None
-    for wrong in (1, -1, 1 << 64, None, 90):
-        assert usual(data, places, (wrong, *sizes[1:])) is None
-        assert usual(data, (wrong, *places[1:]), sizes) is None
-
-
-@needs_compiled
-def test_what_is_no_run_is_refused() -> None:
-    wrong: list[tuple[object, ...]] = [
-        (b"", ()), (bytearray(), (), ()), (b"", [], ()), (b"", (), (1,)), (b"", (), 1),
-    ]  # fmt: skip
-    for given in wrong:
-        with pytest.raises(TypeError, match="bytes, and two tuples of one length"):
-            compiled.usual_bodies(*given)
+    assert usual_bodies(data, places, (*sizes[:-1], longer.size)) is None
+    for wrong in (1, -1, 1 << 64, 90):
+        assert usual_bodies(data, places, (wrong, *sizes[1:])) is None
+        assert usual_bodies(data, (wrong, *places[1:]), sizes) is None

@@ -21,7 +21,6 @@ from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
 from rocketstore.pending import PENDING_MAX
 from rocketstore.verify import verify
 from tests.rocketstore.support import SIZES, Clock, open_tiny, store_files
-from tests.ways import WAYS, in_python
 
 USUAL: list[dict[str, Any]] = [
     {},
@@ -198,9 +197,8 @@ def test_threads_that_meet_a_new_queue_share_its_numbers(tmp_path: Path) -> None
         sys.setswitchinterval(interval)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("taken", [False, True])
-def test_an_interrupt_leaves_the_lock_free(taken: bool, way: str, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_lock_free(taken: bool, tmp_path: Path) -> None:
     with open_tiny(tmp_path / "s") as store:
         store.put("T", b"the first of its queue")
         lock = store._lock
@@ -213,7 +211,7 @@ def test_an_interrupt_leaves_the_lock_free(taken: bool, way: str, tmp_path: Path
             raise KeyboardInterrupt
 
         lock.take = interrupted
-        with in_python(way), pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
             store.put("T", b"")
         lock.take = real
         other = threading.Thread(target=store.put, args=("T", b"from another thread"))

@@ -14,13 +14,11 @@ from rocketstore import GetStatus
 from tests.qindex.support import WAIT
 from tests.qindex.test_threads import join, start
 from tests.rocketstore.support import open_tiny
-from tests.ways import WAYS, in_python
 
 EACH = 1500
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_publishers_consumers_and_the_keepers_work_side_by_side(way: str, tmp_path: Path) -> None:
+def test_publishers_consumers_and_the_keepers_work_side_by_side(tmp_path: Path) -> None:
     done = threading.Event()
 
     def publish(number: int) -> None:
@@ -46,7 +44,7 @@ def test_publishers_consumers_and_the_keepers_work_side_by_side(way: str, tmp_pa
             store.checkpoint()
             store.sync()
 
-    with in_python(way), open_tiny(tmp_path / "s") as store:
+    with open_tiny(tmp_path / "s") as store:
         keeper = start(keep)
         works = [partial(work, number) for number in (0, 1) for work in (publish, consume)]
         try:

@@ -106,11 +106,11 @@ def test_export_and_import_lose_nothing(
             assert qindex.verify(made).findings == []
     assert Path(result.targets[str(stores["plain"])]) == tmp_path / "stores" / "plain"
     with qindex.open(result.targets[str(stores["plain"])]) as engine:
-        assert engine.queue("audit/ü").message_ttl == 86_400.0
+        assert engine.queue("audit/ü").settings.message_ttl == 86_400.0
         assert engine.queue("orders").publish(b"next") == 600
     with qindex.open(result.targets[str(stores["live"])]) as engine:
         assert engine.queue_names() == ["mixed/1 $", "nothing in it"]
-        assert engine.queue("nothing in it").message_ttl == 1.0
+        assert engine.queue("nothing in it").settings.message_ttl == 1.0
         mixed = engine.queue("mixed/1 $")
         assert len(mixed) == 10
         # How often each was delivered came along: it goes on from there.

@@ -83,7 +83,7 @@ def test_a_repair_of_a_sound_store_is_its_equal(
     assert content_of(new) == contents[state]
     with qindex.open(store, background=False) as old, qindex.open(new, background=False) as made:
         for name in old.queue_names():
-            assert made.queue(name).message_ttl == old.queue(name).message_ttl
+            assert made.queue(name).settings.message_ttl == old.queue(name).settings.message_ttl
             assert made.queue(name).publish(b"next") == old.queue(name).publish(b"next")
 
 

@@ -1,9 +1,8 @@
-"""A usual put by what is written in C: as by the method in Python, whatever happens."""
+"""Single puts: what they store and refuse, and a put in which something raises."""
 
 from __future__ import annotations
 
 import gc
-import inspect
 import sys
 import threading
 from pathlib import Path
@@ -16,17 +15,10 @@ from hypothesis import strategies as st
 
 import rocketstore
 from journal.errors import ClosedError, StorageError, UsageError, WritesRefusedError
-from rocketstore.compiled import COMPILED
 from rocketstore.pending import PENDING_MAX, Pending
-from rocketstore.put_path import Route
 from rocketstore.putter import Putter
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
-from tests.ways import WAYS, in_python, needs_compiled
-
-pytestmark = needs_compiled
-
-compiled: Any = COMPILED
 
 
 class Ended(BaseException):
@@ -40,20 +32,6 @@ def memory_store(**options: Any) -> rocketstore.Store:
 
 def is_free(store: rocketstore.Store) -> bool:
     return not store._lock._is_owned()  # type: ignore[attr-defined]
-
-
-def test_it_is_in_use() -> None:
-    assert type(rocketstore.Store.__dict__["put"]).__name__ == "method_descriptor"
-
-
-def test_signature_and_docstring_are_those_of_the_method() -> None:
-    fast = rocketstore.Store.put
-    mine, its = inspect.signature(fast), inspect.signature(Putter.put)
-    # ``self`` comes by position only.
-    assert [(one.name, one.kind, one.default) for one in mine.parameters.values()][1:] == [
-        (one.name, one.kind, one.default) for one in its.parameters.values()
-    ][1:]
-    assert inspect.getdoc(fast) == inspect.getdoc(Putter.put)
 
 
 texts = st.sampled_from([None, "", "k", "one two", "\xe9", "a" * 300, "x\x02y", "x\0", "x\x01y"])
@@ -78,26 +56,35 @@ puts = st.lists(
 
 
 @given(puts)
-def test_both_ways_store_the_same_bytes(puts: list[tuple[str, int, dict[str, Any], bool]]) -> None:
-    def run(way: str) -> list[Any]:
-        with in_python(way):
-            seen: list[Any] = []
-            fs = MemoryFileSystem(root="/s", boot=b"one boot")
-            same = {"fs": fs, "name_clock": Clock(step=7), "max_message_size": 4000}
-            with memory_store(**same) as store:
-                for number, (topic, size, fields, looked_at) in enumerate(puts):
-                    try:
-                        seen.append(store.put(topic, bytes((number,)) * size, **fields))
-                    except UsageError as error:
-                        seen.append(str(error))
-                    assert is_free(store)
-                    pending = store._pending
-                    seen.append((list(pending.offsets), dict(pending.queues)))
-                    if looked_at:
-                        seen.append([one.raw for one in store.messages(topic, 0)])
-            return [*seen, fs.contents()]
-
-    assert run("compiled") == run("python")
+def test_a_put_is_refused_or_read_back(
+    puts: list[tuple[str, int, dict[str, Any], bool]],
+) -> None:
+    with memory_store(max_message_size=4000) as store:
+        expected: dict[tuple[str, int], list[tuple[bytes, dict[str, Any]]]] = {}
+        for number, (topic, size, fields, looked_at) in enumerate(puts):
+            body = bytes((number,)) * size
+            try:
+                put = store.put(topic, body, **fields)
+            except UsageError:
+                assert is_free(store)
+                continue
+            assert is_free(store)
+            queue = expected.setdefault((topic, fields.get("queue_id", 0)), [])
+            assert put.queue_offset == len(queue)
+            queue.append((body, fields))
+            if looked_at:
+                assert next(store.messages(topic, put.queue_id)).queue_offset == 0
+        assert {(topic, queue_id) for topic, queue_id in store.queues()} == expected.keys()
+        for (topic, queue_id), queue in expected.items():
+            found = list(store.messages(topic, queue_id))
+            assert [one.body for one in found] == [body for body, _ in queue]
+            for message, (_, fields) in zip(found, queue, strict=True):
+                message.check()
+                keys = fields.get("keys") or []
+                assert message.keys == (keys.split(" ") if isinstance(keys, str) else keys)
+                assert (message.tags or None) == (fields.get("tags") or None)
+                assert (message.unique_key or None) == (fields.get("unique_key") or None)
+                assert message.flag == fields.get("flag", 0)
 
 
 def test_a_result_is_one() -> None:
@@ -121,8 +108,6 @@ def test_arguments_that_are_none_of_its_own() -> None:
             lambda: store.put("T"),  # type: ignore[call-arg]
             lambda: store.put("T", b"", 0),  # type: ignore[call-arg]
             lambda: store.put("T", b"", nothing=1),  # type: ignore[call-arg]
-            lambda: rocketstore.Store.put(None, "T", b""),  # type: ignore[arg-type]
-            lambda: rocketstore.Store.put(),  # type: ignore[call-arg]
         ]
         for call in wrong:
             with pytest.raises(TypeError):
@@ -143,14 +128,13 @@ def test_arguments_that_are_none_of_its_own() -> None:
         assert store.put("T", b"", queue_id=True, keys=None, tags=None).queue_offset == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_it_calls_raises(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_calls_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """The put is not done; what follows is."""
 
     def ended(*_: object) -> None:
         raise Ended
 
-    with in_python(way), memory_store() as store:
+    with memory_store() as store:
         store.put("T", b"0")
         stored = [b"0"]
         for target, name in (
@@ -168,28 +152,25 @@ def test_what_it_calls_raises(way: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert store.get("T", 0, 0).bodies == stored
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_dispatch_that_is_ended(way: str) -> None:
+def test_a_dispatch_that_is_ended() -> None:
     """The message is stored, and the store is used no more."""
-    with in_python(way):
-        fs = MemoryFileSystem(root="/s")
-        store = memory_store(fs=fs, commitlog_file_size=1 << 20, consumequeue_file_size=1 << 20)
-        for _ in range(PENDING_MAX - 1):
-            store.put("T", b"")
-        assert len(store._pending.offsets) == PENDING_MAX - 1
-        with patch.object(Pending, "_columns", side_effect=Ended), pytest.raises(Ended):
-            store.put("T", b"last")
-        assert is_free(store)
-        with pytest.raises(WritesRefusedError, match="cut short by Ended"):
-            store.put("T", b"")
-        store.close()
-        with memory_store(fs=fs, commitlog_file_size=1 << 20) as again:
-            assert again.get("T", 0, PENDING_MAX - 1).bodies == [b"last"]
+    fs = MemoryFileSystem(root="/s")
+    store = memory_store(fs=fs, commitlog_file_size=1 << 20, consumequeue_file_size=1 << 20)
+    for _ in range(PENDING_MAX - 1):
+        store.put("T", b"")
+    assert len(store._pending.offsets) == PENDING_MAX - 1
+    with patch.object(Pending, "_columns", side_effect=Ended), pytest.raises(Ended):
+        store.put("T", b"last")
+    assert is_free(store)
+    with pytest.raises(WritesRefusedError, match="cut short by Ended"):
+        store.put("T", b"")
+    store.close()
+    with memory_store(fs=fs, commitlog_file_size=1 << 20) as again:
+        assert again.get("T", 0, PENDING_MAX - 1).bodies == [b"last"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_it_dispatches_after_so_many(way: str) -> None:
-    with in_python(way), memory_store(commitlog_file_size=1 << 20) as store:
+def test_it_dispatches_after_so_many() -> None:
+    with memory_store(commitlog_file_size=1 << 20) as store:
         for number in range(PENDING_MAX + 3):
             store.put("T", b"", queue_id=number % 2)
         assert len(store._pending.offsets) == 3
@@ -239,8 +220,7 @@ def test_a_put_waits_for_the_lock_and_for_the_disk(tmp_path: Path) -> None:
         assert store.get("T", 0, 0).bodies == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_finalizer_that_puts(way: str) -> None:
+def test_a_finalizer_that_puts() -> None:
     """The collector may run whenever an object is made, and so within a put: then it is refused."""
     done: list[bytes] = []
     refused: list[str] = []
@@ -257,7 +237,7 @@ def test_a_finalizer_that_puts(way: str) -> None:
                 refused.append(str(error))
 
     before = gc.get_threshold()
-    with in_python(way), memory_store(commitlog_file_size=1 << 20) as store:
+    with memory_store(commitlog_file_size=1 << 20) as store:
         gc.set_threshold(1)
         try:
             for _ in range(300):
@@ -300,11 +280,3 @@ def test_no_object_is_left_behind() -> None:
         assert sys.getallocatedblocks() - blocks < 500
         for one, before in zip(of, counts, strict=True):
             assert abs(sys.getrefcount(one) - before) < 100
-
-
-def test_what_it_is_given_is_looked_at() -> None:
-    with pytest.raises(KeyError):
-        compiled.install({"Store": rocketstore.Store})
-    with pytest.raises(TypeError, match="Store is not a type"):
-        compiled.install({"Store": 5})
-    assert Route.__slots__
