@@ -25,6 +25,8 @@ from typing import Any
 import pika
 import pytest
 
+from tests.effort import skip_in_quick
+
 PACKAGE_ROOT = Path("/usr/lib/rabbitmq/lib")
 SUPPORTED_VERSION = "3.10."
 """The version whose files the tests know: 3.8 wrote other segments, 4.0 another index."""
@@ -54,6 +56,7 @@ def rabbitmq_or_skip() -> Path:
     Made to be the first call of a fixture, of whatever scope. A version the tests do not know is
     skipped too.
     """
+    skip_in_quick("a real RabbitMQ")
     homes = sorted(PACKAGE_ROOT.glob("rabbitmq_server-*"))
     if not homes:
         pytest.skip("no real RabbitMQ here: scripts/install-rabbitmq.sh installs it")

@@ -1,13 +1,12 @@
-"""A fixed part of all harms, another one with each ``DAMAGE_SEED`` (0): every :data:`SHARE`-th bit
-and length of each file, and all of the rest; each is verified and opened, and every
-:data:`MEND_EVERY`-th is repaired into a new store. ``python -m tests.damage --all``: every one.
+"""A part of all harms, which rotates: every :data:`SHARE`-th bit and length of each file, and all
+of the rest. Each store is verified and opened, and every :data:`MEND_EVERY`-th is repaired into a
+new one. ``python -m tests.damage --all``: every one.
 
 The limits that are known, and none beyond: see the section on damage in docs/durability.md.
 """
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 
 import pytest
@@ -18,12 +17,12 @@ from tests.damage.mending import Mended, mend
 from tests.damage.samples import SAMPLES, STORE, Sample
 from tests.damage.table import Row, Table
 from tests.damage.verdict import Verdict, judge
+from tests.effort import SEED, by_tier, part
 from tests.memory_fs import MemoryFileSystem
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-SEED = int(os.environ.get("DAMAGE_SEED", "0"))
-SHARE = 7 if NIGHTLY else 61
-MEND_EVERY = 1 if NIGHTLY else 3
+SHARE = by_tier(quick=499, all=61, nightly=7)
+MEND_EVERY = by_tier(quick=2, all=3, nightly=1)
+MEMORY_EVERY = by_tier(quick=251, all=31, nightly=1)
 MEMORY = 24 << 20
 """Bytes that one small harmed store may take at its peak."""
 
@@ -80,7 +79,7 @@ def test_memory(name: str) -> None:
     paths = [path for path in sample.files if path.endswith((".jif", ".idx", ".rdq"))]
     for path in paths:
         data = sample.files[path]
-        for at in range(SEED % 5, len(data.rstrip(b"\0")), 1 if NIGHTLY else 31):
+        for at in part(range(len(data.rstrip(b"\0"))), MEMORY_EVERY, path):
             content = data[:at] + b"\xff\xff\xff" + data[at + 3 :]
             tracemalloc.start(1)
             try:

@@ -6,7 +6,6 @@ A store of 2,000 messages whose bytes are spread over journal and segments: as a
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections import Counter
@@ -18,10 +17,10 @@ import pytest
 
 import qindex
 from journal.files import RealFileSystem
+from tests import effort
 from tests.qindex.support import copy_live, open_quietly, queue_directory
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-FLIPS = 2000 if NIGHTLY else 130
+FLIPS = effort.by_tier(quick=16, all=130, nightly=2000)
 """Places for each of the two stores."""
 
 
@@ -128,7 +127,7 @@ def outcome_of(store: Path, place: Path, truth: Truth) -> Outcome:
 
 def places(store: Path, number: int | None) -> Iterator[tuple[Path, int]]:
     """Bits to flip: spread evenly over all bytes of the index files that mean something."""
-    chance = random.Random(99)
+    chance = effort.chance("places")
     spans = []
     for path in sorted(queue_directory(store, "q").iterdir()):
         if path.suffix in (".idx", ".jif", ".sum"):
@@ -214,20 +213,21 @@ def test_after_a_clean_close(live: tuple[Path, Truth], tmp_path: Path) -> None:
 @pytest.mark.timeout(36000)
 @pytest.mark.parametrize("clean", [False, True])
 def test_every_bit_of_a_small_store(tmp_path: Path, clean: bool) -> None:
-    """All bits in the nightly profile, else some."""
+    """All bits nightly, else some."""
     store = tmp_path / "store"
     engine, truth = build(store, 60, 16)
     if clean:
         engine.close()
     copy = copy_live(store, tmp_path / "copy")
     engine.close()
-    run(copy, truth, None if NIGHTLY else 100, tmp_path / "work", "small")
+    run(copy, truth, effort.by_tier(quick=12, all=100, nightly=None), tmp_path / "work", "small")
 
 
 @pytest.mark.parametrize("name", ["qindex.store", "qindex.clean", ".queue_name", "qindex.seq"])
 @pytest.mark.parametrize("clean", [False, True])
 def test_the_small_files(tmp_path: Path, name: str, clean: bool) -> None:
-    """Every seventh bit (all, nightly) of the files beside: no message is lost by one."""
+    """Every seventh bit (all, nightly, fewer in the quick tier) of the files beside: no message is
+    lost by one."""
     store = tmp_path / "store"
     engine = open_quietly(store)
     engine.queue("q").publish_many([b"%d" % at for at in range(20)])
@@ -241,7 +241,8 @@ def test_the_small_files(tmp_path: Path, name: str, clean: bool) -> None:
         return
     [path] = paths
     relative = path.relative_to(copy)
-    for bit in range(0, len(path.read_bytes()) * 8, 1 if NIGHTLY else 7):
+    every = effort.by_tier(quick=61, all=7, nightly=1)
+    for bit in effort.part(range(len(path.read_bytes()) * 8), every, name):
         work = copy_live(copy, tmp_path / "work")
         content = bytearray((work / relative).read_bytes())
         content[bit >> 3] ^= 0x80 >> (bit & 7)

@@ -1,7 +1,6 @@
 """Every bit of every file flipped, every file cut at every length, blocks of zeros, files gone,
 swapped and doubled: open, verify and repair end soon, in bounded memory, and never give a body
-that was not put. All of it with HYPOTHESIS_PROFILE=nightly, else a sample that moves with each
-kind of file.
+that was not put. All of it nightly, else a sample of each kind of file, which rotates.
 
 What is lost is held against what was damaged: without the log's own bytes nothing, and else only
 the messages that the damage touched.
@@ -10,12 +9,11 @@ the messages that the damage touched.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -28,10 +26,10 @@ from rocketstore import Store, StoredMessage
 from rocketstore.commitlog_format import encode_record
 from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.verify import verify, verify_parts
+from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 ROOT = Path("/s")
 SECONDS = 5.0
 """Of processor time for all that is done with one damaged store of 20 KiB."""
@@ -151,9 +149,11 @@ TINY_SIZES = {
 SIZE_OPTIONS = tuple(TINY_SIZES)
 
 
-def sample(count: int, wanted: int) -> Iterator[int]:
-    """Numbers below ``count``: all of them, or about ``wanted``, spread evenly."""
-    return iter(range(count) if NIGHTLY or count <= wanted else range(0, count, count // wanted))
+def sample(count: int, wanted: int, name: str = "") -> Sequence[int]:
+    """Numbers below ``count``, spread evenly: about ``wanted``, fewer in the quick tier, all
+    nightly."""
+    some = by_tier(quick=wanted // 8 + 1, all=wanted, nightly=count)
+    return part(range(count), max(1, count // some), name) if some else []
 
 
 def touched(sound: Sound, name: str, first: int, last: int) -> set[int]:
@@ -186,7 +186,7 @@ def test_every_bit_flipped(kind: str, crashed: bool) -> None:
         data = sound.files[name]
         # Behind the last record there is nothing to damage but zeros: a part of them is enough.
         end = min(len(data), len(data.rstrip(b"\0")) + 40)
-        for bit in sample(8 * end, wanted):
+        for bit in sample(8 * end, wanted, name):
             changed = bytearray(data)
             changed[bit // 8] ^= 1 << bit % 8
             files = {**sound.files, name: bytes(changed)}
@@ -209,7 +209,7 @@ def test_every_length(kind: str, crashed: bool) -> None:
     names = names_of(sound, kind)
     for name in names:
         data = sound.files[name]
-        for length in sample(len(data), max(30 // len(names), 3)):
+        for length in sample(len(data), max(30 // len(names), 3), name):
             outcome = attack(sound, {**sound.files, name: data[:length]}, crashed=crashed)
             gone = touched(sound, name, length, len(data)) if kind == "commitlog" else set()
             assert outcome.lost <= gone, (name, length)
@@ -261,7 +261,7 @@ def test_files_swapped_and_doubled() -> None:
         for other in names[number + 1 :]
         if kind_of(one) == kind_of(other) or number % 5 == 0
     ]
-    for one, other in pairs[:: 1 if NIGHTLY else 3]:
+    for one, other in part(pairs, by_tier(quick=24, all=3, nightly=1), "pairs"):
         data = sound.files[one], sound.files[other]
         for files in ({one: data[1], other: data[0]}, {other: data[0]}):
             outcome = attack(sound, {**sound.files, **files})

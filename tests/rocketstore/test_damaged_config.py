@@ -1,7 +1,7 @@
 """Offsets, checkpoint and note damaged in every way: no message is lost, what can be told from
 sound content is told, by name, and a damaged file is not dropped without a copy.
 
-With HYPOTHESIS_PROFILE=nightly every bit and every length, else a part of them.
+Nightly every bit and every length, else a part of them, which rotates.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from journal.files import PathLike
 from journal.findings import Cause
 from rocketstore import Store
 from rocketstore.verify import verify
+from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import TINY, Clock, open_tiny
 from tests.rocketstore.test_damage import attack, kind_of, sound_store, touched
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 ROOT = Path("/s")
 NOW = 1_700_000_000_000
 DUE = NOW + 3000
@@ -129,12 +129,12 @@ def harm(path: str, content: bytes | None) -> tuple[bool, bool]:
 def changes(path: str) -> Iterator[tuple[str, bytes | None]]:
     data = sound_files()[0][path]
     used = len(data.rstrip(b"\0"))
-    step = 1 if NIGHTLY else 9 if used < 400 else 43
-    for bit in range(0, 8 * min(len(data), used + 40), step):
+    step = by_tier(quick=97, all=9 if used < 400 else 43, nightly=1)
+    for bit in part(range(8 * min(len(data), used + 40)), step, path):
         changed = bytearray(data)
         changed[bit >> 3] ^= 0x80 >> (bit & 7)
         yield "flip", bytes(changed)
-    for length in range(0, used + 1, step):
+    for length in part(range(used + 1), step, path):
         if length < len(data):
             yield "cut", data[:length]
     for start in range(0, used, 64):

@@ -3,7 +3,6 @@ nothing is in it that was not published."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,23 +12,24 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests.effort import by_tier, chance
 from tests.golden import golden
 from tests.tools.faults import State
 from tests.tools.stores import Content, content_of
 
-SEEDS = int(os.environ.get("QINDEX_DAMAGE_SEEDS", "6"))
+SEEDS = by_tier(quick=2, all=6, nightly=200)
 
 
-def damage(directory: Path, chance: random.Random) -> None:
+def damage(directory: Path, rng: random.Random) -> None:
     """Flip, zero, cut, delete, swap, copy, append: one to four times."""
-    for _ in range(chance.randint(1, 4)):
+    for _ in range(rng.randint(1, 4)):
         files = sorted(path for path in directory.rglob("*") if path.is_file())
-        path, other = chance.choice(files), chance.choice(files)
+        path, other = rng.choice(files), rng.choice(files)
         data = bytearray(path.read_bytes())
-        at = chance.randrange(len(data) or 1)
-        match chance.randrange(8):
+        at = rng.randrange(len(data) or 1)
+        match rng.randrange(8):
             case 0 if data:
-                data[at] ^= 1 << chance.randrange(8)
+                data[at] ^= 1 << rng.randrange(8)
             case 1:
                 data[at : at + 512] = bytes(len(data[at : at + 512]))
             case 2:
@@ -42,11 +42,11 @@ def damage(directory: Path, chance: random.Random) -> None:
                 other.write_bytes(data)
                 data = bytearray(other_data)
             case 5:
-                path = path.with_name(f"{chance.randrange(5)}{path.suffix}")
+                path = path.with_name(f"{rng.randrange(5)}{path.suffix}")
             case 6:
-                data += chance.randbytes(chance.randrange(1, 300))
+                data += rng.randbytes(rng.randrange(1, 300))
             case _:
-                data[at : at + 40] = chance.randbytes(len(data[at : at + 40]))
+                data[at : at + 40] = rng.randbytes(len(data[at : at + 40]))
         path.write_bytes(data)
 
 
@@ -64,7 +64,7 @@ def test_a_store_of_ours(
     tmp_path: Path,
 ) -> None:
     store, new = copy_of(state), tmp_path / "new"
-    damage(store, random.Random(seed))
+    damage(store, chance(state, seed))
     try:
         report = qindex.verify(store)
         saved = qindex.repair(store, new)
@@ -84,7 +84,7 @@ def test_a_store_of_ours(
 def test_a_node_s_directory(scenario: str, seed: int, tmp_path: Path) -> None:
     store = golden(scenario)
     vhost = Path(shutil.copytree(store.vhost_dir, tmp_path / "vhost"))
-    damage(vhost, random.Random(seed))
+    damage(vhost, chance(scenario, seed))
     qindex.verify(vhost)
     saved = qindex.salvage(vhost, tmp_path / "new")
     theirs = qindex.salvage(vhost, tmp_path / "theirs", format="rabbitmq")
