@@ -218,6 +218,16 @@ def test_every_length(kind: str, crashed: bool) -> None:
             assert outcome.lost == set(), (name, more)
 
 
+def test_a_queue_file_that_ends_within_a_unit() -> None:
+    """Verify read the part of a unit at the end again and again, and did not come to an end."""
+    sound = sound_store()
+    name = names_of(sound, "consumequeue")[1]
+    for length in range(1, 200, 7):
+        files = {**sound.files, name: sound.files[name][:length]}
+        fs = MemoryFileSystem(files, sound.directories, root="/s")
+        assert verify(ROOT, fs=fs, **TINY_SIZES)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_block_of_zeros_or_noise(kind: str) -> None:
     sound = sound_store()
