@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests.damage.harms import several
 from tests.effort import by_tier, chance
 from tests.golden import golden
 from tests.tools.faults import State
@@ -22,32 +23,12 @@ SEEDS = by_tier(quick=2, all=6, nightly=200)
 
 def damage(directory: Path, rng: random.Random) -> None:
     """Flip, zero, cut, delete, swap, copy, append: one to four times."""
-    for _ in range(rng.randint(1, 4)):
-        files = sorted(path for path in directory.rglob("*") if path.is_file())
-        path, other = rng.choice(files), rng.choice(files)
-        data = bytearray(path.read_bytes())
-        at = rng.randrange(len(data) or 1)
-        match rng.randrange(8):
-            case 0 if data:
-                data[at] ^= 1 << rng.randrange(8)
-            case 1:
-                data[at : at + 512] = bytes(len(data[at : at + 512]))
-            case 2:
-                del data[at:]
-            case 3:
-                path.unlink()
-                continue
-            case 4:
-                other_data = other.read_bytes()
-                other.write_bytes(data)
-                data = bytearray(other_data)
-            case 5:
-                path = path.with_name(f"{rng.randrange(5)}{path.suffix}")
-            case 6:
-                data += rng.randbytes(rng.randrange(1, 300))
-            case _:
-                data[at : at + 40] = rng.randbytes(len(data[at : at + 40]))
-        path.write_bytes(data)
+    files = {str(one): one.read_bytes() for one in directory.rglob("*") if one.is_file()}
+    harmed = several(files, rng)
+    for path in files.keys() - harmed.keys():
+        Path(path).unlink()
+    for path, content in harmed.items():
+        Path(path).write_bytes(content)
 
 
 def bodies(content: Content) -> set[bytes]:
