@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,8 @@ def names_of(sound: Sound, kind: str) -> list[str]:
     return [name for name in sorted(sound.files) if kind_of(name) == kind]
 
 
+TOLD = {"commitlog": 0.7, "consumequeue": 0.99, "index": 0.88}
+"""The share of flipped bits that verify or open tells of. A sample has another one by chance."""
 KINDS = ["commitlog", "consumequeue", "index", "config", "checkpoint", "lock"]
 SAMPLE = {"commitlog": 300, "consumequeue": 80, "index": 120, "config": 40, "checkpoint": 10}
 
@@ -197,9 +200,11 @@ def test_every_bit_flipped(kind: str, crashed: bool) -> None:
                 assert outcome.lost <= touched(sound, name, bit // 8, bit // 8), (name, bit)
             else:
                 assert outcome.lost == set(), (name, bit)
-    share = told[True] / sum(told.values())
-    print(f"{kind}: {sum(told.values())} flips, {share:.1%} told, messages lost: {dict(lost)}")
-    assert share >= {"commitlog": 0.6, "consumequeue": 0.95, "index": 0.8}.get(kind, 0)
+    tried = told.total()
+    share = told[True] / tried
+    print(f"{kind}: {tried} flips, {share:.1%} told, messages lost: {dict(lost)}")
+    expected = TOLD.get(kind, 0.0)
+    assert share >= expected - 4 * sqrt(expected * (1 - expected) / tried)
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["clean", "crashed"])
