@@ -20,7 +20,7 @@ from tests.damage.verdict import Verdict, judge
 from tests.effort import SEED, by_tier, part
 from tests.memory_fs import MemoryFileSystem
 
-SHARE = by_tier(quick=499, all=61, nightly=7)
+SHARE = by_tier(quick=499, all=61, nightly=1)
 MEND_EVERY = by_tier(quick=2, all=3, nightly=1)
 MEMORY_EVERY = by_tier(quick=251, all=31, nightly=1)
 MEMORY = 24 << 20
@@ -39,7 +39,7 @@ def table_of(sample: Sample) -> Table:
     return table
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(36000)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_harms(name: str) -> None:
     sample = SAMPLES[name]()
