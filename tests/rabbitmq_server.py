@@ -56,7 +56,6 @@ def rabbitmq_or_skip() -> Path:
     Made to be the first call of a fixture, of whatever scope. A version the tests do not know is
     skipped too.
     """
-    skip_in_quick("a real RabbitMQ")
     homes = sorted(PACKAGE_ROOT.glob("rabbitmq_server-*"))
     if not homes:
         pytest.skip("no real RabbitMQ here: scripts/install-rabbitmq.sh installs it")
@@ -66,6 +65,7 @@ def rabbitmq_or_skip() -> Path:
         pytest.skip(f"RabbitMQ {version} is installed, the tests know {SUPPORTED_VERSION}x")
     if shutil.which("epmd") is None:
         pytest.skip("RabbitMQ is installed, but Erlang's epmd is not on the PATH")
+    skip_in_quick("a real RabbitMQ")
     return home
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import not_quick
 from tests.ways import needs_compiled
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,7 @@ FILES = (
 
 
 @needs_compiled
+@not_quick("the tests of queues and stores once more")
 @pytest.mark.timeout(600)
 def test_in_pure_python() -> None:
     files = [str(ROOT / "tests" / name) for name in FILES]
