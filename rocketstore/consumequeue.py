@@ -184,13 +184,17 @@ class ConsumeQueue:
     # Reading
 
     def read(self, unit: int, count: int) -> bytes:
-        """Up to ``count`` units from number ``unit`` on, within its file; empty if it has none."""
+        """Up to ``count`` units from number ``unit`` on, within its file; empty if it has none.
+
+        Whole ones: a file that was cut may end in a part of one.
+        """
         position = unit * UNIT_SIZE
         start = position - position % self.file_size
         end = min(self.wrote, start + self.file_size, position + count * UNIT_SIZE)
         if end <= position or not self.starts or start < self.starts[0]:
             return b""
-        return self._files.read(self.path(start), end - position, position - start)
+        data = self._files.read(self.path(start), end - position, position - start)
+        return data[: len(data) - len(data) % UNIT_SIZE]
 
     def units(self, first: int, last: int) -> Units:
         """The units from number ``first`` up to before ``last``, over all files."""

@@ -1,7 +1,22 @@
 #!/bin/sh
-# Run all the tests. Makes a virtual environment in the clone on the first run.
-# Two processes share them, file by file. Arguments go to pytest. Tests that need a program which is not here say so and are skipped.
+# Run the tests. Makes a virtual environment in the clone on the first run.
+#
+#   sh scripts/test.sh             quick: the most convincing four minutes
+#   sh scripts/test.sh --all       everything, real servers and Spark among it: under 25 minutes
+#   sh scripts/test.sh --nightly   every bit, every point, minutes of fuzzing: hours
+#
+# Further arguments go to pytest. Two processes share the tests. Tests that need a program which is
+# not here say so and are skipped. tests/effort.py has what the tiers differ in; QINDEX_ROTATION sets
+# which slices the long tests take, else the commit does.
 set -eu
+case ${1-} in
+    --all | --nightly)
+        QINDEX_TIER=${1#--}
+        shift
+        ;;
+    *) QINDEX_TIER=quick ;;
+esac
+export QINDEX_TIER
 extras="[test]"
 . "$(dirname "$0")/venv.sh"
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
+exec .venv/bin/python -m pytest -n 2 "$@"

@@ -1,35 +1,86 @@
-"""Profiles of hypothesis: ``ci`` (the default) and ``nightly`` (HYPOTHESIS_PROFILE=nightly); what
-the end of a run says of the crash states."""
+"""The tier of a run, in its header; how processes share the tests; CPU time and crash states at the
+end."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import pytest
 
-_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+from tests import effort
 
-settings.register_profile("ci", deadline=None, max_examples=60, suppress_health_check=_SLOW)
-settings.register_profile("nightly", deadline=None, max_examples=3000, suppress_health_check=_SLOW)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+STATES = effort.by_tier(quick=20_000, all=130_000, nightly=130_000)
+"""Distinct crash states that the workloads of tests/crash have in all, at least."""
+
+effort.load_profile()
+# Workers and child processes do the same as the process that started them.
+os.environ.update(QINDEX_TIER=effort.TIER, QINDEX_ROTATION=effort.ROTATION)
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell without job control starts what is in the background so, and its children inherit
     # it; tests interrupt theirs.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_cpu_of_workers: list[float] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have hypothesis try the same examples in each run of one rotation."""
+    if getattr(config.option, "hypothesis_seed", "") is None:
+        config.option.hypothesis_seed = effort.SEED
+
+
+def pytest_report_header() -> list[str]:
+    lines = [f"effort: tier {effort.TIER}, rotation {effort.ROTATION} (tests/effort.py)"]
+    if effort.QUICK:
+        lines.append(
+            "quick: no real RabbitMQ or RocketMQ, no Spark; slices of the long tests; "
+            "sh scripts/test.sh --all runs them all"
+        )
+    return lines
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.sharing import Scheduler
+
+    return Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, where processes share the tests."""
+    if hasattr(config, "workerinput"):
+        from tests.sharing import in_order
+
+        items[:] = in_order(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells what it took. The run fails if the crash explorer found too few states."""
+    if hasattr(session.config, "workerinput"):
+        session.config.workeroutput["cpu"] = _cpu()  # type: ignore[attr-defined]
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    explored = _explored(reporter) if reporter else []
+    if _all_explored(explored) and sum(count for count, _ in explored) < STATES:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _cpu_of_workers.append(getattr(node, "workeroutput", {}).get("cpu", 0.0))
+
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Tell how many crash states were explored (tests/crash), and how fast."""
-    passed = terminalreporter.stats.get("passed", [])
-    explored = [
-        value
-        for report in passed
-        for name, value in report.user_properties
-        if name == "crash states"
-    ]
+    """Tell what the run took, and how many crash states were explored, and how fast."""
+    spent = sum(_cpu_of_workers or [_cpu()])
+    terminalreporter.write_line(f"CPU time of the tests: {spent:,.0f} s")
+    explored = _explored(terminalreporter)
     if explored:
         states = sum(count for count, _ in explored)
         seconds = sum(spent for _, spent in explored)
@@ -37,3 +88,27 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             f"crash states: {states:,} distinct ones explored, "
             f"{states / max(seconds, 1e-9):,.0f} a second in each process"
         )
+        if _all_explored(explored) and states < STATES:
+            terminalreporter.write_line(f"FAILED: these are fewer than {STATES:,}")
+
+
+def _cpu() -> float:
+    """Seconds that this process, and the children it has waited for, have had of processors."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _explored(reporter: Any) -> list[tuple[int, float]]:
+    """Give states and seconds of each workload that the crash explorer is done with."""
+    return [
+        value
+        for report in reporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == "crash states"
+    ]
+
+
+def _all_explored(explored: list[tuple[int, float]]) -> bool:
+    from tests.crash.workloads import WORKLOADS
+
+    return len(explored) == len(WORKLOADS)

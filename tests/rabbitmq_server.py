@@ -25,6 +25,8 @@ from typing import Any
 import pika
 import pytest
 
+from tests.effort import skip_in_quick
+
 PACKAGE_ROOT = Path("/usr/lib/rabbitmq/lib")
 SUPPORTED_VERSION = "3.10."
 """The version whose files the tests know: 3.8 wrote other segments, 4.0 another index."""
@@ -63,6 +65,7 @@ def rabbitmq_or_skip() -> Path:
         pytest.skip(f"RabbitMQ {version} is installed, the tests know {SUPPORTED_VERSION}x")
     if shutil.which("epmd") is None:
         pytest.skip("RabbitMQ is installed, but Erlang's epmd is not on the PATH")
+    skip_in_quick("a real RabbitMQ")
     return home
 
 

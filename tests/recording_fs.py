@@ -48,6 +48,7 @@ from tests.crash.disk import (
     apply_data,
     parts_of_copy,
 )
+from tests.effort import SEED
 from tests.memory_fs import FileMap, MemoryFileSystem
 
 __all__ = ["CrashState", "RecordingFileSystem", "crash_states"]
@@ -449,15 +450,19 @@ def crash_states(
     first: int = 0,
     window: int = 12,
     random_per_point: int = 2,
-    seed: int = 1,
+    power: int = 1,
+    seed: int = SEED,
 ) -> Iterator[CrashState]:
     """All distinct crash states of a recording, from operation ``first`` on.
 
     ``window``: how many of the latest un-synced operations are varied one by one at each point.
+    ``power``: of the states that a loss of power leaves, one of so many is given; those of the
+    death of the process are given all. ``seed``: of the random states, and of which ones are given.
     """
     chance = random.Random(seed)
     disk = recording.start.copy()
     seen: set[int] = set()
+    number = seed
     for point in range(len(recording.log) + 1):
         if point:
             disk.take(recording.log[point - 1])
@@ -469,7 +474,10 @@ def crash_states(
             key = hash(state.key())
             if key not in seen:
                 seen.add(key)
-                yield state
+                kill = state.how.startswith("kill")
+                number += not kill
+                if kill or number % power == 0:
+                    yield state
 
 
 def _kill_states(disk: Disk, point: int, last: Operation | None) -> Iterator[CrashState]:

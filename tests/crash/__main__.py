@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
 
@@ -47,7 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.jobs == 1:
         results = [run(jobs[0])]
     else:
-        os.environ["PYTHONHASHSEED"] = "0"  # one state has one key in all processes
         with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
             results = pool.map(run, jobs, chunksize=1)
     seconds = time.perf_counter() - started

@@ -29,13 +29,17 @@ Promises = dict[str, Promise]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far to go. ``bounds``: of one point. ``second``: of each so many steps of a recovery one
-    is crashed (0: none). ``goes_on``: one of so many states is used further. ``seconds``: of
-    CPU for a workload, at the most. ``failures``: after so many a workload is given up."""
+    """How far to go. ``bounds``: of one point. ``power``: at one of so many points a loss of power
+    is tried; the death of the process is at each. ``second``: of each so many steps of a recovery
+    one is crashed (0: none). ``goes_on``: one of so many states is used further. ``turn``: which
+    ones these are. ``seconds``: of CPU for a workload, at the most. ``failures``: after so many a
+    workload is given up."""
 
     bounds: Bounds = field(default_factory=Bounds)
+    power: int = 1
     second: int = 1
     goes_on: int = 16
+    turn: int = 0
     seconds: float = 1e9
     failures: int = 1
 
@@ -128,7 +132,7 @@ class Explorer:
             elif not isinstance(operation, Data | Name):
                 continue  # a sync takes possibilities away, and promises nothing yet
             report.points += 1
-            for state in self._states(disk, operation):
+            for state in self._states(disk, operation, report.points):
                 seen = (state.key, state.kill, id(promises))
                 if seen in checked:
                     continue
@@ -151,9 +155,13 @@ class Explorer:
         report.seconds = time.perf_counter() - started
         return report
 
-    def _states(self, disk: Disk, operation: Operation) -> Iterator[State]:
+    def _states(self, disk: Disk, operation: Operation, point: int) -> Iterator[State]:
         yield from kill_states(disk, operation if isinstance(operation, Data) else None)
-        yield from power_states(disk, self.limits.bounds)
+        if self._is_chosen(point, self.limits.power):
+            yield from power_states(disk, self.limits.bounds)
+
+    def _is_chosen(self, number: int, one_of: int) -> bool:
+        return (number + self.limits.turn) % one_of == 0
 
     def _check(
         self, state: State, promises: Promises, options: dict[str, Any], report: Report
@@ -189,7 +197,7 @@ class Explorer:
         else:
             steps = len(fs.log)
             outcome = opened.look()
-            if not outcome.error and state.key % self.limits.goes_on == 0:
+            if not outcome.error and self._is_chosen(state.key, self.limits.goes_on):
                 outcome = self._goes_on(fs, opened, outcome)
         found[outcome] = ""
         if steps and self.limits.second:
@@ -215,7 +223,7 @@ class Explorer:
         disk = fs.start.copy()
         for step in range(1, steps + 1):
             disk.take(fs.log[step - 1])
-            if (key + step) % self.limits.second:
+            if not self._is_chosen(key + step, self.limits.second):
                 continue
             state = self._second_state(disk, key + step)
             if state.key in self._seen:

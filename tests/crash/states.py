@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from itertools import combinations, product
 
 from xxhash import xxh3_64_intdigest
@@ -69,7 +69,7 @@ class Bounds:
 @dataclass(frozen=True, slots=True)
 class State:
     """One state: ``how`` says what had become of what was pending; ``key`` is equal for equal
-    files and directories."""
+    files and directories, in all processes."""
 
     how: str
     kill: bool
@@ -121,7 +121,7 @@ class _Point:
 
     def state(self, how: str, kill: bool, tree: _Tree, contents: dict[int, _Variant]) -> State:
         files: dict[str, bytes] = {}
-        parts: list[object] = [tuple(sorted(tree[1]))]
+        parts: list[object] = [tuple(map(_number, sorted(tree[1])))]
         safe = self.disk.contents
         for path, inode in sorted(tree[0]):
             variant = contents.get(inode)
@@ -133,8 +133,14 @@ class _Point:
             else:
                 data, digest = variant.data, variant.digest
             files[path] = data
-            parts.append((path, digest))
+            parts.append((_number(path), digest))
         return State(how, kill, files, frozenset(tree[1]), hash(tuple(parts)))
+
+
+@cache
+def _number(path: str) -> int:
+    """Give a number for a path, the same in each process; the hash of a string is not."""
+    return xxh3_64_intdigest(path.encode())
 
 
 def _variant(how: str, data: bytes) -> _Variant:

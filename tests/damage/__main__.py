@@ -37,8 +37,8 @@ def main() -> int:
         table = Table()
         started = time.monotonic()
         for path in sorted(sample.files):
-            table.run(sample, "flip", flips(sample, path, share=share, seed=options.seed))
-            table.run(sample, "other", others(sample, path, share=share, seed=options.seed))
+            table.run(sample, "flip", flips(sample.files, path, share=share, seed=options.seed))
+            table.run(sample, "other", others(sample.files, path, share=share, seed=options.seed))
         count = sum(row.harms for row in table.rows.values())
         print(f"\n{name}: {count} harms in {time.monotonic() - started:.0f} s")
         print("\n".join(table.lines()))

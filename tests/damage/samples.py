@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import qindex
 from tests.memory_fs import MemoryFileSystem
 
-__all__ = ["SAMPLES", "STORE", "Message", "QueueTruth", "Sample"]
+__all__ = ["SAMPLES", "STORE", "Message", "QueueTruth", "Sample", "longer"]
 
 STORE = "/store"
 _TTL = 1e8
@@ -58,35 +59,40 @@ class _Builder:
             STORE,
             fs=self.fs,
             background=False,
-            segment_entry_count=8,
-            embed_below=120,
-            store_file_bytes=4096,
-            **options,
+            **{
+                "segment_entry_count": 8,
+                "embed_below": 120,
+                "store_file_bytes": 4096,
+                **options,
+            },
         )
         self.truths: dict[str, QueueTruth] = {}
         self._out: dict[tuple[str, int], qindex.Delivery] = {}
 
-    def _truth(self, name: str) -> QueueTruth:
+    def truth(self, name: str) -> QueueTruth:
         return self.truths.setdefault(name, QueueTruth())
 
     def publish(self, names: list[str], body: bytes, **how: Any) -> None:
         seqs = self.engine.publish_to(names, body, **how)
         message = Message(body, how.get("key"), repr(how.get("headers", {})), False)
         for name, seq in zip(names, seqs, strict=True):
-            self._truth(name).published[seq] = body
-            self._truth(name).held[seq] = message
+            self.truth(name).published[seq] = body
+            self.truth(name).held[seq] = message
 
-    def take(self, name: str, count: int) -> None:
-        held = self._truth(name).held
+    def take(self, name: str, count: int) -> list[int]:
+        held = self.truth(name).held
+        taken = []
         for one in self.engine.queue(name).get_many(count):
             old = held[one.seq_id]
             held[one.seq_id] = Message(old.body, old.key, old.headers, True)
             self._out[name, one.seq_id] = one
+            taken.append(one.seq_id)
+        return taken
 
     def ack(self, name: str, *seqs: int) -> None:
         for seq in seqs:
             self._out.pop((name, seq)).ack()
-            del self._truth(name).held[seq]
+            del self.truth(name).held[seq]
 
     def finish(self, name: str, *, clean: bool) -> Sample:
         if clean:
@@ -171,3 +177,23 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     name: (lambda name=name: _build(name))  # type: ignore[misc]
     for name in _KINDS
 }
+
+
+def longer(count: int, entry_count: int, *, clean: bool) -> Sample:
+    """Make a store of ``count`` embedded messages in segments of ``entry_count``, some of them
+    taken, acknowledged and flushed in turn; the last part stays in the journal."""
+    builder = _Builder(segment_entry_count=entry_count, embed_below=4096)
+    chance = random.Random(count)
+    truth = builder.truth("q")
+    while (number := len(truth.published)) < count:
+        for at in range(number, min(number + 50, count)):
+            body = chance.randbytes(chance.choice((0, 1, 20, 100, 100, 100, 300, 2000)))
+            extra = (
+                {"headers": {"n": at, "t": "x" * (at % 9)}, "key": f"k{at}"} if at % 4 == 0 else {}
+            )
+            builder.publish(["q"], body, **extra)
+        taken = builder.take("q", 30)
+        builder.ack("q", *(seq for seq in taken if chance.random() < 0.7))
+        if chance.random() < 0.35 and number < count * 3 // 4:
+            builder.engine.queue("q").flush()
+    return builder.finish(f"{count} messages", clean=clean)

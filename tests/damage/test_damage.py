@@ -1,42 +1,45 @@
-"""A fixed part of all harms, another one with each ``DAMAGE_SEED`` (0): every :data:`SHARE`-th bit
-and length of each file, and all of the rest; each is verified and opened, and every
-:data:`MEND_EVERY`-th is repaired into a new store. ``python -m tests.damage --all``: every one.
+"""A part of all harms, which rotates: every :data:`SHARE`-th bit and length of each file, and all
+of the rest. Each store is verified and opened, and every :data:`MEND_EVERY`-th is repaired into a
+new one. ``python -m tests.damage --all``: every one.
 
 The limits that are known, and none beyond: see the section on damage in docs/durability.md.
 """
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 
 import pytest
 
 import qindex
-from tests.damage.harms import Harm, flips, others
+from tests.damage.harms import Harm, flips, others, overwritten, removed
 from tests.damage.mending import Mended, mend
 from tests.damage.samples import SAMPLES, STORE, Sample
 from tests.damage.table import Row, Table
 from tests.damage.verdict import Verdict, judge
+from tests.effort import SEED, by_tier, part
 from tests.memory_fs import MemoryFileSystem
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-SEED = int(os.environ.get("DAMAGE_SEED", "0"))
-SHARE = 7 if NIGHTLY else 61
-MEND_EVERY = 1 if NIGHTLY else 3
+SHARE = by_tier(quick=499, all=61, nightly=1)
+MEND_EVERY = by_tier(quick=2, all=3, nightly=1)
+MEMORY_EVERY = by_tier(quick=251, all=31, nightly=1)
 MEMORY = 24 << 20
 """Bytes that one small harmed store may take at its peak."""
+
+
+def nothing(sample: Sample) -> Harm:
+    return Harm("", 0, 0, "nothing", sample.files)
 
 
 def table_of(sample: Sample) -> Table:
     table = Table(MEND_EVERY)
     for path in sorted(sample.files):
-        table.run(sample, "flip", flips(sample, path, share=SHARE, seed=SEED))
-        table.run(sample, "other", others(sample, path, share=SHARE, seed=SEED))
+        table.run(sample, "flip", flips(sample.files, path, share=SHARE, seed=SEED))
+        table.run(sample, "other", others(sample.files, path, share=SHARE, seed=SEED))
     return table
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(36000)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_harms(name: str) -> None:
     sample = SAMPLES[name]()
@@ -64,7 +67,7 @@ def test_harms(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sound_store(name: str) -> None:
     sample = SAMPLES[name]()
-    verdict = judge(sample, Harm("", 0, "nothing", sample.files))
+    verdict = judge(sample, nothing(sample))
     assert not verdict.seen
     assert not verdict.reported
     assert not verdict.verified
@@ -80,11 +83,11 @@ def test_memory(name: str) -> None:
     paths = [path for path in sample.files if path.endswith((".jif", ".idx", ".rdq"))]
     for path in paths:
         data = sample.files[path]
-        for at in range(SEED % 5, len(data.rstrip(b"\0")), 1 if NIGHTLY else 31):
-            content = data[:at] + b"\xff\xff\xff" + data[at + 3 :]
+        for at in part(range(len(data.rstrip(b"\0"))), MEMORY_EVERY, path):
+            harm = overwritten(sample.files, path, at, b"\xff\xff\xff", "0xffffff")
             tracemalloc.start(1)
             try:
-                judge(sample, Harm(path, at, "0xffffff", {**sample.files, path: content}))
+                judge(sample, harm)
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -98,13 +101,13 @@ def test_the_judge_sees_what_is_wrong() -> None:
     with qindex.open(STORE, fs=fs, background=False) as engine:
         engine.queue("orders").publish(b"not published by the sample")
     files, _ = fs.contents()
-    harm = Harm("", 0, "another message", files)
+    harm = Harm("", 0, 0, "another message", files)
     with pytest.raises(AssertionError, match="was never published"):
         judge(sample, harm)
     with pytest.raises(AssertionError, match="never published"):
         mend(sample, harm, {})
     row = Row()
-    row.add(Harm("f", 3, "x", {}), Verdict(missing=1, mended=Mended(missing=2)))
+    row.add(Harm("f", 3, 1, "x", {}), Verdict(missing=1, mended=Mended(missing=2)))
     assert row.silent == ["f at offset 3: x: {'missing': 1}"]
     assert row.unsaid == ["f at offset 3: x: {'missing': 2}"]
 
@@ -112,10 +115,10 @@ def test_the_judge_sees_what_is_wrong() -> None:
 def test_the_judge_sees_what_repair_loses() -> None:
     """Test of the test: open gave messages that the new store does not have."""
     sample = SAMPLES["embedded, closed"]()
-    sound = Harm("", 0, "nothing", sample.files)
+    sound = nothing(sample)
     kept = judge(sample, sound).found
     (path,) = (path for path in sample.files if path.endswith("/1.idx"))
-    harm = Harm(path, 0, "removed", {at: sample.files[at] for at in sample.files if at != path})
+    harm = removed(sample.files, path)
     with pytest.raises(AssertionError, match="repair lost seq_id 8 of orders, which open gave"):
         mend(sample, harm, kept)
     assert mend(sample, sound, kept).found == kept
@@ -124,7 +127,7 @@ def test_the_judge_sees_what_repair_loses() -> None:
 def test_the_judge_sees_a_repair_that_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: repair refuses a store that opens; and one that changes its source."""
     sample = SAMPLES["embedded, closed"]()
-    sound = Harm("", 0, "nothing", sample.files)
+    sound = nothing(sample)
 
     def refuses(*_: object, **__: object) -> None:
         raise qindex.DamageError("f", 0, "too much")

@@ -13,7 +13,7 @@ from typer.main import get_command
 from qindex.cli.app import make_app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CALL = re.compile(r"^(?:\$ .*?)?qindex (?!-)(.*?)(?: +#.*)?$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")

@@ -1,8 +1,8 @@
 """Each call of the file system fails once, and each promise is kept.
 
 The calls of a run without faults are numbered. Then the run is made once for each number, and that
-call fails: in the profile ``ci`` with one of the errors that it may meet (another one for the next
-number, all shifted by ``FAULT_SEED``, 0), nightly with each of them. Whatever fails:
+call fails with one of the errors that it may meet (another one for the next number; they rotate).
+Nightly it fails with each of them; the quick tier takes a slice of the numbers. Whatever fails:
 
 * a call raises :class:`StorageError` or :class:`WritesRefusedError`, or does what it should;
 * the engine is either as before, or takes no more writes and says why, and goes on reading;
@@ -13,7 +13,6 @@ number, all shifted by ``FAULT_SEED``, 0), nightly with each of them. Whatever f
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -21,12 +20,12 @@ import pytest
 import qindex
 from journal.errors import WritesRefusedError
 from qindex.queue.guards import RefusingLock
+from tests.effort import NIGHTLY, SEED, by_tier, part
 from tests.faults.workload import FAULTS, STORE, Fault, Run
 from tests.memory_fs import MemoryFileSystem
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-SEED = int(os.environ.get("FAULT_SEED", "0"))
 PARTS = 8
+SLICES = by_tier(quick=8, all=1, nightly=1)
 VARIANTS: dict[str, dict[str, Any]] = {
     "os": {},
     "fsync": {"durability": "fsync"},
@@ -102,9 +101,9 @@ def trace_of(options: Any) -> list[tuple[str, str]]:
     return run.fs.trace
 
 
-def cases(trace: list[tuple[str, str]], part: int) -> list[tuple[int, Fault]]:
+def cases(trace: list[tuple[str, str]], first: int) -> list[tuple[int, Fault]]:
     chosen = []
-    for number in range(part, len(trace), PARTS):
+    for number in part(range(first, len(trace), PARTS), SLICES, f"faults {first}"):
         faults = FAULTS[trace[number][0]]
         some = faults if NIGHTLY else (faults[(number // PARTS + SEED) % len(faults)],)
         chosen += [(number, fault) for fault in some]
@@ -122,13 +121,13 @@ def test_without_faults(variant: str) -> None:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("first", range(PARTS))
 @pytest.mark.parametrize("variant", VARIANTS if NIGHTLY else ["os"])
-def test_each_call_fails(variant: str, part: int) -> None:
+def test_each_call_fails(variant: str, first: int) -> None:
     options = VARIANTS[variant]
     trace = trace_of(options)
     failures = []
-    for number, fault in cases(trace, part):
+    for number, fault in cases(trace, first):
         try:
             check_fault(number, fault, trace, options)
         except AssertionError as error:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 
+from tests.effort import examples
 from tests.fuzz.frame import BrokenPromiseError, Decoder, all_decoders, check, measuring
 from tests.fuzz.mutations import near_misses
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 EXAMPLES = {"inspect-jif": 12, "inspect-idx": 12, "inspect-rdq": 12}
-"""Fewer than the 60 that others get: each runs the command line twice."""
+"""Fewer than the 60 that others get in --all: each runs the command line twice."""
 
 
 @pytest.mark.parametrize("name", sorted(all_decoders()))
@@ -20,7 +18,7 @@ def test_near_misses(name: str) -> None:
     decoder = all_decoders()[name]
     corpus = decoder.corpus()
     assert len(corpus) > 1, "no seeds"
-    times = 20_000 if NIGHTLY else EXAMPLES.get(name, 60)
+    times = examples(EXAMPLES.get(name, 60), nightly=20_000)
 
     @settings(max_examples=times)
     @given(near_misses(corpus))

@@ -1,8 +1,8 @@
 """Whatever point of a call Ctrl-C ends it at: nothing else is lost, doubled, or mixed up.
 
-Each call is made once for each point where a signal's handler can raise, in the profile ``ci`` for
-every seventh, another one for each call; with the lock of a queue that one thread uses, and with
-that of one that several use. Then:
+Each call is made once for each point where a signal's handler can raise. Only the nightly run takes
+all of them; the others take every :data:`EVERY`-th, and rotate. It is made with the lock of a queue
+that one thread uses, and with that of one that several use. Then:
 
 * the lock is free, and what follows does what it should, or says that writes are refused;
 * after a close and an open all that was there is there, once, in order, and nothing is damaged;
@@ -12,7 +12,6 @@ that of one that several use. Then:
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ import pytest
 import qindex
 from journal.patience import PatientLock
 from journal.sync import GroupCommit
+from tests.effort import by_tier, part
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-EVERY = 1 if NIGHTLY else 7
+EVERY = by_tier(quick=59, all=7, nightly=1)
 AFTER = b"published behind it"
 
 
@@ -95,6 +94,11 @@ def check_killed(directory: Path, case: Case, before: Sequence[bytes]) -> None:
     ]
 
 
+def chosen(points: int, what: str) -> Sequence[int]:
+    """Give the points of a call that this run tries."""
+    return part(range(1, points + 1), EVERY, what)
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
 def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation, shared: bool) -> None:
@@ -110,19 +114,20 @@ def test_a_call_that_is_cut_short(tmp_path: Path, operation: Operation, shared: 
     engine.close()
     assert points
     states: Counter[str] = Counter()
-    first = (2 * OPERATIONS.index(operation) + shared) % min(EVERY, points)
-    for point in range(1 + first, points + 1, EVERY):
+    not_reached = 0
+    for point in chosen(points, f"{operation.__name__} {shared}"):
         name = f"{point}"
         engine, case = prepared(name)
         where = interrupted_at(case.call, point)
         if where is None:  # it takes fewer steps this time
+            not_reached += 1
             engine.close()
             continue
         try:
             states[check_afterwards(tmp_path / name, engine, case)] += 1
         except Exception as error:
             raise AssertionError(f"cut short at {where}: {error!r}") from error
-    assert states.total()
+    assert states.total() or not_reached == 1
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -1,9 +1,10 @@
 """A signal's handler, or a finalizer, that makes calls of its own in the middle of another one.
 
-Each call is made once for each point where a handler can run, in the profile ``ci`` for every
-seventh, with a handler that makes a call of the same thread: of the same queue or store, or of
-another queue. That call is done, or refused before it has changed anything; the other one goes on
-as if nothing had been. Nothing is lost, doubled or mixed up, and nobody waits for himself.
+Each call is made once for each point where a handler can run, or for a part of them
+(:data:`tests.interrupts.test_interrupts.EVERY`), with a handler that makes a call of the same
+thread: of the same queue or store, or of another queue. That call is done, or refused before it has
+changed anything; the other one goes on as if nothing had been. Nothing is lost, doubled or mixed
+up, and nobody waits for himself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rocketstore.verify import verify
 from tests.interrupts import test_rocketstore as rocket
 from tests.interrupts.interruption import points_of, run_at
 from tests.interrupts.operations import LARGE, OPERATIONS, OPTIONS, Operation
-from tests.interrupts.test_interrupts import EVERY, check_bodies, drained
+from tests.interrupts.test_interrupts import check_bodies, chosen, drained
 from tests.rocketstore.support import TINY
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,9 +60,8 @@ def test_a_handler_that_makes_a_call(
     engine = opened("whole")
     points = points_of(operation(engine, engine.queue("q")).call)
     engine.close()
-    first = OPERATIONS.index(operation) % min(EVERY, points)
     outcomes: Counter[str] = Counter()
-    for point in range(1 + first, points + 1, EVERY):
+    for point in chosen(points, f"{operation.__name__} {handler.__name__}"):
         engine = opened(f"{point}")
         queue = engine.queue("q")
         case = operation(engine, queue)
@@ -128,9 +128,8 @@ def test_a_handler_of_a_store_that_makes_a_call(
     store = rocket.open_here(tmp_path / "whole")
     points = points_of(operation(store).call)
     store.close()
-    first = rocket.OPERATIONS.index(operation) % min(EVERY, points)
     outcomes: Counter[str] = Counter()
-    for point in range(1 + first, points + 1, EVERY):
+    for point in chosen(points, f"{operation.__name__} {handler.__name__}"):
         path = tmp_path / f"{point}"
         store = rocket.open_here(path)
         case = operation(store)

@@ -21,6 +21,7 @@ from journal.findings import Cause
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import encode
+from tests.effort import by_tier
 from tests.msgstore.records import check, message_id, record_of
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 
@@ -223,18 +224,25 @@ def recover(directory: Path, kept: frozenset[int], how: str, compact: bool) -> N
     fs.forget_descriptors()
 
 
+POWER = by_tier(quick=8, all=1, nightly=1)
+"""Of the states that a loss of power leaves, one of so many is opened."""
+FIRST = by_tier(quick=10, all=40, nightly=1000)
+"""So many crashes are followed by one of the recovery."""
+ENOUGH = by_tier(quick=10, all=50, nightly=50)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_no_crash_loses_what_was_promised(
     workload: Callable[[Driver], None], tmp_path: Path
 ) -> None:
     fs = record(tmp_path / "run", workload)
     count = 0
-    for state in crash_states(fs):
+    for state in crash_states(fs, power=POWER):
         target = state.build(tmp_path / "state")
         recover(target, promised(state), f"{state.point}: {state.how}", count % 2 == 0)
         shutil.rmtree(target)
         count += 1
-    assert count > 50
+    assert count > ENOUGH
 
 
 def make_leftovers(directory: Path) -> dict[bytes, int]:
@@ -264,12 +272,12 @@ def test_no_crash_during_recovery_loses_anything(tmp_path: Path) -> None:
         store.sync()
     fs.forget_descriptors()
     count = 0
-    for state in crash_states(fs):
+    for state in crash_states(fs, power=POWER):
         target = state.build(tmp_path / "state")
         recover(target, frozenset(range(7)), f"{state.point}: {state.how}", count % 2 == 0)
         shutil.rmtree(target)
         count += 1
-    assert count > 50
+    assert count > ENOUGH
 
 
 @pytest.mark.parametrize("workload", [batches, combine, reopen], ids=lambda each: each.__name__)
@@ -280,7 +288,7 @@ def test_no_crash_loses_a_record_of_many_sectors(
     monkeypatch.setattr(module, "SIZE", BIG_SIZE)
     monkeypatch.setattr(module, "LIMIT", BIG_LIMIT)
     fs = record(tmp_path / "run", workload)
-    for state in crash_states(fs, window=6, random_per_point=1):
+    for state in crash_states(fs, window=6, random_per_point=1, power=POWER):
         target = state.build(tmp_path / "state")
         recover(target, promised(state), f"{state.point}: {state.how}", False)
         shutil.rmtree(target)
@@ -291,7 +299,7 @@ def test_no_second_crash_loses_anything(tmp_path: Path) -> None:
     first = record(tmp_path / "run", combine_while_unsynced)
     states = list(crash_states(first, random_per_point=0))
     count = 0
-    for state in states[:: max(1, len(states) // 40)]:
+    for state in states[:: max(1, len(states) // FIRST)]:
         kept = promised(state)
         target = state.build(tmp_path / "first")
         fs = RecordingFileSystem(target)
@@ -299,10 +307,10 @@ def test_no_second_crash_loses_anything(tmp_path: Path) -> None:
             assert_keeps(store, kept, state.how)
             store.compact()
         fs.forget_descriptors()
-        for again in crash_states(fs, window=4, random_per_point=1):
+        for again in crash_states(fs, window=4, random_per_point=1, power=POWER):
             second = again.build(tmp_path / "second")
             recover(second, kept, f"{state.how}; then {again.point}: {again.how}", False)
             shutil.rmtree(second)
             count += 1
         shutil.rmtree(target)
-    assert count > 100
+    assert count > 2 * ENOUGH

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from journal.errors import UsageError
 from msgstore.locations import Location, Locations
+from tests.effort import examples
 from tests.msgstore.records import message_id
 
 MILLION = 1_000_000
@@ -138,4 +139,6 @@ class LocationsMachine(RuleBasedStateMachine):
 
 
 TestLocationsMachine = LocationsMachine.TestCase
-TestLocationsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLocationsMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)

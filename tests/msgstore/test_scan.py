@@ -13,6 +13,7 @@ from journal.files import REAL
 from journal.findings import Cause
 from msgstore.format import encode
 from msgstore.scan import FileScan, scan_file
+from tests.effort import examples
 from tests.msgstore.records import check, make_record, message_id, record_of
 
 FRAMED = [encode(message_id(number), record_of(number, 50 + 30 * number)) for number in range(5)]
@@ -193,7 +194,7 @@ def test_a_hostile_body_can_not_stall_a_search(path: Path) -> None:
     assert 0 < checked <= 65 * result.size
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.binary(max_size=200), at=st.integers(0, 4))
 def test_anything_between_two_records(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int

@@ -7,8 +7,6 @@ seq_ids do not repeat, what had been delivered says so when it comes again.
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,10 +17,11 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests import effort
 from tests.qindex.kill_child import QUEUES
 from tests.qindex.support import drain
 
-KILLS = int(os.environ.get("QINDEX_KILLS", "100"))
+KILLS = effort.by_tier(quick=12, all=100, nightly=1000)
 
 
 @dataclass
@@ -104,7 +103,7 @@ def _check(books: Books, queue: qindex.Queue, name: str) -> int:
 
 @pytest.mark.timeout(600)
 def test_killed_again_and_again(tmp_path: Path) -> None:
-    chance = random.Random(7)
+    chance = effort.chance("kills")
     store = tmp_path / "store"
     books = {name: Books() for name in QUEUES}
     first = 0

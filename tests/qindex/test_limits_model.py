@@ -3,7 +3,6 @@ clean and crashed reopening at any time."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -13,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import qindex
+from tests.effort import examples
 from tests.memory_fs import MemoryFileSystem
 
 LIMIT = 3
 SIZE = st.sampled_from([1, 5, 40, 300])
 EMBED_BELOW = 250
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 @dataclass
@@ -248,5 +247,5 @@ class LimitsMachine(RuleBasedStateMachine):
 
 TestLimitsMachine = LimitsMachine.TestCase
 TestLimitsMachine.settings = settings(
-    max_examples=1500 if NIGHTLY else 60, stateful_step_count=40, deadline=None
+    max_examples=examples(60, nightly=1500), stateful_step_count=40, deadline=None
 )

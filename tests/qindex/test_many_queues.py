@@ -12,6 +12,7 @@ from typing import Any
 
 import qindex
 from qindex.tools.verify import verify
+from tests.effort import not_quick
 from tests.qindex.many_queues_child import MOST_OPEN, QUEUES, name_of
 from tests.qindex.support import queue_directory
 
@@ -29,6 +30,7 @@ def _step(directory: Path, step: str) -> tuple[dict[str, Any], int]:
     return json.loads(done.stdout), done.returncode
 
 
+@not_quick("200 queues that fall idle again and again")
 def test_many_queues_on_few_file_handles(tmp_path: Path) -> None:
     found, status = _step(tmp_path, "kill")
     assert status == -signal.SIGKILL

@@ -23,13 +23,14 @@ import pytest
 import qindex
 from journal.errors import DamageError
 from journal.files import RealFileSystem
+from tests.effort import by_tier, part
 from tests.qindex.messages_support import assert_counts, big, ready, stored
 from tests.qindex.support import OtherBootFileSystem
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 
 NAMES = ("a", "b", "c")
-STATES = 160
-"""States that are tried of each workload, about."""
+STATES = by_tier(quick=12, all=160, nightly=100_000)
+"""States of a loss of power that are tried of each workload, about."""
 
 Places = frozenset[tuple[str, int]]
 """Messages in their queues."""
@@ -233,7 +234,7 @@ def chosen(fs: RecordingFileSystem) -> list[CrashState]:
     states = list(crash_states(fs, window=3, random_per_point=2))
     kills = [state for state in states if state.how == "kill"]
     power = [state for state in states if state.how != "kill"]
-    return kills + power[:: max(1, len(power) // STATES)]
+    return kills + list(part(power, max(1, len(power) // STATES), "power"))
 
 
 def promise_of(state: CrashState) -> Promise:
@@ -271,7 +272,7 @@ def check(engine: qindex.Engine, promise: Promise, kill: bool, how: str) -> None
     assert_counts(engine)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_no_crash_loses_what_was_promised(
     workload: Callable[[Driver], None], tmp_path: Path
@@ -293,4 +294,4 @@ def test_no_crash_loses_what_was_promised(
         with open_store(directory, **options) as engine:
             check(engine, promise, kill, f"{how}, opened again")
         shutil.rmtree(target)
-    assert len(states) > 100
+    assert len(states) > by_tier(quick=30, all=100, nightly=100)

@@ -7,8 +7,6 @@ what the index says.
 
 from __future__ import annotations
 
-import os
-import random
 import subprocess
 import sys
 from collections import defaultdict
@@ -17,10 +15,11 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests import effort
 from tests.qindex.messages_support import assert_counts
 from tests.qindex.stored_kill_child import QUEUES, body_of, open_engine
 
-KILLS = int(os.environ.get("QINDEX_KILLS", "24"))
+KILLS = effort.by_tier(quick=5, all=24, nightly=240)
 
 
 class Books:
@@ -62,9 +61,9 @@ class Books:
         return total
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1200)
 def test_killed_again_and_again_with_large_messages(tmp_path: Path) -> None:
-    chance = random.Random(11)
+    chance = effort.chance("kills of large messages")
     store = tmp_path / "store"
     books = Books()
     compacted = 0

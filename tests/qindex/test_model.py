@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import qindex
 from journal.files import FileSystem, RealFileSystem
+from tests.effort import examples
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.model import Clock, Model, Sent
 
@@ -35,7 +36,6 @@ TTL = st.none() | st.sampled_from([0.0, 5.0, 60.0, 1e6])
 EMBED_BELOW = 250
 QUEUE_TTL = {"c": 30.0}
 """Seconds, of the queue by this name; the others have none."""
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 class Unsynced(RealFileSystem):
@@ -352,5 +352,5 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=3000 if NIGHTLY else 110, stateful_step_count=60, deadline=None
+    max_examples=examples(110, nightly=3000), stateful_step_count=60, deadline=None
 )

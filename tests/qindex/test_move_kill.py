@@ -3,8 +3,6 @@ is in exactly one queue, or was acknowledged."""
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,15 +12,16 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests import effort
 
-KILLS = int(os.environ.get("QINDEX_MOVE_KILLS", "12"))
+KILLS = effort.by_tier(quick=3, all=12, nightly=120)
 
 
 @pytest.mark.timeout(600)
 def test_each_message_is_in_one_queue(tmp_path: Path) -> None:
-    chance = random.Random(11)
+    chance = effort.chance("kills of moves")
     told: dict[str, set[int]] = {kind: set() for kind in "PMIA"}
-    moved = 0
+    moved, first = 0, chance.randrange(3)
     for kill in range(KILLS):
         child = subprocess.Popen(
             [sys.executable, "-m", "tests.qindex.move_child", str(tmp_path), str(kill * 10**6)],
@@ -30,7 +29,7 @@ def test_each_message_is_in_one_queue(tmp_path: Path) -> None:
             cwd=Path(__file__).parents[2],
         )
         assert child.stdout is not None
-        until = chance.choice((50, 500, 1500))
+        until = (50, 500, 1500)[(kill + first) % 3]
         for count, line in enumerate(child.stdout, 1):
             if count == until:
                 child.send_signal(signal.SIGKILL)

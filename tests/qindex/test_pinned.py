@@ -19,9 +19,10 @@ from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Layout
 from qindex.view.point_in_time import BusyError, pin_queue
 from qindex.view.reader import StoreReader
+from tests.effort import by_tier
 from tests.qindex.reader_support import open_small, queue_dir, writer_process
 
-READS = 200
+READS = by_tier(quick=30, all=200, nightly=2000)
 
 WRITER = """
 import random, sys
@@ -54,7 +55,7 @@ def layout() -> Layout:
 
 
 @pytest.mark.parametrize(("journal", "segment"), [(300, 64), (4000, 512), (65536, 16384)])
-def test_a_live_writer_is_read_200_times(tmp_path: Path, journal: int, segment: int) -> None:
+def test_a_live_writer_is_read_again_and_again(tmp_path: Path, journal: int, segment: int) -> None:
     rows_seen = 0
     last_head = -1
     with writer_process(WRITER, tmp_path, journal, segment) as writer:

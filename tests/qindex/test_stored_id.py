@@ -10,6 +10,7 @@ import pytest
 
 from journal.format import PUBLISH_HEAD_SIZE, pack_publish
 from qindex.format.stored_id import COUNTS, make_id, sound_ids
+from tests.effort import by_tier, part
 from tests.qindex.messages_support import assert_counts, big, ready, stored
 from tests.qindex.support import OtherBootFileSystem, copy_live, queue_directory
 
@@ -66,7 +67,8 @@ def test_an_entry_that_is_torn_anywhere_costs_no_other(
     data = path.read_bytes()
     entry_bytes = data[start : start + PUBLISH_HEAD_SIZE]
     before = [big(number, 600) for number in range(torn)]
-    for at in range(1, PUBLISH_HEAD_SIZE):
+    cuts = range(1, PUBLISH_HEAD_SIZE)
+    for at in part(cuts, by_tier(quick=8, all=1, nightly=1), f"{torn} {how}"):
         path.write_bytes(data[:start] + spoilt(entry_bytes, at, how) + bytes(4096))
         copy = copy_live(store, tmp_path / "copy")
         with stored(copy, fs=OtherBootFileSystem()) as engine:

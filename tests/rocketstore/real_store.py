@@ -14,6 +14,8 @@ from typing import Self
 
 import pytest
 
+from tests.effort import skip_in_quick
+
 JAVA_DIR = Path(__file__).parent / "java"
 _OPENED = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -54,6 +56,7 @@ def class_path() -> tuple[str, str]:
 
 def require() -> str:
     """The class path; skips the test, with the reason, where there is none."""
+    skip_in_quick("a real RocketMQ store")
     path, reason = class_path()
     if not path:
         pytest.skip(f"no real store: {reason}")

@@ -17,12 +17,18 @@ import pytest
 
 from rocketstore import Retention, Store
 from rocketstore.properties import index_keys
+from tests.effort import by_tier
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 from tests.rocketstore.support import Clock, open_tiny
 
 Workload = Callable[[Store, "Promises"], None]
 ROOT = Path("/s")
+POWER = by_tier(quick=8, all=1, nightly=1)
+"""Of the states that a loss of power leaves, one of so many is opened."""
+FIRST = by_tier(quick=1, all=4, nightly=40)
+"""So many crashes are followed by one of the recovery."""
+ENOUGH = by_tier(quick=10, all=50, nightly=50)
 
 
 @dataclass(frozen=True)
@@ -274,7 +280,7 @@ def test_every_state(workload: Workload) -> None:
     fs, promises = record(workload)
     states = 0
     window = 1 if workload is queue_rolls else 2
-    for state in crash_states(fs, window=window, random_per_point=1):
+    for state in crash_states(fs, window=window, random_per_point=1, power=POWER):
         try:
             verify(state, promises, workload, disk_after(state))
         except BaseException as error:
@@ -282,7 +288,7 @@ def test_every_state(workload: Workload) -> None:
             raise
         states += 1
     print(f"{workload.__name__}: {states} states")
-    assert states > 50
+    assert states > ENOUGH
 
 
 @pytest.mark.parametrize("workload", [index_rotation, rolls, delays, deletion, queue_rolls],
@@ -296,12 +302,12 @@ def test_crash_in_recovery(workload: Workload) -> None:
         if "random" not in state.how
     ]
     states = 0
-    for state in first[:: len(first) // 4]:
+    for state in first[:: len(first) // FIRST]:
         memory = disk_after(state)
         again = RecordingFileSystem("/s", memory)
         open_tiny(ROOT, fs=again, durability="fsync", **clocks()).close()
         again.forget_descriptors()
-        for second in crash_states(again, window=1, random_per_point=1):
+        for second in crash_states(again, window=1, random_per_point=1, power=POWER):
             merged = CrashState(
                 second.point, second.how, second.files, second.directories, state.notes
             )
@@ -312,7 +318,7 @@ def test_crash_in_recovery(workload: Workload) -> None:
                 raise
             states += 1
     print(f"recovery of {workload.__name__}: {states} states")
-    assert states > 50
+    assert states > ENOUGH
 
 
 def test_retention_by_itself_crashes_anywhere() -> None:
@@ -325,7 +331,7 @@ def test_retention_by_itself_crashes_anywhere() -> None:
             promises.put_many(store, 5, 900)
             store._keeper.clean(None, manual=False)
     states = 0
-    for state in crash_states(fs, window=2, random_per_point=1):
+    for state in crash_states(fs, window=2, random_per_point=1, power=POWER):
         verify(state, promises, deletion, disk_after(state))
         states += 1
-    assert states > 200
+    assert states > 4 * ENOUGH

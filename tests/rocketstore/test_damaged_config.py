@@ -1,7 +1,7 @@
 """Offsets, checkpoint and note damaged in every way: no message is lost, what can be told from
 sound content is told, by name, and a damaged file is not dropped without a copy.
 
-With HYPOTHESIS_PROFILE=nightly every bit and every length, else a part of them.
+Nightly every bit and every length, else a part of them, which rotates.
 """
 
 from __future__ import annotations
@@ -20,16 +20,25 @@ from journal.files import PathLike
 from journal.findings import Cause
 from rocketstore import Store
 from rocketstore.verify import verify
+from tests.damage.harms import (
+    Files,
+    Harm,
+    cut,
+    doubled,
+    flipped,
+    overwritten,
+    removed,
+    replaced,
+)
+from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
+from tests.rocketstore.damage import attack, kind_of, sound_store, touched
 from tests.rocketstore.support import TINY, Clock, open_tiny
-from tests.rocketstore.test_damage import attack, kind_of, sound_store, touched
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 ROOT = Path("/s")
 NOW = 1_700_000_000_000
 DUE = NOW + 3000
 """Messages of level 1 (a second) are to be delivered, those of level 2 (five) are not."""
-Files = dict[str, bytes]
 OFFSETS = "config/consumerOffset.json"
 LOCAL = "config/localOffset.json"
 DELAY = "config/delayOffset.json"
@@ -88,13 +97,11 @@ def told_of(fs: MemoryFileSystem, path: str) -> bool:
     return any(one.path == f"/s/{path}" for one in verify(ROOT, fs=fs, **TINY))
 
 
-def harm(path: str, content: bytes | None) -> tuple[bool, bool]:
+def judge(harm: Harm) -> tuple[bool, bool]:
     """Verify, open in each way, repair, and open again; gives whether the harm was told of, and
     whether a user sees anything of it. All bodies are there, whatever happens."""
     sound, _ = sound_files()
-    files = {**sound, path: content} if content is not None else dict(sound)
-    if content is None:
-        del files[path]
+    path, files = harm.path, harm.files
     with open_tiny(ROOT, fs=file_system(sound)) as store:
         right = seen(store)
     told = told_of(file_system(files), path)
@@ -118,7 +125,7 @@ def harm(path: str, content: bytes | None) -> tuple[bool, bool]:
         if repair:
             name = f"quarantine/{path.replace('/', '~')}"
             assert all(one.startswith(name) for one in aside)
-            assert all(dict(fs.tree("/s"))[one].content() == content for one in aside)
+            assert all(dict(fs.tree("/s"))[one].content() == files[path] for one in aside)
         with open_tiny(ROOT, fs=fs) as store:
             assert not [one for one in store.findings if repair or one.path == f"/s/{path}"]
             assert store.fetch_offset("two", "T", 0) == 7
@@ -126,31 +133,30 @@ def harm(path: str, content: bytes | None) -> tuple[bool, bool]:
     return told, visible
 
 
-def changes(path: str) -> Iterator[tuple[str, bytes | None]]:
-    data = sound_files()[0][path]
+def harms(path: str) -> Iterator[tuple[str, Harm]]:
+    """Every kind of harm to a file, with the name of its kind."""
+    files, _ = sound_files()
+    data = files[path]
     used = len(data.rstrip(b"\0"))
-    step = 1 if NIGHTLY else 9 if used < 400 else 43
-    for bit in range(0, 8 * min(len(data), used + 40), step):
-        changed = bytearray(data)
-        changed[bit >> 3] ^= 0x80 >> (bit & 7)
-        yield "flip", bytes(changed)
-    for length in range(0, used + 1, step):
-        if length < len(data):
-            yield "cut", data[:length]
+    step = by_tier(quick=97, all=9 if used < 400 else 43, nightly=1)
+    for bit in part(range(8 * min(len(data), used + 40)), step, path):
+        yield "flip", flipped(files, path, bit)
+    for length in part(range(min(used + 1, len(data))), step, path):
+        yield "cut", cut(files, path, length)
     for start in range(0, used, 64):
-        yield "zeros", data[:start] + bytes(len(data[start : start + 64])) + data[start + 64 :]
-    yield "gone", None
-    yield "doubled", data + data
+        yield "zeros", overwritten(files, path, start, bytes(64), "64 bytes zero")
+    yield "gone", removed(files, path)
+    yield "doubled", doubled(files, path)
     for other in FILES:
         if other != path:
-            yield "exchanged", sound_files()[0][other]
+            yield "exchanged", replaced(files, path, other)
 
 
 @pytest.mark.parametrize("path", FILES)
 def test_every_way_of_damage(path: str) -> None:
     counts: dict[str, Counter[tuple[bool, bool]]] = {}
-    for what, content in changes(path):
-        counts.setdefault(what, Counter())[harm(path, content)] += 1
+    for what, harm in harms(path):
+        counts.setdefault(what, Counter())[judge(harm)] += 1
     for what, count in counts.items():
         total = count.total()
         told = count[True, True] + count[True, False]

@@ -12,6 +12,7 @@ import pytest
 
 from journal.errors import StorageError, StoreError, WritesRefusedError
 from rocketstore import Store
+from tests.effort import by_tier, part
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
@@ -160,7 +161,10 @@ OPERATIONS = [
 ERRORS = [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EMFILE, errno.EINTR, errno.EROFS]
 ROOT = Path("/s")
 PUTS = 23
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+MOST = by_tier(quick=6, all=24, nightly=1_000_000)
+"""Calls of one operation that fail, about."""
+EVERY_ERROR = by_tier(quick=6, all=5, nightly=1)
+"""One of so many calls fails with each error, the others with one."""
 
 
 def work(store: Store, done: list[int]) -> None:
@@ -236,15 +240,15 @@ def test_offsets_that_can_not_be_read_back(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_call_failing_once(operation: str) -> None:
-    """Each call of each operation fails with each error (a sample of them, if they are many; all
-    of them nightly): a typed error, nothing promised is lost, and the next open is as good as
-    any."""
+    """Each call of each operation fails with each error: a typed error, nothing promised is lost,
+    and the next open is as good as any. If they are many, a part of them, which rotates; nightly
+    all of them."""
     healthy = FaultyFileSystem(MemoryFileSystem(root="/"))
     assert not run_with(healthy)[1]
     calls = healthy.calls[operation]
     refused = 0
-    for number in range(0, calls, 1 if NIGHTLY else max(1, calls // 24)):
-        for error in ERRORS if NIGHTLY or number % 5 == 0 else ERRORS[:1]:
+    for count, number in enumerate(part(range(calls), max(1, calls // MOST), operation)):
+        for error in ERRORS if count % EVERY_ERROR == 0 else part(ERRORS, len(ERRORS), str(count)):
             memory = MemoryFileSystem(root="/")
             fs = FaultyFileSystem(memory)
             fs.fail(operation, error, after=number)

@@ -14,6 +14,7 @@ from journal.files import REAL
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import IndexHeader, find_geometry
 from rocketstore.javahash import hash_code, hash_many, index_hash, index_hash_many, utf16_length
+from tests.effort import examples
 
 SLOTS, ENTRIES = 5, 40
 PUTS = st.lists(
@@ -61,7 +62,7 @@ def put_all(path: Path, previous: IndexHeader | None, puts: list[tuple[int, int]
     return IndexFile.create(REAL, str(path), SLOTS, ENTRIES, previous)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(puts=PUTS, cuts=st.lists(st.integers(0, 60), max_size=3), seeded=st.booleans())
 def test_columns_equal_single_puts(
     tmp_path_factory: pytest.TempPathFactory,

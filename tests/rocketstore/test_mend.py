@@ -16,6 +16,7 @@ from rocketstore import Store
 from rocketstore.commitlog_format import FIXED_SIZE, encode_record
 from rocketstore.filler_format import FILLER_TOPIC, fill_records
 from rocketstore.verify import verify
+from tests.effort import by_tier
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem, crash_states
@@ -298,7 +299,9 @@ def test_crash_while_mending(root: Path) -> None:
     middle = last_of_file(log)
     left = [at for at in range(COUNT) if at != 20 and not middle - 1 <= at < middle + 3]
     states = 0
-    for state in crash_states(fs, window=1, random_per_point=0):
+    for state in crash_states(
+        fs, window=1, random_per_point=0, power=by_tier(quick=8, all=1, nightly=1)
+    ):
         again = MemoryFileSystem(state.files, state.directories, root="/s", boot=b"next")
         with open_tiny(Path("/s"), fs=again, repair=True) as store:
             found = numbers_of(store)

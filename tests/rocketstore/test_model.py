@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rocketstore import GetStatus, Store
+from tests.effort import examples
 from tests.rocketstore.support import Clock, open_tiny
 
 TOPICS = st.sampled_from(["A", "Longer-topic", "%RETRY%g"])
@@ -170,4 +171,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)

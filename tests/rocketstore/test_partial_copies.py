@@ -19,6 +19,7 @@ from journal.findings import Cause
 from rocketstore import Store
 from rocketstore.commitlog_format import NO_START
 from rocketstore.verify import verify
+from tests.effort import by_tier, part
 from tests.rocketstore.support import TINY, open_tiny
 
 LOG = Path("commitlog") / "00000000000000000000"
@@ -77,10 +78,11 @@ def test_no_part_of_it_counts(tmp_path: Path, kind: str) -> None:
     left, start, end = killed(tmp_path, kind, dispatched=False)
     log = (left / LOG).read_bytes()
     seen = 0
-    for number, part in enumerate(parts(log[start:end])):
+    every = by_tier(quick=8, all=1, nightly=1)
+    for number, content in enumerate(part(list(parts(log[start:end])), every, kind)):
         path = tmp_path / str(number)
         shutil.copytree(left, path)
-        (path / LOG).write_bytes(log[:start] + part + log[end:])
+        (path / LOG).write_bytes(log[:start] + content + log[end:])
         with open_tiny(path) as store:
             assert [one.body for one in store.messages("T", 0)] == [b"first", b"second"]
             assert {one.cause for one in store.findings} <= {Cause.CRASH}
@@ -92,7 +94,7 @@ def test_no_part_of_it_counts(tmp_path: Path, kind: str) -> None:
             assert store.findings == []
         shutil.rmtree(path)
         seen += 1
-    assert seen > 50
+    assert seen > 50 // every
 
 
 @pytest.mark.parametrize("kind", ["many", "batch"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from rocketstore import Store
 from rocketstore.properties import index_keys
+from tests import effort
 from tests.rocketstore.support import Clock, open_tiny, store_files
 
 
@@ -136,12 +136,12 @@ def test_rebuilt(damage: object, crashed: bool, filled: tuple[Path, list[int]]) 
         check(store, offsets + more)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(effort.by_tier(quick=8, all=40, nightly=400)))
 def test_any_damage_to_derived_files(seed: int, filled: tuple[Path, list[int]]) -> None:
     """Bytes overwritten, files cut or gone, at random, without the note of a clean exit."""
     root, offsets = filled
     undisturbed = derived_files(root)
-    chance = random.Random(seed)
+    chance = effort.chance(seed)
     (root / "config" / "rocketstore.json").unlink()
     files = [path for path in sorted(root.rglob("*")) if path.is_file()]
     files = [path for path in files if "consumequeue" in path.parts or "index" in path.parts]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyspark_qindex.errors import SparkMissingError
+from tests.effort import skip_in_quick
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +22,7 @@ __all__ = ["cluster", "java_home", "spark"]
 @pytest.fixture(scope="session")
 def java_home() -> str:
     """A JAVA_HOME for Spark, or the tests that need one are skipped."""
+    skip_in_quick("Spark")
     pytest.importorskip("pyspark", reason="pyspark is not installed (extra spark)")
     from pyspark_qindex.java import find_java
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.effort import by_tier
 
 pytest.importorskip("pyspark")
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WAIT = 120.0
-KILLS = 10 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 1
+KILLS = by_tier(quick=1, all=1, nightly=10)
 """How often the driver is killed: each takes a JVM's start."""
 SMALL_LOG: dict[str, Any] = {
     "commitlog_file_size": 4096,

@@ -10,7 +10,7 @@ import pytest
 
 import qindex
 from msgstore.format import HEADER, parse_header
-from tests.damage.harms import Harm
+from tests.damage.harms import Harm, flipped
 from tests.damage.mending import mend
 from tests.damage.samples import SAMPLES, Sample
 from tests.memory_fs import MemoryFileSystem
@@ -35,10 +35,7 @@ def frame_flips(sample: Sample) -> Iterator[Harm]:
         for number, (start, end) in enumerate(records(data)):
             bits = [*range(start * 8, (start + HEADER) * 8), *range((end - 1) * 8, end * 8)]
             for bit in bits[:: 11 if number else 2]:
-                changed = bytearray(data)
-                changed[bit >> 3] ^= 0x80 >> (bit & 7)
-                what = f"bit {bit & 7} of a frame flipped"
-                yield Harm(path, bit >> 3, what, {**sample.files, path: bytes(changed)})
+                yield flipped(sample.files, path, bit)
 
 
 @pytest.mark.parametrize("name", ["stored and fan-out, killed", "stored and fan-out, closed"])

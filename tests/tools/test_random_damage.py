@@ -3,7 +3,6 @@ nothing is in it that was not published."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,41 +12,23 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests.damage.harms import several
+from tests.effort import by_tier, chance
 from tests.golden import golden
 from tests.tools.faults import State
 from tests.tools.stores import Content, content_of
 
-SEEDS = int(os.environ.get("QINDEX_DAMAGE_SEEDS", "6"))
+SEEDS = by_tier(quick=2, all=6, nightly=200)
 
 
-def damage(directory: Path, chance: random.Random) -> None:
+def damage(directory: Path, rng: random.Random) -> None:
     """Flip, zero, cut, delete, swap, copy, append: one to four times."""
-    for _ in range(chance.randint(1, 4)):
-        files = sorted(path for path in directory.rglob("*") if path.is_file())
-        path, other = chance.choice(files), chance.choice(files)
-        data = bytearray(path.read_bytes())
-        at = chance.randrange(len(data) or 1)
-        match chance.randrange(8):
-            case 0 if data:
-                data[at] ^= 1 << chance.randrange(8)
-            case 1:
-                data[at : at + 512] = bytes(len(data[at : at + 512]))
-            case 2:
-                del data[at:]
-            case 3:
-                path.unlink()
-                continue
-            case 4:
-                other_data = other.read_bytes()
-                other.write_bytes(data)
-                data = bytearray(other_data)
-            case 5:
-                path = path.with_name(f"{chance.randrange(5)}{path.suffix}")
-            case 6:
-                data += chance.randbytes(chance.randrange(1, 300))
-            case _:
-                data[at : at + 40] = chance.randbytes(len(data[at : at + 40]))
-        path.write_bytes(data)
+    files = {str(one): one.read_bytes() for one in directory.rglob("*") if one.is_file()}
+    harmed = several(files, rng)
+    for path in files.keys() - harmed.keys():
+        Path(path).unlink()
+    for path, content in harmed.items():
+        Path(path).write_bytes(content)
 
 
 def bodies(content: Content) -> set[bytes]:
@@ -64,7 +45,7 @@ def test_a_store_of_ours(
     tmp_path: Path,
 ) -> None:
     store, new = copy_of(state), tmp_path / "new"
-    damage(store, random.Random(seed))
+    damage(store, chance(state, seed))
     try:
         report = qindex.verify(store)
         saved = qindex.repair(store, new)
@@ -84,7 +65,7 @@ def test_a_store_of_ours(
 def test_a_node_s_directory(scenario: str, seed: int, tmp_path: Path) -> None:
     store = golden(scenario)
     vhost = Path(shutil.copytree(store.vhost_dir, tmp_path / "vhost"))
-    damage(vhost, random.Random(seed))
+    damage(vhost, chance(scenario, seed))
     qindex.verify(vhost)
     saved = qindex.salvage(vhost, tmp_path / "new")
     theirs = qindex.salvage(vhost, tmp_path / "theirs", format="rabbitmq")

@@ -17,6 +17,7 @@ import pytest
 
 from qindex.compare import run as run_module
 from tests.cli.support import run
+from tests.effort import skip_in_quick
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = [sys.executable, "-m", "qindex.cli", "compare"]
@@ -61,6 +62,7 @@ def page(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _open_in_browser(page: Path, folder: Path) -> tuple[str, Path]:
     """What Chromium's log says of the page, and the picture of it. Reaches no network."""
+    skip_in_quick("a browser")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no Chromium is installed")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 import qindex
+from tests import effort
 from tests.qindex.support import open_quietly
 
 
@@ -30,9 +30,9 @@ class Book:
         self.next += 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(effort.by_tier(quick=5, all=20, nightly=200)))
 def test_any_order_of_operations(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
+    chance = effort.chance(seed)
     store = tmp_path / "s"
     options = {"store_file_bytes": 65_536, "embed_below": 300}
     engine = open_quietly(store, **options)

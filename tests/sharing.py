@@ -1,0 +1,47 @@
+"""How the processes of a test run share its tests.
+
+A file's tests stay together, for they share fixtures. All of Spark's do, so that one JVM starts.
+Each workload of the crash explorer goes by itself, to whichever process is free: they come last, so
+that all processes end at about the same time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+__all__ = ["Scheduler", "in_order"]
+
+_EXPLORER = ("tests/crash/test_explore.py::", "tests/crash/test_regressions.py::")
+_TOGETHER = ("tests/spark/",)
+_FIRST = (*_TOGETHER, "tests/qindex/test_rabbitmq_node", "tests/interrupts/")
+"""What takes longest: begun last, it would keep one process busy while the other is done."""
+
+
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives groups of tests to processes."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Give the group of a test."""
+        if nodeid.startswith(_EXPLORER):
+            return nodeid
+        together = (one for one in _TOGETHER if nodeid.startswith(one))
+        return next(together, nodeid.partition("::")[0])
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Give the tests in the order in which they are to begin."""
+
+    def place(item: pytest.Item) -> int:
+        for at, start in enumerate(_FIRST):
+            if item.nodeid.startswith(start):
+                return at
+        return len(_FIRST) + item.nodeid.startswith(_EXPLORER)
+
+    return sorted(items, key=place)
