@@ -204,7 +204,7 @@ class StoreCopy:
         saved.transient += int(dropped.sum())
         saved.lost += int(lost.sum())
         # A second entry of one message is a copy of the first, in a file that is out of its place.
-        double = np.isin(batch.payloads - batch.head_size, self._doubles.get(batch.path, ()))
+        double = np.isin(batch.offsets, self._doubles.get(batch.path, ()))
         return batch.take(~dropped & ~lost & ~double)
 
     def _not_moved(self, batch: Batch, directory: str, saved: SavedQueue) -> Batch:
@@ -231,6 +231,9 @@ class StoreCopy:
     def _true_sizes(self, batch: Batch) -> I64:
         """Give the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry
         says."""
+        if batch.bodies is not None:
+            sizes = np.where(batch.bodies >= 0, batch.bodies, batch.sizes)
+            return self._stored_sizes(batch, sizes)
         sizes = batch.sizes.copy()
         flat = np.frombuffer(batch.data, np.uint8)
         records = batch.payloads + journal_format.PAYLOAD_SIZE
@@ -239,6 +242,9 @@ class StoreCopy:
             start = int(records[at])
             record = bytes(batch.data[start : start + int(batch.embedded[at])])
             sizes[at] = len(decode_any(record, batch.ids[at].tobytes()).body)
+        return self._stored_sizes(batch, sizes)
+
+    def _stored_sizes(self, batch: Batch, sizes: I64) -> I64:
         if self._sizes:
             for at in np.flatnonzero(batch.embedded == 0).tolist():
                 sizes[at] = self._sizes.get(batch.ids[at].tobytes(), int(sizes[at]))
