@@ -111,18 +111,21 @@ def salvage_command(
     ],
     out: Out,
     format: Annotated[
-        Literal["qindex", "rabbitmq"],
+        Literal["qindex", "rabbitmq", "rabbitmq-4"],
         typer.Option(
-            help="A store of ours, or a virtual host's directory that a node starts from."
+            "--format",
+            "--as",
+            help="A store of ours, or a virtual host's directory that a node starts from: of 3.10 "
+            "to 3.12, or of 4.0 and later.",
         ),
     ] = "qindex",
     names: Names = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Save the messages of a RabbitMQ 3.10 node that does not start any more.
+    """Save the messages of a RabbitMQ node (3.10 to 4.3) that does not start any more.
 
     RABBITMQ_DIR is not changed. Prints what was saved and what was not, and exits 1 if anything
-    was not. docs/damage.md tells how a node takes over what --format rabbitmq gave.
+    was not. docs/rabbitmq.md tells how a node takes over what --as rabbitmq or rabbitmq-4 gave.
     """
     from qindex.tools.salvage import salvage
 

@@ -33,6 +33,7 @@ __all__ = [
     "TERM",
     "RabbitHeaders",
     "RabbitProperties",
+    "basic_message",
     "decode_rabbitmq",
     "encode_rabbitmq",
     "message_of",
@@ -141,6 +142,16 @@ def message_of(message: RabbitMessage) -> Message:
     keys = message.routing_keys
     key = keys[0].decode("utf-8", "surrogateescape") if keys else ""
     return Message(message.body, key, headers, RabbitProperties(values, message))
+
+
+def basic_message(record: bytes | memoryview, vhost: bytes) -> bytes:
+    """Give the record that a node before 3.13 reads: of a message container what it delivers, any
+    other record as it is. Raises :class:`TermError`, and :class:`UsageError` for values that
+    can't be written."""
+    message, end = read_rabbitmq(record)
+    if message.vhost:
+        return bytes(record[:end])  # a container has no virtual host inside
+    return encode_rabbitmq(message_of(message), vhost, message.msg_id, message.persistent)
 
 
 # --- to a record -------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ __all__ = [
     "file_name",
     "file_number",
     "pack_header",
+    "pack_places",
     "pack_slots",
     "parse_header",
     "places",
@@ -156,6 +157,14 @@ def places(where: npt.NDArray[np.void]) -> tuple[I64, I64, npt.NDArray[np.bool_]
     far = offsets >= np.uint64(1 << 62)
     sizes = column(rows, 8, ">u4").astype(np.int64)
     return np.where(far, -1, offsets.astype(np.int64)), sizes, column(rows, 12, ">u4") != 0
+
+
+def pack_places(offsets: I64, sizes: I64) -> npt.NDArray[np.uint8]:
+    """Give places in ``K.qs`` as slots have them. Shape ``(n, 16)``."""
+    rows = np.zeros((len(offsets), 16), np.uint8)
+    rows[:, :8] = offsets.astype(">u8").view(np.uint8).reshape(-1, 8)
+    rows[:, 8:12] = sizes.astype(">u4").view(np.uint8).reshape(-1, 4)
+    return rows
 
 
 def file_name(number: int) -> str:
