@@ -27,7 +27,9 @@ U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _OURS = record_format.MAGIC[0]
-_STARTS = re.compile(re.escape(record_format.MAGIC) + rb"|\x83h(?:\x06[dsvw]|\x04(?:[sw]|[dv]\0)\x02mc)")
+_STARTS = re.compile(
+    re.escape(record_format.MAGIC) + rb"|\x83h(?:\x06[dsvw]|\x04(?:[sw]|[dv]\0)\x02mc)"
+)
 _ROWS_BYTES = 4 << 20
 _ROWS = 32
 """So many records of one length are worth a numpy array of their own."""

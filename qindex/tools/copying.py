@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -27,7 +27,7 @@ from msgstore.format import MAX_RECORD
 from msgstore.scan import read_record
 from qindex.format import layout
 from qindex.format.entries import decode_any
-from qindex.format.rabbitmq.bridge import basic_message
+from qindex.format.rabbitmq.bridge import basic_message, encode_rabbitmq
 from qindex.format.rabbitmq.names import (
     QueueNameError,
     directory_name,
@@ -71,7 +71,8 @@ class StoreCopy:
     ``messages`` are what was found of queues and message store. ``moved``: seq_ids to be left out,
     ascending, by queue directory. ``version``: of the new queue files; ``pair_entries``: entries a
     segment of version 2. ``basic_for``: records become those that a node before 3.13 reads, of this
-    virtual host. Raises :class:`StoreError` when the source changes meanwhile,
+    virtual host. ``progress`` is called with the messages that were copied and those there are.
+    Raises :class:`StoreError` when the source changes meanwhile,
     :class:`OSError`.
     """
 
@@ -83,11 +84,13 @@ class StoreCopy:
     sums: bool = True
     version: int = 1
     basic_for: bytes | None = None
+    progress: Callable[[int, int], None] | None = None
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck = field(init=False)
     moved: dict[str, I64] = field(default_factory=dict)
     _sizes: dict[bytes, int] = field(default_factory=dict)
     _doubles: dict[str, list[int]] = field(default_factory=dict)
+    _done: int = 0
     _missing: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S16"))
 
     @property
@@ -171,7 +174,7 @@ class StoreCopy:
                     if msg_id in doubted:
                         self._sizes[msg_id] = len(decode_any(record, msg_id).body)
                     if self.basic_for is not None:
-                        record = basic_message(record, self.basic_for)
+                        record = _basic_record(record, msg_id, self.basic_for)
                     self.report.stored_messages += 1
                     self.report.stored_bytes += len(record)
                     yield msg_id, record, count
@@ -203,6 +206,7 @@ class StoreCopy:
             return at
         view = self.reader.pin_as(ThoroughView, checked.queue)
         for _, batch in view.all_batches():
+            self._advance(len(batch.seqs))
             kept = self._kept(batch, saved)
             kept = self._not_moved(kept, checked.queue.directory, saved)
             if not len(kept.seqs):
@@ -220,6 +224,14 @@ class StoreCopy:
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
         return at
+
+    def _advance(self, count: int) -> None:
+        """Tell how far it has come: what the store holds is copied first, and counted with the
+        entries."""
+        self._done += count
+        if self.progress is not None:
+            total = sum(one.entries for one in self.checked)
+            self.progress(self._done, total)
 
     def _kept(self, batch: Batch, saved: SavedQueue) -> Batch:
         dropped = batch.dropped
@@ -350,12 +362,21 @@ def _basic(batch: Batch, vhost: bytes) -> Batch:
     view = memoryview(batch.data)
     starts = (batch.payloads + journal_format.PAYLOAD_SIZE).tolist()
     records = [
-        basic_message(view[start : start + length], vhost) if length else b""
-        for start, length in zip(starts, batch.embedded.tolist(), strict=True)
+        _basic_record(bytes(view[start : start + length]), msg_id.tobytes(), vhost)
+        if length
+        else b""
+        for start, length, msg_id in zip(starts, batch.embedded.tolist(), batch.ids, strict=True)
     ]
     lengths = np.array([len(record) for record in records], np.int64)
     payloads = np.cumsum(lengths) - lengths - journal_format.PAYLOAD_SIZE
     return replace(batch, data=b"".join(records), payloads=payloads, embedded=lengths)
+
+
+def _basic_record(record: bytes, msg_id: bytes, vhost: bytes) -> bytes:
+    if record[0] == _TERM:
+        return basic_message(record, vhost)
+    # Of a store of ours none but persistent messages are copied.
+    return encode_rabbitmq(decode_any(record, msg_id), vhost, msg_id, True)
 
 
 def _one_bit_off(raw: bytes) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal, get_args
 
@@ -40,6 +40,7 @@ def salvage(
     *,
     format: Format = "qindex",
     names: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
     fs: FileSystem = REAL,
 ) -> SaveReport:
     """Make ``out`` a sound store with all messages of a node's directory that can be saved.
@@ -54,6 +55,7 @@ def salvage(
     Saved is what the node would deliver: persistent messages that are not acknowledged, in order
     (of a priority queue, the highest priority first), redelivered as it would say; what has an
     expiry keeps it. More than the node saves is what it does not find, or does not start over.
+    ``progress`` is called with the messages that were saved and those that there are.
     ``names``: as for :func:`qindex.tools.repair.repair`, which see for the rest. Raises
     :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.
     """
@@ -73,7 +75,7 @@ def salvage(
                     make_dirs(fs, target)
                 one = SaveReport(source, staging.target)
                 reader = StoreReader(os.path.join(source, vhost), fs)
-                _Salvage(fs, reader, target, one, list(names)).run(format)
+                _Salvage(fs, reader, target, one, list(names), progress).run(format)
                 _add(report, one, os.path.relpath(target, staging.path))
             staging.commit()
             return report
@@ -112,13 +114,14 @@ class _Salvage:
         target: str,
         report: SaveReport,
         names: list[str],
+        progress: Callable[[int, int], None] | None,
     ) -> None:
         self._fs = fs
         self._reader = reader
         self._target = target
         self._report = report
         self._vhost = self._vhost_name()
-        self._copy = StoreCopy(fs, reader, target, report, names)
+        self._copy = StoreCopy(fs, reader, target, report, names, progress=progress)
 
     def run(self, format: Format) -> None:
         """Do it. Raises :class:`OSError`, :class:`StoreError`."""

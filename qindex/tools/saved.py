@@ -77,9 +77,10 @@ class SaveReport:
     @property
     def lost(self) -> list[Finding]:
         """The findings by which something could not be saved."""
-        return [one for one in self.findings if self._loses(one)]
+        return [one for one in self.findings if self.loses(one)]
 
-    def _loses(self, finding: Finding) -> bool:
+    def loses(self, finding: Finding) -> bool:
+        """Whether something that the finding names could not be saved."""
         return finding.path not in self.restored and loses(finding)
 
     @property
@@ -102,7 +103,7 @@ class SaveReport:
             "messages": self.messages,
             "stored_messages": self.stored_messages,
             "stored_bytes": self.stored_bytes,
-            "findings": [one.to_dict() | {"lost": self._loses(one)} for one in self.findings],
+            "findings": [one.to_dict() | {"lost": self.loses(one)} for one in self.findings],
             "quarantined": self.quarantined,
         }
 
