@@ -30,6 +30,7 @@ from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.format.rabbitmq.bridge import read_rabbitmq
 from qindex.format.rabbitmq.container import states_more
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE, HEADER_SIZE
+from qindex.format.rabbitmq.usual_records import read_usual
 from qindex.format.segment import STEP_SIZE
 from qindex.view.columns import HEAD, Source
 
@@ -294,7 +295,7 @@ class _Reading:
                 if stated == size and stop <= end and not zero:
                     if flags == 1:
                         if checksum(view[start:stop]) == crc:
-                            found[at] = True
+                            found[at] = entries.checked[at] = True
                             continue
                     elif not flags:
                         found[at] = True
@@ -353,7 +354,10 @@ class _Reading:
         kept = entries.is_persistent()
         durable = bool(kept.any())
         stated = entries.slots["size"].tolist()
-        for at in np.flatnonzero(entries.lengths).tolist():
+        rest = np.flatnonzero(entries.lengths)
+        if len(rest):
+            rest = self._decode_usual(entries, rest, view)
+        for at in rest.tolist():
             start = int(entries.starts[at])
             stop = start + int(entries.lengths[at])
             offset = start - store_format.ENTRY_HEAD.size
@@ -380,6 +384,21 @@ class _Reading:
             if durable and message.persistent and not kept[at]:
                 what = "the index has the message as transient, the message itself as persistent"
                 self._slot(entries, at, what, _DROPPED, Kind.PERSISTENCE)
+
+    def _decode_usual(self, entries: _Entries, rows: I64, view: memoryview) -> I64:
+        """Decode those of ``rows`` that can be decoded together; gives the others."""
+        starts, lengths = entries.starts[rows], entries.lengths[rows]
+        usual = read_usual(view, starts, lengths)
+        last = np.frombuffer(view, np.uint8)[starts + lengths - 1]
+        # A checksum that holds vouches for what the form does not cover; zeros at the end may be
+        # none of the record.
+        done = usual.found & (usual.whole | (entries.checked[rows] & (last != 0)))
+        done &= entries.is_persistent()[rows]
+        done &= usual.bodies == entries.slots["size"][rows]
+        chosen = rows[done]
+        entries.ids[chosen] = usual.ids[done]
+        entries.bodies[chosen] = usual.bodies[done]
+        return rows[~done]
 
     # -- what comes of it -----------------------------------------------------------------------
 
@@ -414,7 +433,8 @@ class _Reading:
 class _Entries:
     """Slots with a status, in order. ``rows``: their numbers. ``gone``: they are not given;
     ``odd``: their kind of place is none. ``starts``, ``lengths``: of the records in ``K.qs``, 0 =
-    not there. ``bodies``: true sizes, -1 = unknown. Shape ``(n,)``, ``ids`` ``(n, 16)``."""
+    not there. ``checked``: the checksum holds. ``bodies``: true sizes, -1 = unknown. Shape
+    ``(n,)``, ``ids`` ``(n, 16)``."""
 
     def __init__(self, slots: npt.NDArray[np.void], rows: I64, none: Bools) -> None:
         count = len(rows)
@@ -422,6 +442,7 @@ class _Entries:
         self.rows = rows
         self.gone = none.copy()
         self.odd = none.copy()
+        self.checked = none.copy()
         self.starts = np.zeros(count, np.int64)
         self.lengths = np.zeros(count, np.int64)
         self.sizes: I64 | None = None
