@@ -77,6 +77,7 @@ class QueuePart:
 
     ``pinned``: the moment to show; ``None``: pin anew. ``head``: above what the plan saw of the
     queue. ``leads``: this part tells what is wrong with the journal. ``weight``: bytes.
+    ``entry_count``: seq_ids a segment.
     """
 
     store: Store
@@ -92,6 +93,7 @@ class QueuePart:
     weight: int
     low: int = 0
     high: int | None = None
+    entry_count: int = 0
 
     def view(self) -> QueueView | None:
         """Look at the queue; ``None`` when it was deleted since the plan.
@@ -217,7 +219,9 @@ def _whole_part(
     else:
         shipped[0] -= size
     last = view.numbers[-1] + 1 if view.numbers else 0
-    head = view.seen or last * rules.entry_count
+    head = view.seen or last * view.entry_count
+    if view.pinned.pairs:
+        head = max(head, last * view.entry_count)
     return QueuePart(
         store=store,
         queue=one.name,
@@ -231,6 +235,7 @@ def _whole_part(
         leads=True,
         weight=view.file_bytes + bodies,
         high=None if pinned is not None else head,
+        entry_count=view.entry_count,
     )
 
 
@@ -255,8 +260,8 @@ def narrowed(part: QueuePart, numbers: tuple[int, ...]) -> QueuePart:
 def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
     """Give what a piece needs of the moment: its segments, and the journal if it touches them."""
     pinned = part.pinned
-    if pinned is None:
-        return None
+    if pinned is None or pinned.pairs:
+        return pinned
     segments = {number: pinned.segments[number] for number in numbers if number in pinned.segments}
     reading = pinned.reading
     inside = np.isin(reading.walk.seqs // part.rules.entry_count, numbers)

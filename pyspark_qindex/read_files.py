@@ -15,11 +15,18 @@ from msgstore.scan import FileScan, scan_file
 from pyspark_qindex.batches import batch_of, constant, fixed_binaries, plain_text, tell
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import StorePart, message_files
+from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
+from qindex.format.rabbitmq.queue_store_v2 import ENTRY_HEAD
+from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.messages import check_record
 from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.view.columns import IndexEntries
+from qindex.view.freed_room import concerning
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
+from qindex.view.version2 import PinnedPair
 
 __all__ = ["read_files", "read_stored"]
 
@@ -50,7 +57,10 @@ def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatc
         except StoreError as error:
             found.append(error)
         else:
-            found += scan.findings()
+            gaps = scan.findings()
+            if gaps and StoreReader(part.store.path, fs).stores.has_holes:
+                gaps = concerning(fs, gaps, set())
+            found += gaps
             if scan.records:
                 yield _stored_batch(part, options, scan)
         yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
@@ -108,7 +118,8 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
                 found.append(error)
                 continue
             files.append(_message_file(scan, size, names))
-            found += scan.findings()
+            gaps = scan.findings()
+            found += concerning(fs, gaps, set()) if reader.stores.has_holes else gaps
     yield _files_batch(part, options, files)
     yield from tell(options.columns, store, None, found, permissive=options.permissive)
 
@@ -120,6 +131,9 @@ def _index_files(view: QueueView, queue: str) -> Iterator[_File]:
     journal.records = view.journal_entries
     for number in view.numbers:
         for entries in view.entries(number):
+            if entries.version2:
+                yield from _pair_files(pinned.pairs[number], entries, queue)
+                continue
             in_journal = entries.location == "journal"
             alive = (entries.states == PUBLISHED) | (entries.states == DELIVERED)
             head = journal_format.PUBLISH_HEAD_SIZE if in_journal else PUBLISH_HEAD_SIZE
@@ -135,6 +149,18 @@ def _index_files(view: QueueView, queue: str) -> Iterator[_File]:
             del entries  # and with it the file's bytes, before the next one is read
     if journal.size:
         yield journal
+
+
+def _pair_files(pair: PinnedPair, entries: IndexEntries, queue: str) -> Iterator[_File]:
+    """Measure a segment of version 2: its index, and the messages beside it."""
+    count = len(entries.seqs)
+    yield _File(queue, entries.path, "segment", pair.size, ENTRY_SIZE * count, count, count)
+    if pair.store_size >= 0:
+        embedded = entries.embedded[entries.embedded > 0]
+        live = int((embedded + ENTRY_HEAD.size).sum())
+        path = entries.path.removesuffix(INDEX_SUFFIX) + STORE_SUFFIX
+        held = len(embedded)
+        yield _File(queue, path, "messages", pair.store_size, live, held, held)
 
 
 def _message_file(scan: FileScan, size: int, names: set[bytes]) -> _File:

@@ -40,7 +40,7 @@ from pyspark_qindex.stores import StoreNotHereError
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
 from qindex.format.resynchronise import Data
-from qindex.view.columns import Columns, Source, entry_heads
+from qindex.view.columns import Columns, Source
 from qindex.view.queue_view import QueueView, Row
 
 __all__ = ["read_messages"]
@@ -125,7 +125,7 @@ class _Segment:
         """Give a batch of those that need no decoding, with their seq_ids, and the others."""
         columns, data = self.columns, source.data
         payloads = source.offsets[columns.row_of[mine]] + source.head_size
-        heads = entry_heads(data, payloads)
+        heads = source.heads_of(columns.row_of[mine])
         starts = payloads + PAYLOAD_SIZE
         found = find_plain(data, starts, heads["embedded"].astype(np.int64))
         if not len(found.rows):

@@ -94,7 +94,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if part is None:
                 need_store(at[0], self._stores)
                 continue  # the queue was deleted
-            count = part.rules.entry_count
+            count = part.entry_count
             numbers = tuple(
                 one for one in part.numbers if low // count <= one <= (high - 1) // count
             )
@@ -143,7 +143,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if before[0] == token:
             return before[1]
         head = part.head
-        if last is not None and head == (last + 1) * part.rules.entry_count:
+        if last is not None and head == (last + 1) * part.entry_count:
             # The journal has no publish: the last segment tells.
             view = part.view()
             entries = [] if view is None else view.entries(last)
@@ -155,7 +155,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _first(part: QueuePart) -> int:
     """Give the lowest seq_id that a queue can have on disk."""
-    return part.numbers[0] * part.rules.entry_count if part.numbers else 0
+    return part.numbers[0] * part.entry_count if part.numbers else 0
 
 
 def _name(part: QueuePart) -> str:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.queue import Queue
     from qindex.queue.stats import ByReason, EngineStats, QueueStats
+    from qindex.tools.convert import convert
     from qindex.tools.repair import repair
     from qindex.tools.salvage import salvage
     from qindex.tools.saved import SaveReport
@@ -76,6 +77,7 @@ __all__ = [
     "StoreError",
     "UsageError",
     "WritesRefusedError",
+    "convert",
     "follow",
     "open",
     "repair",
@@ -105,6 +107,7 @@ _LATER = {
     "ReadOnlyEngine": "qindex.engine.read_only",
     "Report": "qindex.tools.verify",
     "SaveReport": "qindex.tools.saved",
+    "convert": "qindex.tools.convert",
     "follow": "qindex.following",
     "repair": "qindex.tools.repair",
     "salvage": "qindex.tools.salvage",

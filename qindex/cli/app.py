@@ -35,7 +35,12 @@ from qindex.cli.move import export_command, import_command, pull_command, push_c
 from qindex.cli.output import flush, print_line, print_note
 from qindex.cli.queue_settings import queue_command
 from qindex.cli.reclaim import compact_command
-from qindex.cli.tools import repair_command, salvage_command, verify_command
+from qindex.cli.tools import (
+    convert_command,
+    repair_command,
+    salvage_command,
+    verify_command,
+)
 from qindex.cli.traffic import consume_command, publish_command
 
 __all__ = ["main", "make_app"]
@@ -91,6 +96,7 @@ def make_app(*, loaded: str = "") -> typer.Typer:
     app.command("verify")(verify_command)
     app.command("repair")(repair_command)
     app.command("salvage")(salvage_command)
+    app.command("convert")(convert_command)
     for name, (module, text) in _LATER.items():
         if name == loaded:
             _add_loaded(app, name, importlib.import_module(module))

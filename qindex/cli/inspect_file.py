@@ -16,6 +16,7 @@ from journal.findings import Finding
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
 from msgstore.scan import Record, read_record, scan_file
 from qindex.cli.inspect_small import SMALL, inspect_small
+from qindex.cli.inspect_version2 import inspect_pair
 from qindex.cli.look import JsonOption
 from qindex.cli.output import print_findings, print_json, print_line, print_note
 from qindex.format import layout
@@ -35,7 +36,7 @@ __all__ = ["inspect_command"]
 _ROCKET_FILE = re.compile(r"[0-9]{17}|[0-9]{20}|checkpoint|.*\.json|.*\.json\.bak")
 _FORMATS = {0x83: "rabbitmq", record_format.MAGIC[0]: "qindex"}
 _RECORDS = (".rdq", ".rdt", ".rdq.tmp")
-_KNOWN = f".jif, .idx, .rdq, .rdt, {SMALL}; or of a RocketMQ store"
+_KNOWN = f".jif, .idx, .qi, .qs, .rdq, .rdt, {SMALL}; or of a RocketMQ store"
 
 
 def inspect_command(
@@ -55,9 +56,9 @@ def inspect_command(
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):
         raise UsageError(f"{file}: is a directory, not a file (see list and cat)")
-    small = inspect_small(file)
-    if small is not None:
-        records, findings = small
+    known = inspect_small(file) or inspect_pair(file)
+    if known is not None:
+        records, findings = known
     elif file.endswith(_RECORDS):
         records, findings = _stored(file)
     elif suffix in (".jif", ".idx"):

@@ -214,6 +214,9 @@ def _terms(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
         ref = queue.persistent_ref
         fields["persistent_ref"] = None if ref is None else ref.hex()
         fields["segments"] = {str(number): count for number, count in queue.segments.items()}
+        if queue.segments_v2 is not None:
+            fields["segments_v2"] = {str(one): count for one, count in queue.segments_v2.items()}
+        fields["delivered"] = sorted(queue.delivered)
         yield _row(b"", "queue", directory=name, **fields)
     findings += [_wrong(path, data, problem) for problem in terms.problems]
 

@@ -56,8 +56,9 @@ def list_command(directory: Directory, as_json: JsonOption = False) -> int:
     """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
 
     DIR is a store's directory or that of a RabbitMQ virtual host. unacked: delivered and not
-    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies. settings: of
-    queues that have some.
+    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies. version: of
+    RabbitMQ's queue files (1+2: a node was stopped while it converted them). settings: of queues
+    that have some.
     """
     store = StoreReader(directory)
     found = []
@@ -131,18 +132,23 @@ def _print_sums(found: list[QueueSummary], messages: MessageStoreSummary | None)
 
 
 def _print_table(found: list[QueueSummary]) -> None:
-    rows = [_COLUMNS] + [
-        tuple("-" if (value := getattr(one, name)) is None else str(value) for name in _COLUMNS)
-        for one in found
-    ]
+    columns = (*_COLUMNS, "versions") if any(one.versions for one in found) else _COLUMNS
+    heads = tuple("version" if name == "versions" else name for name in columns)
+    rows = [heads, *(tuple(_cell(getattr(one, name)) for name in columns) for one in found)]
     settings = [settings_text(one.settings) for one in found]
     last = ["settings" if any(settings) else "", *settings]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(columns))]
     for row, said in zip(rows, last, strict=True):
         name, *figures = row
         shown = name if name.isprintable() else ascii(name)
         cells = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
         print_line("  ".join([shown.ljust(widths[0]), *cells, said]).rstrip())
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
 
 
 def cat_command(

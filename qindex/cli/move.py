@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -15,7 +12,7 @@ import typer
 import qindex
 from journal.errors import NotAStoreError, UsageError
 from qindex.cli.look import Directory, JsonOption, QueueName
-from qindex.cli.output import print_findings, print_json, print_line, print_note
+from qindex.cli.output import print_findings, print_json, print_line, print_note, progress_bar
 from qindex.view.reader import StoreReader
 
 __all__ = ["export_command", "import_command", "pull_command", "push_command"]
@@ -57,7 +54,7 @@ def export_command(
 
     if out is None:
         raise UsageError("export needs --out FILE")
-    with _progress("exporting") as told:
+    with progress_bar("exporting") as told:
         report = export_messages(directory, out, queues or None, format=format, progress=told)
     if as_json:
         print_json(
@@ -95,7 +92,7 @@ def import_command(
     *files, directory = paths
     if not files:
         raise UsageError("import needs FILE... and DIR")
-    with _progress("importing") as told:
+    with progress_bar("importing") as told:
         report = import_messages(files, directory, queue, format=format, progress=told)
     if as_json:
         print_json(
@@ -129,7 +126,10 @@ def push_command(
     known = store.queue(queue)
     if store.kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: salvage it into a store first")
-    with qindex.open(directory) as engine, _progress("pushing", known.summary().messages) as told:
+    with (
+        qindex.open(directory) as engine,
+        progress_bar("pushing", known.summary().messages) as told,
+    ):
         report = brokers.push(
             engine.queue(known.name),
             amqp,
@@ -166,7 +166,7 @@ def pull_command(
     """
     brokers = _brokers()
     waiting = brokers.ready(amqp, source)  # before anything is made here
-    with qindex.open(directory) as engine, _progress("pulling", waiting) as told:
+    with qindex.open(directory) as engine, progress_bar("pulling", waiting) as told:
         moved = brokers.pull(
             amqp,
             source,
@@ -192,22 +192,3 @@ def _brokers() -> ModuleType:
 
 def _resumed(count: int) -> str:
     return f" ({count} of them before)" if count else ""
-
-
-@contextmanager
-def _progress(doing: str, total: int = 0) -> Iterator[Callable[[int, int], None] | None]:
-    """Show how far it has come, on a terminal; ``None`` where there is none."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(doing, total=total or None)
-
-        def told(done: int, of: int) -> None:
-            bar.update(task, completed=done, total=of or total or None)
-
-        yield told

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from journal.findings import Finding
@@ -21,6 +22,7 @@ __all__ = [
     "print_json",
     "print_line",
     "print_note",
+    "progress_bar",
     "settings_text",
     "write_out",
 ]
@@ -104,3 +106,22 @@ def preview(body: bytes | None) -> str:
     except UnicodeDecodeError:
         shown = cut.hex(" ", 4)
     return shown + ("..." if len(body) > _PREVIEW else "")
+
+
+@contextmanager
+def progress_bar(doing: str, total: int = 0) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how far it has come, on a terminal; ``None`` where there is none."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(doing, total=total or None)
+
+        def told(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of or total or None)
+
+        yield told

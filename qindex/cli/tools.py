@@ -12,11 +12,11 @@ import typer
 
 from journal.findings import Cause, Finding
 from qindex.cli.look import Directory, JsonOption
-from qindex.cli.output import print_json, print_line, print_note
+from qindex.cli.output import print_json, print_line, print_note, progress_bar
 from qindex.tools.saved import SaveReport
 from qindex.tools.verify import Verification
 
-__all__ = ["repair_command", "salvage_command", "verify_command"]
+__all__ = ["convert_command", "repair_command", "salvage_command", "verify_command"]
 
 _ROCKET_DIRECTORIES = ("commitlog", os.path.join("store", "commitlog"))
 
@@ -111,22 +111,59 @@ def salvage_command(
     ],
     out: Out,
     format: Annotated[
-        Literal["qindex", "rabbitmq"],
+        Literal["qindex", "rabbitmq", "rabbitmq-4"],
         typer.Option(
-            help="A store of ours, or a virtual host's directory that a node starts from."
+            "--format",
+            "--as",
+            help="A store of ours, or a virtual host's directory that a node starts from: of 3.10 "
+            "to 3.12, or of 4.0 and later.",
         ),
     ] = "qindex",
     names: Names = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Save the messages of a RabbitMQ 3.10 node that does not start any more.
+    """Save the messages of a RabbitMQ node (3.10 to 4.3) that does not start any more.
 
     RABBITMQ_DIR is not changed. Prints what was saved and what was not, and exits 1 if anything
-    was not. docs/damage.md tells how a node takes over what --format rabbitmq gave.
+    was not. docs/rabbitmq.md tells how a node takes over what --as rabbitmq or rabbitmq-4 gave.
     """
     from qindex.tools.salvage import salvage
 
-    return _print_report(salvage(directory, out, format=format, names=names or ()), as_json)
+    with progress_bar("saving") as told:
+        report = salvage(directory, out, format=format, names=names or (), progress=told)
+    return _print_report(report, as_json)
+
+
+def convert_command(
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR",
+            help="A virtual host's directory, or a node's, that is not running; or a store.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[int, typer.Option("--to", min=1, max=2, help="The version.")],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="NEW", help="For a store of ours: the new directory for a node."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Convert the queues of a RabbitMQ node's directory to version 2 of their files, or to 1.
+
+    Version 2 is what nodes of 4.3 read alone; version 1 is for nodes of 3.10 to 3.12. In place,
+    while the node is stopped; if it is cut short, run it again before the node is started. A
+    directory with damage is refused, unchanged (see salvage). A store of ours becomes, in NEW,
+    the directory of a virtual host.
+    """
+    from qindex.tools.convert import convert
+
+    with progress_bar("converting") as told:
+        report = convert(directory, 1 if to == 1 else 2, out=out, progress=told)
+    return _print_report(report, as_json)
 
 
 def _print_report(report: SaveReport, as_json: bool) -> int:

@@ -34,7 +34,9 @@ class DirectoryRules:
     delivered, or only that the node does not know. ``next_seq``: the seq_id of the next publish
     where that is written down, else ``None``. ``recovers``: the node starts with a new segment.
     ``repeats_are_damage``: a journal never holds two publishes of one seq_id. ``keeps_expired``:
-    what has expired is not dropped, for it goes to a dead-letter queue.
+    what has expired is not dropped, for it goes to a dead-letter queue. ``redelivered``: seq_ids
+    that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
+    finds all that its index names.
     """
 
     entry_count: int
@@ -45,3 +47,5 @@ class DirectoryRules:
     recovers: bool = False
     repeats_are_damage: bool = False
     keeps_expired: bool = False
+    redelivered: frozenset[int] = frozenset()
+    clean: bool = False

@@ -32,6 +32,7 @@ __all__ = [
     "plain_entries",
     "read_entry",
     "read_one_by_one",
+    "read_unnamed",
 ]
 
 I64 = npt.NDArray[np.int64]
@@ -119,6 +120,19 @@ def decode_any(record: bytes, msg_id: bytes) -> Message:
 
         return decode_rabbitmq(record, msg_id)
     return record_format.decode_record(record)
+
+
+def read_unnamed(record: bytes, expiry: int, size: int) -> Entry:
+    """Read an entry of RabbitMQ's version 2 with its record, which alone has the message id; zeros
+    may follow it. ``size``: of the body, as the index has it. A damaged record gives an entry that
+    says so."""
+    from qindex.format.rabbitmq.bridge import message_of, read_rabbitmq
+
+    try:
+        message, _ = read_rabbitmq(record)
+    except StoreError as error:
+        return Entry(bytes(16), expiry, size, None, damage=str(error))
+    return make_entry(message.msg_id, expiry, len(message.body), message_of(message))
 
 
 def read_entry(data: ReadBuffer, payload: int, word: int) -> Entry:

@@ -51,6 +51,8 @@ QUEUE_NAME = ".queue_name"
 SETTINGS = "qindex.settings"
 MOVES = "qindex.moves"
 STAGING = "qindex.spark"
+CONVERSION = "qindex.convert"
+"""The directory in a virtual host's in which its queues are converted."""
 DELETED_SUFFIX = ".deleted"
 
 VERSION = 1

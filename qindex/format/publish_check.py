@@ -27,7 +27,9 @@ U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 _OURS = record_format.MAGIC[0]
-_STARTS = re.compile(re.escape(record_format.MAGIC) + rb"|\x83h\x06[dsvw]")
+_STARTS = re.compile(
+    re.escape(record_format.MAGIC) + rb"|\x83h(?:\x06[dsvw]|\x04(?:[sw]|[dv]\0)\x02mc)"
+)
 _ROWS_BYTES = 4 << 20
 _ROWS = 32
 """So many records of one length are worth a numpy array of their own."""
@@ -78,16 +80,16 @@ def sound_publishes(data: ReadBuffer, payloads: I64, words: U64, embedded: I64) 
 
 def _rabbitmq_is_sound(data: ReadBuffer, payload: int, word: int, embedded: int) -> bool:
     # Imported here: a store of ours has no such record and need not load the decoder.
-    from qindex.format.rabbitmq.record import decode_message
+    from qindex.format.rabbitmq.bridge import read_rabbitmq
     from qindex.format.rabbitmq.term_format import TermError
 
     msg_id = bytes(data[payload : payload + 16])
     record = bytes(data[payload + PAYLOAD_SIZE : payload + PAYLOAD_SIZE + embedded])
     try:
-        message = decode_message(record)
+        message, end = read_rabbitmq(record)
     except TermError:
         return False
-    return message.msg_id == msg_id
+    return message.msg_id == msg_id and end == embedded
 
 
 def publish_starts(data: bytes | bytearray, begin: int, head_size: int) -> Iterator[int]:

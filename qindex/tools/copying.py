@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -26,15 +27,18 @@ from msgstore.format import MAX_RECORD
 from msgstore.scan import read_record
 from qindex.format import layout
 from qindex.format.entries import decode_any
+from qindex.format.rabbitmq.bridge import basic_message, encode_rabbitmq
 from qindex.format.rabbitmq.names import (
     QueueNameError,
     directory_name,
     format_queue_name,
     parse_queue_name,
 )
+from qindex.format.rabbitmq.queue_index_v2 import DEFAULT_ENTRY_COUNT
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
+from qindex.tools.pair_writer import PairWriter
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.saved import SavedQueue, SaveReport
@@ -43,6 +47,7 @@ from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
+from qindex.view.version2 import entry_count_of
 
 __all__ = ["StoreCopy"]
 
@@ -57,14 +62,17 @@ _LONGEST_NAME_FILE = 1 << 10
 _TERM = 0x83
 
 
-@dataclass(slots=True)
+@dataclass
 class StoreCopy:
     """The copy of the store that ``reader`` reads into the directory ``target``, which is there.
 
     ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
     directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
     ``messages`` are what was found of queues and message store. ``moved``: seq_ids to be left out,
-    ascending, by queue directory. Raises :class:`StoreError` when the source changes meanwhile,
+    ascending, by queue directory. ``version``: of the new queue files; ``pair_entries``: entries a
+    segment of version 2. ``basic_for``: records become those that a node before 3.13 reads, of this
+    virtual host. ``progress`` is called with the messages that were copied and those there are.
+    Raises :class:`StoreError` when the source changes meanwhile,
     :class:`OSError`.
     """
 
@@ -74,11 +82,15 @@ class StoreCopy:
     report: SaveReport
     names: Iterable[str] = ()
     sums: bool = True
+    version: int = 1
+    basic_for: bytes | None = None
+    progress: Callable[[int, int], None] | None = None
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck = field(init=False)
     moved: dict[str, I64] = field(default_factory=dict)
     _sizes: dict[bytes, int] = field(default_factory=dict)
     _doubles: dict[str, list[int]] = field(default_factory=dict)
+    _done: int = 0
     _missing: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S16"))
 
     @property
@@ -89,6 +101,15 @@ class StoreCopy:
             return vhost.entry_count
         assert marker is not None
         return marker.entry_count
+
+    @cached_property
+    def pair_entries(self) -> int:
+        """As the source has it, or else a node's default."""
+        for checked in self.checked:
+            pairs = self.reader.pin(checked.queue).pinned.pairs if checked.readable else {}
+            if pairs:
+                return entry_count_of(pairs)
+        return DEFAULT_ENTRY_COUNT
 
     def check(self) -> None:
         """Verify the source."""
@@ -152,6 +173,8 @@ class StoreCopy:
                         raise StoreError(f"{file.path}: was changed while it was read")
                     if msg_id in doubted:
                         self._sizes[msg_id] = len(decode_any(record, msg_id).body)
+                    if self.basic_for is not None:
+                        record = _basic_record(record, msg_id, self.basic_for)
                     self.report.stored_messages += 1
                     self.report.stored_bytes += len(record)
                     yield msg_id, record, count
@@ -174,11 +197,16 @@ class StoreCopy:
         under their own seq_ids, or numbered from ``at`` on where that is not negative; gives the
         next number."""
         path = os.path.join(self.target, layout.QUEUES, directory)
-        writer = QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
+        writer: QueueWriter | PairWriter
+        if self.version == 2:
+            writer = PairWriter(self.fs, path, self.pair_entries, name)
+        else:
+            writer = QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
         if not checked.readable:
             return at
         view = self.reader.pin_as(ThoroughView, checked.queue)
         for _, batch in view.all_batches():
+            self._advance(len(batch.seqs))
             kept = self._kept(batch, saved)
             kept = self._not_moved(kept, checked.queue.directory, saved)
             if not len(kept.seqs):
@@ -188,12 +216,22 @@ class StoreCopy:
                 seqs = np.arange(at, at + len(seqs))
                 at += len(seqs)
             sizes = self._true_sizes(kept)
+            if self.basic_for is not None:
+                kept = _basic(kept, self.basic_for)
             writer.add(kept, seqs, sizes)
             saved.messages += len(seqs)
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
         return at
+
+    def _advance(self, count: int) -> None:
+        """Tell how far it has come: what the store holds is copied first, and counted with the
+        entries."""
+        self._done += count
+        if self.progress is not None:
+            total = sum(one.entries for one in self.checked)
+            self.progress(self._done, total)
 
     def _kept(self, batch: Batch, saved: SavedQueue) -> Batch:
         dropped = batch.dropped
@@ -204,7 +242,7 @@ class StoreCopy:
         saved.transient += int(dropped.sum())
         saved.lost += int(lost.sum())
         # A second entry of one message is a copy of the first, in a file that is out of its place.
-        double = np.isin(batch.payloads - batch.head_size, self._doubles.get(batch.path, ()))
+        double = np.isin(batch.offsets, self._doubles.get(batch.path, ()))
         return batch.take(~dropped & ~lost & ~double)
 
     def _not_moved(self, batch: Batch, directory: str, saved: SavedQueue) -> Batch:
@@ -231,6 +269,9 @@ class StoreCopy:
     def _true_sizes(self, batch: Batch) -> I64:
         """Give the sizes of the bodies: of RabbitMQ's records no checksum covers what the entry
         says."""
+        if batch.bodies is not None:
+            sizes = np.where(batch.bodies >= 0, batch.bodies, batch.sizes)
+            return self._stored_sizes(batch, sizes)
         sizes = batch.sizes.copy()
         flat = np.frombuffer(batch.data, np.uint8)
         records = batch.payloads + journal_format.PAYLOAD_SIZE
@@ -239,6 +280,9 @@ class StoreCopy:
             start = int(records[at])
             record = bytes(batch.data[start : start + int(batch.embedded[at])])
             sizes[at] = len(decode_any(record, batch.ids[at].tobytes()).body)
+        return self._stored_sizes(batch, sizes)
+
+    def _stored_sizes(self, batch: Batch, sizes: I64) -> I64:
         if self._sizes:
             for at in np.flatnonzero(batch.embedded == 0).tolist():
                 sizes[at] = self._sizes.get(batch.ids[at].tobytes(), int(sizes[at]))
@@ -311,6 +355,28 @@ class StoreCopy:
             fs.fdatasync(fd)
         finally:
             fs.close(fd)
+
+
+def _basic(batch: Batch, vhost: bytes) -> Batch:
+    """Give the entries with the records that a node before 3.13 reads."""
+    view = memoryview(batch.data)
+    starts = (batch.payloads + journal_format.PAYLOAD_SIZE).tolist()
+    records = [
+        _basic_record(bytes(view[start : start + length]), msg_id.tobytes(), vhost)
+        if length
+        else b""
+        for start, length, msg_id in zip(starts, batch.embedded.tolist(), batch.ids, strict=True)
+    ]
+    lengths = np.array([len(record) for record in records], np.int64)
+    payloads = np.cumsum(lengths) - lengths - journal_format.PAYLOAD_SIZE
+    return replace(batch, data=b"".join(records), payloads=payloads, embedded=lengths)
+
+
+def _basic_record(record: bytes, msg_id: bytes, vhost: bytes) -> bytes:
+    if record[0] == _TERM:
+        return basic_message(record, vhost)
+    # Of a store of ours none but persistent messages are copied.
+    return encode_rabbitmq(decode_any(record, msg_id), vhost, msg_id, True)
 
 
 def _one_bit_off(raw: bytes) -> Iterator[bytes]:

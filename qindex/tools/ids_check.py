@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.findings import Cause, Finding, Kind
-from journal.format import PAYLOAD_SIZE
+from journal.format import ACTION_SIZE, PAYLOAD_SIZE
 from qindex.format.message_record import MAGIC
+from qindex.format.segment import STEP_SIZE
 from qindex.format.stored_id import vouches
 from qindex.tools.thorough_view import Batch
 
@@ -54,8 +55,8 @@ class QueueIds:
         own = (batch.embedded > 0) & (halves[:, 1] == batch.seqs.astype(np.uint64))
         rows = np.flatnonzero(~own & _is_ours(batch))
         if len(rows):
-            offsets = batch.payloads[rows] - batch.head_size
-            length = batch.head_size + PAYLOAD_SIZE
+            offsets = batch.offsets[rows]
+            length = (ACTION_SIZE if batch.in_journal else STEP_SIZE) + PAYLOAD_SIZE
             self._others.append(
                 _Others(batch.path, batch.seqs[rows], offsets, halves[rows], length)
             )

@@ -38,14 +38,21 @@ _ROOT_FILES = frozenset(
     )
 )
 _ROOT_DIRECTORIES = frozenset(
-    (layout.QUEUES, layout.STAGING, PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY, QUARANTINE)
+    (
+        layout.CONVERSION,
+        layout.QUEUES,
+        layout.STAGING,
+        PERSISTENT_DIRECTORY,
+        TRANSIENT_DIRECTORY,
+        QUARANTINE,
+    )
 )
 _QUEUE_FILES = frozenset(
     (layout.QUEUE_NAME, layout.SETTINGS, DELIVERIES, SEQ_FILE_NAME, journal_format.FILE_NAME)
 )
 _QUEUE_HASH = re.compile(r"[0-9A-Z]{1,25}")
 _SECOND_VERSION = (".qi", ".qs")
-"""Files of RabbitMQ's queues of version 2, which nobody here reads."""
+"""Files of RabbitMQ's queues of version 2."""
 
 
 def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> Iterator[Finding]:
@@ -71,6 +78,10 @@ def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> 
             places.append((path, _in_queue))
             if ours and not in_use and set(_list(fs, path)) <= {layout.QUEUE_NAME + ".tmp"}:
                 yield _left(path, "a queue whose creation was cut short")
+    if layout.CONVERSION in _list(fs, directory):
+        path = os.path.join(directory, layout.CONVERSION)
+        what, lost = "a conversion that was cut short", "run it again before a node is started"
+        yield Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED)
     for place, judge in places:
         for name in _list(fs, place):
             path = os.path.join(place, name)

@@ -1,9 +1,9 @@
-"""Save the messages of a RabbitMQ 3.10 node whose directory is all that is left of it."""
+"""Save the messages of a RabbitMQ node (3.10 to 4.3) whose directory is all that is left of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal, get_args
 
@@ -28,7 +28,7 @@ from qindex.view.reader import StoreReader
 
 __all__ = ["Format", "salvage"]
 
-Format = Literal["qindex", "rabbitmq"]
+Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
 
 _LOOKED_AT = 100
 _MARKS = frozenset((VHOST_FILE, layout.QUEUES))
@@ -40,6 +40,7 @@ def salvage(
     *,
     format: Format = "qindex",
     names: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
     fs: FileSystem = REAL,
 ) -> SaveReport:
     """Make ``out`` a sound store with all messages of a node's directory that can be saved.
@@ -47,17 +48,19 @@ def salvage(
     ``directory``: a virtual host's, a node's data directory, or a ``msg_stores`` tree; it is not
     changed. From several virtual hosts ``out`` has a store for each, under the name of its
     directory. ``format``: ``"qindex"``, a store of ours; ``"rabbitmq"``, a virtual host's
-    directory that a node starts from. The messages' records are kept as they are in both: types
-    of headers, routing keys, properties.
+    directory that a node of 3.10 to 3.12 starts from; ``"rabbitmq-4"``, one for 4.0 and later. The
+    messages' records are kept as they are: types of headers, routing keys, properties; but for
+    ``"rabbitmq"`` those of nodes of 3.13 and later become what such a node delivers.
 
     Saved is what the node would deliver: persistent messages that are not acknowledged, in order
     (of a priority queue, the highest priority first), redelivered as it would say; what has an
     expiry keeps it. More than the node saves is what it does not find, or does not start over.
+    ``progress`` is called with the messages that were saved and those that there are.
     ``names``: as for :func:`qindex.tools.repair.repair`, which see for the rest. Raises
     :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.
     """
     if format not in get_args(Format):
-        raise UsageError(f"format must be qindex or rabbitmq, not {format!r}")
+        raise UsageError(f"format must be qindex, rabbitmq or rabbitmq-4, not {format!r}")
     source = os.path.abspath(os.fspath(directory))
     if check_marker(fs, source)[0] is not None:
         raise UsageError(f"{source}: a store of ours; see repair")
@@ -72,7 +75,7 @@ def salvage(
                     make_dirs(fs, target)
                 one = SaveReport(source, staging.target)
                 reader = StoreReader(os.path.join(source, vhost), fs)
-                _Salvage(fs, reader, target, one, list(names)).run(format)
+                _Salvage(fs, reader, target, one, list(names), progress).run(format)
                 _add(report, one, os.path.relpath(target, staging.path))
             staging.commit()
             return report
@@ -111,13 +114,14 @@ class _Salvage:
         target: str,
         report: SaveReport,
         names: list[str],
+        progress: Callable[[int, int], None] | None,
     ) -> None:
         self._fs = fs
         self._reader = reader
         self._target = target
         self._report = report
         self._vhost = self._vhost_name()
-        self._copy = StoreCopy(fs, reader, target, report, names)
+        self._copy = StoreCopy(fs, reader, target, report, names, progress=progress)
 
     def run(self, format: Format) -> None:
         """Do it. Raises :class:`OSError`, :class:`StoreError`."""
@@ -127,6 +131,10 @@ class _Salvage:
             begin_store(fs, self._target, layout.StoreMarker(copy.entry_count, self._text))
         else:
             copy.sums = False
+            if format == "rabbitmq-4":
+                copy.version = 2
+            else:
+                copy.basic_for = self._vhost
             make_dirs(fs, os.path.join(self._target, layout.QUEUES))
             replace_file(fs, os.path.join(self._target, VHOST_FILE), self._vhost)
             config = format_vhost_config(copy.entry_count)
@@ -194,6 +202,9 @@ class _Salvage:
         saved = SavedQueue(name, self._text)
         for queue in group:
             saved.name, raw = self._copy.name_of(queue, self._text)
+            if raw is not None:
+                name_file = parse_queue_name(raw, queue.directory)
+                raw = format_queue_name(*name_file, version=self._copy.version)
             checked = self._checked(queue)
             self._copy.copy_queue(checked, queue.directory, raw, saved, -1)
             saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)

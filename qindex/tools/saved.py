@@ -11,6 +11,8 @@ from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.findings import Cause, Finding, Kind
 from qindex.format import layout
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
+from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_number
 
 __all__ = ["SaveReport", "SavedQueue", "loses"]
@@ -19,6 +21,7 @@ _ALWAYS = frozenset((Kind.ENTRY_WITHOUT_MESSAGE,))
 _HARMLESS_IN_INDEX = frozenset(
     (Kind.CORRECTED, Kind.CHECKSUM, Kind.STEP, Kind.PERSISTENCE, Kind.SIZE)
 )
+_HARMLESS_IN_VERSION_2 = frozenset((Kind.CORRECTED, Kind.PERSISTENCE, Kind.SIZE, Kind.COUNT))
 _ANYWHERE = frozenset(
     (
         Kind.COUNT,
@@ -74,9 +77,10 @@ class SaveReport:
     @property
     def lost(self) -> list[Finding]:
         """The findings by which something could not be saved."""
-        return [one for one in self.findings if self._loses(one)]
+        return [one for one in self.findings if self.loses(one)]
 
-    def _loses(self, finding: Finding) -> bool:
+    def loses(self, finding: Finding) -> bool:
+        """Whether something that the finding names could not be saved."""
         return finding.path not in self.restored and loses(finding)
 
     @property
@@ -99,7 +103,7 @@ class SaveReport:
             "messages": self.messages,
             "stored_messages": self.stored_messages,
             "stored_bytes": self.stored_bytes,
-            "findings": [one.to_dict() | {"lost": self._loses(one)} for one in self.findings],
+            "findings": [one.to_dict() | {"lost": self.loses(one)} for one in self.findings],
             "quarantined": self.quarantined,
         }
 
@@ -110,13 +114,15 @@ def loses(finding: Finding) -> bool:
     What no entry names is garbage, and the store's own notes (snapshot, checksums, seq_ids) are
     made anew, so damage there costs nothing.
     """
+    name = os.path.basename(finding.path)
+    if name.endswith((INDEX_SUFFIX, STORE_SUFFIX)):
+        return finding.cause is Cause.DAMAGE and finding.kind not in _HARMLESS_IN_VERSION_2
     if finding.kind in _ALWAYS:
         return True
     if finding.cause is Cause.CRASH:
         return False
     if finding.kind in _ANYWHERE:
         return True
-    name = os.path.basename(finding.path)
     if finding.kind is Kind.UNREADABLE:
         return not name.endswith(SUMS_SUFFIX)
     if name == journal_format.FILE_NAME or file_number(name) is not None:

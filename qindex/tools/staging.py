@@ -15,7 +15,7 @@ from journal.files import FileSystem, PathLike, make_dirs
 from journal.lock import DirectoryLock
 from qindex.recovery.opening import remove_queue_directory as remove_tree
 
-__all__ = ["Staging"]
+__all__ = ["Staging", "sync_tree"]
 
 _SUFFIX = ".partial"
 _LOCK = "lock"
@@ -72,7 +72,7 @@ class Staging:
     def commit(self) -> None:
         """Give the directory its name; durable on return. Raises :class:`StorageError`."""
         try:
-            _sync_tree(self._fs, self.path)
+            sync_tree(self._fs, self.path)
             self._fs.rename(self.path, self.target)
             self._fs.sync_dir(os.path.dirname(self.target))
         except OSError as error:
@@ -105,12 +105,12 @@ def _is_there(fs: FileSystem, path: str) -> bool:
     return True
 
 
-def _sync_tree(fs: FileSystem, path: str) -> None:
+def sync_tree(fs: FileSystem, path: str) -> None:
     """Make the names of all directories below durable; the files are already."""
     for name in fs.listdir(path):
         inner = os.path.join(path, name)
         try:
-            _sync_tree(fs, inner)
+            sync_tree(fs, inner)
         except NotADirectoryError:
             continue
     fs.sync_dir(path)

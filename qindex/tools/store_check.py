@@ -28,10 +28,13 @@ from msgstore.format import MAX_RECORD, Check, classify_name
 from msgstore.format import Kind as FileKind
 from msgstore.scan import FileScan, Record, read_record, scan_file
 from qindex.format.entries import decode_any
+from qindex.format.rabbitmq.container import states_more
+from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
 from qindex.format.stored_id import vouches
 from qindex.index.messages import check_record
 from qindex.tools.headless import find_headless
 from qindex.tools.queue_check import StoredEntries, size_finding
+from qindex.view.freed_room import concerning
 
 __all__ = ["ScannedFile", "StoreCheck", "pack_ids"]
 
@@ -44,6 +47,7 @@ _SETTLE = 0.02
 _ID = "S16"
 _NUL = b"\0"
 _LOST = "the message is lost"
+_NOT_WRITTEN = "a node drops the entry: its acknowledgement was not written yet"
 
 
 @dataclass(slots=True)
@@ -72,7 +76,8 @@ class StoreCheck:
     ``entries``: of all queues, that name a message in it. ``named_now(ids)``: which of these ids
     entries name now; asked beside a writer only. ``lost_is_damage(entries)``: whether a message
     that is missing can't be a crash's doing. ``rescue``: look for what is missing under damaged
-    headers, too, where no engine finds it. ``live`` and ``size`` (bytes), ``records``,
+    headers, too, where no engine finds it. ``has_holes``: see :mod:`qindex.view.freed_room`.
+    ``live`` and ``size`` (bytes), ``records``,
     ``missing`` (ids that entries name and no file has), after :meth:`findings`. Memory: 32 bytes
     for each record, 100 for each entry.
     """
@@ -85,6 +90,7 @@ class StoreCheck:
     lost_is_damage: Callable[[StoredEntries], bool]
     check: Check = check_record
     rescue: bool = False
+    has_holes: bool = False
     size: int = 0
     live: int = 0
     records: int = 0
@@ -98,7 +104,9 @@ class StoreCheck:
         if self.rescue and missing:
             self._rescue(missing)
         for file in self._files.values():
-            if not self.in_use or not self._has_moved_on(file):
+            if self.has_holes:
+                yield from concerning(self.fs, file.findings, missing)
+            elif not self.in_use or not self._has_moved_on(file):
                 yield from file.findings
         for name in self._tails():
             what = "copies of an unfinished compaction"
@@ -212,12 +220,14 @@ class StoreCheck:
         ids = np.array(sorted(missing), _ID)
         for one in self.entries:
             cause = Cause.DAMAGE if self.lost_is_damage(one) else Cause.CRASH
+            lost = _NOT_WRITTEN if one.version2 and cause is Cause.CRASH else _LOST
             for at in np.flatnonzero(_is_in(pack_ids(one.ids), ids)).tolist():
                 msg_id = one.ids[at].tobytes().hex()
                 what = f"seq_id {int(one.seqs[at])}: its message {msg_id} is not in the store"
                 offset = int(one.offsets[at])
                 kind = Kind.ENTRY_WITHOUT_MESSAGE
-                yield Finding(one.path, offset, _ENTRY_SIZE, cause, what, _LOST, kind)
+                length = ENTRY_SIZE if one.version2 else _ENTRY_SIZE
+                yield Finding(one.path, offset, length, cause, what, lost, kind)
 
     def _duplicates(self) -> Iterator[Finding]:
         """Find messages that are there more than once with different bytes. Equal copies are what
@@ -400,7 +410,7 @@ def _read(fs: FileSystem, path: str, record: Record) -> bytes | None:
 
 
 def _body_size(record: bytes | None, msg_id: bytes) -> int | None:
-    if record is None:
+    if record is None or states_more(record):
         return None
     try:
         return len(decode_any(record, msg_id).body)

@@ -18,8 +18,8 @@ from journal.format import DELIVER
 from qindex.format.resynchronise import Data
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.index.segment_scan import SegmentScan
-from qindex.view.columns import entry_heads
 from qindex.view.queue_view import QueueView
+from qindex.view.version2 import Depth
 
 __all__ = ["Batch", "ThoroughView"]
 
@@ -31,6 +31,7 @@ _ID_SIZE = 16
 _COLUMNS = (
     "seqs",
     "payloads",
+    "offsets",
     "delivered",
     "persistent",
     "dropped",
@@ -46,7 +47,8 @@ class Batch:
     """Entries of one segment, from one file, that are not acknowledged; columns of shape ``(n,)``.
 
     ``data``: the file's bytes, damage corrected. ``payloads``: offsets of the message ids in it,
-    ``head_size``: bytes of a publish record before them. ``delivered``: they come again as
+    ``offsets``: of the entries in the file ``path``. ``version2``: see
+    :class:`qindex.view.columns.Source`; ``bodies`` as there. ``delivered``: they come again as
     redelivered. ``dropped``: transient ones that are not delivered after a restart. ``ids``:
     message ids, shape ``(n, 16)``. ``expiry``: microseconds since 1970. ``sizes``: of the bodies.
     ``embedded``: bytes of the record in the index, 0 = in the message store.
@@ -55,9 +57,10 @@ class Batch:
     path: str
     in_journal: bool
     data: Data
-    head_size: int
+    version2: bool
     seqs: I64
     payloads: I64
+    offsets: I64
     delivered: Bools
     persistent: Bools
     dropped: Bools
@@ -65,11 +68,13 @@ class Batch:
     expiry: npt.NDArray[np.uint64]
     sizes: I64
     embedded: I64
+    bodies: I64 | None = None
 
     def take(self, chosen: Bools) -> Batch:
         """Give the chosen entries."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
-        return Batch(self.path, self.in_journal, self.data, self.head_size, **columns)
+        bodies = None if self.bodies is None else self.bodies[chosen]
+        return Batch(self.path, self.in_journal, self.data, self.version2, **columns, bodies=bodies)
 
 
 class ThoroughView(QueueView):
@@ -105,11 +110,10 @@ class ThoroughView(QueueView):
 
     def batches(self, number: int) -> Iterator[Batch]:
         """Read segment ``number``: what its file has, then what the journal has of it."""
-        merged = self._merged(number)
+        merged = self._merged(number, Depth.DECODE)
         if merged is None:
             return
-        sources, states = merged
-        base = number * self._rules.entry_count
+        sources, states, base = merged
         alive = (states == PUBLISHED) | (states == DELIVERED)
         self.unacked[number] = int(alive.sum())
         for source in sources:
@@ -117,24 +121,30 @@ class ThoroughView(QueueView):
             if not len(rows):
                 continue
             payloads = source.offsets[rows] + source.head_size
-            heads = entry_heads(source.data, payloads)
+            heads = source.heads_of(rows)
             persistent, dropped = self._persistence(source, rows, heads)
             seqs = source.seqs[rows]
             below = self._rules.redelivered_below
+            delivered = states[seqs - base] == DELIVERED if below is None else seqs < below
+            if self._rules.redelivered:
+                delivered |= np.isin(seqs, list(self._rules.redelivered))
+            self.highest = max(self.highest, int(seqs[-1]))
             yield Batch(
                 path=source.path,
                 in_journal=source.location == "journal",
                 data=source.data,
-                head_size=source.head_size,
+                version2=source.heads is not None,
                 seqs=seqs,
                 payloads=payloads,
-                delivered=states[seqs - base] == DELIVERED if below is None else seqs < below,
+                offsets=source.places_of(rows),
+                delivered=delivered,
                 persistent=persistent,
                 dropped=dropped,
                 ids=np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, _ID_SIZE),
                 expiry=heads["expiry"].astype(np.uint64),
                 sizes=heads["size"].astype(np.int64),
                 embedded=heads["embedded"].astype(np.int64),
+                bodies=None if source.bodies is None else source.bodies[rows],
             )
 
     def all_batches(self) -> Iterator[tuple[int, Batch]]:

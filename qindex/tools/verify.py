@@ -175,8 +175,11 @@ class StoreVerification:
         def lost_is_damage(entries: StoredEntries) -> bool:
             # A message reaches the operating system before its entry, and the disk, too, before
             # a flush brings the entry there: only a loss of power takes it from the journal's.
-            theirs = self.reader.vhost is not None
-            return theirs or clean or not entries.in_journal or runs[entries.queue.directory]
+            vhost = self.reader.vhost
+            if vhost is not None:
+                # A killed node of version 2 may not have written an acknowledgement yet.
+                return not entries.version2 or vhost.rules(entries.queue.directory).clean
+            return clean or not entries.in_journal or runs[entries.queue.directory]
 
         entries = [one.of(persistent) for checked in self.checked for one in checked.stored]
         return StoreCheck(
@@ -187,6 +190,7 @@ class StoreVerification:
             lambda ids: self._named_now(ids, persistent),
             lost_is_damage,
             rescue=self.rescue,
+            has_holes=self.reader.stores.has_holes,
         )
 
     def _named_now(self, ids: set[bytes], persistent: bool) -> set[bytes]:

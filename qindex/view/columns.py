@@ -15,6 +15,7 @@ from qindex.format.resynchronise import Data
 from qindex.index.segment_scan import MSG_ID_SIZE, places
 
 __all__ = [
+    "HEAD",
     "Columns",
     "IndexEntries",
     "Location",
@@ -30,16 +31,23 @@ Bools = npt.NDArray[np.bool_]
 
 Location = Literal["journal", "segment", "store"]
 
-_HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
-assert _HEAD.itemsize == PAYLOAD_SIZE
-assert _HEAD.fields is not None
-_FIELDS = _HEAD.fields
+HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
+"""The fixed fields of an entry of version 1."""
+assert HEAD.itemsize == PAYLOAD_SIZE
+assert HEAD.fields is not None
+_FIELDS = HEAD.fields
 
 
 @dataclass(slots=True)
 class Source:
     """One file's share of a segment's entries, ascending by seq_id. ``head_size``: bytes before a
-    message id. ``offsets``, ``lengths``: bytes, of the publish records."""
+    message id. ``offsets``, ``lengths``: bytes, of the publish records.
+
+    Of a queue of version 2 ``path`` is the index file, ``data`` holds the messages of its other
+    file where publish records would have them, ``heads`` are the fixed fields, and ``slots`` the
+    offsets of the entries in ``path``. Its embedded messages have their ids in the records alone,
+    unless these were decoded; then ``bodies`` are the true sizes of the bodies, -1 where unknown.
+    """
 
     path: str
     data: Data
@@ -49,6 +57,29 @@ class Source:
     offsets: I64
     lengths: I64
     kinds: U8
+    heads: npt.NDArray[np.void] | None = None
+    slots: I64 | None = None
+    bodies: I64 | None = None
+
+    def heads_of(self, rows: I64 | slice) -> npt.NDArray[np.void]:
+        """Give the fixed fields of some entries. Shape ``(n,)``."""
+        if self.heads is not None:
+            return self.heads[rows]
+        return entry_heads(self.data, self.offsets[rows] + self.head_size)
+
+    def places_of(self, rows: I64 | slice) -> I64:
+        """Give the offsets in ``path`` at which some entries stand. Shape ``(n,)``."""
+        return self.offsets[rows] if self.slots is None else self.slots[rows]
+
+    def take(self, rows: I64) -> Source:
+        """Give some of the entries."""
+        heads = None if self.heads is None else self.heads[rows]
+        slots = None if self.slots is None else self.slots[rows]
+        bodies = None if self.bodies is None else self.bodies[rows]
+        columns = (self.seqs[rows], self.offsets[rows], self.lengths[rows], self.kinds[rows])
+        return Source(
+            self.path, self.data, self.location, self.head_size, *columns, heads, slots, bodies
+        )
 
 
 @dataclass(slots=True)
@@ -73,7 +104,8 @@ class IndexEntries:
     """All entries that one file has of one segment, in the order of the file.
 
     ``states``: state bytes (:mod:`qindex.index.segment`), of journal and segment together.
-    ``offsets``: of the publish records. ``embedded``: bytes of the records in the index, 0 = in the
+    ``offsets``: of the publish records, or of the slots of version 2 (``version2``).
+    ``embedded``: bytes of the records in the index, 0 = in the
     message store. ``heads``: the fixed fields as they stand in the file, shape ``(n, 32)``; columns
     are made of them when they are asked for. Keeps the file's bytes.
     """
@@ -86,6 +118,7 @@ class IndexEntries:
     offsets: I64
     embedded: I64
     heads: U8
+    version2: bool = False
 
     @property
     def ids(self) -> U8:
@@ -117,7 +150,7 @@ def source_of(path: str, data: Data, location: Location, head_size: int, walk: W
 def entry_heads(data: Data, payloads: I64) -> npt.NDArray[np.void]:
     """Gather the fixed fields of entries whose message ids stand at ``payloads``."""
     block = np.ascontiguousarray(gather_bytes(data, payloads, PAYLOAD_SIZE))
-    return block.view(_HEAD).ravel()
+    return block.view(HEAD).ravel()
 
 
 def all_entries(source: Source, states: U8, base: int) -> IndexEntries:
@@ -129,7 +162,14 @@ def all_entries(source: Source, states: U8, base: int) -> IndexEntries:
         seqs=source.seqs,
         states=states[places(source.seqs, base)],
         persistent=source.kinds == PUBLISH_PERSISTENT,
-        offsets=source.offsets,
+        offsets=source.places_of(slice(None)),
         embedded=source.lengths - (source.head_size + PAYLOAD_SIZE),
-        heads=gather_bytes(source.data, source.offsets + source.head_size, PAYLOAD_SIZE),
+        heads=_head_bytes(source),
+        version2=source.heads is not None,
     )
+
+
+def _head_bytes(source: Source) -> U8:
+    if source.heads is not None:
+        return np.ascontiguousarray(source.heads).view(np.uint8).reshape(-1, PAYLOAD_SIZE)
+    return gather_bytes(source.data, source.offsets + source.head_size, PAYLOAD_SIZE)

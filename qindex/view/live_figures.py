@@ -16,10 +16,8 @@ import numpy as np
 
 from journal.errors import UsageError
 from journal.files import REAL, FileSystem, PathLike
-from journal.format import TYPE_SHIFT
-from qindex.format.entries import read_entry
 from qindex.index.segment import segment_numbers
-from qindex.view.columns import Columns, entry_heads
+from qindex.view.columns import Columns
 from qindex.view.point_in_time import BusyError
 from qindex.view.queue_view import QueueView
 from qindex.view.rabbitmq_vhost import QueueDirectory
@@ -223,7 +221,7 @@ class Looker:
             view = store.pin(one)
             rules = store.rules(one)
             known &= rules.delivered_known
-            mine = self._segments(one, view, rules.entry_count)
+            mine = self._segments(one, view)
             segments += mine
             entries += view.journal_entries
             size += view.journal_bytes
@@ -245,10 +243,13 @@ class Looker:
         )
         return look, view
 
-    def _segments(self, one: QueueDirectory, view: QueueView, count: int) -> list[SegmentLook]:
+    def _segments(self, one: QueueDirectory, view: QueueView) -> list[SegmentLook]:
         known = self._known.setdefault(one.directory, _Known())
+        count = view.entry_count
         pinned = view.pinned.segments
         touched = set(segment_numbers(view.pinned.reading.walk.seqs, count))
+        if view.pinned.pairs:
+            touched = set(view.numbers)  # their entries change in place
         kept: dict[int, tuple[tuple[int, int], SegmentLook]] = {}
         found = []
         for number in view.numbers:
@@ -257,7 +258,8 @@ class Looker:
             if old is not None and old[0] == mark and number not in touched:
                 look = old[1]
             else:
-                look = _segment(view, number, count, number in pinned)
+                has_file = number in pinned or number in view.pinned.pairs
+                look = _segment(view, number, count, has_file)
             if number not in touched:
                 kept[number] = mark, look
             found.append(look)
@@ -304,7 +306,7 @@ def _stored(columns: Columns) -> list[bytes]:
     for which, source in enumerate(columns.sources):
         rows = columns.row_of[columns.source_of == which]
         if len(rows):
-            heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
+            heads = source.heads_of(rows)
             found += heads["id"][heads["embedded"] == 0].tolist()
     return found
 
@@ -321,8 +323,7 @@ def _age(view: QueueView, segments: Iterable[SegmentLook]) -> float | None:
     at = int(ready[0])
     source = columns.sources[int(columns.source_of[at])]
     row = int(columns.row_of[at])
-    word = int(source.kinds[row]) << TYPE_SHIFT | int(columns.seqs[at])
-    entry = read_entry(source.data, int(source.offsets[row]) + source.head_size, word)
+    entry = view.read_entry(source, row, int(columns.seqs[at]))
     if entry.message is None or not entry.message.timestamp:
         return None
     return max(time() - entry.message.timestamp / 1e9, 0.0)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import sleep
 
 from journal import format as journal_format
@@ -31,6 +31,7 @@ from journal.findings import Cause, Finding
 from qindex.format.resynchronise import Layout, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
 from qindex.index.segment_scan import healed_findings
+from qindex.view.version2 import PinnedPairs, pin_pairs
 
 __all__ = ["BusyError", "Pinned", "PinnedSegment", "has_moved_on", "pin_queue", "read_segment"]
 
@@ -58,20 +59,28 @@ class PinnedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A queue's directory as it was: its segments by number, and its journal, read soundly."""
+    """A queue's directory as it was: its segments by number, and its journal, read soundly; of a
+    node's also the segments of version 2."""
 
     directory: str
     segments: dict[int, PinnedSegment]
     journal_path: str
     journal_size: int
     reading: Reading
+    pairs: PinnedPairs = field(default_factory=dict)
 
 
 def pin_queue(
-    fs: FileSystem, directory: str, layout: Callable[[], Layout], *, trust_sums: bool = True
+    fs: FileSystem,
+    directory: str,
+    layout: Callable[[], Layout],
+    *,
+    trust_sums: bool = True,
+    of_node: bool = False,
 ) -> Pinned:
     """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
-    ``trust_sums``: records of blocks whose checksum holds are not looked into.
+    ``trust_sums``: records of blocks whose checksum holds are not looked into. ``of_node``: files
+    of version 2 may be there.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
     :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
@@ -92,6 +101,7 @@ def pin_queue(
                 continue
             if not (read_sums(fs, path) or b"").startswith(sums):
                 continue
+            pairs = pin_pairs(fs, directory, fs.listdir(directory)) if of_node else {}
             healed = heal(journal, sums)
             healed.whole &= trust_sums
             how = replace(layout(), complete=healed.end)
@@ -101,7 +111,7 @@ def pin_queue(
         except OSError as error:
             raise StorageError(directory, "the queue can't be read", error) from error
         if reading is not None:
-            return Pinned(directory, before, path, len(journal), reading)
+            return Pinned(directory, before, path, len(journal), reading, pairs)
     raise BusyError(f"{directory}: the files changed each of {_ATTEMPTS} times they were read")
 
 

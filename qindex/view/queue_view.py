@@ -31,7 +31,8 @@ from journal.poison import Poison
 from journal.replay import Walk
 from msgstore.errors import MissingMessageError
 from qindex.format.delivery_rules import DirectoryRules, Transient
-from qindex.format.entries import Entry, decode_any, read_entry
+from qindex.format.entries import Entry, decode_any, make_entry, read_entry, read_unnamed
+from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Elsewhere, Layout
 from qindex.format.segment import STEP_SIZE, file_name
@@ -46,11 +47,11 @@ from qindex.view.columns import (
     Location,
     Source,
     all_entries,
-    entry_heads,
     source_of,
 )
 from qindex.view.point_in_time import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
 from qindex.view.stored_messages import StoredIds, StoreDirectories, StoredMessages
+from qindex.view.version2 import Depth, Pair, PinnedPair, entry_count_of, read_pair
 
 __all__ = ["Location", "QueueView", "Row"]
 
@@ -119,7 +120,11 @@ class QueueView:
         self._unreadable: set[int] = set()
         self._power_lost = False
         self._pinned = pinned or pin_queue(
-            fs, directory, self._layout_of(directory), trust_sums=self._trust_sums
+            fs,
+            directory,
+            self._layout_of(directory),
+            trust_sums=self._trust_sums,
+            of_node=rules.repeats_are_damage,
         )
         walk = self._pinned.reading.walk
         publishes = walk.kinds < DELIVER
@@ -133,6 +138,20 @@ class QueueView:
             self._find_repeats(walk.take(publishes))
         touched = segment_numbers(walk.seqs, rules.entry_count)
         self.numbers: list[int] = sorted({*self._pinned.segments, *touched})
+        self.entry_count = rules.entry_count
+        """Entries a segment."""
+        self._version1 = self.numbers
+        self._last: tuple[int, tuple[list[Source], U8] | None] | None = None
+        if self._pinned.pairs:
+            self.entry_count = entry_count_of(self._pinned.pairs)
+            older = {
+                base // self.entry_count
+                for number in self.numbers
+                for base in range(
+                    number * rules.entry_count, (number + 1) * rules.entry_count, self.entry_count
+                )
+            }
+            self.numbers = sorted({*self._pinned.pairs, *older})
 
     def _layout_of(self, directory: str) -> Callable[[], Layout]:
         def layout() -> Layout:
@@ -166,7 +185,16 @@ class QueueView:
     @property
     def segment_files(self) -> int:
         """Segment files."""
-        return len(self._pinned.segments)
+        pairs = self._pinned.pairs.values()
+        return len(self._pinned.segments) + sum(pair.size >= 0 for pair in pairs)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions of RabbitMQ's queue files that there are, as the files tell."""
+        first = self._pinned.segments or self._pinned.journal_size
+        if not self._rules.repeats_are_damage:
+            return ()
+        return (*((1,) if first else ()), *((2,) if self._pinned.pairs else ()))
 
     @property
     def seen(self) -> int:
@@ -177,7 +205,8 @@ class QueueView:
     def file_bytes(self) -> int:
         """Bytes that journal and segment files hold."""
         sizes = [segment.size for segment in self._pinned.segments.values()]
-        return self._pinned.journal_size + sum(sizes)
+        pairs = [pair.file_bytes for pair in self._pinned.pairs.values()]
+        return self._pinned.journal_size + sum(sizes) + sum(pairs)
 
     @property
     def journal_bytes(self) -> int:
@@ -199,22 +228,76 @@ class QueueView:
 
     # -- columns --------------------------------------------------------------------------------
 
-    def columns(self, number: int) -> Columns | None:
-        """Read segment ``number``; ``None`` when nothing of it would be delivered."""
-        merged = self._merged(number)
+    def columns(self, number: int, *, counting: bool = False) -> Columns | None:
+        """Read segment ``number``; ``None`` when nothing of it would be delivered. ``counting``:
+        messages of a queue of version 2 are not looked at, so that it costs its index alone."""
+        merged = self._merged(number, Depth.COUNT if counting else Depth.READ)
         if merged is None:
             return None
-        return self._deliverable(*merged, number * self._rules.entry_count)
+        return self._deliverable(*merged)
 
     def entries(self, number: int) -> list[IndexEntries]:
         """Read all entries of segment ``number``, also those that are done with, file by file."""
-        sources, states = self._merged(number) or ([], np.empty(0, np.uint8))
-        base = number * self._rules.entry_count
+        sources, states, base = self._merged(number, Depth.DECODE) or ([], np.empty(0, np.uint8), 0)
         return [all_entries(source, states, base) for source in sources]
 
-    def _merged(self, number: int) -> tuple[list[Source], U8] | None:
-        """Give the files that hold entries of segment ``number``, and the state of each entry;
-        ``None`` when the segment is gone."""
+    def _merged(self, number: int, depth: Depth) -> tuple[list[Source], U8, int] | None:
+        """Give the files that hold entries of segment ``number``, the state of each entry, and the
+        first seq_id; ``None`` when the segment is gone."""
+        if not self._pinned.pairs:
+            merged = self._merged_version1(number)
+            return None if merged is None else (*merged, number * self.entry_count)
+        pinned = self._pinned.pairs.get(number)
+        if pinned is None:
+            base, states, sources = number * self.entry_count, None, []
+            states = np.zeros(self.entry_count, np.uint8)
+        else:
+            pair = self._read_pair(pinned, depth)
+            if pair is None:
+                return None
+            base, sources = pair.base, [pair.source]
+            states = np.zeros(pair.count, np.uint8)
+            states[places(pair.source.seqs, base)] = PUBLISHED
+        self._add_version1(sources, states, base)
+        return sources, states, base
+
+    def _read_pair(self, pinned: PinnedPair, depth: Depth) -> Pair | None:
+        directory = self._pinned.directory
+        try:
+            pair = read_pair(
+                self._fs, directory, pinned, self.entry_count, depth, clean=self._rules.clean
+            )
+        except OSError as error:
+            what = f"can't be read: {error.strerror or error}"
+            path = os.path.join(directory, index_file(pinned.number))
+            lost, kind = "its messages are not shown", Kind.UNREADABLE
+            self._find([Finding(path, 0, max(pinned.size, 0), Cause.DAMAGE, what, lost, kind)])
+            return None
+        self._find(pair.findings)
+        return pair
+
+    def _add_version1(self, sources: list[Source], states: U8, base: int) -> None:
+        """Add what the files of version 1 hold of a segment, where a node was stopped in the
+        middle of converting them: entries that version 2 does not have yet."""
+        own = self._rules.entry_count
+        first, last = base // own, (base + len(states) - 1) // own
+        for number in self._version1:
+            if not first <= number <= last:
+                continue
+            if self._last is None or self._last[0] != number:
+                self._last = (number, self._merged_version1(number))
+            if self._last[1] is None:
+                continue
+            older, filed = self._last[1]
+            for source in older:
+                rels = source.seqs - base
+                rows = np.flatnonzero((rels >= 0) & (rels < len(states)))
+                rows = rows[states[rels[rows]] == ABSENT]
+                if len(rows):
+                    states[rels[rows]] = filed[source.seqs[rows] - number * own]
+                    sources.append(source.take(rows))
+
+    def _merged_version1(self, number: int) -> tuple[list[Source], U8] | None:
         count = self._rules.entry_count
         base = number * count
         states = np.zeros(count, np.uint8)
@@ -282,7 +365,7 @@ class QueueView:
             rows = np.flatnonzero((state == PUBLISHED) | (state == DELIVERED))
             if not len(rows):
                 continue
-            heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
+            heads = source.heads_of(rows)
             persistent, dropped = self._persistence(source, rows, heads)
             expiry = heads["expiry"].astype(np.uint64)
             keep = ~dropped & (self._rules.keeps_expired | (expiry == 0) | (expiry > now))
@@ -313,6 +396,8 @@ class QueueView:
         """Tell which entries are persistent, and which are dropped for being transient."""
         by_index = source.kinds[rows] == PUBLISH_PERSISTENT
         persistent = by_index.copy()
+        if source.heads is not None:
+            return persistent, ~persistent
         if self._rules.transient is Transient.KEPT:
             return persistent, np.zeros(len(rows), np.bool_)
         flat = np.frombuffer(source.data, np.uint8)
@@ -354,6 +439,8 @@ class QueueView:
         """Tell which entries were delivered before. Shape ``(n,)``."""
         below = self._rules.redelivered_below
         again: Bools = columns.states == DELIVERED if below is None else columns.seqs < below
+        if self._rules.redelivered:
+            again |= np.isin(columns.seqs, list(self._rules.redelivered))
         return again
 
     def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:
@@ -369,26 +456,41 @@ class QueueView:
         )
         for seq, redelivered, persistent, which, at in table:
             source = columns.sources[which]
-            offset = int(source.offsets[at])
-            word = int(source.kinds[at]) << TYPE_SHIFT | seq
-            entry = read_entry(source.data, offset + source.head_size, word)
+            entry = self.read_entry(source, at, seq)
             location = source.location
             if entry.stored:
                 location = "store"
-                stored = self._read_stored(entry, persistent)
+                stored = self._read_stored(entry, persistent, source.heads is not None)
                 if stored is None:
                     continue
                 entry = stored
             if entry.damage:
                 what = f"the message with seq_id {seq} can't be read: {entry.damage}"
-                self._find_entry(source, offset, what, "shown without its body")
+                self._find_entry(source, at, what, "shown without its body")
             yield _row(entry, seq, persistent, redelivered, location, self._priority)
 
-    def _read_stored(self, entry: Entry, persistent: bool) -> Entry | None:
+    @staticmethod
+    def read_entry(source: Source, at: int, seq: int) -> Entry:
+        """Read entry ``at`` of a source."""
+        offset = int(source.offsets[at])
+        if source.heads is None:
+            word = int(source.kinds[at]) << TYPE_SHIFT | seq
+            return read_entry(source.data, offset + source.head_size, word)
+        head = source.heads[at]
+        msg_id, expiry, size = head["id"].tobytes(), int(head["expiry"]), int(head["size"])
+        embedded = int(head["embedded"])
+        if not embedded:
+            return make_entry(msg_id, expiry, size, None, stored=True)
+        start = offset + source.head_size + PAYLOAD_SIZE
+        return read_unnamed(bytes(source.data[start : start + embedded]), expiry, size)
+
+    def _read_stored(self, entry: Entry, persistent: bool, version2: bool) -> Entry | None:
         message, damage = None, ""
         try:
             record = self._stored.read(entry.msg_id, persistent)
         except MissingMessageError:
+            if version2 and not self._rules.clean:
+                return None  # its acknowledgement had not reached the index
             damage = f"it is not in the message store, where it should be as {entry.msg_id.hex()}"
         except DamageError as error:
             damage = str(error)
@@ -399,13 +501,15 @@ class QueueView:
                 message = decode_any(record, entry.msg_id)
             except StoreError as error:
                 damage = str(error)
-        return Entry(entry.msg_id, entry.expiry, entry.size, message, damage=damage)
+        # A node counts all sections of a message of AMQP 1.0.
+        size = len(message.body) if version2 and message is not None else entry.size
+        return Entry(entry.msg_id, entry.expiry, size, message, damage=damage)
 
     def stored_ids(self) -> StoredIds:
         """Give the ids of the messages that are in the message store. Reads all segments."""
         found = StoredIds([], [])
         for number in self.numbers:
-            columns = self.columns(number)
+            columns = self.columns(number, counting=True)
             if columns is None:
                 continue
             for which, source in enumerate(columns.sources):
@@ -413,13 +517,27 @@ class QueueView:
                 rows = columns.row_of[mine]
                 if not len(rows):
                     continue
-                heads = entry_heads(source.data, source.offsets[rows] + source.head_size)
+                heads = source.heads_of(rows)
                 bare = heads["embedded"] == 0
                 ids: list[bytes] = heads["id"][bare].tolist()
                 flags = columns.persistent[mine][bare].tolist()
                 for msg_id, persistent in zip(ids, flags, strict=True):
                     (found.persistent if persistent else found.transient).append(msg_id)
         return found
+
+    def doubtful(self, columns: Columns) -> tuple[I64, npt.NDArray[np.bytes_]]:
+        """Give the entries of version 2 whose messages a killed node may have lost, with their
+        ids. Shapes ``(n,)``."""
+        rows, ids = [np.empty(0, np.int64)], [np.empty(0, "S16")]
+        for which, source in enumerate(columns.sources):
+            if source.heads is None or self._rules.clean:
+                continue
+            mine = np.flatnonzero(columns.source_of == which)
+            heads = source.heads_of(columns.row_of[mine])
+            bare = heads["embedded"] == 0
+            rows.append(mine[bare])
+            ids.append(np.ascontiguousarray(heads["id"][bare]).view("S16"))
+        return np.concatenate(rows), np.concatenate(ids)
 
     def _current_ids(self) -> StoredIds:
         """Give what :meth:`stored_ids` would give of the queue as it is now."""
@@ -430,7 +548,8 @@ class QueueView:
             return StoredIds([], [])  # the queue was deleted
         return now.stored_ids()
 
-    def _find_entry(self, source: Source, offset: int, what: str, consequence: str) -> None:
+    def _find_entry(self, source: Source, at: int, what: str, consequence: str) -> None:
+        offset = int(source.places_of(slice(at, at + 1))[0])
         length = source.head_size + PAYLOAD_SIZE
         self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)])
 

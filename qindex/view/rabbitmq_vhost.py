@@ -1,4 +1,4 @@
-"""A RabbitMQ 3.10 virtual host's directory, as a node would take it at its next start.
+"""A RabbitMQ virtual host's directory, as a node would take it at its next start.
 
 ::
 
@@ -110,6 +110,8 @@ class Vhost:
             next_seq=None if terms is None else terms.next_seq_id,
             recovers=terms is None,
             repeats_are_damage=True,
+            redelivered=frozenset() if terms is None else terms.delivered,
+            clean=clean,
         )
 
     def directories(self, fs: FileSystem) -> list[QueueDirectory]:

@@ -25,7 +25,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from journal.errors import DamageError, StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, read_optional
@@ -38,17 +42,23 @@ from qindex.format.rabbitmq.names import QueueNameError, directory_name, parse_q
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
-from qindex.index.segment import DELIVERED
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery import store_directory
 from qindex.recovery.queue_recovery import RestingQueue
 from qindex.recovery.settings_file import read_settings
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import read_snapshot
+from qindex.view.columns import Columns
+from qindex.view.freed_room import frees_room_inside
 from qindex.view.point_in_time import BusyError
 from qindex.view.queue_view import Location, QueueView, Row
 from qindex.view.rabbitmq_vhost import QueueDirectory, Vhost, group_queues, refuse_node_directory
-from qindex.view.stored_messages import MessageStoreSummary, StoreDirectories, summarise_store
+from qindex.view.stored_messages import (
+    MessageStoreSummary,
+    StoreDirectories,
+    stored_ids,
+    summarise_store,
+)
 
 __all__ = [
     "BusyError",
@@ -61,6 +71,7 @@ __all__ = [
     "lacks_its_name",
 ]
 
+Bools = npt.NDArray[np.bool_]
 Kind = Literal["qindex", "rabbitmq"]
 View = TypeVar("View", bound=QueueView)
 
@@ -72,7 +83,9 @@ class QueueSummary:
     ``ready``: messages never delivered. ``unacked``: delivered before, not acknowledged (they
     come again, as redelivered); ``None`` where a node was killed, which does not keep it: then
     all count as ready. ``bytes``: of the bodies of both. ``file_bytes``: of journal and segment
-    files, ``journal_bytes``: of the journal alone. ``segments``: segment files.
+    files, ``journal_bytes``: of the journal alone. ``segments``: segment files. ``versions``: of
+    RabbitMQ's queue files, as the files tell (both: it was being converted); none for ours, and
+    where a queue has no files.
     ``journal_entries``: records in the journal. ``settings``: those that are kept with the queue;
     none where they are damaged.
     """
@@ -87,6 +100,7 @@ class QueueSummary:
     journal_entries: int
     next_seq_id: int
     settings: QueueSettings = NO_SETTINGS
+    versions: tuple[int, ...] = ()
 
     @property
     def messages(self) -> int:
@@ -138,21 +152,21 @@ class QueueReader:
         views = self._pin()
         for view, one in zip(views, self.directories, strict=True):
             rules = self._store.rules(one)
-            below = rules.redelivered_below
             known &= rules.delivered_known
             highest = -1
             seen = 0
             for number in view.numbers:
-                columns = view.columns(number)
+                columns = view.columns(number, counting=True)
                 if columns is None:
                     continue
-                again = columns.states == DELIVERED if below is None else columns.seqs < below
-                total += len(columns.seqs)
-                delivered += int(again.sum())
-                size += int(columns.sizes.sum())
+                again = view.redelivered(columns)
+                there = ~self._store.gone(view, columns)
+                total += int(there.sum())
+                delivered += int((again & there).sum())
+                size += int(columns.sizes[there].sum())
                 highest = number
                 seen = int(columns.seqs[-1]) + 1
-            seen = (highest + 1) * rules.entry_count if rules.recovers else max(seen, view.seen)
+            seen = (highest + 1) * view.entry_count if rules.recovers else max(seen, view.seen)
             next_seq_id = max(next_seq_id, self._store.next_seq(one, rules, seen))
         return QueueSummary(
             name=self.name,
@@ -165,6 +179,7 @@ class QueueReader:
             journal_entries=sum(view.journal_entries for view in views),
             next_seq_id=next_seq_id,
             settings=self._settings_if_sound(),
+            versions=tuple(sorted({one for view in views for one in view.versions})),
         )
 
     def summary_if_there(self) -> QueueSummary | None:
@@ -270,7 +285,12 @@ class StoreReader:
         references: Counter[bytes] = Counter()
         for one in self.directories():
             with contextlib.suppress(FileNotFoundError):  # the queue was deleted just now
-                references.update(self.pin(one).stored_ids().persistent)
+                view = self.pin(one)
+                ids = view.stored_ids().persistent
+                if view.pinned.pairs and not self.rules(one).clean:
+                    there = np.isin(np.array(ids, "S16"), self._stored_now)
+                    ids = [msg_id for msg_id, found in zip(ids, there, strict=True) if found]
+                references.update(ids)
         return summarise_store(self._fs, directory, references)
 
     def queue(self, name: str) -> QueueReader:
@@ -329,7 +349,32 @@ class StoreReader:
         return StoreDirectories(
             os.path.join(self.directory, PERSISTENT_DIRECTORY),
             transient if self._vhost is None else None,
+            self._has_holes,
         )
+
+    @cached_property
+    def _has_holes(self) -> bool:
+        if self._vhost is None:
+            return False
+        store = os.path.join(self.directory, PERSISTENT_DIRECTORY)
+        try:
+            return frees_room_inside(self._fs, self.directory, store, layout.QUEUES)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def gone(self, view: QueueView, columns: Columns) -> Bools:
+        """Tell which entries a node that was killed would drop, for their messages are not in the
+        message store. Shape ``(n,)``. The first call reads the store's headers; memory: 16 bytes
+        for each message in it. Raises :class:`StorageError`."""
+        rows, ids = view.doubtful(columns)
+        gone = np.zeros(len(columns.seqs), np.bool_)
+        if len(rows):
+            gone[rows] = ~np.isin(ids, self._stored_now)
+        return gone
+
+    @cached_property
+    def _stored_now(self) -> npt.NDArray[np.bytes_]:
+        return stored_ids(self._fs, os.path.join(self.directory, PERSISTENT_DIRECTORY))
 
     def next_seq(self, one: QueueDirectory, rules: DirectoryRules, seen: int) -> int:
         """Tell the seq_id of the queue's next publish; ``seen``: one above the highest there is."""

@@ -20,20 +20,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from journal.errors import DamageError
+import numpy as np
+import numpy.typing as npt
+
+from journal.errors import DamageError, StorageError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.errors import MissingMessageError
-from msgstore.format import MAX_RECORD
+from msgstore.format import MAX_RECORD, classify_name
+from msgstore.scan import scan_file
 from qindex.index.messages import check_record
+from qindex.view.freed_room import concerning
 
 __all__ = [
     "MessageStoreSummary",
     "StoreDirectories",
     "StoredIds",
     "StoredMessages",
+    "stored_ids",
     "summarise_store",
 ]
 
@@ -41,10 +47,12 @@ _ATTEMPTS = 64
 
 
 class StoreDirectories(NamedTuple):
-    """Where the message stores are; a node's transient one is erased at its start: ``None``."""
+    """Where the message stores are; a node's transient one is erased at its start: ``None``.
+    ``has_holes``: files may have freed room inside (see :mod:`qindex.view.freed_room`)."""
 
     persistent: str
     transient: str | None
+    has_holes: bool = False
 
 
 class StoredIds(NamedTuple):
@@ -87,6 +95,23 @@ def summarise_store(
             references=sum(references.values()),
             missing=len(store.missing),
         )
+
+
+def stored_ids(fs: FileSystem, directory: str) -> npt.NDArray[np.bytes_]:
+    """Give the ids of all messages in a store, sorted. O(messages). Raises
+    :class:`StorageError`."""
+    found = [b""]
+    try:
+        names = fs.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    except OSError as error:
+        raise StorageError(directory, "can't be listed", error) from error
+    for name in names:
+        if classify_name(name) is not None:
+            scan = scan_file(fs, os.path.join(directory, name), check=check_record)
+            found.append(b"".join(msg_id for msg_id, _, _ in scan.records))
+    return np.unique(np.frombuffer(b"".join(found), "S16"))
 
 
 def _open_read_only(
@@ -185,13 +210,15 @@ class StoredMessages:
             return
         store = _open_read_only(self._fs, directory, dict.fromkeys(ids, 1))
         self._stores[persistent] = store
-        damage = (found for found in store.findings if found.cause is Cause.DAMAGE)
+        damage = [found for found in store.findings if found.cause is Cause.DAMAGE]
+        if self._directories.has_holes and damage:
+            damage = concerning(self._fs, damage, store.missing)
         self._found.update(dict.fromkeys(damage))
 
     def _list(self) -> list[tuple[str, int]]:
         """Names and sizes of the files of both stores."""
         found = []
-        for directory in self._directories:
+        for directory in self._directories[:2]:
             if directory is None:
                 continue
             try:

@@ -58,7 +58,7 @@ class Stillness:
     def of(cls, pinned: Pinned, mark: SeqMark | None) -> Stillness | None:
         """Note a queue, or give ``None`` for one that was written just now, or is damaged."""
         reading = pinned.reading
-        if mark is None or reading.findings:
+        if mark is None or reading.findings or pinned.pairs:
             return None
         segments = {one.number: (one.inode, one.size) for one in pinned.segments.values()}
         end = reading.walk.end

@@ -16,24 +16,28 @@ from typing import Any
 
 from journal.errors import UsageError
 from qindex.format.message import Message
+from qindex.format.rabbitmq.container import decode_container, is_container
 from qindex.format.rabbitmq.properties_format import Properties, PropertiesError, encode_properties
 from qindex.format.rabbitmq.record import (
     MAX_FRAGMENT,
     RabbitMessage,
-    decode_message,
+    decode_usual,
     encode_message,
+    message_of_term,
 )
 from qindex.format.rabbitmq.table_format import Field, Table, field, plain_table
-from qindex.format.rabbitmq.term_format import Atom, Term, TermError, encode
+from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
 
 __all__ = [
     "RAW",
     "TERM",
     "RabbitHeaders",
     "RabbitProperties",
+    "basic_message",
     "decode_rabbitmq",
     "encode_rabbitmq",
     "message_of",
+    "read_rabbitmq",
 ]
 
 RAW = "_raw"
@@ -81,12 +85,29 @@ class RabbitProperties(dict[str, Any]):
 # --- from a record -----------------------------------------------------------------------------
 
 
+def read_rabbitmq(record: bytes | memoryview) -> tuple[RabbitMessage, int]:
+    """Read a record of any release, ``{basic_message, ...}`` or ``{mc, ...}``; give the message and
+    the offset behind its term. Behind that there may be zeros: a node fills up with them where it
+    had kept more room than was needed. Raises :class:`TermError`, and nothing else.
+    """
+    record = bytes(record)
+    usual = decode_usual(record)
+    if usual is not None:
+        return usual, len(record)
+    value, end = decode(record)
+    if record.count(0, end) != len(record) - end:
+        raise TermError(f"has {len(record) - end} bytes behind its term", end)
+    return decode_container(value) if is_container(value) else message_of_term(value), end
+
+
 def decode_rabbitmq(record: bytes, msg_id: bytes) -> Message:
     """Decode a record that the index or the store names ``msg_id``.
 
     Raises :class:`TermError` when it is no record, or that of another message.
     """
-    message = decode_message(record)
+    message, end = read_rabbitmq(record)
+    if end != len(record):
+        raise TermError(f"has {len(record) - end} bytes behind its term", end)
     if message.msg_id != msg_id:
         raise TermError(f"the record is that of message {message.msg_id.hex()}")
     return message_of(message)
@@ -121,6 +142,16 @@ def message_of(message: RabbitMessage) -> Message:
     keys = message.routing_keys
     key = keys[0].decode("utf-8", "surrogateescape") if keys else ""
     return Message(message.body, key, headers, RabbitProperties(values, message))
+
+
+def basic_message(record: bytes | memoryview, vhost: bytes) -> bytes:
+    """Give the record that a node before 3.13 reads: of a message container what it delivers, any
+    other record as it is. Raises :class:`TermError`, and :class:`UsageError` for values that
+    can't be written."""
+    message, end = read_rabbitmq(record)
+    if message.vhost:
+        return bytes(record[:end])  # a container has no virtual host inside
+    return encode_rabbitmq(message_of(message), vhost, message.msg_id, message.persistent)
 
 
 # --- to a record -------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ Text terms, written last when a store stops and deleted when it starts::
     {client_refs,[<<0,173,...>>,<<57,169,...>>]}.
     {index_module,rabbit_msg_store_ets_index}.
 
-A reference is the 16-byte ``persistent_ref`` of a queue
-(:mod:`qindex.format.rabbitmq.recovery_terms`). A node believes the clean-stop data of a store, and
-with them those of its queues, only if the two sides name the same references.
+A node of 4.0 and later leaves ``index_module`` out. A reference is the 16-byte ``persistent_ref``
+of a queue (:mod:`qindex.format.rabbitmq.recovery_terms`). A node believes the clean-stop data of a
+store, and with them those of its queues, only if the two sides name the same references.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def message_store_clean(
         parsed = parse_clean_dot(clean_dot)
     except TermError as error:
         return f"clean.dot is unreadable: {error}"
-    if parsed.index_module != INDEX_MODULE:
+    if parsed.index_module not in (INDEX_MODULE, None):
         return "clean.dot names another index module"
     if parsed.client_refs != sorted(persistent_refs):
         return "clean.dot and recovery.dets name different queues"

@@ -34,6 +34,7 @@ MAX_PRIORITY: Final = 255
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _VHOST: Final = b"VHOST: "
 _QUEUE: Final = b"\nQUEUE: "
+_VERSION_2: Final = b"\nINDEX: v2"
 _SUFFIX_BYTES: Final = 2
 _MAX_FILE: Final = len(_VHOST) + 255 + len(_QUEUE) + 255 + _SUFFIX_BYTES + 1  # AMQP short strings
 
@@ -74,13 +75,16 @@ def vhost_directory_name(vhost: str | bytes) -> str:
     return _base36_md5(_bytes(vhost))
 
 
-def format_queue_name(vhost: str | bytes, queue: str | bytes, priority: int | None = None) -> bytes:
-    """Content of the ``.queue_name`` file for that queue.
+def format_queue_name(
+    vhost: str | bytes, queue: str | bytes, priority: int | None = None, *, version: int = 1
+) -> bytes:
+    """Content of the ``.queue_name`` file for that queue; one of version 2 says so.
 
-    >>> format_queue_name("/", "orders")
-    b'VHOST: /\\nQUEUE: orders\\n'
+    >>> format_queue_name("/", "orders"), format_queue_name("/", "orders", version=2)
+    (b'VHOST: /\\nQUEUE: orders\\n', b'VHOST: /\\nQUEUE: orders\\nINDEX: v2\\n')
     """
-    return _VHOST + _bytes(vhost) + _QUEUE + _bytes(queue) + _suffix(priority) + b"\n"
+    name = _VHOST + _bytes(vhost) + _QUEUE + _bytes(queue) + _suffix(priority)
+    return name + (_VERSION_2 if version == 2 else b"") + b"\n"
 
 
 def parse_queue_name(raw: bytes, directory: str) -> QueueName:
@@ -98,12 +102,13 @@ def parse_queue_name(raw: bytes, directory: str) -> QueueName:
     text = raw[len(_VHOST) : -1]
     border = text.find(_QUEUE)
     while border >= 0:
-        vhost, queue = text[:border], text[border + len(_QUEUE) :]
-        # The hash is over vhost and queue with nothing between them.
-        if _base36_md5(b"queue" + vhost + queue) == directory:
-            if len(queue) > _SUFFIX_BYTES and queue[-_SUFFIX_BYTES] == 0:
-                return QueueName(vhost, queue[:-_SUFFIX_BYTES], queue[-1])
-            return QueueName(vhost, queue)
+        vhost, rest = text[:border], text[border + len(_QUEUE) :]
+        for queue in dict.fromkeys((rest, rest.removesuffix(_VERSION_2))):
+            # The hash is over vhost and queue with nothing between them.
+            if _base36_md5(b"queue" + vhost + queue) == directory:
+                if len(queue) > _SUFFIX_BYTES and queue[-_SUFFIX_BYTES] == 0:
+                    return QueueName(vhost, queue[:-_SUFFIX_BYTES], queue[-1])
+                return QueueName(vhost, queue)
         border = text.find(_QUEUE, border + 1)
     raise QueueNameError(f"{directory}: .queue_name holds the name of another directory")
 

@@ -52,8 +52,11 @@ __all__ = [
     "MSG_ID_BYTES",
     "RabbitMessage",
     "RecordEncoder",
+    "decode_content",
     "decode_message",
+    "decode_usual",
     "encode_message",
+    "message_of_term",
 ]
 
 MSG_ID_BYTES: Final = 16
@@ -119,10 +122,10 @@ def decode_message(record: bytes) -> RabbitMessage:
     nothing else. Properties are not looked into here, see :attr:`RabbitMessage.properties`.
     """
     record = bytes(record)
-    return _decode_usual(record) or _decode_any(record)
+    return decode_usual(record) or _decode_any(record)
 
 
-def _decode_usual(record: bytes) -> RabbitMessage | None:
+def decode_usual(record: bytes) -> RabbitMessage | None:
     """Read a record in the very form that the encoder writes, in a third of the time.
 
     ``None`` for everything else, sound or not. Slices may reach behind the end here: then the
@@ -188,6 +191,11 @@ def _decode_any(record: bytes) -> RabbitMessage:
     value, end = decode(record)
     if end != len(record):
         raise TermError(f"has {len(record) - end} bytes behind its term", end)
+    return message_of_term(value)
+
+
+def message_of_term(value: Term) -> RabbitMessage:
+    """Read a decoded record. Raises :class:`TermError`."""
     if not _is_record(value, "basic_message", 6):
         raise TermError("is a term, but no basic_message")
     _, resource, keys, content, msg_id, persistent = value
@@ -202,12 +210,13 @@ def _decode_any(record: bytes) -> RabbitMessage:
         raise TermError(f"has a message id that is not {MSG_ID_BYTES} bytes")
     if type(persistent) is not Atom or persistent not in ("true", "false"):
         raise TermError("has a persistent flag that is neither true nor false")
-    raw, properties, body = _content(content)
+    raw, properties, body = decode_content(content)
     return RabbitMessage(vhost, exchange, keys, raw, body, msg_id, persistent == "true", properties)
 
 
-def _content(content: Term) -> tuple[bytes | None, Term, bytes]:
-    """Properties as bytes, or else as a record, and the body."""
+def decode_content(content: Term) -> tuple[bytes | None, Term, bytes]:
+    """Read the term ``{content, ...}``: properties as bytes, or else as a record, and the body.
+    Raises :class:`TermError`."""
     if not _is_record(content, "content", 6) or content[1] != _BASIC_CLASS:
         raise TermError("has no content of the basic class")
     _, _, properties, raw, protocol, fragments = content

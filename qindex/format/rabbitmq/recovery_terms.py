@@ -9,8 +9,10 @@ cleanly since::
       {next_seq_id, N}, {next_deliver_seq_id, N},
       {persistent_ref, <<16 bytes>>}, {persistent_count, N}, {persistent_bytes, N}]}
 
-A queue of version 2 has ``v2_index_state`` in place of ``segments``; such an entry is reported
-and skipped. One being converted has both, and is read.
+A queue of version 2 has ``{v2_index_state, {2, #{SegmentNumber => Unacked}}}`` in place of
+``segments``; one being converted may have both. A node of 4.3 has, in place of
+``next_deliver_seq_id``, ``{redeliver_seq_id, N}`` and ``{delivery_count, #{SeqId => Count}}``:
+redelivered is what is below the one or stands in the other.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ _REF_BYTES: Final = 16
 class QueueTerms:
     """One queue's position and counts at a clean stop.
 
-    ``segments`` maps a segment's number to its count of published and unacknowledged entries.
-    Messages below ``next_deliver_seq_id`` had been delivered. ``persistent_ref`` is the queue's
-    16-byte name towards the message store, ``None`` for a queue that never used it.
+    ``segments`` maps a segment's number to its count of published and unacknowledged entries,
+    ``segments_v2`` those of version 2 (``None``: the queue has no such files).
+    Messages below ``next_deliver_seq_id`` had been delivered, and those in ``delivered``.
+    ``persistent_ref`` is the queue's 16-byte name towards the message store, ``None`` for a queue
+    that never used it.
     ``persistent_count`` and ``persistent_bytes`` (of bodies) are of persistent messages alone.
     """
 
@@ -42,6 +46,8 @@ class QueueTerms:
     persistent_ref: bytes | None
     persistent_count: int
     persistent_bytes: int
+    segments_v2: dict[int, int] | None = None
+    delivered: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +106,14 @@ def _queue(entry: Term) -> tuple[str, QueueTerms]:
         terms = QueueTerms(
             segments=_segments(pairs),
             next_seq_id=_count(pairs, "next_seq_id"),
-            next_deliver_seq_id=_count(pairs, "next_deliver_seq_id"),
+            next_deliver_seq_id=_count(
+                pairs, "redeliver_seq_id" if "redeliver_seq_id" in pairs else "next_deliver_seq_id"
+            ),
             persistent_ref=_reference(pairs),
             persistent_count=_count(pairs, "persistent_count"),
             persistent_bytes=_count(pairs, "persistent_bytes"),
+            segments_v2=_segments_v2(pairs),
+            delivered=_delivered(pairs),
         )
     except TermError as error:
         raise TermError(f"for queue {name!a} {error}") from None
@@ -128,9 +138,9 @@ def _reference(pairs: dict[str, Term]) -> bytes | None:
 
 def _segments(pairs: dict[str, Term]) -> dict[int, int]:
     value = pairs.get("segments")
+    if value is None and "v2_index_state" in pairs:
+        return {}
     if type(value) is not list:
-        if "v2_index_state" in pairs:
-            raise TermError("is of a queue of version 2")
         raise TermError("has no segments")
     segments: dict[int, int] = {}
     for pair in value:
@@ -144,3 +154,21 @@ def _segments(pairs: dict[str, Term]) -> dict[int, int]:
 
 def _is_count(value: Term) -> bool:
     return type(value) is int and 0 <= value < 1 << 64
+
+
+def _segments_v2(pairs: dict[str, Term]) -> dict[int, int] | None:
+    value = pairs.get("v2_index_state")
+    if value is None or value == Atom("undefined"):
+        return None
+    if type(value) is not tuple or len(value) != 2 or value[0] != 2 or type(value[1]) is not dict:
+        raise TermError("has a v2_index_state that is none of version 2")
+    if not all(_is_count(number) for pair in value[1].items() for number in pair):
+        raise TermError("has segments that are no pairs of numbers")
+    return dict(value[1])
+
+
+def _delivered(pairs: dict[str, Term]) -> frozenset[int]:
+    value = pairs.get("delivery_count", {})
+    if type(value) is not dict or not all(_is_count(seq) for seq in value):
+        raise TermError("has a delivery_count that counts no seq_ids")
+    return frozenset(value)

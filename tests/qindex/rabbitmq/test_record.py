@@ -292,7 +292,7 @@ def test_bytes_behind_the_term_are_refused() -> None:
 
 def gives_a_message_or_an_error(data: bytes) -> RabbitMessage | None:
     """Also: both ways of reading a record agree, so the quick one takes nothing that is wrong."""
-    usual = record_module._decode_usual(data)
+    usual = record_module.decode_usual(data)
     try:
         message = record_module._decode_any(data)
     except TermError:

@@ -1,0 +1,94 @@
+"""Write the directory of a queue of version 2, from entries that were found sound: ``K.qi`` and
+``K.qs``, as a RabbitMQ node of 3.10 to 4.3 reads them."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from journal.files import FileSystem, make_dirs, pread_all, pwrite_all, replace_file
+from journal.format import PAYLOAD_SIZE
+from qindex.format import layout
+from qindex.format.rabbitmq import queue_index_v2 as index_format
+from qindex.format.rabbitmq import queue_store_v2 as store_format
+from qindex.index.segment import segment_numbers
+from qindex.tools.thorough_view import Batch
+
+__all__ = ["PairWriter"]
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+
+class PairWriter:
+    """Writes one queue directory. All calls raise :class:`OSError`; what :meth:`add` wrote is
+    durable but for the names."""
+
+    def __init__(
+        self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None
+    ) -> None:
+        self._fs = fs
+        self.directory = directory
+        self._entry_count = entry_count
+        make_dirs(fs, directory)
+        if name is not None:
+            replace_file(fs, os.path.join(directory, layout.QUEUE_NAME), name)
+
+    def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
+        """Add entries under these seq_ids, ascending, with these body sizes. Their records are
+        RabbitMQ's. Which of them come again as redelivered a node keeps elsewhere."""
+        numbers = seqs // self._entry_count
+        for number in segment_numbers(seqs, self._entry_count):
+            mine = numbers == number
+            self._segment(number, batch.take(mine), seqs[mine], sizes[mine])
+
+    def _segment(self, number: int, batch: Batch, seqs: I64, sizes: I64) -> None:
+        where = batch.ids.copy()
+        embedded = np.flatnonzero(batch.embedded)
+        if len(embedded):
+            where[embedded] = self._append(number, batch, embedded)
+        locations = np.full(len(seqs), index_format.IN_SHARED_STORE, np.uint8)
+        locations[embedded] = index_format.IN_QUEUE_STORE
+        slots = index_format.pack_slots(batch.persistent, locations, where, sizes, batch.expiry)
+        first, last = int(seqs[0]), int(seqs[-1])
+        at = index_format.ENTRY_SIZE * (first - number * self._entry_count)
+        at += index_format.HEADER_SIZE
+        header = index_format.pack_header(number, self._entry_count)
+        path = os.path.join(self.directory, index_format.file_name(number))
+        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            size = index_format.ENTRY_SIZE * (last - first + 1)
+            # What a journal has of a segment may lie between the entries of its file.
+            there = pread_all(self._fs, fd, size, at)
+            run = np.frombuffer(bytearray(there.ljust(size, b"\0")), index_format.SLOTS)
+            run[seqs - first] = slots
+            pwrite_all(self._fs, fd, header, 0)
+            pwrite_all(self._fs, fd, run.tobytes(), at)
+            self._fs.fdatasync(fd)
+        finally:
+            self._fs.close(fd)
+
+    def _append(self, number: int, batch: Batch, rows: I64) -> U8:
+        """Append records to the segment's store; gives their places as slots have them."""
+        path = os.path.join(self.directory, store_format.file_name(number))
+        fd = self._fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            end = self._fs.fstat(fd).st_size
+            parts: list[bytes | memoryview] = []
+            if not end:
+                parts.append(store_format.pack_header(number, self._entry_count))
+            view = memoryview(batch.data)
+            lengths = batch.embedded[rows]
+            starts = (batch.payloads[rows] + PAYLOAD_SIZE).tolist()
+            for start, length in zip(starts, lengths.tolist(), strict=True):
+                record = view[start : start + length]
+                parts += (store_format.pack_entry_head(record), record)
+            pwrite_all(self._fs, fd, b"".join(parts), end)
+            self._fs.fdatasync(fd)
+        finally:
+            self._fs.close(fd)
+        framed = lengths + store_format.ENTRY_HEAD.size
+        offsets = max(end, store_format.HEADER_SIZE) + np.cumsum(framed) - framed
+        return index_format.pack_places(offsets, lengths)

@@ -1,0 +1,211 @@
+"""Conversion of a virtual host's queues from one version to the other, in place, crash-safe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qindex
+from journal.files import REAL
+from qindex.tools.convert import Version, convert
+from qindex.view.reader import StoreReader
+from tests.cli.support import run
+from tests.golden import golden
+from tests.golden_v2 import RECORDED_AT, cases, scenario
+
+
+@pytest.fixture(autouse=True)
+def then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time at which the nodes delivered."""
+    monkeypatch.setattr("qindex.view.queue_view.time_ns", lambda: RECORDED_AT * 10**9)
+
+
+Shown = dict[str, list[Any]]
+
+
+def shown(directory: Path) -> Shown:
+    """What a node delivers, but for whether it calls it redelivered."""
+    found: Shown = {}
+    for reader in StoreReader(directory).readers():
+        rows = list(reader.entries())
+        assert reader.findings == []
+        if rows:
+            found[reader.name] = [
+                (row.seq_id, row.msg_id, row.body, row.key, dict(row.headers), row.properties)
+                for row in rows
+            ]
+    return found
+
+
+def versions(directory: Path) -> set[int]:
+    return {one for queue in StoreReader(directory).queues() for one in queue.versions}
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", ["a", "c1", "d1", "d3", "e1", "f1", "g1"])
+def test_to_version_2_and_back(name: str, tmp_path: Path) -> None:
+    vhost = golden(name).copy(tmp_path)
+    before = shown(vhost)
+    report = convert(vhost, 2)
+    assert report.complete
+    assert report.messages == sum(map(len, before.values()))
+    assert versions(vhost) == {2}
+    assert shown(vhost) == before
+    assert qindex.verify(vhost).findings == []
+    assert not (vhost / "qindex.convert").exists()
+    assert not (vhost / "recovery.dets").exists()
+    convert(vhost, 1)
+    assert versions(vhost) == {1}
+    assert shown(vhost) == before
+    assert qindex.verify(vhost).findings == []
+
+
+@pytest.mark.parametrize("name", ["va", "vh2", "vi1", "vk", "x40_g4", "x40_m", "x43_d4", "x43_e1"])
+def test_to_version_1_and_back(name: str, tmp_path: Path) -> None:
+    """What came from a node of 3.13 or later becomes what one of 3.10 reads."""
+    vhost = scenario(name).copy(tmp_path)
+    before = shown(vhost)
+    convert(vhost, 1)
+    assert versions(vhost) == {1}
+    assert shown(vhost) == before
+    assert qindex.verify(vhost).findings == []
+    there = files(vhost).items()  # but for what a node erases when it starts
+    records = [data for path, data in there if not path.startswith("msg_store_transient")]
+    assert not any(b"h\x04w\x02mc" in data for data in records)
+    convert(vhost, 2)
+    assert versions(vhost) == {2}
+    assert shown(vhost) == before
+
+
+def test_a_queue_with_files_of_both_versions(tmp_path: Path) -> None:
+    vhost = cases()["23_v1_and_v2"].copy(tmp_path)
+    before = shown(vhost)
+    assert [row[2][:4] for row in before["CRHF6MSAXAPLIWE283330YMEJ"]] == [
+        *(b"m0-x", b"m1-x", b"m2-x"),
+        *(b"v1m3", b"v1m4", b"v1m5"),
+    ]
+    convert(vhost, 2)
+    assert versions(vhost) == {2}
+    assert shown(vhost) == before
+
+
+def test_what_has_the_version_is_left_alone(tmp_path: Path) -> None:
+    vhost = scenario("x43_e1").copy(tmp_path)
+    before = files(vhost)
+    assert convert(vhost, 2).messages == 0
+    assert files(vhost) == before
+
+
+def test_a_damaged_directory_is_refused_and_unchanged(tmp_path: Path) -> None:
+    vhost = scenario("x43_b").copy(tmp_path)
+    path = max(vhost.glob("queues/*/*.qs"), key=lambda one: one.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 4
+    path.write_bytes(data)
+    before = files(vhost)
+    with pytest.raises(qindex.DamageError, match="salvage copies what is sound"):
+        convert(vhost, 1)
+    assert {name: data for name, data in files(vhost).items() if "convert/" not in name} == before
+    result = run("convert", vhost, "--to", 1)
+    assert result.code == 1
+    assert path.name in result.complaints[0]
+
+
+class _CrashError(BaseException):
+    """The process died."""
+
+
+class Dying:
+    """The file system of a process that dies at its ``last``-th change."""
+
+    CHANGES = ("write", "pwrite", "truncate", "rename", "unlink", "mkdir", "rmdir")
+
+    def __init__(self, last: int) -> None:
+        self.left = last
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call: Callable[..., Any] = getattr(REAL, name)
+        if name not in self.CHANGES:
+            return call
+
+        def counted(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise _CrashError
+            return call(*arguments)
+
+        return counted
+
+
+@pytest.mark.parametrize("to", [2, 1])
+def test_a_process_that_dies_at_any_change(to: Version, tmp_path: Path) -> None:
+    """It is converted by the next call, and until the plan is written nothing has changed."""
+    source = golden("e1") if to == 2 else scenario("x43_e1")
+    before = shown(source.vhost_dir)
+    count, unchanged, finished = 0, 0, 0
+    while True:
+        vhost = source.copy(tmp_path)
+        dying: Any = Dying(count)
+        try:
+            convert(vhost, to, fs=dying)
+        except _CrashError:
+            pass
+        else:
+            break
+        planned = (vhost / "qindex.convert" / "plan").exists()
+        if planned:
+            finished += 1
+        elif not (vhost / "qindex.convert" / "old").exists():
+            assert shown(vhost) == before
+            unchanged += 1
+        convert(vhost, to)
+        assert versions(vhost) == {to}
+        assert shown(vhost) == before
+        assert not (vhost / "qindex.convert").exists()
+        count += 1
+    assert unchanged > 10
+    assert finished > 10
+
+
+def test_a_store_of_ours_becomes_a_directory_for_a_node(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "store", background=False) as engine:
+        orders = engine.queue("orders")
+        orders.publish(b"small", key="a.b", headers={"n": 1}, properties={"type": "t"})
+        orders.publish(b"large" * 4000, key="large")
+        orders.publish(b"gone when it closes", persistent=False)
+    report = convert(tmp_path / "store", 2, out=tmp_path / "vhost")
+    assert report.messages == 2
+    assert qindex.verify(tmp_path / "vhost").findings == []
+    rows = list(StoreReader(tmp_path / "vhost").queue("orders").entries())
+    assert [(row.body, row.key, dict(row.headers)) for row in rows] == [
+        (b"small", "a.b", {"n": 1}),
+        (b"large" * 4000, "large", {}),
+    ]
+    assert rows[0].properties["type"] == "t"
+    assert versions(tmp_path / "vhost") == {2}
+
+
+def test_wrong_use(tmp_path: Path) -> None:
+    for directory, arguments, said in (
+        (tmp_path, (), "no RabbitMQ virtual host"),
+        (golden("e1").vhost_dir, ("--out", tmp_path / "x"), "converted in place"),
+    ):
+        result = run("convert", directory, "--to", 2, *arguments)
+        assert result.code == 2
+        assert said in result.complaints[0]
+    qindex.open(tmp_path / "store").close()
+    assert "needs a new directory" in run("convert", tmp_path / "store", "--to", 2).complaints[0]
+    with pytest.raises(qindex.UsageError, match="1 or 2"):
+        convert(tmp_path / "store", 3)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == ["store"]

@@ -1,0 +1,132 @@
+"""Salvage of directories with queues of version 2: all that the node delivers, in each format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import qindex
+from qindex.format.rabbitmq.bridge import read_rabbitmq
+from qindex.tools.salvage import Format
+from qindex.view.reader import Row, StoreReader
+from tests.golden import golden, sha16
+from tests.golden_v2 import RECORDED_AT, SCENARIOS, cases, scenario
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+# Where the node does not read the queue, or drops what is sound.
+MORE = {
+    ("01", "qr"): 5,
+    ("02", "qr"): 5,
+    ("04", "qr"): 3,
+    ("04", "qs"): 3,
+    ("09", "qr"): 3,
+    ("09c", "qr"): 0,
+    ("12", "qr"): 3,
+    ("13", "qr"): 3,
+    ("14", "qr"): 3,
+    ("14b", "qr"): 3,
+    ("15", "qr"): 3,
+    ("17", "qr"): 3,
+    ("18", "qr"): 3,
+    ("27", "qr"): 2,
+}
+LOST = {"03": 1, "05": 1, "09c": 1, "10": 1, "11": 1, "16": 1, "27": 1}
+"""Places that could not be saved."""
+
+
+@pytest.fixture(autouse=True)
+def then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time at which the nodes delivered."""
+    monkeypatch.setattr("qindex.view.queue_view.time_ns", lambda: RECORDED_AT * 10**9)
+
+
+def rows_of(directory: Path) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for reader in StoreReader(directory).readers():
+        found[reader.name] = list(reader.entries())
+        assert reader.findings == []
+    return found
+
+
+def shown(row: Row) -> Any:
+    return row.body, row.key, dict(row.headers), dict(row.properties), row.msg_id, row.expiry
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario(name: str, format: Format, tmp_path: Path) -> None:
+    store = scenario(name)
+    saved = qindex.salvage(store.vhost_dir, tmp_path / "new", format=format)
+    assert saved.complete
+    report = qindex.verify(tmp_path / "new")
+    assert report.findings == []
+    before, after = rows_of(store.vhost_dir), rows_of(tmp_path / "new")
+    for queue, delivered in store.delivered.items():
+        rows = after.get(queue, [])
+        assert [(sha16(row.body or b""), row.key) for row in rows] == [
+            (one.sha16, one.routing_key) for one in delivered
+        ]
+        assert [shown(row) for row in rows] == [shown(row) for row in before.get(queue, [])]
+        if format == "qindex":
+            assert [row.redelivered for row in rows] == [one.redelivered for one in delivered]
+    suffixes = {path.suffix for path in (tmp_path / "new" / "queues").rglob("[0-9]*.*")}
+    assert suffixes <= ({".qi", ".qs"} if format == "rabbitmq-4" else {".idx", ".sum"})
+
+
+@pytest.mark.parametrize("name", ["x40_g4", "x40_m", "x43_e1"])
+def test_a_node_of_3_10_gets_records_that_it_reads(name: str, tmp_path: Path) -> None:
+    qindex.salvage(scenario(name).vhost_dir, tmp_path / "new", format="rabbitmq")
+    heads = [path.read_bytes() for path in (tmp_path / "new").rglob("*.idx")]
+    heads += [path.read_bytes() for path in (tmp_path / "new").rglob("*.rdq")]
+    assert any(b"basic_message" in one for one in heads)
+    assert not any(b"h\x04w\x02mc" in one for one in heads)
+
+
+@pytest.mark.parametrize("name", ["a", "c1", "e1", "g1"])
+def test_version_1_becomes_version_2(name: str, tmp_path: Path) -> None:
+    source = golden(name).vhost_dir
+    saved = qindex.salvage(source, tmp_path / "new", format="rabbitmq-4")
+    assert saved.complete
+    assert qindex.verify(tmp_path / "new").findings == []
+    before, after = rows_of(source), rows_of(tmp_path / "new")
+    assert {name: list(map(shown, rows)) for name, rows in after.items()} == {
+        name: list(map(shown, rows)) for name, rows in before.items()
+    }
+    assert {name: [row.seq_id for row in rows] for name, rows in after.items()} == {
+        name: [row.seq_id for row in rows] for name, rows in before.items()
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_hand_made_state(name: str, tmp_path: Path) -> None:
+    case, short = cases()[name], name.partition("_")[0]
+    saved = qindex.salvage(case.vhost_dir, tmp_path / "new", names=["qr", "qs"])
+    assert len(saved.lost) == LOST.get(short, 0)
+    assert all(one.path.endswith((".qi", ".qs")) for one in saved.lost)
+    assert qindex.verify(tmp_path / "new").findings == []
+    found = rows_of(tmp_path / "new")
+    for queue in ("qr", "qs"):
+        rows = found.get(queue, [])
+        if (short, queue) in MORE:
+            assert len(rows) == MORE[short, queue]
+            continue
+        answers = [node[queue] for node in case.nodes.values()]
+        answer = max((one for one in answers if not str(one).count("EXC")), key=len)
+        assert len(rows) == len(answer)
+        for row, one in zip(rows, answer, strict=True):
+            start = one.removesuffix("-").partition("..")[0]
+            assert (row.body or b"").decode().startswith(start)
+
+
+def test_records_are_kept_as_they_are(tmp_path: Path) -> None:
+    source = scenario("x43_g4").vhost_dir
+    qindex.salvage(source, tmp_path / "new", format="rabbitmq-4")
+    for path in sorted((tmp_path / "new").rglob("*.qs")):
+        theirs = (source / path.relative_to(tmp_path / "new")).read_bytes()
+        size = int.from_bytes(path.read_bytes()[64:68], "big")
+        record = path.read_bytes()[72 : 72 + size]
+        assert record in theirs
+        assert read_rabbitmq(record)[1] == size
