@@ -43,9 +43,6 @@ CONF = {
 }
 
 
-__all__ = ["every_way"]
-
-
 def stream(spark: SparkSession, how: str, source: str, sink: str, checkpoint: str) -> None:
     messages = (
         spark.readStream.format("qindex")
