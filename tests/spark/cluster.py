@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pyspark_qindex.local_session import LOOPBACK_ONLY, quiet_environment
 
-__all__ = ["ROOT", "Cluster", "Driver", "running_cluster"]
+__all__ = ["ROOT", "Cluster", "Driver", "free_port", "running_cluster"]
 
 ROOT = Path(__file__).parents[2]
 WAIT = 120.0
@@ -103,7 +103,7 @@ class Cluster:
         }
         self._class = os.path.join(home, "bin", "spark-class")
         self._processes: list[subprocess.Popen[bytes]] = []
-        port, self._page = _free_port(), _free_port()
+        port, self._page = free_port(), free_port()
         self.master = f"spark://127.0.0.1:{port}"
         # The REST port is not closed by default, and not needed.
         self._run("master.Master", "--port", port, "--webui-port", self._page)
@@ -171,7 +171,8 @@ def running_cluster(scratch: Path, java_home: str) -> Iterator[Cluster]:
         cluster.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Give a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
