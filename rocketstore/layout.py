@@ -105,6 +105,20 @@ class Layout:
     strangers: list[Stranger] = field(default_factory=list)
     missing: list[range] = field(default_factory=list)
     """Starts of log files that are not there between others, which no crash of ours leaves."""
+    short: dict[int, int] = field(default_factory=dict)
+    """Bytes of log files whose end was cut off, by start: strangers, of which a reader can have
+    what is left."""
+
+    @property
+    def readable(self) -> list[int]:
+        """Starts of the log files that have something to read."""
+        return sorted([*self.commitlog, *self.short])
+
+    def lost(self) -> list[int]:
+        """Starts of the log files that are not there at all between others."""
+        size = self.commitlog_file_size
+        pairs = itertools.pairwise(self.readable)
+        return [start for left, right in pairs for start in range(left + size, right, size)]
 
 
 def look(
@@ -152,6 +166,7 @@ def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> La
             )
     starts, strangers, size = scan_directory(fs, paths.commitlog, options.commitlog_file_size)
     size = size or COMMITLOG_FILE_SIZE
+    short = {one.start: one.length for one in strangers if one.is_placed and 0 < one.length < size}
     queues, queue_size = _look_queues(fs, paths, options, strangers)
     names, slots, entries = _look_index(fs, paths, options, strangers)
     missing = [
@@ -159,7 +174,9 @@ def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> La
         for left, right in itertools.pairwise(starts)
         if right - left != size
     ]
-    return Layout(size, queue_size, slots, entries, starts, queues, names, strangers, missing)
+    return Layout(
+        size, queue_size, slots, entries, starts, queues, names, strangers, missing, short
+    )
 
 
 def _look_queues(
