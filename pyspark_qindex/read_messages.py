@@ -69,7 +69,7 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
             return
         on_rows: set[tuple[str, int]] = set()
         try:
-            for number in part.numbers:
+            for number in view.numbers if part.listed is not None else part.numbers:
                 columns = view.columns(number)
                 if columns is not None:
                     yield from _Segment(part, options, view, columns, on_rows).batches()

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ I64 = npt.NDArray[np.int64]
 _BAD_BODY = "the body does not match its checksum"
 _NO_RECORD = "no sound record stands here"
 _BYTES_AT_ONCE = 8 << 20
+_SETTLE_PAUSES = (0.002, 0.01, 0.05)
+"""Seconds between looks at an index file that may be being written."""
 
 
 def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -329,10 +332,26 @@ def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch
                     "previous": lambda: numbers(entries["prev"].astype(np.int32)),
                 },
             )
-        if not file.chains_are_sound():
+        if not _is_sound(file, part):
             found.append(f"{part.path}: slots and links do not agree with the entries")
     except StoreError as error:
         found.append(error)
     finally:
         file.close()
     yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
+
+
+def _is_sound(file: IndexFile, part: IndexPart) -> bool:
+    """Tell whether the chains of an index file lead to all of its entries. One that is being
+    written is looked at again: its slots may be ahead of its header."""
+    for pause in (*_SETTLE_PAUSES, None):
+        if file.chains_are_sound():
+            return True
+        if pause is None or not is_in_use(part.store.file_system(), part.store):
+            break
+        sleep(pause)
+        before = file.header
+        file.load()
+        if file.header != before:
+            return True  # it is written to: what it will have been is for a later look
+    return False

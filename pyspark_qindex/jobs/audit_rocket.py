@@ -458,15 +458,17 @@ def _audit_index(item: RocketItem, parts: Parts) -> Iterator[Found]:
 def _header_findings(parts: Parts, file: IndexFile) -> Iterator[Finding]:
     """Header, slots and links. Of a file that is being written they are looked at until they keep
     still, or not judged."""
-    for _ in range(8):
+    for pause in (*_SETTLE_PAUSES, None):
         file.load()
         before = file.header
         findings = list(_unsound(file))
-        file.load()
-        if not findings or file.header == before or not in_use(parts):
+        if not findings or not in_use(parts):
             break
-    else:
-        return
+        if pause is not None:
+            sleep(pause)  # slots are stored before the header
+        file.load()
+        if pause is None and file.header != before:
+            return
     yield from findings
 
 

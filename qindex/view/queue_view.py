@@ -91,7 +91,8 @@ class Row:
 
 
 class QueueView:
-    """One queue directory, pinned when this is made, or as it was ``pinned`` before.
+    """One queue directory, pinned when this is made, or as it was ``pinned`` before. ``only`` tells
+    by its number whether a segment is wanted; others are not looked at.
 
     ``findings``: what the files hold that they should not; complete when all was read.
     Raises as :func:`qindex.view.point_in_time.pin_queue`.
@@ -109,6 +110,7 @@ class QueueView:
         priority: int | None = None,
         stores: StoreDirectories,
         pinned: Pinned | None = None,
+        only: Callable[[int], bool] | None = None,
     ) -> None:
         self._fs = fs
         self._rules = rules
@@ -119,7 +121,7 @@ class QueueView:
         self._unreadable: set[int] = set()
         self._power_lost = False
         self._pinned = pinned or pin_queue(
-            fs, directory, self._layout_of(directory), trust_sums=self._trust_sums
+            fs, directory, self._layout_of(directory), trust_sums=self._trust_sums, only=only
         )
         walk = self._pinned.reading.walk
         publishes = walk.kinds < DELIVER
@@ -132,7 +134,8 @@ class QueueView:
         if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))
         touched = segment_numbers(walk.seqs, rules.entry_count)
-        self.numbers: list[int] = sorted({*self._pinned.segments, *touched})
+        numbers = {*self._pinned.segments, *touched}
+        self.numbers: list[int] = sorted(numbers if only is None else filter(only, numbers))
 
     def _layout_of(self, directory: str) -> Callable[[], Layout]:
         def layout() -> Layout:
