@@ -123,12 +123,34 @@ def _connected(app_name: str, url: str, conf: dict[str, str]) -> SparkSession:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the sources ``qindex`` and ``rocketstore`` known to a session."""
+    """Make the sources ``qindex`` and ``rocketstore`` known to a session.
+
+    Where these packages come out of an archive (``--py-files qindex.whl``) executors get it, too:
+    Spark itself hands on zip, egg and jar, but no wheel.
+    """
     from pyspark_qindex.qindex_source import QindexSource
     from pyspark_qindex.rocket_source import RocketSource
 
+    _ship_archive(spark)
     spark.dataSource.register(QindexSource)
     spark.dataSource.register(RocketSource)
+
+
+def _ship_archive(spark: SparkSession) -> None:
+    archive = Path(__file__).parents[1]
+    if not archive.is_file():
+        return
+    context = getattr(spark, "sparkContext", None)
+    name = archive.with_suffix(".zip").name
+    if context is not None and not {archive.name, name}.isdisjoint(context._python_includes):
+        return
+    scratch = tempfile.mkdtemp(prefix="qindex-archive-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    copy = shutil.copy(archive, os.path.join(scratch, name))
+    if context is not None:
+        context.addPyFile(copy)
+    else:
+        spark.addArtifact(copy, pyfile=True)
 
 
 def quiet_environment(scratch: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pyspark_qindex.offsets import Places, flatten, share, unflatten
+from pyspark_qindex.offsets import Places, check_start, flatten, share, unflatten
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore, group
 from pyspark_qindex.qindex_source import Parts
@@ -95,7 +95,9 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return unflatten(first)
         if starting == "latest":
             return unflatten({at: log.end() for at, log in logs.items()})
-        return unflatten(first | flatten(json.loads(starting)))
+        given = flatten(json.loads(starting))
+        check_start(given, {store for store, _ in logs}, logs)
+        return unflatten(first | given)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxMessagesPerBatch``."""

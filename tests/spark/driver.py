@@ -51,7 +51,8 @@ def stream(spark: SparkSession, how: str, source: str, sink: str, checkpoint: st
         .load(source)
     )
     writer = (
-        messages.writeStream.format("qindex")
+        messages.drop("queue")
+        .writeStream.format("qindex")
         .option("queue", "sink")
         .option("checkpointLocation", checkpoint)
     )
