@@ -8,10 +8,12 @@ JSON lines go to standard output (``--json FILE`` puts them there instead), tabl
 error. ``entries`` and ``messages`` are all columns into Spark's sink that keeps nothing;
 ``entries`` fails at damage, ``permissive`` is the same with rows for it (and nullable columns);
 ``numbers``, ``bodies`` and ``states`` read fewer columns, ``states`` into a count by state.
-``entries`` and ``numbers`` read all stores, the others the first one. What is read is in the page
-cache. A session is started once; the first rounds of each operation, which pay for its workers and
-for the JVM's compiler, are thrown away. The CPU time beside a rate is that of Spark's JVM and all
-its Python processes; a bar's "by CPU" is the rate that it would allow two cores with nobody else on
+``entries`` and ``numbers`` read all stores, the others the first one; there bodies have 100 bytes.
+Those of ``varied`` (entries and messages) have 20 to 400, with keys, and ``headers`` are messages
+with three headers and two properties besides, no two alike. What is read is in the page cache. A
+session is started once; the first rounds of each operation, which pay for its workers and for the
+JVM's compiler, are thrown away. The CPU time beside a rate is that of Spark's JVM and all its
+Python processes; a bar's "by CPU" is the rate that it would allow two cores with nobody else on
 them.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -42,6 +45,9 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "states": {"include": "entries", "columns": "store,queue,state"},
     "messages": {"include": "messages"},
     "bodies": {"include": "messages", "columns": "queue,seq_id,body"},
+    "varied entries": {"include": "entries"},
+    "varied": {"include": "messages"},
+    "headers": {"include": "messages"},
 }
 MASTERS = {"spark, 1 core": "local[1]", "spark, 2 cores": "local[2]"}
 BAR_ENTRIES = 3e6
@@ -55,19 +61,39 @@ rise up to the fifth); the others, after these, have one."""
 
 
 def make_stores(directory: Path, stores: int, messages: int) -> None:
-    """Fill stores with equal shares of plain messages, in two queues each."""
+    """Fill stores with equal shares of plain messages, in two queues each, and a smaller one with
+    messages of each other kind."""
     share = messages // stores // 2
     for number in range(stores):
-        with qindex.open(directory / f"store-{number}") as engine:
+        with qindex.open(directory / "plain" / f"store-{number}") as engine:
             for name in ("orders", "audit"):
                 for first in range(0, share, _BATCH):
                     engine.queue(name).publish_many([BODY] * min(_BATCH, share - first))
+    dice = random.Random(7)
+    for kind in ("varied", "headers"):
+        with qindex.open(directory / kind) as engine:
+            queue = engine.queue("orders")
+            for number in range(share // 4):
+                body = dice.randbytes(dice.randint(20, 400))
+                queue.publish(body, key=f"order-{number}", **_tables(kind, number))
+
+
+def _tables(kind: str, number: int) -> dict[str, Any]:
+    if kind == "varied":
+        return {}
+    return {
+        "headers": {"kind": "new", "attempt": number % 3, "trace": f"{number * 7919:016x}"},
+        "properties": {"content_type": "application/json", "message_id": f"m-{number}"},
+    }
 
 
 def place(directory: Path, name: str) -> Path:
     """Tell what an operation reads: a figure that is held to a bar is of as many rows as pay for
     the start of a job."""
-    return directory if name in _JUDGED else directory / "store-0"
+    if name in _JUDGED:
+        return directory / "plain"
+    kind = name.partition(" ")[0]
+    return directory / (kind if kind in ("varied", "headers") else "plain/store-0")
 
 
 def plain_loop(directory: Path, options: dict[str, str]) -> int:

@@ -21,6 +21,7 @@ import typer
 
 from journal.errors import DamageError, StoreError, UsageError
 from pyspark_qindex.errors import SparkMissingError, explain
+from pyspark_qindex.local_session import CONNECT
 from qindex.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ __all__ = ["pipeline_command"]
 
 JOB_NAMES: Final = ("audit", "stats", "build-index", "export", "import", "migrate")
 _NEEDED: Final = ("pyspark", "pyarrow", "pandas")
-_STANDALONE: Final = re.compile(r"spark://(.+)")
+_ANSWERS: Final = re.compile(r"(?:spark|sc)://([^/]+)(?:/.*)?")
+_CONNECT_PORT: Final = "15002"
 _HADOOP: Final = frozenset({"HADOOP_CONF_DIR", "YARN_CONF_DIR"})
 """Say where YARN is; without, its client asks this machine for a quarter of an hour."""
 _CONNECT_SECONDS: Final = 5.0
@@ -67,7 +69,8 @@ def pipeline_command(
         typer.Option("--out", "-o", help="A new directory for the results.", show_default=False),
     ],
     master: Annotated[
-        str, typer.Option("--master", help="Spark master: local[N], spark://HOST:PORT, ...")
+        str,
+        typer.Option("--master", help="Spark master: local[N], spark://HOST:PORT, sc://HOST, ..."),
     ] = "local[*]",
     install: Annotated[
         bool,
@@ -103,6 +106,7 @@ def pipeline_command(
     from pyspark_qindex.jobs.progress import show_progress
     from pyspark_qindex.jobs.results import claim, write_outcome
     from pyspark_qindex.jobs.transfer import find_exports
+    from pyspark_qindex.local_session import active_session
 
     if not all([*paths, out]):
         raise UsageError("a path is empty")
@@ -116,9 +120,7 @@ def pipeline_command(
     _check_master(master)
     claim(out)
     with _in_one_line(), _without_chatter():
-        from pyspark.sql import SparkSession
-
-        running = SparkSession.getActiveSession() is not None
+        running = active_session() is not None
         spark = session(app_name=f"qindex {job}", master=master)
         try:
             with show_progress(spark, job):
@@ -140,16 +142,20 @@ def _need_spark() -> None:
 
 
 def _check_master(master: str) -> None:
-    """See whether a standalone master answers: Spark itself would try for a minute and more."""
-    found = _STANDALONE.fullmatch(master)
+    """See whether a standalone master, or a Spark Connect server, answers: Spark itself would try
+    for a minute and more."""
+    found = _ANSWERS.fullmatch(master)
     if found is None:
         if not re.match(r"(local(\[|$|-cluster)|yarn$|k8s://)", master):
-            raise UsageError(f"--master {master!r}: local[N], spark://HOST:PORT, yarn or k8s://...")
+            known = "local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..."
+            raise UsageError(f"--master {master!r}: {known}")
         if master == "yarn" and not (_HADOOP & os.environ.keys()):
             raise UsageError(f"--master yarn: none of {', '.join(sorted(_HADOOP))} is set")
         return
     failure: object = "no host is given"
     for one in found.group(1).split(","):
+        if master.startswith(CONNECT) and ":" not in one:
+            one += f":{_CONNECT_PORT}"
         host, _, port = one.rpartition(":")
         try:
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

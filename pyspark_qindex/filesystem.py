@@ -1,15 +1,17 @@
 """Stores anywhere: the file seam (:mod:`journal.files`) over what fsspec reads.
 
-A local path is read as it is. Of a remote one (``s3://bucket/backups``, ``memory://x``, ...) each
-file is copied into a temporary directory when it is first opened, once for each task, and the
-copy is read; directories are listed where they are. The readers see paths below ``/``; the
-store's URL is put in front of them again in what a user sees.
+A local path is read as it is. Of a remote one (``s3://bucket/backups``, ``memory://x``, ...) what
+is read of a file is fetched into a copy in a temporary directory, once for each task: some blocks
+where some bytes are wanted, all of it where it is mapped. Directories are listed where they are,
+and tell the sizes of their files. The readers see paths below ``/``; the store's URL is put in
+front of them again in what a user sees.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
+import mmap
 import os
 import shutil
 import stat
@@ -28,10 +30,53 @@ __all__ = ["Place", "RemoteFileSystem", "expand", "file_system", "is_glob", "loc
 _GLOB: Final = frozenset("*?[")
 _REMOTE: Final = "://"
 _READ_ONLY: Final = os.O_RDONLY | os.O_CLOEXEC
+_BLOCK: Final = 16 << 10
+"""Bytes of a remote file that are fetched at least: a request takes longer than they do."""
+_MOST_BLOCKS: Final = (32 << 20) // _BLOCK
+"""Blocks that one request may give; they pass through memory."""
+_ALL: Final = 1 << 62
 
 Place = tuple[str, dict[str, Any]]
 """Protocol (empty for local files), and what fsspec is told besides: what a task needs to open
 the same file system."""
+
+
+class _Copy:
+    """The local copy of a remote file: of its full size from the beginning, with holes where
+    nothing was fetched yet."""
+
+    def __init__(self, remote: Any, key: str, path: str, size: int | None) -> None:
+        self._remote = remote
+        self._key = key
+        self.path = path
+        if size is None:  # nobody knows beforehand
+            remote.get_file(key, path)
+            self._size = 0
+        else:
+            self._size = size
+            with open(path, "xb") as file:
+                file.truncate(size)
+        self._there = bytearray(-(-self._size // _BLOCK))
+
+    def fetch(self, start: int, end: int) -> None:
+        """Have the bytes from ``start`` to ``end``, as far as the file goes. Raises what the remote
+        file system does."""
+        first, last = start // _BLOCK, -(-min(end, self._size) // _BLOCK)
+        if self._size and not any(self._there) and (first, last) == (0, len(self._there)):
+            self._remote.get_file(self._key, self.path)
+            self._there[:] = b"\1" * len(self._there)
+            return
+        while (first := self._there.find(0, first, last)) >= 0:
+            stop = self._there.find(1, first, last)
+            stop = min(last if stop < 0 else stop, first + _MOST_BLOCKS)
+            low, high = first * _BLOCK, min(stop * _BLOCK, self._size)
+            data = self._remote.cat_file(self._key, start=low, end=high)
+            if len(data) != high - low:
+                raise OSError(errno.EIO, f"{len(data)} bytes came in place of {high - low}")
+            with open(self.path, "r+b") as file:
+                file.seek(low)
+                file.write(data)
+            self._there[first:stop] = b"\1" * (stop - first)
 
 
 class RemoteFileSystem(RealFileSystem):
@@ -40,22 +85,62 @@ class RemoteFileSystem(RealFileSystem):
 
     def __init__(self, protocol: str, storage: dict[str, Any]) -> None:
         self._remote = _fsspec_file_system(protocol, storage)
-        self._copies = tempfile.mkdtemp(prefix="qindex-")
-        self._names: dict[str, str] = {}
-        weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
+        self._directory = tempfile.mkdtemp(prefix="qindex-")
+        self._copies: dict[str, _Copy] = {}
+        self._open: dict[int, _Copy] = {}
+        self._known: dict[str, dict[str, Any]] = {}
+        self._listed: set[str] = set()
+        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
 
     def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int:  # type: ignore[override]
-        """Copy the file at its first use, and open the copy."""
+        """Open a copy, which is filled as it is read."""
         if flags & ~_READ_ONLY:
             self._refuse()
         name = os.fspath(path)
-        copy = self._names.get(name)
+        copy = self._copies.get(name)
         if copy is None:
-            copy = os.path.join(self._copies, str(len(self._names)))
+            info = self._info(name)
+            if info["type"] == "directory":
+                raise IsADirectoryError(errno.EISDIR, "is a directory", name)
+            place = os.path.join(self._directory, str(len(self._copies)))
             with _as_system_error(name):
-                self._remote.get_file(self._key(name), copy)
-            self._names[name] = copy
-        return os.open(copy, flags)
+                copy = _Copy(self._remote, self._key(name), place, info.get("size"))
+            self._copies[name] = copy
+        fd = os.open(copy.path, flags)
+        self._open[fd] = copy
+        return fd
+
+    def close(self, fd: int, /) -> None:
+        """Close a copy; what was fetched is kept."""
+        self._open.pop(fd, None)
+        os.close(fd)
+
+    def read(self, fd: int, length: int, /) -> bytes:
+        """Read on, and fetch what is wanted."""
+        at = os.lseek(fd, 0, os.SEEK_CUR)
+        self._fetch(fd, at, at + length)
+        return os.read(fd, length)
+
+    def pread(self, fd: int, length: int, offset: int, /) -> bytes:
+        """Read at an offset, and fetch what is wanted."""
+        self._fetch(fd, offset, offset + length)
+        return os.pread(fd, length, offset)
+
+    def lseek(self, fd: int, offset: int, whence: int, /) -> int:
+        """Seek; where data and holes are can only be told of a whole file."""
+        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            self._fetch(fd, 0, _ALL)
+        return os.lseek(fd, offset, whence)
+
+    def mmap(self, fd: int, length: int, writable: bool, /) -> mmap.mmap:  # type: ignore[override]
+        """Map a file, all of which is fetched."""
+        self._fetch(fd, 0, length)
+        return REAL.mmap(fd, length, writable)
+
+    def _fetch(self, fd: int, start: int, end: int) -> None:
+        copy = self._open[fd]
+        with _as_system_error(copy.path):
+            copy.fetch(start, end)
 
     def listdir(self, path: PathLike, /) -> list[str]:  # type: ignore[override]
         """Give the names in a directory, where it is."""
@@ -65,15 +150,26 @@ class RemoteFileSystem(RealFileSystem):
         key = self._key(name).rstrip("/")
         if [one["name"].rstrip("/") for one in found if one["type"] == "file"] == [key]:
             raise NotADirectoryError(20, "is a file", name)
-        return [os.path.basename(one["name"].rstrip("/")) for one in found]
+        names = {os.path.basename(one["name"].rstrip("/")): one for one in found}
+        self._known |= {os.path.join(name, inner): one for inner, one in names.items()}
+        self._listed.add(name)
+        return list(names)
 
     def stat(self, path: PathLike, /) -> os.stat_result:  # type: ignore[override]
         """Tell directory from file, and its size; the rest is zero."""
-        name = os.fspath(path)
-        with _as_system_error(name):
-            info = self._remote.info(self._key(name))
+        info = self._info(os.fspath(path))
         kind = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
         return os.stat_result((kind | 0o444, 0, 0, 1, 0, 0, info.get("size") or 0, 0, 0, 0))
+
+    def _info(self, name: str) -> dict[str, Any]:
+        """Give what is known of a file or directory, also from a listing: a backup stands still."""
+        info = self._known.get(name)
+        if info is None:
+            if os.path.dirname(name) in self._listed:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+            with _as_system_error(name):
+                info = self._known[name] = self._remote.info(self._key(name))
+        return info
 
     def _key(self, path: str) -> str:
         key: str = self._remote.root_marker + path.strip("/")

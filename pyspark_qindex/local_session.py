@@ -19,14 +19,23 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark_qindex.errors import SparkMissingError
+from pyspark_qindex.errors import SparkMissingError, one_line
 from pyspark_qindex.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LOOPBACK_ONLY", "quiet_environment", "register", "session"]
+__all__ = [
+    "CONNECT",
+    "LOOPBACK_ONLY",
+    "active_session",
+    "quiet_environment",
+    "register",
+    "session",
+]
 
+CONNECT: Final = "sc://"
+"""How the URL of a Spark Connect server begins."""
 LOOPBACK_ONLY: Final = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
 """Environment of Spark's processes that no other machine may reach."""
 _LOOPBACK: Final = re.compile(r"//(127\.|localhost\b)")
@@ -55,15 +64,18 @@ def session(
     """Give a session with our sources registered; the running one, if there is one.
 
     ``master``: ``local[N]``, or a cluster's, whose machines need the packages of the extra
-    ``spark`` and see the stores under the same paths. ``conf``: settings beside, or in place of,
-    those made here. ``quick``: for a few small jobs. Raises :class:`SparkMissingError` without
-    pyspark or Java.
+    ``spark`` and see the stores under the same paths; ``sc://HOST[:PORT]`` is a Spark Connect
+    server, on whose machine this holds, too. ``conf``: settings beside, or in place of, those made
+    here. ``quick``: for a few small jobs. Raises :class:`SparkMissingError` without pyspark or
+    Java, or what Spark Connect needs.
     """
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
         raise SparkMissingError("pyspark is not installed: pip install qindex[spark]") from error
-    active = SparkSession.getActiveSession()
+    if master.startswith(CONNECT):
+        return _connected(app_name, master, conf or {})
+    active = active_session()
     if active is not None:
         register(active)
         return active
@@ -83,13 +95,62 @@ def session(
     return spark
 
 
+def active_session() -> SparkSession | None:
+    """Give the running session, also one of Spark Connect."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    connect = sys.modules.get("pyspark.sql.connect.session")  # else there is none
+    if active is None and connect is not None:
+        found: SparkSession | None = connect.SparkSession.getActiveSession()
+        return found
+    return active
+
+
+def _connected(app_name: str, url: str, conf: dict[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.remote(url).appName(app_name)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except ImportError as error:
+        what = one_line(str(error))
+        raise SparkMissingError(f"{url}: {what} pip install qindex[connect]") from error
+    register(spark)
+    return spark
+
+
 def register(spark: SparkSession) -> None:
-    """Make the sources ``qindex`` and ``rocketstore`` known to a session."""
+    """Make the sources ``qindex`` and ``rocketstore`` known to a session.
+
+    Where these packages come out of an archive (``--py-files qindex.whl``) executors get it, too:
+    Spark itself hands on zip, egg and jar, but no wheel.
+    """
     from pyspark_qindex.qindex_source import QindexSource
     from pyspark_qindex.rocket_source import RocketSource
 
+    _ship_archive(spark)
     spark.dataSource.register(QindexSource)
     spark.dataSource.register(RocketSource)
+
+
+def _ship_archive(spark: SparkSession) -> None:
+    archive = Path(__file__).parents[1]
+    if not archive.is_file():
+        return
+    context = getattr(spark, "sparkContext", None)
+    name = archive.with_suffix(".zip").name
+    if context is not None and not {archive.name, name}.isdisjoint(context._python_includes):
+        return
+    scratch = tempfile.mkdtemp(prefix="qindex-archive-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    copy = shutil.copy(archive, os.path.join(scratch, name))
+    if context is not None:
+        context.addPyFile(copy)
+    else:
+        spark.addArtifact(copy, pyfile=True)
 
 
 def quiet_environment(scratch: str) -> dict[str, str]:

@@ -8,11 +8,14 @@ waiting by a large one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from journal.errors import UsageError
 
-__all__ = ["Places", "flatten", "next_places", "share", "unflatten"]
+__all__ = ["Places", "check_start", "flatten", "next_places", "share", "unflatten"]
+
+_SHOWN = 10
+"""Names that an error lists."""
 
 Places = dict[tuple[str, str], int]
 """By store and queue; the queue of a CommitLog is empty."""
@@ -43,6 +46,26 @@ def unflatten(places: Places) -> dict[str, object]:
         assert isinstance(queues, dict)
         queues[queue] = place
     return offsets
+
+
+def check_start(given: Places, stores: Collection[str], known: Collection[tuple[str, str]]) -> None:
+    """See whether each place in ``startingPosition`` is of a source that is followed. ``stores``:
+    that are; ``known``: sources of those that could be read. Raises :class:`UsageError`."""
+    read = {store for store, _ in known}
+    for store, queue in given:
+        if store not in stores:
+            what = f"startingPosition names {store}, which is not followed"
+            raise UsageError(f"{what}; there are {_some(sorted(stores))}")
+        if store in read and (store, queue) not in known:
+            queues = sorted(name for one, name in known if one == store)
+            what = f"startingPosition names {queue!r} of {store}, which is not followed"
+            what += f"; there are {_some(queues)}" if any(queues) else ": a number is right"
+            raise UsageError(what)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def next_places(start: Places, heads: Places, most: int | None) -> Places:

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from journal.errors import UsageError
 from pyspark_qindex import schemas
 from pyspark_qindex.schemas import Table
 
-__all__ = ["ROCKET_TABLES", "TABLES", "ReadOptions", "list_of", "number_of", "read_options"]
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "ROCKET_TABLES",
+    "TABLES",
+    "ReadOptions",
+    "list_of",
+    "number_of",
+    "read_options",
+    "with_schema",
+]
 
 TABLES: Final[dict[str, Table]] = {
     "messages": schemas.MESSAGES,
@@ -35,8 +46,16 @@ _MODES: Final = ("permissive", "failfast")
 _STARTS: Final = ("earliest", "latest")
 _COMMON: Final = frozenset({"path", "paths", "include", "columns", "mode", "partitions"})
 _STREAM: Final = frozenset({"startingposition", "maxmessagesperbatch"})
-_OURS: Final = frozenset({"queue", "seq_from", "seq_to", "key"}) | _STREAM
-_ROCKET: Final = frozenset({"topic", "queue_id", "key"}) | _STREAM
+_CHOOSE: Final[dict[str, frozenset[str]]] = {
+    "messages": frozenset({"queue", "seq_from", "seq_to", "key"}),
+    "entries": frozenset({"queue", "seq_from", "seq_to"}),
+    "files": frozenset({"queue"}),
+    "stored": frozenset(),
+    "records": frozenset({"topic", "queue_id", "key"}),
+    "units": frozenset({"topic", "queue_id"}),
+    "index": frozenset(),
+}
+"""The options that choose rows, of each table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +83,23 @@ class ReadOptions:
     storage: dict[str, str] = field(default_factory=dict)
 
 
-def read_options(options: Mapping[str, str], tables: Mapping[str, Table]) -> ReadOptions:
-    """Check the options of a read of one of ``tables``. Raises :class:`UsageError`."""
+def read_options(
+    options: Mapping[str, str], tables: Mapping[str, Table], *, stream: bool | None = None
+) -> ReadOptions:
+    """Check the options of a read of one of ``tables``. ``stream``: whether it is one, if that is
+    known. Raises :class:`UsageError`, also for an option that would do nothing."""
     given = {name.lower(): value for name, value in options.items()}
-    known = _COMMON | (_OURS if "messages" in tables else _ROCKET)
+    known = _COMMON.union(_STREAM, *(_CHOOSE[name] for name in tables))
     for name in given:
         if name not in known and not name.startswith("storage."):
             raise UsageError(f"no option {name!r}; there are {', '.join(sorted(known))}, storage.*")
     include = _one_of(given, "include", tuple(tables))
+    for name in known - _COMMON - _STREAM - _CHOOSE[include]:
+        if name in given:
+            raise UsageError(f"option {name} chooses nothing of include={include}")
+    for name in _STREAM:
+        if name in given and stream is False:
+            raise UsageError(f"option {name} is of streams: spark.readStream")
     paths = _paths(given)
     if not paths:
         raise UsageError("no path: load(path) or option path is needed")
@@ -97,6 +125,22 @@ def read_options(options: Mapping[str, str], tables: Mapping[str, Table]) -> Rea
             if name.lower().startswith("storage.")
         },
     )
+
+
+def with_schema(
+    options: ReadOptions, schema: StructType, tables: Mapping[str, Table]
+) -> ReadOptions:
+    """Give the options with the columns that ``.schema(...)`` asks for, which is Spark's word for
+    what it expects. Raises :class:`UsageError` for a column that is not of the table, and for one
+    of another type."""
+    if schema == schemas.spark_schema(options.columns):
+        return options
+    table = tables[options.include]
+    if not options.permissive:
+        table = schemas.without_damage(options.include, table)
+    if options.columns.keys() != table.keys() and list(options.columns) != schema.names:
+        raise UsageError("columns and schema() name different columns: one of them is enough")
+    return replace(options, columns=schemas.columns_of(schema, table))
 
 
 def list_of(text: str) -> tuple[str, ...]:

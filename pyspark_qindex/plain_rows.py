@@ -1,13 +1,14 @@
 """Find the fields of our embedded message records with numpy, many at once.
 
-Most messages have a body, perhaps a key, and neither headers nor properties. Where their fields
-begin and end follows from a few bytes of each record (:mod:`qindex.format.message_record`), which
-are looked at in columns here; all other records are for :func:`qindex.format.entries.read_entry`.
+Where the fields of a record begin and end (:mod:`qindex.format.message_record`) follows from a few
+bytes of it, which are looked at in columns here: the key stands in front, the body at the end, with
+the size that the index has, and headers and properties between them. All other records are for
+:func:`qindex.format.entries.read_entry`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,8 @@ class PlainRows:
     """Where the fields of some records are: offsets in the data.
 
     ``rows``: which of the records asked for. ``key_starts``, ``key_ends``: equal where there is
-    none; ``has_key`` tells it from an empty one.
+    none; ``has_key`` tells it from an empty one. From ``key_ends`` to ``table_ends`` stand headers
+    and properties; ``has_tables`` tells where there are any.
     """
 
     rows: I64
@@ -47,13 +49,20 @@ class PlainRows:
     has_key: Bools
     key_starts: I64
     key_ends: I64
+    has_tables: Bools
+    table_ends: I64
     body_starts: I64
     body_ends: I64
 
+    def take(self, chosen: Bools) -> PlainRows:
+        """Give some of them."""
+        return PlainRows(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
-def find_plain(data: Data, starts: I64, lengths: I64) -> PlainRows:
-    """Find the records of ours, among those at ``starts`` with ``lengths`` bytes, that have
-    neither headers nor properties. Records are known to be sound, or foreign. O(records)."""
+
+def find_plain(data: Data, starts: I64, lengths: I64, sizes: I64) -> PlainRows:
+    """Find the records of ours among those at ``starts`` with ``lengths`` bytes, ``sizes`` of them
+    their bodies. Records are known to be sound, or foreign; headers and properties are not looked
+    into. O(records)."""
     flat = np.frombuffer(data, np.uint8)
     rows = np.flatnonzero(lengths >= _SHORTEST)
     at = starts[rows]
@@ -63,23 +72,24 @@ def find_plain(data: Data, starts: I64, lengths: I64) -> PlainRows:
     rows, at = rows[ours], at[ours]
     ends = at + lengths[rows]
     key_starts, key_ends = _keys(flat, at + _KEY_AT)
-    # Nothing below may look behind the data: the two nils and the body's shortest head.
-    fits = key_ends + 4 <= len(flat)
+    body_starts = ends - sizes[rows]
+    table_ends = _body_heads(flat, at + _KEY_AT, body_starts, sizes[rows])
+    # Nothing below may look outside of a record: two tables have at least a byte each.
+    fits = key_ends + 2 <= table_ends
     nils = np.where(fits, key_ends, at)
-    plain = fits & (flat[nils] == _NIL) & (flat[nils + 1] == _NIL)
-    body_starts, body_ends = _bodies(flat, np.where(plain, key_ends + 2, at))
-    plain &= body_ends == ends
-    rows, at = rows[plain], at[plain]
+    has_tables = (table_ends != nils + 2) | (flat[nils] != _NIL) | (flat[nils + 1] != _NIL)
     stamps = np.ascontiguousarray(flat[(at + _STAMP_AT)[:, None] + np.arange(8)])
     return PlainRows(
         rows=rows,
         stamps=stamps.view(">u8").ravel().astype(np.int64),
         has_key=flat[at + _KEY_AT] != _NIL,
-        key_starts=key_starts[plain],
-        key_ends=key_ends[plain],
-        body_starts=body_starts[plain],
-        body_ends=body_ends[plain],
-    )
+        key_starts=key_starts,
+        key_ends=key_ends,
+        has_tables=has_tables,
+        table_ends=table_ends,
+        body_starts=body_starts,
+        body_ends=ends,
+    ).take(fits)
 
 
 def _keys(flat: U8, at: I64) -> tuple[I64, I64]:
@@ -98,13 +108,15 @@ def _keys(flat: U8, at: I64) -> tuple[I64, I64]:
     return starts, starts + sizes
 
 
-def _bodies(flat: U8, at: I64) -> tuple[I64, I64]:
-    """Give where the binaries at ``at`` begin and end; no end is right where they are none."""
-    tags = flat[at]
+def _body_heads(flat: U8, first: I64, starts: I64, sizes: I64) -> I64:
+    """Give where the heads of binaries begin whose bytes begin at ``starts``; -1 where none stands
+    behind ``first``, or one of another size."""
+    kinds = [sizes < 1 << 8, sizes < 1 << 16]
+    heads = starts - np.select(kinds, [2, 3], 5)
+    inside = heads >= first
+    at = np.where(inside, heads, first)
     byte = [flat[np.minimum(at + index, len(flat) - 1)].astype(np.int64) for index in range(5)]
     two = byte[1] << 8 | byte[2]
-    kinds = [tags == _BIN8, tags == _BIN16, tags == _BIN32]
-    heads = np.select(kinds, [2, 3, 5], 0)
-    sizes = np.select(kinds, [byte[1], two, two << 16 | byte[3] << 8 | byte[4]], -1)
-    starts = at + heads
-    return starts, starts + sizes
+    tags = np.select(kinds, [_BIN8, _BIN16], _BIN32)
+    told = np.select(kinds, [byte[1], two], two << 16 | byte[3] << 8 | byte[4])
+    return np.where(inside & (byte[0] == tags) & (told == sizes), heads, -1)

@@ -7,6 +7,9 @@ touches need the journal. It goes along with the part, or where journals are too
 (:data:`SHIPPED_BYTES`) the task pins anew, and leaves out what was published since. A message that
 is acknowledged between plan and read, and whose segment was deleted, is not given.
 
+Remote stores are backups, and stand still. Their queues are only listed here: what would have to be
+fetched to pin them is fetched by the tasks, each for its own segments.
+
 Small queues are packed together and large ones split by segments, so that there are two to four
 tasks for each core, of about equal size.
 """
@@ -27,6 +30,7 @@ from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
 from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.resynchronise import Reading
+from qindex.format.segment import file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery import store_directory
 from qindex.view.point_in_time import Pinned
@@ -77,7 +81,8 @@ class QueuePart:
 
     ``pinned``: the moment to show; ``None``: pin anew. ``head``: above what the plan saw of the
     queue. ``leads``: this part tells what is wrong with the journal. ``weight``: bytes.
-    ``entry_count``: seq_ids a segment.
+    ``entry_count``: seq_ids a segment. ``listed``: of a queue that was only listed the segments
+    that have files; the part that leads reads those that the journal alone has, too.
     """
 
     store: Store
@@ -94,6 +99,13 @@ class QueuePart:
     low: int = 0
     high: int | None = None
     entry_count: int = 0
+    listed: frozenset[int] | None = None
+
+    def wants(self, number: int) -> bool:
+        """Tell whether a segment is this part's."""
+        if number in self.numbers:
+            return True
+        return self.leads and self.listed is not None and number not in self.listed
 
     def view(self) -> QueueView | None:
         """Look at the queue; ``None`` when it was deleted since the plan.
@@ -110,6 +122,7 @@ class QueuePart:
                 priority=self.priority,
                 stores=self.stores,
                 pinned=self.pinned,
+                only=None if self.listed is None else self.wants,
             )
         except FileNotFoundError:
             if self.store.is_deleted(self.directory):
@@ -137,7 +150,7 @@ def plan_queues(options: ReadOptions) -> list[list[Part]]:
     shipped = [SHIPPED_BYTES]
 
     def parts(store: Store, fs: FileSystem) -> list[Part]:
-        return queue_parts(store, fs, options, shipped)
+        return queue_parts(store, fs, options, None if store.place[0] else shipped)
 
     found = _each_store(options, parts)
     total = sum(part.weight for part in found)
@@ -179,10 +192,13 @@ def _each_store(
 
 
 def queue_parts(
-    store: Store, fs: FileSystem, options: ReadOptions, shipped: list[int]
+    store: Store, fs: FileSystem, options: ReadOptions, shipped: list[int] | None
 ) -> list[Part]:
-    """Pin the queues of a store that are wanted; each is one part. ``shipped``: bytes of journals
-    that the plan may still carry, in a list that is updated. Raises :class:`StoreError`."""
+    """Plan the queues of a store that are wanted; each is one part.
+
+    They are pinned. ``shipped``: bytes of journals that the plan may still carry, in a list that is
+    updated; ``None``: the queues are only listed. Raises :class:`StoreError`.
+    """
     reader = StoreReader(store.path, fs)
     parts: list[Part] = []
     queues = reader.readers()
@@ -194,13 +210,43 @@ def queue_parts(
             continue
         for one in queue.directories:
             try:
-                view = reader.pin(one)
+                if shipped is None:
+                    parts.append(_listed_part(store, fs, reader, one, bodies))
+                else:
+                    view = reader.pin(one)
+                    parts.append(_whole_part(store, reader, one, view, shipped, bodies))
             except FileNotFoundError:
-                if store.is_deleted(reader.path_of(one)):
-                    continue
-                raise
-            parts.append(_whole_part(store, reader, one, view, shipped, bodies))
+                if not store.is_deleted(reader.path_of(one)):
+                    raise
     return [*parts, *(FailedStore(store, str(finding)) for finding in reader.findings)]
+
+
+def _listed_part(
+    store: Store, fs: FileSystem, reader: StoreReader, one: QueueDirectory, bodies: int
+) -> QueuePart:
+    directory = reader.path_of(one)
+    weight = bodies
+    numbers = []
+    for name in fs.listdir(directory):
+        weight += fs.stat(os.path.join(directory, name)).st_size
+        number = file_number(name)
+        if number is not None:
+            numbers.append(number)
+    return QueuePart(
+        store=store,
+        queue=one.name,
+        directory=directory,
+        rules=reader.rules(one),
+        priority=one.priority,
+        stores=reader.stores,
+        numbers=tuple(sorted(numbers)),
+        pinned=None,
+        head=0,
+        leads=True,
+        weight=weight,
+        entry_count=reader.rules(one).entry_count,
+        listed=frozenset(numbers),
+    )
 
 
 def _whole_part(

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
 from pyspark_qindex.batches import tell
-from pyspark_qindex.options import TABLES, ReadOptions, read_options
+from pyspark_qindex.options import TABLES, ReadOptions, read_options, with_schema
 from pyspark_qindex.planning import FailedStore, Part, QueuePart, plan_queues, plan_stores
 from pyspark_qindex.read_entries import read_entries
 from pyspark_qindex.read_files import read_files, read_stored
@@ -43,13 +43,13 @@ class QindexSource(DataSource):
 
     def reader(self, schema: StructType) -> QindexReader:
         """Plan and read at one moment."""
-        return QindexReader(self._options())
+        return QindexReader(self._options(schema, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Follow queues; only messages can be followed."""
         from pyspark_qindex.streaming import QueueStream
 
-        options = self._options()
+        options = self._options(schema, stream=True)
         if options.include != "messages":
             raise UsageError("a stream has messages: no option include")
         return QueueStream(options)
@@ -58,7 +58,7 @@ class QindexSource(DataSource):
         """Publish each batch into a queue, once."""
         from pyspark_qindex.sink import QueueSink, sink_options
 
-        return QueueSink(sink_options(self.options), schema)
+        return QueueSink(sink_options(self.options, stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Publish a DataFrame into a queue."""
@@ -66,10 +66,13 @@ class QindexSource(DataSource):
 
         if overwrite:
             raise UsageError("a queue can't be overwritten: mode append is right")
-        return QueueWriter(sink_options(self.options), schema)
+        return QueueWriter(sink_options(self.options, stream=False), schema)
 
-    def _options(self) -> ReadOptions:
-        return read_options(self.options, TABLES)
+    def _options(
+        self, schema: StructType | None = None, *, stream: bool | None = None
+    ) -> ReadOptions:
+        options = read_options(self.options, TABLES, stream=stream)
+        return options if schema is None else with_schema(options, schema, TABLES)
 
 
 @dataclass

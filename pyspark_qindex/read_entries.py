@@ -48,7 +48,7 @@ def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBat
     else:
         if view is None:
             return
-        for number in part.numbers:
+        for number in view.numbers if part.listed is not None else part.numbers:
             yield from _batches(part, options, view.entries(number))
         found += view_findings(view, part)
     yield from tell(options.columns, part.store, part.queue, found, permissive=options.permissive)

@@ -1,8 +1,8 @@
 """Messages as Arrow batches.
 
-Embedded messages of ours without headers and properties go straight from the bytes of the file
-into Arrow (:mod:`pyspark_qindex.plain_rows`); the others (with headers, from the message store,
-RabbitMQ's) are decoded one by one, as ``qindex cat`` does.
+Embedded messages of ours go straight from the bytes of the file into Arrow
+(:mod:`pyspark_qindex.plain_rows`, :mod:`pyspark_qindex.table_rows`); the others (from the message
+store, RabbitMQ's) are decoded one by one, as ``qindex cat`` does.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from pyspark_qindex.plain_rows import PlainRows, find_plain
 from pyspark_qindex.planning import QueuePart
 from pyspark_qindex.read_entries import seq_bounds, view_findings
 from pyspark_qindex.stores import StoreNotHereError
+from pyspark_qindex.table_rows import json_tables
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
 from qindex.format.resynchronise import Data
@@ -49,6 +50,7 @@ I64 = npt.NDArray[np.int64]
 
 _ROWS_AT_ONCE = 16384
 _BYTES_AT_ONCE = 8 << 20
+_TABLES = frozenset({"headers", "properties"})
 
 
 def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -69,7 +71,7 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
             return
         on_rows: set[tuple[str, int]] = set()
         try:
-            for number in part.numbers:
+            for number in view.numbers if part.listed is not None else part.numbers:
                 columns = view.columns(number)
                 if columns is not None:
                     yield from _Segment(part, options, view, columns, on_rows).batches()
@@ -127,7 +129,14 @@ class _Segment:
         payloads = source.offsets[columns.row_of[mine]] + source.head_size
         heads = source.heads_of(columns.row_of[mine])
         starts = payloads + PAYLOAD_SIZE
-        found = find_plain(data, starts, heads["embedded"].astype(np.int64))
+        lengths, sizes = (heads[name].astype(np.int64) for name in ("embedded", "size"))
+        found = find_plain(data, starts, lengths, sizes)
+        tables: tuple[pa.Array, pa.Array] | None = None
+        if found.has_tables.any() and _TABLES & self.options.columns.keys():
+            packed = _slices(data, found.key_ends, found.table_ends)
+            headers, properties, sound = json_tables(packed)
+            found = found.take(sound)
+            tables = headers.filter(pa.array(sound)), properties.filter(pa.array(sound))
         if not len(found.rows):
             return None, mine
         others = np.delete(mine, found.rows)
@@ -138,7 +147,7 @@ class _Segment:
             # A key that is no UTF-8.
             return None, np.sort(np.concatenate((mine, others)))
         seqs = columns.seqs[mine]
-        batch = self._plain_batch(source, mine, heads, starts, found, keys)
+        batch = self._plain_batch(source, mine, heads, starts, found, keys, tables)
         if self.options.key is not None:
             wanted = pc.fill_null(pc.equal(keys, self.options.key), False)
             batch = batch.filter(wanted)
@@ -153,6 +162,7 @@ class _Segment:
         starts: I64,
         found: PlainRows,
         keys: pa.Array,
+        tables: tuple[pa.Array, pa.Array] | None,
     ) -> pa.RecordBatch:
         columns, data, count = self.columns, source.data, len(mine)
         ids = np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, 16)
@@ -168,8 +178,8 @@ class _Segment:
                 "expiry": lambda: numbers(heads["expiry"].astype(np.int64), absent=0),
                 "timestamp": lambda: numbers(found.stamps, absent=0),
                 "key": lambda: keys,
-                "headers": lambda: constant("{}", count),
-                "properties": lambda: constant("{}", count),
+                "headers": lambda: tables[0] if tables else constant("{}", count),
+                "properties": lambda: tables[1] if tables else constant("{}", count),
                 "size": lambda: numbers(columns.sizes[mine]),
                 "body": lambda: _slices(data, found.body_starts, found.body_ends),
                 "location": lambda: constant(source.location, count),

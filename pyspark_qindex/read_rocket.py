@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -26,23 +27,31 @@ from pyspark_qindex.batches import (
 )
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore
-from pyspark_qindex.rocket_planning import IndexPart, LogPart, RocketPart, UnitsPart
+from pyspark_qindex.rocket_planning import (
+    IndexPart,
+    LogPart,
+    RocketPart,
+    UnitsPart,
+    is_in_use,
+    open_log,
+)
 from rocketstore.commitlog import CommitLog
-from rocketstore.commitlog_format import format_host
+from rocketstore.commitlog_format import BLANK_MAGIC, START, format_host
 from rocketstore.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
 from rocketstore.index_file import IndexFile
-from rocketstore.layout import Paths
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 from rocketstore.scan import Records
-from rocketstore.walk import LogWalk, SkipDamage
+from rocketstore.walk import LogWalk, SkipDamage, find_survivor
 
-__all__ = ["open_log", "read_index", "read_records", "read_rocket_part", "read_units"]
+__all__ = ["read_index", "read_records", "read_rocket_part", "read_units"]
 
 I64 = npt.NDArray[np.int64]
 
 _BAD_BODY = "the body does not match its checksum"
 _NO_RECORD = "no sound record stands here"
 _BYTES_AT_ONCE = 8 << 20
+_SETTLE_PAUSES = (0.002, 0.01, 0.05)
+"""Seconds between looks at an index file that may be being written."""
 
 
 def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -56,14 +65,6 @@ def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.Reco
     return read_units(part, options)
 
 
-def open_log(part: LogPart, starts: list[int]) -> CommitLog:
-    """Open files of a CommitLog to read; nothing is changed."""
-    directory = Paths(part.store.path).commitlog
-    log = CommitLog(part.store.file_system(), directory, part.file_size, writable=False)
-    log.files.load(starts)
-    return log
-
-
 def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Give the records of a CommitLog file in order; one whose body is damaged has ``error``, and
     so has a row for each place where no record stands.
@@ -72,7 +73,8 @@ def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch
     Memory: 8192 records.
     """
     found: list[StoreError | str] = []
-    log = open_log(part, [part.start])
+    short = {} if part.held is None else {part.start: part.held}
+    log = open_log(part.store, part.file_size, [part.start], short)
     try:
         skip = SkipDamage(log)
         walk = LogWalk(
@@ -93,6 +95,9 @@ def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch
                         yield batch
         except StorageError as error:
             found.append(error)
+        if part.held is not None:
+            what = f"is {part.held} bytes long, not {part.file_size}"
+            found.append(f"{part.store.url}/commitlog/{part.start:020d}: {what}")
         found += [_at(part, offset, _BAD_BODY) for offset in _unseen(walk.bad_bodies, options)]
         found += [_at(part, offset, _NO_RECORD) for offset in _damaged(log, part, skip, walk)]
     finally:
@@ -111,25 +116,28 @@ def _at(part: LogPart, offset: int, what: str) -> str:
 
 
 def _damaged(log: CommitLog, part: LogPart, skip: SkipDamage, walk: LogWalk) -> list[int]:
-    """Give the places without a record; the one where the log ends is none of them. Behind that
-    there are zeros, or what a writer that is at work, or was killed, has not finished."""
+    """Give the places without a record; the one where the log ends is none of them, nor is that
+    where a file is cut off, which its length tells."""
     places = skip.skipped
-    if not places or walk.end != places[-1]:
-        return places
-    file = log.files.files[part.start]
-    at = places[-1] - part.start
-    if not log.files.mapped(file)[at : at + 8].strip(b"\0"):
-        return places[:-1]
-    return places[:-1] if part.last and _is_unfinished(part) else places
+    if part.held is not None or (part.ends and part.high is None):
+        is_last = bool(places) and walk.end == places[-1]
+        is_end = is_last and (part.held is not None or not _is_junk(log, part, walk.end))
+        return places[:-1] if is_end else places
+    if part.ends and part.high is not None and _is_junk(log, part, part.high):
+        return [*places, part.high]
+    return places
 
 
-def _is_unfinished(part: LogPart) -> bool:
-    """Whether the store is open for writing, or was left so."""
-    try:
-        part.store.file_system().stat(Paths(part.store.path).abort)
-    except FileNotFoundError:
+def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
+    """Tell whether something stands behind the last record of a log that was closed: neither what
+    a writer that is at work, or was killed, has not finished, nor what it has put there since."""
+    at = end - part.start
+    start = log.files.mapped(log.files.files[part.start])[at : at + START.size]
+    if len(start) < START.size or not start.strip(b"\0"):
         return False
-    return True
+    if START.unpack(start)[1] == BLANK_MAGIC or find_survivor(log, end) == end:
+        return False
+    return not is_in_use(part.store.file_system(), part.store)
 
 
 def _in_pieces(records: Records) -> Iterator[Records]:
@@ -137,18 +145,7 @@ def _in_pieces(records: Records) -> Iterator[Records]:
     edges = np.flatnonzero(np.diff(np.cumsum(records.sizes) // _BYTES_AT_ONCE)) + 1
     bounds = [0, *edges.tolist(), len(records)]
     for low, high in itertools.pairwise(bounds):
-        some = slice(low, high)
-        yield Records(
-            positions=records.positions[some],
-            sizes=records.sizes[some],
-            queue_ids=records.queue_ids[some],
-            queue_offsets=records.queue_offsets[some],
-            offsets=records.offsets[some],
-            sys_flags=records.sys_flags[some],
-            store_times=records.store_times[some],
-            topics=records.topics[some],
-            properties=records.properties[some],
-        )
+        yield records.take(slice(low, high))
 
 
 @dataclass
@@ -335,10 +332,26 @@ def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch
                     "previous": lambda: numbers(entries["prev"].astype(np.int32)),
                 },
             )
-        if not file.chains_are_sound():
+        if not _is_sound(file, part):
             found.append(f"{part.path}: slots and links do not agree with the entries")
     except StoreError as error:
         found.append(error)
     finally:
         file.close()
     yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
+
+
+def _is_sound(file: IndexFile, part: IndexPart) -> bool:
+    """Tell whether the chains of an index file lead to all of its entries. One that is being
+    written is looked at again: its slots may be ahead of its header."""
+    for pause in (*_SETTLE_PAUSES, None):
+        if file.chains_are_sound():
+            return True
+        if pause is None or not is_in_use(part.store.file_system(), part.store):
+            break
+        sleep(pause)
+        before = file.header
+        file.load()
+        if file.header != before:
+            return True  # it is written to: what it will have been is for a later look
+    return False

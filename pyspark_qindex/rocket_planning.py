@@ -1,7 +1,8 @@
 """Plan a read of RocketMQ stores: a part for each file.
 
-A CommitLog is read up to where it ends when the task reads it: what a writer has appended by then
-is a beginning of what it will have. A stream names the offset where its batch ends.
+The plan says where a CommitLog ends: what a writer appends later is not read. Of a file whose end
+was cut off, what is left is read. Remote logs are backups, and end where they end when a task reads
+them: to find that out here, much would have to be fetched.
 """
 
 from __future__ import annotations
@@ -15,25 +16,39 @@ from journal.files import FileSystem
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore, group
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store
+from rocketstore.commitlog import CommitLog
 from rocketstore.commitlog_format import file_name
 from rocketstore.layout import Layout, Paths, look
+from rocketstore.log_end import log_end
 from rocketstore.options import Options
 
-__all__ = ["IndexPart", "LogPart", "RocketPart", "UnitsPart", "look_at", "plan_rocket"]
+__all__ = [
+    "IndexPart",
+    "LogPart",
+    "RocketPart",
+    "UnitsPart",
+    "end_of_log",
+    "is_in_use",
+    "look_at",
+    "open_log",
+    "plan_rocket",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
     """A CommitLog file. ``start``: its first offset. Records from offset ``low`` on, and up to
-    ``high`` if that is known, are wanted. ``last``: the log may end in this file."""
+    ``high`` if that is known, are wanted. ``ends``: the log ends there, or may end in this file.
+    ``held``: bytes that are left of it, where its end was cut off."""
 
     store: Store
     file_size: int
     start: int
     low: int
     high: int | None
-    last: bool
+    ends: bool
     weight: int
+    held: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +94,21 @@ def plan_rocket(options: ReadOptions) -> list[list[RocketPart]]:
             found.append(FailedStore(store, str(error)))
             continue
         found += _parts(fs, store, layout, options)
+        left = {_log_path(store, start) for start in layout.short}  # their reads tell of them
         found += [
             FailedStore(store, f"{one.path}: {one.what}")
             for one in layout.strangers
             if os.path.basename(one.path).isdigit()  # another name is another program's
+            and not (options.include == "records" and one.path in left)
         ]
         if options.include == "records":
-            found += [
-                FailedStore(store, f"{_log_path(store, start)}: this file of the log is missing")
-                for gap in layout.missing
-                for start in gap
-            ]
+            found += [lost_file(store, start) for start in layout.lost()]
     return group(found, options.partitions)
+
+
+def lost_file(store: Store, start: int) -> FailedStore:
+    """Say that a file of a log is missing between others."""
+    return FailedStore(store, f"{_log_path(store, start)}: this file of the log is missing")
 
 
 def look_at(fs: FileSystem, store: Store) -> Layout:
@@ -98,15 +116,46 @@ def look_at(fs: FileSystem, store: Store) -> Layout:
     return look(fs, Paths(store.path), Options(read_only=True))
 
 
+def open_log(store: Store, file_size: int, starts: list[int], short: dict[int, int]) -> CommitLog:
+    """Open files of a CommitLog to read; nothing is changed. ``short``: bytes of those whose end
+    was cut off, by start. Raises as :meth:`~pyspark_qindex.stores.Store.file_system`."""
+    log = CommitLog(store.file_system(), Paths(store.path).commitlog, file_size, writable=False)
+    log.files.load(starts, short)
+    return log
+
+
+def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
+    """Give the offset behind the last record, as it is now; it is at least ``known``. Raises
+    :class:`StoreError`."""
+    log = open_log(store, layout.commitlog_file_size, layout.readable, layout.short)
+    try:
+        return log_end(log, known)
+    finally:
+        log.files.close()
+
+
+def is_in_use(fs: FileSystem, store: Store) -> bool:
+    """Tell whether a store is open for writing, or was left so by a crash."""
+    try:
+        fs.stat(Paths(store.path).abort)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _parts(
     fs: FileSystem, store: Store, layout: Layout, options: ReadOptions
 ) -> Iterator[RocketPart]:
     paths = Paths(store.path)
     if options.include == "records":
-        for start in layout.commitlog:
+        size = layout.commitlog_file_size
+        end = None if store.place[0] else end_of_log(store, layout)
+        for start in layout.readable:
+            if end is not None and start > end:
+                break
+            ends = end is None or end <= start + size
             weight = _bytes(fs, _log_path(store, start))
-            last = start == layout.commitlog[-1]
-            yield LogPart(store, layout.commitlog_file_size, start, start, None, last, weight)
+            yield LogPart(store, size, start, start, end, ends, weight, layout.short.get(start))
     elif options.include == "units":
         for (topic, queue_id), starts in sorted(layout.queues.items()):
             if options.names and topic not in options.names:

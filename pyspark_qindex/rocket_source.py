@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
-from pyspark_qindex.options import ROCKET_TABLES, ReadOptions, read_options
+from pyspark_qindex.options import ROCKET_TABLES, ReadOptions, read_options, with_schema
 from pyspark_qindex.qindex_source import Parts
 from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import RocketPart, plan_rocket
@@ -38,19 +38,22 @@ class RocketSource(DataSource):
 
     def reader(self, schema: StructType) -> RocketReader:
         """Plan and read."""
-        return RocketReader(self._options())
+        return RocketReader(self._options(schema, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Follow CommitLogs; only records can be followed."""
         from pyspark_qindex.rocket_streaming import LogStream
 
-        options = self._options()
+        options = self._options(schema, stream=True)
         if options.include != "records":
             raise UsageError("a stream has records: no option include")
         return LogStream(options)
 
-    def _options(self) -> ReadOptions:
-        return read_options(self.options, ROCKET_TABLES)
+    def _options(
+        self, schema: StructType | None = None, *, stream: bool | None = None
+    ) -> ReadOptions:
+        options = read_options(self.options, ROCKET_TABLES, stream=stream)
+        return options if schema is None else with_schema(options, schema, ROCKET_TABLES)
 
 
 class RocketReader(DataSourceReader):

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -20,12 +19,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pyspark_qindex.offsets import Places, flatten, share, unflatten
+from pyspark_qindex.offsets import Places, check_start, flatten, share, unflatten
 from pyspark_qindex.options import ReadOptions
-from pyspark_qindex.planning import group
+from pyspark_qindex.planning import FailedStore, group
 from pyspark_qindex.qindex_source import Parts
-from pyspark_qindex.read_rocket import open_log, read_rocket_part
-from pyspark_qindex.rocket_planning import LogPart, look_at
+from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.rocket_planning import LogPart, end_of_log, look_at, lost_file, open_log
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store, need_store
 from rocketstore.layout import Layout
 from rocketstore.walk import LogWalk, SkipDamage
@@ -43,37 +42,39 @@ class _Log:
     @property
     def first(self) -> int:
         """The lowest offset there is."""
-        return self.layout.commitlog[0] if self.layout.commitlog else 0
+        return min(self.layout.readable, default=0)
 
-    def part(self, low: int, high: int | None = None) -> LogPart:
-        """Give the file that ``low`` is in, from there on."""
+    def part(self, low: int, high: int) -> LogPart:
+        """Give the file that ``low`` is in, from there to ``high``."""
         size = self.layout.commitlog_file_size
         start = low - low % size
-        return LogPart(self.store, size, start, low, high, False, max((high or low) - low, 1))
+        held = self.layout.short.get(start)
+        return LogPart(self.store, size, start, low, high, False, max(high - low, 1), held)
 
-    def after(self, low: int, most: int | None, stop: int | None) -> int:
-        """Give the offset behind the last record from ``low`` on: of ``most`` records, and none
-        from ``stop`` on."""
-        log = open_log(self.part(low), self.layout.commitlog)
+    def end(self, known: int = 0) -> int:
+        """Give the offset behind the last record; it is at least ``known``."""
+        return end_of_log(self.store, self.layout, known)
+
+    def after(self, low: int, most: int, stop: int) -> int:
+        """Give the offset behind ``most`` records from ``low`` on, and at most ``stop``."""
+        layout = self.layout
+        log = open_log(self.store, layout.commitlog_file_size, layout.readable, layout.short)
         try:
             walk = LogWalk(
                 log,
                 low,
                 check_crc=False,
                 strict=True,
-                keep_bad_bodies=True,
                 on_damage=SkipDamage(log),
                 limit=stop,
             )
-            end = low
             count = 0
             for base, records in walk:
                 ends = records.positions + records.sizes + base
-                if most is not None and count + len(ends) >= most:
+                if count + len(ends) >= most:
                     return int(ends[most - count - 1])
                 count += len(ends)
-                end = int(np.max(ends))
-            return end
+            return stop
         finally:
             log.files.close()
 
@@ -93,8 +94,10 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if starting == "earliest":
             return unflatten(first)
         if starting == "latest":
-            return unflatten({at: _end(log) for at, log in logs.items()})
-        return unflatten(first | flatten(json.loads(starting)))
+            return unflatten({at: log.end() for at, log in logs.items()})
+        given = flatten(json.loads(starting))
+        check_start(given, {store for store, _ in logs}, logs)
+        return unflatten(first | given)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxMessagesPerBatch``."""
@@ -103,7 +106,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note where the logs end: this run goes no further."""
-        self._target = {at: _end(log) for at, log in self._look().items()}
+        self._target = {at: log.end() for at, log in self._look().items()}
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         """Where the next batch ends."""
@@ -113,18 +116,20 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         equal = share(dict.fromkeys(logs, most), most) if most is not None else {}
         for at, log in logs.items():
             low = max(places.get(at, 0), log.first)
-            stop = None if self._target is None else self._target.get(at, 0)
             places[at] = low
-            if stop is None or stop > low:
+            stop = log.end(low) if self._target is None else self._target.get(at, 0)
+            if stop > low:
                 count = equal.get(at)
-                if log.layout.commitlog and count != 0:
+                if count is None:
+                    places[at] = stop
+                elif count:
                     places[at] = log.after(low, count, stop)
         return unflatten(places)
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         """Plan a batch: a part for each file that it touches."""
         before, after = flatten(start), flatten(end)
-        found = []
+        found: list[LogPart | FailedStore] = []
         logs = self._look()
         for at, high in after.items():
             if before.get(at, 0) < high:
@@ -133,10 +138,13 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             high = after.get(at, 0)
             low = max(before.get(at, 0), log.first)
             size = log.layout.commitlog_file_size
+            files, lost = set(log.layout.readable), set(log.layout.lost())
             while low < high:
                 stop = min(high, low - low % size + size)
-                if low - low % size in log.layout.commitlog:
+                if low - low % size in files:
                     found.append(log.part(low, stop))
+                elif low - low % size in lost:
+                    found.append(lost_file(log.store, low - low % size))
                 low = stop
         return [Parts(list(task)) for task in group(found, self.options.partitions)]
 
@@ -156,8 +164,3 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {
             (store.url, ""): _Log(store, look_at(store.file_system(), store)) for store in stores
         }
-
-
-def _end(log: _Log) -> int:
-    """Give the offset behind the log's last record."""
-    return log.after(log.layout.commitlog[-1], None, None) if log.layout.commitlog else 0

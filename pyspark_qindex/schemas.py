@@ -35,6 +35,7 @@ __all__ = [
     "Table",
     "arrow_schema",
     "choose_columns",
+    "columns_of",
     "spark_schema",
     "without_damage",
 ]
@@ -194,6 +195,24 @@ def choose_columns(table: Table, wanted: Sequence[str]) -> Table:
     if len(set(wanted)) != len(wanted):
         raise UsageError(f"a column is named twice: {', '.join(wanted)}")
     return {name: table[name] for name in wanted}
+
+
+def columns_of(schema: StructType, table: Table) -> Table:
+    """Give the part of a table that a schema asks for: names, types, and which are not null.
+
+    Raises :class:`UsageError` for a column that the table has not, or twice, of another type, or
+    not null where it can be.
+    """
+    chosen = choose_columns(table, schema.names)
+    for field in schema.fields:
+        kind = table[field.name]
+        bare, asked = kind.removesuffix(_NOT_NULL), field.dataType.simpleString()
+        if asked != bare:
+            raise UsageError(f"column {field.name!r} is {bare}, not {asked}")
+        if not field.nullable and kind == bare:
+            raise UsageError(f"column {field.name!r} can be null")
+        chosen[field.name] = bare if field.nullable else kind
+    return chosen
 
 
 def without_damage(include: str, table: Table) -> Table:

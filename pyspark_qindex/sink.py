@@ -33,6 +33,10 @@ __all__ = ["QueueSink", "QueueWriter", "SinkOptions", "Staged", "sink_options"]
 
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
+_OPTIONS = frozenset({"path", "queue", "locktimeout", "orphanhours"})
+_OF_BATCHES = frozenset({"jobid"})
+_OF_STREAMS = frozenset({"checkpointlocation"})
+"""Spark's own, which it hands on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,13 @@ class Staged(WriterCommitMessage):
     rows: int
 
 
-def sink_options(options: Mapping[str, str]) -> SinkOptions:
+def sink_options(options: Mapping[str, str], *, stream: bool) -> SinkOptions:
     """Check the options of a write. Raises :class:`UsageError`."""
     given = {name.lower(): value for name, value in options.items()}
+    known = _OPTIONS | (_OF_STREAMS if stream else _OF_BATCHES)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"no option {name!r}; there are {', '.join(sorted(known))}")
     store = given.get("path", "")
     if store.startswith("file://"):
         store = "/" + store.removeprefix("file://").lstrip("/")

@@ -50,9 +50,13 @@ class Outgoing:
 
 def check_columns(schema: StructType) -> list[str]:
     """Give the columns of a DataFrame that are published; others of a read of messages are left
-    out. Raises :class:`UsageError` for any else, for a wrong type, and without ``body``."""
+    out. Raises :class:`UsageError` for any else, for a wrong type, without ``body``, and with
+    ``queue``: it would look as if it told where a row goes."""
     chosen = []
     for field in schema.fields:
+        if field.name == "queue":
+            what = "column 'queue' does not choose where a row goes, option queue does for all"
+            raise UsageError(f"{what}: drop it, or write each queue's rows by themselves")
         kinds = _TAKEN.get(field.name)
         if kinds is None:
             if field.name not in MESSAGES:

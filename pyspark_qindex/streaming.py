@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from journal.errors import StoreError
 from pyspark_qindex.batches import plain_text
-from pyspark_qindex.offsets import Places, flatten, next_places, unflatten
+from pyspark_qindex.offsets import Places, check_start, flatten, next_places, unflatten
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import SHIPPED_BYTES, QueuePart, group, narrowed, queue_parts, split
 from pyspark_qindex.qindex_source import Parts, read_part
@@ -53,7 +53,9 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = {at: _first(part) for at, part in parts.items()}
         if starting == "earliest":
             return unflatten(first)
-        return unflatten(first | flatten(json.loads(starting)))
+        given = flatten(json.loads(starting))
+        check_start(given, self._stores, parts)
+        return unflatten(first | given)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxMessagesPerBatch``."""

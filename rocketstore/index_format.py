@@ -21,7 +21,7 @@ that of ``topic#key``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -40,9 +40,11 @@ __all__ = [
     "SLOT",
     "SLOT_SIZE",
     "IndexHeader",
+    "empty_geometry",
     "entry_at",
     "file_size",
     "find_geometry",
+    "fitting_geometry",
     "index_name",
     "time_difference",
 ]
@@ -59,6 +61,8 @@ ENTRY_SIZE = ENTRY.size
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("prev", ">i4")])
 
 _INT_MAX = 0x7FFFFFFF
+
+Read = Callable[[int, int], bytes]
 
 
 @dataclass(slots=True)
@@ -114,15 +118,46 @@ def find_geometry(data: ReadBuffer) -> tuple[int, int] | None:
     They are configuration, not in the file, but its first and last entry must stand where the
     header and the slots say. The default is tried first, then every pair that gives the length.
     """
-    length = len(data)
-    header = IndexHeader.parse(data)
+    view = memoryview(data)
+
+    def read(at: int, count: int) -> bytes:
+        return bytes(view[at : at + count])
+
+    pairs = [(slots, _entries(len(view), slots)) for slots in _candidates(len(view))]
+    return fitting_geometry(read, len(view), pairs)
+
+
+def fitting_geometry(
+    read: Read, length: int, pairs: Sequence[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """Find the first of ``pairs`` (slots, entries) that fits a file with entries, ``None`` if none
+    does. ``read(at, count)`` gives its bytes; five small pieces are read for a pair."""
+    header = IndexHeader.parse(read(0, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"))
     if header.count <= 1:
         return None
-    for slots in _candidates(length):
-        entries = (length - HEADER_SIZE - SLOT_SIZE * slots) // ENTRY_SIZE
-        if header.count <= entries and _fits(data, header, slots):
-            return slots, entries
+    # Zeros look like an entry of the log's first message, with a hash that hardly any key has.
+    for least in (1, 0):
+        for slots, entries in pairs:
+            fits = file_size(slots, entries) == length and header.count <= entries
+            if fits and _fits(read, header, slots, entries, least):
+                return slots, entries
     return None
+
+
+def empty_geometry(length: int) -> tuple[int, int] | None:
+    """Give slots and entries for a file without entries: four to a slot, as by default, or else
+    any that give the length; ``None`` where none do."""
+    slots, rest = divmod(length - HEADER_SIZE, SLOT_SIZE + 4 * ENTRY_SIZE)
+    if slots > 0 and rest == 0:
+        return slots, 4 * slots
+    for slots in _candidates(length):
+        if slots:
+            return slots, _entries(length, slots)
+    return None
+
+
+def _entries(length: int, slots: int) -> int:
+    return (length - HEADER_SIZE - SLOT_SIZE * slots) // ENTRY_SIZE
 
 
 def _candidates(length: int) -> Iterator[int]:
@@ -135,17 +170,30 @@ def _candidates(length: int) -> Iterator[int]:
     yield from range(rest // 4 % 5, rest // 4 + 1, 5)
 
 
-def _fits(data: ReadBuffer, header: IndexHeader, slots: int) -> bool:
+def _fits(read: Read, header: IndexHeader, slots: int, entries: int, least: int) -> bool:
+    """Hold first and last entry against header and slots. ``least``: the lowest hash of the first.
+    Beside a writer the slots may be ahead of the header."""
     if slots < 1:
         return False
-    first = ENTRY.unpack_from(data, entry_at(slots, 1))
-    if first[1] != header.begin_offset or first[3] != 0 or first[0] < 0:
+    first = ENTRY.unpack(read(entry_at(slots, 1), ENTRY_SIZE))
+    if first[1] != header.begin_offset or first[3] != 0 or first[0] < least:
         return False
-    newest = SLOT.unpack_from(data, HEADER_SIZE + SLOT_SIZE * (first[0] % slots))[0]
-    if not 0 < newest < header.count:
+    if not _leads(read, first[0], slots, entries, 1, header.count):
         return False
-    last = ENTRY.unpack_from(data, entry_at(slots, header.count - 1))
+    number = header.count - 1
+    last = ENTRY.unpack(read(entry_at(slots, number), ENTRY_SIZE))
     if last[1] != header.end_offset or last[0] < 0:
         return False
-    at = HEADER_SIZE + SLOT_SIZE * (last[0] % slots)
-    return bool(SLOT.unpack_from(data, at)[0] == header.count - 1)
+    return _leads(read, last[0], slots, entries, number, header.count)
+
+
+def _leads(read: Read, key_hash: int, slots: int, entries: int, number: int, count: int) -> bool:
+    """Tell whether the slot of an entry names it, or a later one of that slot."""
+    at = HEADER_SIZE + SLOT_SIZE * (key_hash % slots)
+    newest: int = SLOT.unpack(read(at, SLOT_SIZE))[0]
+    if newest < count:
+        return number <= newest
+    if newest >= entries:
+        return False
+    later: int = ENTRY.unpack(read(entry_at(slots, newest), ENTRY_SIZE))[0]
+    return later % slots == key_hash % slots

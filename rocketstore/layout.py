@@ -6,22 +6,30 @@ import itertools
 import os
 import stat
 from dataclasses import dataclass, field, replace
+from time import sleep
 
 from journal.errors import NotAStoreError, StorageError
-from journal.files import FileSystem
+from journal.files import FileSystem, pread_all
 from rocketstore.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
+from rocketstore.derived import load_derived
 from rocketstore.dispatch import QueueKey
 from rocketstore.index_format import (
     DEFAULT_ENTRIES,
     DEFAULT_SLOTS,
     HEADER_SIZE,
+    IndexHeader,
+    empty_geometry,
     file_size,
     find_geometry,
+    fitting_geometry,
 )
-from rocketstore.mapped_files import Stranger, scan_directory
+from rocketstore.mapped_files import Stranger, close_map, scan_directory
 from rocketstore.options import COMMITLOG_FILE_SIZE, Options
 
 __all__ = ["Layout", "Paths", "extend", "look"]
+
+_SETTLE_PAUSES = (0.001, 0.005, 0.02)
+"""Seconds between looks at a file that may be being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,20 @@ class Layout:
     strangers: list[Stranger] = field(default_factory=list)
     missing: list[range] = field(default_factory=list)
     """Starts of log files that are not there between others, which no crash of ours leaves."""
+    short: dict[int, int] = field(default_factory=dict)
+    """Bytes of log files whose end was cut off, by start: strangers, of which a reader can have
+    what is left."""
+
+    @property
+    def readable(self) -> list[int]:
+        """Starts of the log files that have something to read."""
+        return sorted([*self.commitlog, *self.short])
+
+    def lost(self) -> list[int]:
+        """Starts of the log files that are not there at all between others."""
+        size = self.commitlog_file_size
+        pairs = itertools.pairwise(self.readable)
+        return [start for left, right in pairs for start in range(left + size, right, size)]
 
 
 def look(
@@ -152,6 +174,7 @@ def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> La
             )
     starts, strangers, size = scan_directory(fs, paths.commitlog, options.commitlog_file_size)
     size = size or COMMITLOG_FILE_SIZE
+    short = {one.start: one.length for one in strangers if one.is_placed and 0 < one.length < size}
     queues, queue_size = _look_queues(fs, paths, options, strangers)
     names, slots, entries = _look_index(fs, paths, options, strangers)
     missing = [
@@ -159,7 +182,9 @@ def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> La
         for left, right in itertools.pairwise(starts)
         if right - left != size
     ]
-    return Layout(size, queue_size, slots, entries, starts, queues, names, strangers, missing)
+    return Layout(
+        size, queue_size, slots, entries, starts, queues, names, strangers, missing, short
+    )
 
 
 def _look_queues(
@@ -214,7 +239,7 @@ def _look_index(
         slots = slots or DEFAULT_SLOTS
         entries = entries or DEFAULT_ENTRIES
     if slots is None or entries is None:
-        slots, entries = _index_geometry(fs, paths, names)
+        slots, entries = _index_geometry(fs, paths, names, options.read_only)
     length = file_size(slots, entries)
     fitting: list[str] = []
     for name in names:
@@ -228,25 +253,65 @@ def _look_index(
     return fitting, slots, entries
 
 
-def _index_geometry(fs: FileSystem, paths: Paths, names: list[str]) -> tuple[int, int]:
-    default = file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES)
-    for name in names:
-        path = os.path.join(paths.index, name)
-        length = fs.stat(path).st_size
-        if length == default:
-            return DEFAULT_SLOTS, DEFAULT_ENTRIES
+def _index_geometry(
+    fs: FileSystem, paths: Paths, names: list[str], read_only: bool
+) -> tuple[int, int]:
+    default = (DEFAULT_SLOTS, DEFAULT_ENTRIES)
+    lengths = {name: fs.stat(os.path.join(paths.index, name)).st_size for name in names}
+    if file_size(*default) in lengths.values():
+        return default
+    likely = _noted_geometry(fs, paths)
+    for name, length in lengths.items():
         if length < HEADER_SIZE:
             continue
-        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        for pause in (*_SETTLE_PAUSES, None):
+            found = _geometry_of(fs, os.path.join(paths.index, name), length, likely)
+            if found is not None:
+                return found
+            if pause is None or not _has_entries(fs, os.path.join(paths.index, name)):
+                break
+            sleep(pause)
+    if read_only and len(set(lengths.values())) == 1:
+        # Files without an entry hold nothing that could be misread.
+        return likely or empty_geometry(next(iter(lengths.values()))) or default
+    return default
+
+
+def _noted_geometry(fs: FileSystem, paths: Paths) -> tuple[int, int] | None:
+    """Give what a former open noted."""
+    derived = load_derived(fs, paths.derived)
+    return (derived.sizes[2], derived.sizes[3]) if derived is not None else None
+
+
+def _geometry_of(
+    fs: FileSystem, path: str, length: int, likely: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """Find the geometry of a file; only where what is likely does not fit, all of it is read."""
+    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+
+        def read(at: int, count: int) -> bytes:
+            return pread_all(fs, fd, count, at)
+
+        if likely is not None and fitting_geometry(read, length, [likely]):
+            return likely
+        if IndexHeader.parse(read(0, HEADER_SIZE)).count <= 1:
+            return None
+        view = fs.mmap(fd, length, False)
         try:
-            view = fs.mmap(fd, length, False)
-            found = find_geometry(view)
-            view.close()
+            return find_geometry(view)
         finally:
-            fs.close(fd)
-        if found is not None:
-            return found
-    return DEFAULT_SLOTS, DEFAULT_ENTRIES
+            close_map(view)
+    finally:
+        fs.close(fd)
+
+
+def _has_entries(fs: FileSystem, path: str) -> bool:
+    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return IndexHeader.parse(pread_all(fs, fd, HEADER_SIZE, 0)).count > 1
+    finally:
+        fs.close(fd)
 
 
 def _listdir(fs: FileSystem, directory: str) -> list[str]:

@@ -15,7 +15,7 @@ import mmap
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from journal.errors import StorageError
@@ -85,17 +85,21 @@ def close_map(data: mmap.mmap) -> None:
 
 
 class MappedFile:
-    """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count."""
+    """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count, ``held`` how
+    many it has: fewer than ``size`` where its end was cut off."""
 
-    __slots__ = ("_fs", "_map", "dirty", "fd", "path", "reserved", "size", "start", "wrote")
+    __slots__ = ("_fs", "_map", "dirty", "fd", "held", "path", "reserved", "size", "start", "wrote")
 
-    def __init__(self, fs: FileSystem, path: str, start: int, size: int) -> None:
+    def __init__(
+        self, fs: FileSystem, path: str, start: int, size: int, held: int | None = None
+    ) -> None:
         self._fs = fs
         self._map: mmap.mmap | None = None
         self.path = path
         self.start = start
         self.size = size
-        self.wrote = size
+        self.held = size if held is None else held
+        self.wrote = self.held
         self.reserved = 0
         self.dirty = False
         self.fd = -1
@@ -103,7 +107,7 @@ class MappedFile:
     def map(self, *, writable: bool) -> mmap.mmap:
         """The file's map, made at first use. Raises :class:`StorageError`."""
         if self._map is None:
-            self.fd, self._map = open_mapped(self._fs, self.path, self.size, writable=writable)
+            self.fd, self._map = open_mapped(self._fs, self.path, self.held, writable=writable)
         return self._map
 
     def unmap(self) -> None:
@@ -193,14 +197,15 @@ class MappedFiles:
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._names_changed = False
 
-    def load(self, starts: list[int]) -> None:
-        """Take over existing files; each counts as full until the owner says otherwise."""
+    def load(self, starts: Iterable[int], short: Mapping[int, int] | None = None) -> None:
+        """Take over existing files; each counts as full until the owner says otherwise.
+        ``short``: bytes of those whose end was cut off, by start; they can only be read."""
         for start in sorted(starts):
-            self._add(start)
+            self._add(start, (short or {}).get(start))
 
-    def _add(self, start: int) -> MappedFile:
+    def _add(self, start: int, held: int | None = None) -> MappedFile:
         path = os.path.join(self.directory, file_name(start))
-        file = MappedFile(self._fs, path, start, self.size)
+        file = MappedFile(self._fs, path, start, self.size, held)
         self.files[start] = file
         return file
 
@@ -245,7 +250,7 @@ class MappedFiles:
 
     def data_ranges(self, file: MappedFile, position: int) -> Iterator[tuple[int, int]]:
         """The parts of a mapped file from ``position`` on that may hold other bytes than zeros."""
-        return data_ranges(self._fs, file.fd, position, file.size)
+        return data_ranges(self._fs, file.fd, position, file.held)
 
     def append(self, start: int) -> MappedFile:
         """Create the next file, at full length. Raises :class:`StorageError`."""

@@ -85,7 +85,7 @@ def build_parts(options: Options, paths: Paths, layout: Layout, checkpoint: Chec
     fs = options.fs
     writable = not options.read_only
     commitlog = CommitLog(fs, paths.commitlog, layout.commitlog_file_size, writable=writable)
-    commitlog.files.load(layout.commitlog)
+    commitlog.files.load(layout.commitlog, layout.short)
     index = IndexService(
         fs,
         paths.index,

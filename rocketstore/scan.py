@@ -66,6 +66,20 @@ class Records:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def take(self, chosen: slice) -> Records:
+        """Give some of them."""
+        return Records(
+            positions=self.positions[chosen],
+            sizes=self.sizes[chosen],
+            queue_ids=self.queue_ids[chosen],
+            queue_offsets=self.queue_offsets[chosen],
+            offsets=self.offsets[chosen],
+            sys_flags=self.sys_flags[chosen],
+            store_times=self.store_times[chosen],
+            topics=self.topics[chosen],
+            properties=self.properties[chosen],
+        )
+
 
 def scan_records(
     buffer: mmap.mmap,

@@ -11,7 +11,14 @@ from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START
 from rocketstore.mapped_files import MappedFile, holds_data
 from rocketstore.scan import Records, Stop, scan_records
 
-__all__ = ["LogWalk", "OnDamage", "SkipDamage", "find_survivor", "is_cut_short"]
+__all__ = [
+    "LogWalk",
+    "OnDamage",
+    "SkipDamage",
+    "find_survivor",
+    "first_sound_record",
+    "is_cut_short",
+]
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big", signed=True)
 
@@ -78,33 +85,34 @@ class LogWalk:
             position = after % files.size
 
     def _walk_file(self, file: MappedFile, position: int) -> Iterator[tuple[int, Records]]:
-        check_crc = self._check_crc
-        end = file.size
+        end = file.held
         if self._limit is not None:
             end = max(position, min(end, self._limit - file.start))
         while True:
-            records, position, self.stop = self._scan(file, position, end, check_crc, 8192)
+            records, position, stop = self._scan(file, position, end, self._check_crc, 8192)
+            # Judged before anything is given away: a writer goes on meanwhile.
+            bad = None
+            if stop is Stop.BAD and self._keep_bad_bodies:
+                bad = self._bad_body(file, position, end)
+            self.stop = stop
             self.end = file.start + position
             if len(records):
                 self.last = (file.start + int(records.positions[-1]), int(records.sizes[-1]))
                 self.last_store_time = int(records.store_times[-1])
                 yield file.start, records
-            if self.stop is Stop.LIMIT:
-                continue
-            if (
-                self.stop is Stop.BAD
-                and self._keep_bad_bodies
-                and self._is_bad_body(file, position)
-            ):
-                records, after, _ = self._scan(file, position, end, False, 1)
-                if self._is_replaced(file, position, after, records):
+            if bad is None:
+                if stop is Stop.LIMIT:
                     continue
-                self.bad_bodies.append(file.start + position)
-                position = after
-                self.end = file.start + position
-                yield file.start, records
+                return
+            if not len(bad):
+                continue  # it was written while it was looked at
+            after = position + int(bad.sizes[0])
+            if self._is_replaced(file, position, after, bad):
                 continue
-            return
+            self.bad_bodies.append(file.start + position)
+            position = after
+            self.end = file.start + position
+            yield file.start, bad
 
     def _is_replaced(self, file: MappedFile, position: int, after: int, records: Records) -> bool:
         return self._on_damage is not None and self._on_damage.bad_body(
@@ -124,20 +132,30 @@ class LogWalk:
             limit=limit,
         )
 
-    def _is_bad_body(self, file: MappedFile, position: int) -> bool:
-        """Whether only the body of this record is wrong, and the log goes on behind it."""
-        records, after, _ = self._scan(file, position, file.size, False, 1)
-        if len(records) == 0 or int(records.offsets[0]) != file.start + position:
-            return False
-        following, _, stop = self._scan(file, after, file.size, False, 1)
+    def _bad_body(self, file: MappedFile, position: int, end: int) -> Records | None:
+        """Give the record of which only the body is wrong, with the log going on behind it;
+        ``None`` where none stands, no record at all where it is sound now.
+
+        What follows was put behind it. So it is read again once that was seen: what is wrong
+        then is not on its way.
+        """
+        record, after, _ = self._scan(file, position, end, False, 1)
+        if len(record) == 0 or int(record.offsets[0]) != file.start + position:
+            return None
+        following, _, stop = self._scan(file, after, file.held, False, 1)
         if len(following):
-            return int(following.offsets[0]) == file.start + after
-        return stop is Stop.BLANK and file.start + file.size in self._log.files.files
+            goes_on = int(following.offsets[0]) == file.start + after
+        else:
+            goes_on = stop is Stop.BLANK and file.start + file.size in self._log.files.files
+        if not goes_on:
+            return None
+        again, _, _ = self._scan(file, position, end, True, 1)
+        return again.take(slice(0, 0)) if len(again) else record
 
 
 class SkipDamage:
     """Goes on at the next sound record, changing nothing; ``skipped`` are the offsets where there
-    was none."""
+    was none. One that a writer has put there meanwhile is not skipped."""
 
     def __init__(self, commitlog: CommitLog) -> None:
         self._commitlog = commitlog
@@ -145,8 +163,10 @@ class SkipDamage:
 
     def __call__(self, walk: LogWalk, /) -> int | None:
         """The next sound record's offset."""
-        self.skipped.append(walk.end)
-        return find_survivor(self._commitlog, walk.end)
+        after = find_survivor(self._commitlog, walk.end)
+        if after != walk.end:
+            self.skipped.append(walk.end)
+        return after
 
     def bad_body(self, file: MappedFile, start: int, end: int, store_timestamp: int, /) -> bool:
         """Bad bodies stay where they are."""
@@ -156,18 +176,44 @@ class SkipDamage:
 def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) -> int | None:
     """Offset of the first sound record at or after ``offset``: one that says itself that it
     stands there, with a sound body. ``None`` if there is none, or if all that stands there is an
-    append that never returned (``returned``: it is known that it did). O(bytes)."""
+    append that never returned (``returned``: it is known that it did). O(bytes).
+
+    Beside a writer: what was not there yet at ``offset``, and is when something behind it is, is
+    found."""
     if not returned and is_cut_short(commitlog, offset):
         return None
     for file in list(commitlog.files.files.values()):
         if file.start + file.size <= offset:
             continue
-        buffer = commitlog.files.mapped(file)
-        for first, end in commitlog.files.data_ranges(file, max(offset - file.start, 0)):
-            found = _sound_record(buffer, file, first, end)
-            if found is not None:
-                return file.start + found
+        found = first_sound_record(commitlog, file, max(offset - file.start, 0), file.held)
+        if found is not None:
+            return offset if _stands_at(commitlog, offset) else file.start + found
     return None
+
+
+def first_sound_record(commitlog: CommitLog, file: MappedFile, first: int, end: int) -> int | None:
+    """Give the position of the first sound record of a file that begins from ``first`` to before
+    ``end``, ``None`` if there is none. O(bytes)."""
+    buffer = commitlog.files.mapped(file)
+    for start, stop in commitlog.files.data_ranges(file, first):
+        if start >= end:
+            return None
+        found = _sound_record(buffer, file, start, min(stop, end))
+        if found is not None:
+            return found
+    return None
+
+
+def _stands_at(commitlog: CommitLog, offset: int) -> bool:
+    file = commitlog.files.find(offset)
+    if file is None:
+        return False
+    at = offset - file.start
+    buffer = commitlog.files.mapped(file)
+    records, _, _ = scan_records(
+        buffer, file.start, at, file.held, check_crc=True, strict=True, limit=1
+    )
+    return len(records) == 1
 
 
 def is_cut_short(commitlog: CommitLog, offset: int) -> bool:
@@ -180,7 +226,7 @@ def is_cut_short(commitlog: CommitLog, offset: int) -> bool:
     view = commitlog.files.mapped(file)
     if view[at : at + len(NO_START)] != NO_START:
         return False
-    ranges = commitlog.files.data_ranges(file, min(at + MOST_COPIED, file.size))
+    ranges = commitlog.files.data_ranges(file, min(at + MOST_COPIED, file.held))
     return not any(holds_data(view, first, end) for first, end in ranges)
 
 
@@ -191,7 +237,7 @@ def _sound_record(buffer: mmap.mmap, file: MappedFile, position: int, end: int) 
             return None
         position = found - 4
         records, _, _ = scan_records(
-            buffer, file.start, position, file.size, check_crc=True, strict=True, limit=1
+            buffer, file.start, position, file.held, check_crc=True, strict=True, limit=1
         )
         if len(records):
             return position

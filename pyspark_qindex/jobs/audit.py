@@ -21,7 +21,7 @@ from journal.errors import DamageError, StoreError
 from journal.findings import Finding, Kind
 from pyspark_qindex.jobs.audit_queues import QueueStoreItem, audit_queue_store, plan_queue_store
 from pyspark_qindex.jobs.audit_rocket import RocketItem, Span, audit_rocket_item, plan_rocket_store
-from pyspark_qindex.jobs.findings import FINDINGS, damage, finding_row
+from pyspark_qindex.jobs.findings import FINDINGS, Several, damage, finding_row, grouped
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.tasks import Row, Rows, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
@@ -116,19 +116,22 @@ def _audit_item(item: _Item) -> Rows:
 
 
 def _queue_rows(item: QueueStoreItem) -> Iterator[Row]:
-    for found in audit_queue_store(item):
-        if isinstance(found, Finding):
-            queue = item.queue_of(found)
-            yield ("finding", *finding_row(item.store, item.sort, found, queue), None, None)
+    for found in grouped(audit_queue_store(item)):
+        if isinstance(found, Several):
+            yield _told(found, item.store, item.sort, item.queue_of(found.first))
         else:
             yield _row("count", item.store, item.sort, what=found[0], first=found[1])
 
 
+def _told(found: Several, store: Store, sort: str, queue: str | None) -> Row:
+    return ("finding", *finding_row(store, sort, found.told(), queue, found.number), None, None)
+
+
 def _rocket_rows(item: RocketItem) -> Iterator[Row]:
-    for found in audit_rocket_item(item):
-        if isinstance(found, Finding):
+    for found in grouped(audit_rocket_item(item)):
+        if isinstance(found, Several):
             queue = f"{item.topic}/{item.queue_id}" if item.part == "queue" else None
-            yield ("finding", *finding_row(item.store, "rocketmq", found, queue), None, None)
+            yield _told(found, item.store, "rocketmq", queue)
         elif isinstance(found, Span):
             yield _row(
                 "span",
@@ -150,18 +153,27 @@ def _row(row: str, store: Store, store_kind: str, **values: Any) -> Row:
 
 
 def _gaps(rows: DataFrame) -> DataFrame:
-    """Queue offsets that are missing between one CommitLog file and the next that has any."""
+    """Queue offsets that are missing between one CommitLog file and the next that has any: one row
+    for all queues of a file."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     before = f.lag("last").over(Window.partitionBy("store", "queue").orderBy("file"))
     gaps = rows.where("row = 'span'").withColumn("before", before).where("first > before + 1")
-    what = f.format_string("queue offset %s of %s follows on %s", "first", "queue", "before")
+    one = f.format_string("queue offset %s of %s follows on %s", "first", "queue", "before")
+    places = gaps.withColumn("one", one).groupBy("store", "store_kind", "file")
+    several = places.agg(
+        f.min_by("queue", "offset").alias("queue"),
+        f.min("offset").alias("offset"),
+        f.min_by("one", "offset").alias("one"),
+        f.count("*").alias("number"),
+    )
+    more = f.format_string("; so it is in %s queues", "number")
     told = {
         "length": f.lit(0).cast("bigint"),
         "kind": f.lit(Kind.GAP.value),
         "cause": f.lit("damage"),
-        "what": what,
+        "what": f.concat("one", f.when(f.col("number") > 1, more).otherwise("")),
         "consequence": f.lit("messages are missing"),
     }
-    return gaps.withColumns(told).select(*FINDINGS)
+    return several.withColumns(told).select(*FINDINGS)

@@ -35,6 +35,8 @@ from rocketstore.consumequeue_format import UNIT_SIZE, Units, count_valid
 from rocketstore.dispatch import DispatchBatch, from_records
 from rocketstore.index_file import IndexFile
 from rocketstore.layout import Layout, Paths, look
+from rocketstore.log_end import log_end
+from rocketstore.mapped_files import Stranger
 from rocketstore.options import Options
 from rocketstore.parts import Parts, build_parts
 from rocketstore.scan import Stop
@@ -55,7 +57,7 @@ _HASH_BITS: Final = 31
 class RocketItem:
     """One file or queue to be audited. ``part``: log, queue or index. ``start``: of the log file;
     ``topic``, ``queue_id``; ``name``: of the index file. ``weight``: bytes. ``missing``: ranges of
-    the log whose files are missing, as is reported once for all."""
+    the log that are missing, files or their ends, as is reported once for all."""
 
     store: Store
     part: str
@@ -102,8 +104,13 @@ def plan_rocket_store(store: Store) -> tuple[list[RocketItem], list[Finding]]:
     """
     layout = _layout(store)
     size = layout.commitlog_file_size
-    missing = tuple((gap.start, gap.stop) for gap in layout.missing)
-    items = [RocketItem(store, "log", size, start=start) for start in layout.commitlog]
+    lost = layout.lost()
+    missing = tuple((start, start + size) for start in lost)
+    missing += tuple((start + held, start + size) for start, held in sorted(layout.short.items()))
+    items = [
+        RocketItem(store, "log", layout.short.get(start, size), start=start)
+        for start in layout.readable
+    ]
     for (topic, queue_id), starts in sorted(layout.queues.items()):
         weight = len(starts) * layout.consumequeue_file_size
         items.append(RocketItem(store, "queue", weight, 0, topic, queue_id, "", missing))
@@ -111,15 +118,19 @@ def plan_rocket_store(store: Store) -> tuple[list[RocketItem], list[Finding]]:
         RocketItem(store, "index", 20 * layout.index_entries, name=name, missing=missing)
         for name in layout.index
     ]
-    findings = [
-        damage(stranger.path, 0, 0, Kind.FOREIGN_FILE, stranger.what)
-        for stranger in layout.strangers
-    ]
-    for start in (start for gap in layout.missing for start in gap):
+    findings = [_of_stranger(one) for one in layout.strangers]
+    for start in lost:
         path = os.path.join(Paths(store.path).commitlog, file_name(start))
-        what, lost = "this file of the commit log is missing", "its messages are lost"
-        findings.append(damage(path, 0, 0, Kind.MISSING_FILE, what, lost))
+        what, gone = "this file of the commit log is missing", "its messages are lost"
+        findings.append(damage(path, 0, 0, Kind.MISSING_FILE, what, gone))
     return items, findings
+
+
+def _of_stranger(one: Stranger) -> Finding:
+    if one.is_placed and one.is_short:
+        lost = "what stood behind is lost"
+        return damage(one.path, one.length, one.wanted - one.length, Kind.TORN, one.what, lost)
+    return damage(one.path, 0, 0, Kind.FOREIGN_FILE, one.what)
 
 
 def audit_rocket_item(item: RocketItem) -> Iterator[Found]:
@@ -160,6 +171,7 @@ def _layout(store: Store) -> Layout:
 def _parts(item: RocketItem) -> Parts:
     """Of the index files those that the item is about: a store may have thousands."""
     layout = _layout(item.store)
+    layout = replace(layout, commitlog=layout.readable)
     if item.part != "log":
         layout = replace(layout, index=[name for name in layout.index if name == item.name])
     options = Options(fs=item.store.file_system(), read_only=True)
@@ -177,7 +189,10 @@ class _LogAudit:
         self._parts = parts
         self._busy = in_use(parts)
         self._file = parts.commitlog.files.files[item.start]
-        self._end = item.start + self._file.size
+        self._end = item.start + self._file.held
+        if self._busy:
+            # What is put from now on is not looked at.
+            self._end = min(self._end, log_end(parts.commitlog))
         self._spans: dict[tuple[str, int], Span] = {}
         self._index_files = [
             file
@@ -230,9 +245,11 @@ class _LogAudit:
         commitlog = self._parts.commitlog
         position = walk.end - self._item.start
         survivor = find_survivor(commitlog, walk.end)
+        if survivor == walk.end:
+            return survivor  # it was written just now
+        if self._file.held < self._file.size and (survivor is None or survivor >= self._end):
+            return None  # cut off, as its length says
         if survivor is not None:
-            if self._busy and survivor == walk.end:
-                return survivor  # it was written just now
             lost = min(survivor, self._end) - walk.end
             what = f"no record stands here, but sound ones do from offset {survivor} on"
             yield damage(self._file.path, position, lost, Kind.RECORD, what, "these bytes are lost")
@@ -441,15 +458,17 @@ def _audit_index(item: RocketItem, parts: Parts) -> Iterator[Found]:
 def _header_findings(parts: Parts, file: IndexFile) -> Iterator[Finding]:
     """Header, slots and links. Of a file that is being written they are looked at until they keep
     still, or not judged."""
-    for _ in range(8):
+    for pause in (*_SETTLE_PAUSES, None):
         file.load()
         before = file.header
         findings = list(_unsound(file))
-        file.load()
-        if not findings or file.header == before or not in_use(parts):
+        if not findings or not in_use(parts):
             break
-    else:
-        return
+        if pause is not None:
+            sleep(pause)  # slots are stored before the header
+        file.load()
+        if pause is None and file.header != before:
+            return
     yield from findings
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from journal.errors import DamageError, NotAStoreError, UsageError
+from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.files import REAL
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.build_install import install_store, keep_expired_queues, last_message
@@ -74,13 +74,15 @@ _KEYS: Final[Table] = {
 class BuildResult:
     """``files``: what was built (:data:`pyspark_qindex.jobs.build_write.BUILT`). ``stores``: how
     many. ``messages``: in their logs. ``installed``: whether the files are in the stores now; else
-    they stand below ``directory``."""
+    they stand below ``directory``. ``refused``: stores that were left as they are, and why: their
+    logs are damaged."""
 
     files: DataFrame
     stores: int
     messages: int
     installed: bool
     directory: str | None
+    refused: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -102,22 +104,29 @@ def build_index(
     """Build ConsumeQueues and IndexFiles of all RocketMQ stores at or below ``paths``.
 
     With ``install`` they take the place of what a store has, all at once; otherwise they are left
-    below ``out`` (one directory for each store), and the stores are not changed.
+    below ``out`` (one directory for each store), and the stores are not changed. A store whose log
+    is damaged (sound records stand behind a place where none is, a file is missing) is left as it
+    is, and the others go on.
 
     Raises :class:`LockedError`, with the pid, when a store is in use: then none is touched;
-    :class:`DamageError` when sound records stand behind a place of a log where none is;
-    :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.
+    :class:`DamageError` when all stores are damaged; :class:`UsageError`, :class:`NotAStoreError`,
+    :class:`StorageError`.
     """
     if not install and out is None:
         raise UsageError("where to leave what is built? Without install, out is needed")
     if out is not None:
         out = local_path(out, "out")
     with contextlib.ExitStack() as stack:
-        targets = [_take(root, stack) for root in _roots(paths)]
+        refused: dict[str, StoreError] = {}
+        targets = [found for root in _roots(paths) if (found := _try(root, stack, refused))]
         pieces = _scan(spark, targets)
         stack.callback(pieces.unpersist)
-        plans, logs = _plan(targets, pieces)
-        built = _write(spark, plans, pieces)
+        logs = _logs(targets, pieces, refused)
+        if refused and not logs:
+            raise next(iter(refused.values()))
+        sound = pieces.where(pieces["store"].isin(list(logs)))
+        plans = _plan([one for one in targets if one.root in logs], logs, sound)
+        built = _write(spark, plans, sound)
         built += [row for plan in plans.values() for row in _finish(plan, logs[plan.root])]
         names = store_names(list(plans))
         for plan in plans.values():
@@ -126,9 +135,11 @@ def build_index(
             else:
                 assert out is not None
                 _leave(plan, os.path.join(out, names[plan.root]))
-        counts = pieces.where("row = 'queue'").agg({"count": "sum"}).collect()[0][0]
+        counts = sound.where("row = 'queue'").agg({"count": "sum"}).collect()[0][0]
         files = spark.createDataFrame(sorted(built), spark_schema(BUILT))
-        return BuildResult(files, len(plans), int(counts or 0), install, None if install else out)
+        where = None if install else out
+        why = {root: str(error) for root, error in refused.items()}
+        return BuildResult(files, len(plans), int(counts or 0), install, where, why)
 
 
 def _roots(paths: Sequence[str]) -> list[str]:
@@ -144,6 +155,14 @@ def _roots(paths: Sequence[str]) -> list[str]:
     if not roots:
         raise NotAStoreError(f"{', '.join(paths)}: no RocketMQ store is there, nor below it")
     return roots
+
+
+def _try(root: str, stack: contextlib.ExitStack, refused: dict[str, StoreError]) -> _Target | None:
+    try:
+        return _take(root, stack)
+    except DamageError as error:
+        refused[root] = error
+        return None
 
 
 def _take(root: str, stack: contextlib.ExitStack) -> _Target:
@@ -183,14 +202,26 @@ def _scan(spark: SparkSession, targets: list[_Target]) -> DataFrame:
 # -- the plan -------------------------------------------------------------------------------------
 
 
-def _plan(
-    targets: list[_Target], pieces: DataFrame
-) -> tuple[dict[str, StorePlan], dict[str, list[LogFile]]]:
+def _logs(
+    targets: list[_Target], pieces: DataFrame, refused: dict[str, StoreError]
+) -> dict[str, list[LogFile]]:
+    """Give the files of the logs that are sound."""
     files: dict[str, list[LogFile]] = {target.root: [] for target in targets}
     columns = ("store", "at", "end", "stop", "count", "last_size", "last_time", "fillers")
     for root, *fields in pieces.where("row = 'file'").select(*columns).collect():
         files[root].append(LogFile(*fields))
-    logs = {root: _log_of(root, sorted(found, key=_start_of)) for root, found in files.items()}
+    logs = {}
+    for root, found in files.items():
+        try:
+            logs[root] = _log_of(root, sorted(found, key=_start_of))
+        except StoreError as error:
+            refused[root] = error
+    return logs
+
+
+def _plan(
+    targets: list[_Target], logs: dict[str, list[LogFile]], pieces: DataFrame
+) -> dict[str, StorePlan]:
     starts: dict[str, dict[int, int]] = {target.root: {} for target in targets}
     totals = dict.fromkeys(starts, 0)
     keys = pieces.where("row = 'keys'").select("store", "at", "count").collect()
@@ -209,7 +240,7 @@ def _plan(
         )
         for target in targets
     }
-    return _with_index(plans, pieces), logs
+    return _with_index(plans, pieces)
 
 
 def _start_of(file: LogFile) -> int:
@@ -220,6 +251,8 @@ def _log_of(root: str, files: list[LogFile]) -> list[LogFile]:
     """The files up to the one that the log ends in. Raises :class:`DamageError`."""
     log: list[LogFile] = []
     for file in files:
+        if file.unreadable:
+            raise StoreError(file.unreadable)
         if log and not log[-1].is_full and not file.is_empty:
             _refuse(root, log[-1])
         if file.is_damaged:

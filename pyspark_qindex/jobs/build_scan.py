@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from journal.errors import StorageError
 from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table
 from pyspark_qindex.stores import local_store
@@ -52,6 +53,7 @@ store: the physical offset of the first message of the batch. ``end`` of keys: t
 batch's last message."""
 
 _SURVIVOR: Final = "damage"
+_UNREADABLE: Final = "unreadable: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class LogFile:
         return self.stop == _SURVIVOR
 
     @property
+    def unreadable(self) -> str:
+        """Why the system did not let it be read, or empty."""
+        return self.stop.removeprefix(_UNREADABLE) if self.stop.startswith(_UNREADABLE) else ""
+
+    @property
     def is_full(self) -> bool:
         """Whether the log goes on in the next file."""
         return self.stop in (Stop.BLANK.value, Stop.END.value, Stop.LIMIT.value)
@@ -110,18 +117,21 @@ def open_parts(root: str, layout: Layout) -> Parts:
 
 
 def scan_log_file(item: ScanItem) -> Iterator[Row]:
-    """Scan one file; gives rows of :data:`PIECES`. Raises :class:`StorageError`."""
+    """Scan one file; gives rows of :data:`PIECES`. Raises
+    :class:`~pyspark_qindex.stores.StoreNotHereError`."""
     parts = open_parts(item.root, item.layout)
     end = item.start + item.layout.commitlog_file_size
+    walk = LogWalk(parts.commitlog, item.start, keep_bad_bodies=True, limit=end)
+    fillers = False
     try:
-        walk = LogWalk(parts.commitlog, item.start, keep_bad_bodies=True, limit=end)
-        fillers = False
         for base, records in walk:
             fillers = fillers or _has_filler(records)
             yield from _pieces(item.root, from_records(records, base))
         stop = walk.stop.value
         if walk.stop is Stop.BAD and find_survivor(parts.commitlog, walk.end) is not None:
             stop = _SURVIVOR
+    except StorageError as error:
+        stop = f"{_UNREADABLE}{error}"
     finally:
         parts.close()
     yield _row(

@@ -38,6 +38,8 @@ class JobOptions:
         return "failfast" if self.failfast else "permissive"
 
 
+_FEW: Final = 40
+"""Findings that are shown one by one."""
 _FIGURES: Final = ("messages", "bytes", "damaged")
 
 Job = Callable[["SparkSession", JobOptions], Outcome]
@@ -46,7 +48,7 @@ Job = Callable[["SparkSession", JobOptions], Outcome]
 def run_audit(spark: SparkSession, options: JobOptions) -> Outcome:
     """Check every store; exit status 1 when damage is found."""
     result = audit(spark, options.paths)
-    by_cause = {row[0]: row[1] for row in result.findings.groupBy("cause").count().collect()}
+    by_cause = dict(_sums(result.findings, "cause", "number"))
     things = {row[0]: row[1] for row in _sums(result.counts, "things", "number")}
     summary = {
         "stores": result.stores,
@@ -54,16 +56,18 @@ def run_audit(spark: SparkSession, options: JobOptions) -> Outcome:
         "crash_traces": by_cause.get("crash", 0),
         **{name.replace(" ", "_"): number for name, number in sorted(things.items())},
     }
-    kinds = result.findings.groupBy("kind", "cause").count()
+    by = ("store", "cause", "kind")
+    kinds = result.findings.groupBy(*by).sum("number").withColumnRenamed("sum(number)", "number")
+    few = result.findings.limit(_FEW + 1).count() <= _FEW
     return Outcome(
         summary,
         {
             "findings": Table(result.findings.orderBy("store", "file", "offset"), title="Findings"),
-            "kinds": Table(kinds.orderBy("kind"), title="Findings by kind"),
+            "kinds": Table(kinds.orderBy(*by), title="Findings by store and cause"),
             "counts": Table(result.counts.orderBy("store", "things"), title="What was looked at"),
         },
-        shown="findings",
-        plots=[Plot("Findings by kind", "kinds", "bars", ("kind",), "count")],
+        shown="findings" if few else "kinds",
+        plots=[Plot("Findings by store and kind", "kinds", "bars", ("store", "kind"), "number")],
         found=summary["damage"] > 0,
         finish=result.unpersist,
     )
@@ -124,11 +128,17 @@ def run_build_index(spark: SparkSession, options: JobOptions) -> Outcome:
         "identical": built.get("identical", 0),
         "different": built.get("different", 0),
         "missing": built.get("missing", 0),
+        "refused": len(result.refused),
         "installed": result.installed,
     }
     files = result.files.orderBy("store", "file")
     note = "installed" if result.installed else f"left below {result.directory}"
-    return Outcome(summary, {"files": Table(files, title="What was built")}, "files", notes=[note])
+    tables = {"files": Table(files, title="What was built")}
+    if result.refused:
+        rows = spark.createDataFrame(sorted(result.refused.items()), "store string, why string")
+        tables["refused"] = Table(rows, title="Damaged, and left as they are")
+    notes = [note, *(f"left as it is: {why}" for why in result.refused.values())]
+    return Outcome(summary, tables, "files", found=bool(result.refused), notes=notes)
 
 
 def run_export(spark: SparkSession, options: JobOptions) -> Outcome:

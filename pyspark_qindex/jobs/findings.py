@@ -8,14 +8,16 @@ of power leaves and the next open repairs without asking.
 from __future__ import annotations
 
 import enum
-from typing import Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from journal.findings import Cause, Finding, Kind
 from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table
 from pyspark_qindex.stores import Store
 
-__all__ = ["FINDINGS", "RocketKind", "damage", "finding_row", "trace"]
+__all__ = ["FINDINGS", "RocketKind", "Several", "damage", "finding_row", "grouped", "trace"]
 
 FINDINGS: Final[Table] = {
     "store": "string",
@@ -28,9 +30,14 @@ FINDINGS: Final[Table] = {
     "cause": "string",
     "what": "string",
     "consequence": "string",
+    "number": "bigint",
 }
 """``store``: as it was given; ``file``: relative to it; ``offset``, ``length``: bytes in the
+file. ``number``: places that the row stands for: more than one where many of a kind are in one
 file."""
+
+_SHOWN: Final = 8
+"""Findings of one kind and cause in one file that have rows of their own."""
 
 
 class RocketKind(enum.StrEnum):
@@ -52,7 +59,47 @@ class RocketKind(enum.StrEnum):
     """Store times that run backwards."""
 
 
-def finding_row(store: Store, store_kind: str, finding: Finding, queue: str | None = None) -> Row:
+@dataclass(slots=True)
+class Several:
+    """``number`` findings of one kind and cause in one file, the first and the last of them."""
+
+    first: Finding
+    last: Finding
+    number: int = 1
+
+    def told(self) -> Finding:
+        """Give them as one finding."""
+        if self.number == 1:
+            return self.first
+        what = f"{self.number} more of this kind, up to offset {self.last.offset}, the first: "
+        return replace(self.first, what=what + self.first.what)
+
+
+def grouped(found: Iterable[Any]) -> Iterator[Any]:
+    """Give findings as :class:`Several`. Where one file has more than some of one kind and cause,
+    each of the first stands by itself, and one stands for the rest. What else is ``found`` goes
+    through."""
+    counts: dict[tuple[str, str, str], int] = {}
+    rest: dict[tuple[str, str, str], Several] = {}
+    for one in found:
+        if not isinstance(one, Finding):
+            yield one
+            continue
+        key = (one.path, str(one.kind), one.cause.value)
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] <= _SHOWN:
+            yield Several(one, one)
+        elif key in rest:
+            rest[key].last = one
+            rest[key].number += 1
+        else:
+            rest[key] = Several(one, one)
+    yield from rest.values()
+
+
+def finding_row(
+    store: Store, store_kind: str, finding: Finding, queue: str | None = None, number: int = 1
+) -> Row:
     """Give a finding as a row of :data:`FINDINGS`."""
     return (
         store.url,
@@ -65,6 +112,7 @@ def finding_row(store: Store, store_kind: str, finding: Finding, queue: str | No
         finding.cause.value,
         finding.what,
         finding.consequence,
+        number,
     )
 
 

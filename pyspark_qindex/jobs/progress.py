@@ -18,8 +18,9 @@ _PERIOD: Final = 0.2
 
 @contextmanager
 def show_progress(spark: SparkSession, job: str) -> Iterator[None]:
-    """Show a bar on standard error while the block runs, if that is a terminal."""
-    if not sys.stderr.isatty():
+    """Show a bar on standard error while the block runs, if that is a terminal (Spark Connect has
+    a bar of its own)."""
+    if not sys.stderr.isatty() or getattr(spark, "sparkContext", None) is None:
         yield
         return
     from rich.console import Console

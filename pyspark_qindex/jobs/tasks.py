@@ -23,6 +23,7 @@ Row = tuple[Any, ...]
 Rows = Iterable[Row]
 
 _TASKS_PER_CORE: Final = 3
+_MOST_CORES: Final = 4096
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 8 << 20
 
@@ -30,7 +31,14 @@ _BATCH_BYTES: Final = 8 << 20
 def tasks_wanted(spark: SparkSession) -> int:
     """Give the number of tasks that :func:`pyspark_qindex.planning.group` is asked for: some for
     each core of the cluster, so that a slow one does not hold up all (one costs 10 to 50 ms)."""
-    return _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    context = getattr(spark, "sparkContext", None)
+    if context is not None:
+        return _TASKS_PER_CORE * int(context.defaultParallelism)
+    # Spark Connect tells nothing of its cluster. A range is cut into that many parts, though.
+    from pyspark.sql import functions as f
+
+    part = f.spark_partition_id()
+    return _TASKS_PER_CORE * spark.range(_MOST_CORES).select(part).distinct().count()
 
 
 def batches(table: Table, rows: Rows) -> Iterator[pa.RecordBatch]:

@@ -77,10 +77,11 @@ def pin_queue(
     *,
     trust_sums: bool = True,
     of_node: bool = False,
+    only: Callable[[int], bool] | None = None,
 ) -> Pinned:
     """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
     ``trust_sums``: records of blocks whose checksum holds are not looked into. ``of_node``: files
-    of version 2 may be there.
+    of version 2 may be there. ``only``: tells by its number whether a segment is wanted.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
     :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
@@ -91,13 +92,13 @@ def pin_queue(
         if attempt:
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
         try:
-            before = _segments(fs, directory)
+            before = _segments(fs, directory, only)
             # Read first, so that they are not ahead of the journal.
             sums = without_room(read_sums(fs, path) or b"")
             journal = read_optional(fs, path) or b""
             if before is None or not _same_start(fs, path, journal):
                 continue
-            if _segments(fs, directory) != before:
+            if _segments(fs, directory, only) != before:
                 continue
             if not (read_sums(fs, path) or b"").startswith(sums):
                 continue
@@ -115,12 +116,14 @@ def pin_queue(
     raise BusyError(f"{directory}: the files changed each of {_ATTEMPTS} times they were read")
 
 
-def _segments(fs: FileSystem, directory: str) -> dict[int, PinnedSegment] | None:
+def _segments(
+    fs: FileSystem, directory: str, only: Callable[[int], bool] | None
+) -> dict[int, PinnedSegment] | None:
     """Note the segment files; ``None`` when one went away meanwhile."""
     found = {}
     for name in fs.listdir(directory):
         number = file_number(name)
-        if number is None:
+        if number is None or not (only is None or only(number)):
             continue
         try:
             found[number] = _pin_segment(fs, os.path.join(directory, name), number)

@@ -38,8 +38,8 @@ from qindex.format.resynchronise import Elsewhere, Layout
 from qindex.format.segment import STEP_SIZE, file_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.merge import JournalRecords
-from qindex.index.segment import DELIVERED, PUBLISHED, segment_numbers
-from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
+from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
+from qindex.index.segment_scan import SegmentScan, places, read_healed, scan_segment
 from qindex.index.seq_ids import SeqFile
 from qindex.view.columns import (
     Columns,
@@ -92,7 +92,8 @@ class Row:
 
 
 class QueueView:
-    """One queue directory, pinned when this is made, or as it was ``pinned`` before.
+    """One queue directory, pinned when this is made, or as it was ``pinned`` before. ``only`` tells
+    by its number whether a segment is wanted; others are not looked at.
 
     ``findings``: what the files hold that they should not; complete when all was read.
     Raises as :func:`qindex.view.point_in_time.pin_queue`.
@@ -110,6 +111,7 @@ class QueueView:
         priority: int | None = None,
         stores: StoreDirectories,
         pinned: Pinned | None = None,
+        only: Callable[[int], bool] | None = None,
     ) -> None:
         self._fs = fs
         self._rules = rules
@@ -125,6 +127,7 @@ class QueueView:
             self._layout_of(directory),
             trust_sums=self._trust_sums,
             of_node=rules.repeats_are_damage,
+            only=only,
         )
         walk = self._pinned.reading.walk
         publishes = walk.kinds < DELIVER
@@ -137,21 +140,22 @@ class QueueView:
         if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))
         touched = segment_numbers(walk.seqs, rules.entry_count)
-        self.numbers: list[int] = sorted({*self._pinned.segments, *touched})
+        numbers = sorted({*self._pinned.segments, *touched})
         self.entry_count = rules.entry_count
         """Entries a segment."""
-        self._version1 = self.numbers
+        self._version1 = numbers
         self._last: tuple[int, tuple[list[Source], U8] | None] | None = None
         if self._pinned.pairs:
             self.entry_count = entry_count_of(self._pinned.pairs)
             older = {
                 base // self.entry_count
-                for number in self.numbers
+                for number in numbers
                 for base in range(
                     number * rules.entry_count, (number + 1) * rules.entry_count, self.entry_count
                 )
             }
-            self.numbers = sorted({*self._pinned.pairs, *older})
+            numbers = sorted({*self._pinned.pairs, *older})
+        self.numbers: list[int] = numbers if only is None else list(filter(only, numbers))
 
     def _layout_of(self, directory: str) -> Callable[[], Layout]:
         def layout() -> Layout:

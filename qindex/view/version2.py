@@ -398,7 +398,8 @@ class _Reading:
         chosen = rows[done]
         entries.ids[chosen] = usual.ids[done]
         entries.bodies[chosen] = usual.bodies[done]
-        return rows[~done]
+        left: I64 = rows[~done]
+        return left
 
     # -- what comes of it -----------------------------------------------------------------------
 

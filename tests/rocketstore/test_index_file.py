@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from journal.files import REAL
 from rocketstore.index_file import IndexFile
-from rocketstore.index_format import IndexHeader, find_geometry
+from rocketstore.index_format import IndexHeader, file_size, find_geometry
 from rocketstore.javahash import hash_code, hash_many, index_hash, index_hash_many, utf16_length
+from rocketstore.layout import Paths, look
+from rocketstore.options import Options
 from tests.effort import examples
 
 SLOTS, ENTRIES = 5, 40
@@ -121,3 +123,29 @@ def test_a_chain_that_runs_in_a_circle_ends(tmp_path: Path) -> None:
     assert not file.chains_are_sound()
     assert file.candidates(10, 0, 2**62) == [3, 2, 1, 0]
     file.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_the_sizes_of_a_file_that_is_being_written(tmp_path: Path, count: int) -> None:
+    """Slots and entries are stored before the header: a look in between finds them ahead of it."""
+    file = IndexFile.create(REAL, str(tmp_path / "f"), 7, 100, None)
+    for at in range(count):
+        assert file.put(1000 + 3 * at, 100 * at, 5000 + at)
+    header = (tmp_path / "f").read_bytes()[:40]
+    for at in range(40):
+        assert file.put(5 * at, 9000 + at, 9000)
+    file.close()
+    data = header + (tmp_path / "f").read_bytes()[40:]
+    assert find_geometry(data) == (7, 100)
+
+
+def test_files_without_an_entry_are_no_strangers_to_a_reader(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "index").mkdir()
+    name = tmp_path / "index" / "20260101000000000"
+    for slots, entries in ((50, 200), (1000, 300), (7, 12)):
+        IndexFile.create(REAL, str(name), slots, entries, None).close()
+        layout = look(REAL, Paths(str(tmp_path)), Options(read_only=True))
+        assert layout.strangers == []
+        assert file_size(layout.index_slots, layout.index_entries) == name.stat().st_size
+        assert layout.index == [name.name]

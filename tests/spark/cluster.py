@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pyspark_qindex.local_session import LOOPBACK_ONLY, quiet_environment
 
-__all__ = ["ROOT", "Cluster", "Driver", "running_cluster"]
+__all__ = ["ROOT", "Cluster", "Driver", "free_port", "running_cluster"]
 
 ROOT = Path(__file__).parents[2]
 WAIT = 120.0
@@ -84,8 +84,8 @@ class Driver:
 
 
 class Cluster:
-    """``master``: its URL. ``environment``: of drivers that use it. ``partly``: a directory that
-    one of the two workers sees empty, or ``None`` where the system lets nobody hide one."""
+    """``master``: its URL. ``environment``: of drivers that use it. ``hidden``: a directory that
+    the workers see empty, or ``None`` where the system lets nobody hide one."""
 
     def __init__(self, scratch: Path, java_home: str) -> None:
         import pyspark
@@ -103,21 +103,21 @@ class Cluster:
         }
         self._class = os.path.join(home, "bin", "spark-class")
         self._processes: list[subprocess.Popen[bytes]] = []
-        port, self._page = _free_port(), _free_port()
+        port, self._page = free_port(), free_port()
         self.master = f"spark://127.0.0.1:{port}"
         # The REST port is not closed by default, and not needed.
         self._run("master.Master", "--port", port, "--webui-port", self._page)
-        partly = scratch / "partly"
-        partly.mkdir()
-        hidden = ("unshare", "--mount", "sh", "-c", _HIDE, str(partly))
-        can_hide = subprocess.run([*hidden, "true"], capture_output=True, check=False)
-        self.partly = partly if can_hide.returncode == 0 else None
+        hidden = scratch / "hidden"
+        hidden.mkdir()
+        hide = ("unshare", "--mount", "sh", "-c", _HIDE, str(hidden))
+        can_hide = subprocess.run([*hide, "true"], capture_output=True, check=False)
+        self.hidden = hidden if can_hide.returncode == 0 else None
         for number in range(_WORKERS):
             self._run(
                 "worker.Worker",
                 *("--cores", 1, "--memory", "1g", "--webui-port", 0),
                 *("--work-dir", scratch / f"worker-{number}", self.master),
-                before=hidden if self.partly is not None and number else (),
+                before=hide if self.hidden is not None else (),
             )
         self._wait_for_workers()
 
@@ -171,7 +171,8 @@ def running_cluster(scratch: Path, java_home: str) -> Iterator[Cluster]:
         cluster.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Give a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

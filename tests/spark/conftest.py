@@ -34,10 +34,18 @@ def java_home() -> str:
 
 @pytest.fixture(scope="session")
 def spark(java_home: str) -> Iterator[SparkSession]:
-    """A local session with two cores, in which a task that fails is tried twice."""
+    """A local session with two cores, in which a task that fails is tried twice. It serves Spark
+    Connect, too."""
     from pyspark_qindex import session
+    from tests.spark.cluster import free_port
 
-    conf = {"spark.sql.shuffle.partitions": "2", "spark.sql.streaming.stopTimeout": "30s"}
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stopTimeout": "30s",
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(free_port()),
+    }
     running = session(f"tests-{os.getpid()}", "local[2,2]", conf, quick=True)
     yield running
     running.stop()

@@ -43,9 +43,6 @@ CONF = {
 }
 
 
-__all__ = ["every_way"]
-
-
 def stream(spark: SparkSession, how: str, source: str, sink: str, checkpoint: str) -> None:
     messages = (
         spark.readStream.format("qindex")
@@ -54,7 +51,8 @@ def stream(spark: SparkSession, how: str, source: str, sink: str, checkpoint: st
         .load(source)
     )
     writer = (
-        messages.writeStream.format("qindex")
+        messages.drop("queue")
+        .writeStream.format("qindex")
         .option("queue", "sink")
         .option("checkpointLocation", checkpoint)
     )

@@ -21,7 +21,6 @@ from pyspark_qindex.jobs import audit
 from qindex.format.layout import STAGING
 from qindex.view.reader import StoreReader
 from tests.spark.cluster import WAIT, Cluster, Driver
-from tests.spark.driver import every_way
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import LARGE, make_plain, make_rocket
 from tests.spark.test_jobs_build import derived_files
@@ -61,33 +60,24 @@ def test_an_executor_dies_and_each_message_is_published_once(
     assert [path for path in state.rglob("*") if path.suffix == ".arrow"] == []
 
 
-def test_a_store_that_one_worker_does_not_see_is_an_error(
-    spark: SparkSession, cluster: Cluster, tmp_path: Path
-) -> None:
-    if cluster.partly is None:
+def test_a_store_that_workers_do_not_see_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
+    if cluster.hidden is None:
         pytest.skip("a directory can't be hidden from one process here: unshare --mount is refused")
-    stores: dict[Path, list[Path]] = {}
-    for root in (tmp_path / "seen", cluster.partly):
-        plain = make_plain(root / "queues")
-        with qindex.open(plain) as engine:
-            engine.publish_to(["orders", "large"], os.urandom(LARGE))
-        stores[root] = [plain, make_rocket(root / "rocket", count=2000)]
-    truth = every_way(spark, *map(str, stores[tmp_path / "seen"]), str(tmp_path / "one"))
-    assert [error for error in truth.values() if not isinstance(error, int)] == []
+    queues = make_plain(cluster.hidden / "queues")
+    with qindex.open(queues) as engine:
+        engine.publish_to(["orders", "large"], os.urandom(LARGE))
+    rocket = make_rocket(cluster.hidden / "rocket", count=2000)
     driver = Driver(cluster.master, "spark.task.maxFailures=1")
     try:
-        driver.say("hidden", *stores[cluster.partly], tmp_path / "two")
+        driver.say("hidden", queues, rocket, tmp_path / "out")
         found = json.loads(driver.answer())
     finally:
         driver.kill()
-    assert found.keys() == truth.keys()
-    missed = {name for name, ended in found.items() if ended != truth[name]}
-    for name in missed:
-        assert f"{cluster.partly}" in found[name], (name, found[name], truth[name])
-        assert "not there on host" in found[name], (name, found[name])
-    # What is one task alone may have gone to the worker that sees the stores.
-    many = ("messages", "entries", "records", "units", "stream", "audit", "export", "migrate")
-    assert {name for name in found if name.startswith(many) or name.split()[1:2] in many} <= missed
+    assert len(found) > 20
+    for name, ended in found.items():
+        assert isinstance(ended, str), (name, ended)
+        assert f"{cluster.hidden}" in ended, (name, ended)
+        assert "not there on host" in ended, (name, ended)
 
 
 def test_audit_and_build_index_survive_an_executor(

@@ -22,6 +22,7 @@ from pyspark_qindex.jobs.build_index import STAGING, build_index
 from pyspark_qindex.jobs.build_install import install_store
 from pyspark_qindex.jobs.build_scan import LogFile
 from pyspark_qindex.jobs.build_write import StorePlan
+from pyspark_qindex.jobs.commands import JobOptions, run_build_index
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
 from tests.golden import rocket_golden
@@ -173,6 +174,32 @@ def test_a_damaged_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
         build_index(spark, [str(store)])
     with pytest.raises(NotAStoreError):
         build_index(spark, [str(tmp_path / "nowhere")])
+
+
+def test_other_stores_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Beside a log with a hole, one whose file was cut off, and one that lacks a file."""
+    good = make_rocket(tmp_path / "good")
+    wanted = derived_files(good)
+    shutil.rmtree(good / "consumequeue")
+    names = ("hole", "cut", "gap")
+    bad = {name: shutil.copytree(good, tmp_path / name) for name in names}
+    logs = {name: sorted((store / "commitlog").iterdir()) for name, store in bad.items()}
+    with logs["hole"][0].open("r+b") as file:
+        size = int.from_bytes(file.read(4), "big")
+        file.seek(size)
+        file.write(b"\x55")
+    os.truncate(logs["cut"][0], 5000)
+    logs["gap"][1].unlink()
+    before = {name: derived_files(store) for name, store in bad.items()}
+    outcome = run_build_index(spark, JobOptions([str(tmp_path)], str(tmp_path / "out")))
+    assert derived_files(good) == wanted
+    assert {name: derived_files(store) for name, store in bad.items()} == before
+    assert not any((store / STAGING).exists() for store in (good, *bad.values()))
+    assert (outcome.summary["stores"], outcome.summary["refused"], outcome.found) == (1, 3, True)
+    why = {row["store"]: row["why"] for row in outcome.tables["refused"].rows.collect()}
+    assert f"{logs['hole'][0]}: at offset {size}" in why[str(bad["hole"])]
+    assert f"{logs['cut'][0]}: at offset 0: is 5000 bytes long" in why[str(bad["cut"])]
+    assert f"{logs['gap'][1]}: at offset 0: this file of" in why[str(bad["gap"])]
 
 
 def test_a_crash_while_it_is_installed(

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
 
+import msgpack
 import numpy as np
+import pyarrow as pa
+from pyspark.sql import types
 
 import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
-from pyspark_qindex import java
+from pyspark_qindex import java, schemas
+from pyspark_qindex.batches import plain_json
 from pyspark_qindex.errors import SparkMissingError, explain
-from pyspark_qindex.offsets import flatten, next_places, share, unflatten
-from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options
+from pyspark_qindex.offsets import check_start, flatten, next_places, share, unflatten
+from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options, with_schema
 from pyspark_qindex.plain_rows import find_plain
 from pyspark_qindex.planning import QueuePart, StorePart, group, plan_queues, plan_stores
 from pyspark_qindex.read_entries import read_entries
@@ -28,6 +35,8 @@ from pyspark_qindex.read_files import read_files
 from pyspark_qindex.read_messages import read_messages
 from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
+from pyspark_qindex.sink import sink_options
+from pyspark_qindex.table_rows import json_tables
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record
 from tests.qindex.support import queue_directory
@@ -52,12 +61,73 @@ ROOT = Path(__file__).parents[2]
         ({"paths": "{"}, "a JSON array of names"),
         ({"path": "x", "startingPosition": "[]"}, "startingPosition must be earliest, latest or"),
         ({"path": "x", "maxMessagesPerBatch": "0"}, "maxmessagesperbatch must be at least 1"),
+        ({"path": "x", "include": "entries", "key": "k"}, "option key chooses nothing of include="),
+        ({"path": "x", "include": "files", "seq_to": "9"}, "option seq_to chooses nothing of"),
+        ({"path": "x", "include": "stored", "queue": "q"}, "option queue chooses nothing of"),
     ],
 )
 def test_wrong_options(options: dict[str, str], wanted: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_options(options, TABLES)
     assert wanted in str(caught.value)
+
+
+def test_wrong_options_of_a_batch_and_of_a_sink() -> None:
+    for name, value in (("startingPosition", "latest"), ("maxMessagesPerBatch", "5")):
+        options = {"path": "x", name: value}
+        assert read_options(options, TABLES, stream=True).paths == ("x",)
+        with pytest.raises(UsageError, match=f"option {name.lower()} is of streams"):
+            read_options(options, TABLES, stream=False)
+    with pytest.raises(UsageError, match="option key chooses nothing of include=units"):
+        read_options({"path": "x", "include": "units", "key": "k"}, ROCKET_TABLES)
+    good = {"path": "/s", "queue": "q", "lockTimeout": "1", "orphanHours": "2"}
+    assert sink_options(good | {"jobId": "a"}, stream=False).job == "a"
+    assert sink_options(good | {"checkpointLocation": "c"}, stream=True).lock_timeout == 1
+    for wrong, stream in (("jobId", True), ("checkpointLocation", False), ("seq_from", False)):
+        with pytest.raises(UsageError, match=f"no option '{wrong.lower()}'; there are"):
+            sink_options(good | {wrong: "1"}, stream=stream)
+
+
+def schema_of(text: str) -> types.StructType:
+    kinds = {"bigint": types.LongType(), "binary": types.BinaryType(), "int": types.IntegerType()}
+    fields = (field.split(maxsplit=2) for field in text.split(", "))
+    return types.StructType(
+        [types.StructField(name, kinds[kind], not rest) for name, kind, *rest in fields]
+    )
+
+
+def test_a_schema_chooses_columns() -> None:
+    options = read_options({"path": "x"}, TABLES)
+    assert with_schema(options, schemas.spark_schema(options.columns), TABLES) is options
+    chosen = with_schema(options, schema_of("body binary, seq_id bigint"), TABLES)
+    assert list(chosen.columns.items()) == [("body", "binary"), ("seq_id", "bigint")]
+    fast = read_options({"path": "x", "mode": "failfast", "columns": "seq_id,body"}, TABLES)
+    chosen = with_schema(fast, schema_of("seq_id bigint not null, body binary"), TABLES)
+    assert chosen.columns == {"seq_id": "bigint not null", "body": "binary"}
+    for asked, wanted in {
+        "seq bigint": "no column 'seq'; there are store",
+        "seq_id int": "column 'seq_id' is bigint, not int",
+        "seq_id bigint not null": "column 'seq_id' can be null",
+        "body binary, body binary": "a column is named twice",
+    }.items():
+        with pytest.raises(UsageError, match=wanted):
+            with_schema(options, schema_of(asked), TABLES)
+    with pytest.raises(UsageError, match=r"columns and schema\(\) name different"):
+        with_schema(fast, schema_of("body binary"), TABLES)
+
+
+def test_where_a_stream_starts_has_to_be_there() -> None:
+    known = [("/a", "q"), ("/a", "r"), ("/log", "")]
+    stores = {"/a", "/log", "/unreadable"}
+    check_start({("/a", "q"): 3, ("/log", ""): 7, ("/unreadable", "x"): 1}, stores, known)
+    for at, wanted in {
+        ("/b", "q"): "startingPosition names /b, which is not followed; there are /a, /log, /un",
+        ("/a", "s"): "names 's' of /a, which is not followed; there are q, r",
+        ("/a", ""): "names '' of /a, which is not followed; there are q, r",
+        ("/log", "q"): "names 'q' of /log, which is not followed: a number is right",
+    }.items():
+        with pytest.raises(UsageError, match=wanted):
+            check_start({at: 0}, stores, known)
 
 
 def test_options() -> None:
@@ -202,13 +272,66 @@ def test_fields_of_plain_records(size: int, key: str | None) -> None:
     data = b"\xc0\xc0" + record + other + b"\x83" * 50 + record
     starts = np.array([2, 2 + len(record), 2 + len(record) + len(other), len(data) - len(record)])
     lengths = np.array([len(record), len(other), 50, len(record)])
-    found = find_plain(data, starts, lengths)
-    assert found.rows.tolist() == [0, 3]
+    sizes = np.array([size, size, 20, size])
+    found = find_plain(data, starts, lengths, sizes)
+    assert found.rows.tolist() == [0, 1, 3]
+    assert found.has_tables.tolist() == [False, True, False]
+    tables = data[found.key_ends[1] : found.table_ends[1]]
+    assert json_tables(pa.array([tables]))[0].to_pylist() == ['{"h": 1}']
+    for wrong in (sizes - 1, sizes + 1, sizes * 0 + len(data), sizes * 0 + (1 << 31)):
+        assert find_plain(data, starts, lengths, wrong).rows.tolist() == []
+    found = found.take(~found.has_tables)
     for at in range(2):
         assert data[found.body_starts[at] : found.body_ends[at]] == body
         assert data[found.key_starts[at] : found.key_ends[at]].decode() == (key or "")
         assert found.has_key[at] == (key is not None)
         assert found.stamps[at] == 1_700_000_000_123_456_789
+
+
+VALUES: list[Any] = [
+    1,
+    -(2**40),
+    1.5,
+    1e300,
+    True,
+    None,
+    "text",
+    "$5",
+    "ü\u2028\x00",
+    b"\xff\x00",
+    [1, [b"x", {"a": None}]],
+    {"deep": {"deeper": [1, 2]}},
+    {"$base64": "it is text"},
+    {"deep": {"$x": 1}},
+    {1: "a", "b": 2},
+    {b"k": 1},
+    float("nan"),
+    msgpack.ExtType(5, b"ab"),
+    msgpack.Timestamp(3, 500_000_000),
+]
+
+
+@pytest.mark.parametrize("many", [1, 700])
+@pytest.mark.parametrize("number", [*range(len(VALUES)), None])
+def test_headers_and_properties_as_json(number: int | None, many: int) -> None:
+    """The value by itself and among plain ones, repeated and not: what plain_json gives."""
+    chosen = VALUES if number is None else [VALUES[number]]
+    pairs: list[tuple[Any, Any]] = [({"v": value, "n": 0}, None) for value in chosen]
+    pairs += [(None, None), ({}, {"p": chosen[0]})]
+    pairs += [({"n": at if many > 1 else 7}, {"p": "same"}) for at in range(many)]
+    packed = [msgpack.packb(one) + msgpack.packb(other) for one, other in pairs]
+    twice = msgpack.packb({"a": 1}) * 2
+    for kind, rows in (("good", packed), ("bad", [b"\x01\xc0", *packed, twice + b"\xc0"])):
+        for times in (1, 3):
+            headers, properties, sound = json_tables(pa.array(rows * times))
+            assert len(headers) == len(rows) * times
+            wanted: list[str | None] = [plain_json(one or {}) for one, _ in pairs]
+            others: list[str | None] = [plain_json(other or {}) for _, other in pairs]
+            if kind == "bad":
+                wanted, others = [None, *wanted, None], [None, *others, None]
+            assert headers.to_pylist() == wanted * times
+            assert properties.to_pylist() == others * times
+            assert sound.tolist() == [one is not None for one in wanted] * times
 
 
 def test_offsets_go_to_spark_and_back() -> None:
@@ -366,3 +489,58 @@ def test_the_pipeline_without_pyspark_is_one_line_and_exit_status_2(tmp_path: Pa
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "qindex: pyspark is not installed: pip install qindex[spark]\n"
     assert not (tmp_path / "o").exists()
+
+
+SHIPPED = """
+import json, sys
+archive = sys.argv[1]
+sys.path.insert(0, archive)
+from pyspark_qindex import local_session, qindex_source
+
+class Context:
+    _python_includes = []
+    def addPyFile(self, path):
+        self._python_includes.append(path.rpartition("/")[2])
+        sys.path[0] = path  # what an executor gets
+
+class Spark:
+    sparkContext = Context()
+    class dataSource:
+        register = staticmethod(lambda source: None)
+
+for _ in range(2):
+    local_session.register(Spark)
+for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+    del sys.modules[name]
+from pyspark_qindex.options import TABLES, read_options
+from pyspark_qindex.planning import plan_queues
+from pyspark_qindex.qindex_source import read_part
+import qindex
+options = read_options({"path": sys.argv[2]}, TABLES)
+parts = [part for task in plan_queues(options) for part in task]
+rows = sum(batch.num_rows for part in parts for batch in read_part(part, options))
+print(json.dumps([Context._python_includes, qindex.__file__.rpartition(".zip/")[2], rows]))
+"""
+PACKAGES = ("journal", "msgstore", "pyspark_qindex", "qindex", "rocketstore")
+
+
+def test_a_wheel_is_handed_on_to_executors(tmp_path: Path) -> None:
+    """``--py-files x.whl``: Spark puts wheels on the driver's path alone."""
+    with qindex.open(tmp_path / "s") as engine:
+        engine.queue("q").publish_many([b"x"] * 40)
+    wheel = tmp_path / "qindex-1.0-cp311-linux.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
+            archive.write(path, path.relative_to(ROOT))
+    program = SHIPPED.replace("PACKAGES", repr(PACKAGES))
+    done = subprocess.run(
+        [sys.executable, "-c", program, wheel, tmp_path / "s"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    includes, place, rows = json.loads(done.stdout)
+    assert includes == [wheel.with_suffix(".zip").name]
+    assert (place, rows) == ("qindex/__init__.py", 40)

@@ -216,7 +216,7 @@ def test_a_remote_store_is_not_written_and_copies_go(tmp_path: Path) -> None:
         fs.mkdir(tmp_path / "d")
     with pytest.raises(OSError, match="only read"):
         fs.rmdir(tmp_path)
-    copies = Path(fs._copies)
+    copies = Path(fs._directory)
     assert len(list(copies.iterdir())) == 1
     del fs
     assert not copies.exists()

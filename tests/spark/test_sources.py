@@ -131,7 +131,16 @@ def test_options_choose(spark: SparkSession, fleet: Path) -> None:
     assert len(keyed) > 5
     few = load(spark, fleet / "a", queue="mixed", columns="body, seq_id")
     assert few.columns == ["body", "seq_id"]
-    assert rows(few) == [{"body": row["body"], "seq_id": row["seq_id"]} for row in every]
+    pairs = [{"body": row["body"], "seq_id": row["seq_id"]} for row in every]
+    assert rows(few) == pairs
+    for mode in ("permissive", "failfast"):
+        reader = spark.read.format("qindex").option("queue", "mixed").option("mode", mode)
+        asked = reader.schema("body binary, seq_id bigint").load(str(fleet / "a"))
+        assert (asked.columns, rows(asked)) == (["body", "seq_id"], pairs)
+        wrong = reader.schema("body string").load(str(fleet / "a"))
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            wrong.collect()
+        assert explain(caught.value) == "column 'body' is binary, not string"
     assert load(spark, fleet / "a", queue="empty").count() == 0
     split = load(spark, fleet / "a", queue="mixed", partitions=3)
     assert split.rdd.getNumPartitions() == 3
@@ -356,6 +365,7 @@ def test_wrong_use_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
         (new, "qindex", {}, "version 2; this program knows 1"),
         (store, "qindex", {"queue": "nobody"}, "there is no queue 'nobody'"),
         (store, "qindex", {"columns": "body,bodi"}, "no column 'bodi'; there are store, queue"),
+        (store, "qindex", {"startingPosition": "latest"}, "option startingposition is of streams"),
         ("nowhere://x", "qindex", {}, "nowhere://: "),
     ]
     for path, source, options, wanted in cases:

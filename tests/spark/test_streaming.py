@@ -236,7 +236,7 @@ def test_a_dataframe_is_published(spark: SparkSession, tmp_path: Path) -> None:
                 ttl=1000.0 if at % 5 == 0 else None,
                 persistent=at % 6 != 0,
             )
-        source = spark.read.format("qindex").load(str(store)).repartition(3)
+        source = spark.read.format("qindex").load(str(store)).drop("queue").repartition(3)
         (tmp_path / "sink").mkdir()
         before = time.time_ns()
         for _ in range(2):
@@ -274,6 +274,8 @@ def test_wrong_sinks_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
         (body, "file", {"queue": "q"}, "is a file, not a store directory"),
         (body.withColumnRenamed("body", "text"), "s", {"queue": "q"}, "column 'text' can't be"),
         (body.selectExpr("1 as body"), "s", {"queue": "q"}, "column 'body' must be binary or str"),
+        (body.selectExpr("body", "'q' as queue"), "s", {"queue": "q"}, "column 'queue' does not"),
+        (body, "s", {"queue": "q", "lockTimout": "3"}, "no option 'locktimout'; there are jobid"),
     ]
     for frame, path, options, wanted in cases:
         with pytest.raises(Exception) as caught:  # noqa: PT011
