@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE
 from qindex.format.entries import Entry, journal_words, plain_entries, read_one_by_one
+from qindex.format.plain_record import read_plain
 from qindex.format.publish_check import sound_publishes
 from qindex.format.resynchronise import Data
 from qindex.format.stored_id import sound_ids
-from qindex.format.plain_record import read_plain
 
 __all__ = ["Decoded", "Piece", "decode", "sound_records"]
 
