@@ -40,18 +40,25 @@ def held_or(lock: CallLock) -> AbstractContextManager[object]:
     return _NOTHING if lock.is_mine() else lock
 
 
+def _nothing() -> None:
+    """It has no place in an order."""
+
+
 class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not
     """A lock that knows its owner, and that may refuse. It may be the lock of a condition.
 
     ``refusal``: what each call that takes it raises since :meth:`refuse`, or ``None``.
+    ``before_waiting``: called before it is waited for (:mod:`journal.lock_order`).
     """
 
-    __slots__ = ("refusal",)
+    __slots__ = ("before_waiting", "refusal")
 
     refusal: tuple[type[StoreError], str] | None
+    before_waiting: Callable[[], None]
 
     def __init__(self) -> None:
         self.refusal = None
+        self.before_waiting = _nothing
 
     is_mine: Callable[[], bool] = RLock._is_owned  # type: ignore[attr-defined]
     """Tell whether the calling thread has it."""
@@ -82,7 +89,9 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
 
     def wait_for_it(self) -> None:
         """Take it, refused or not."""
-        self.acquire()
+        if not self.acquire(False):
+            self.before_waiting()
+            self.acquire()
 
     def __enter__(self, *_: object) -> bool:
         self.check()

@@ -25,7 +25,7 @@ import os
 from dataclasses import dataclass
 
 from journal.block_sums import extent
-from journal.call_lock import CallLock
+from journal.call_lock import CallLock, refuse_twice
 from journal.durations import Durations
 from journal.errors import ClosedError, StorageError
 from journal.files import (
@@ -36,6 +36,7 @@ from journal.files import (
     unlink_if_there,
 )
 from journal.format import ACTION_SIZE, START_SIZE
+from journal.lock_order import Rank
 from journal.poison import PASSING, Poison
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sum_file import SumFile
@@ -98,7 +99,7 @@ class Journal:
         self._closed = False
         self.rested = False
         self._name_synced = False
-        self._rebased = False
+        self._rebases = 0
         self.entries = entries
         self.in_reserve = False
         self.synced = 0
@@ -127,8 +128,16 @@ class Journal:
             raise StorageError(self.path, "the journal can't be opened", error) from error
         self._sealed = position
         self._commits = GroupCommit(self._sync_now)
-        # Held while a sync uses the descriptor, so that no rebase closes it under the call.
-        self._fd_in_use = CallLock()
+        # Held while files are exchanged or closed, and by a sync for the moment in which it looks
+        # which file to sync: never while it waits for the disk, for a rebase, which has the queue's
+        # lock, would wait for it then, and a handler in the sync's thread for that lock.
+        self._files = CallLock()
+        self._files.before_waiting = poison.order.checked(Rank.JOURNAL_FILES)
+        self._commits.before_waiting = poison.order.checked(Rank.JOURNAL_SYNC)
+        self._syncing = False
+        # Descriptors that are to be closed as soon as no sync may be using them.
+        self._retired: list[int] = []
+        self._all_durable = False
         poison.watch(self)
         if poison.reason is not None:
             self.refuse()
@@ -272,10 +281,22 @@ class Journal:
     def sync(self) -> None:
         """Make durable all that was appended before the call; concurrent callers share one sync.
 
-        Raises :class:`WritesRefusedError` after any failure, this one's included.
+        One that comes behind an orderly close finds all of it durable. Raises
+        :class:`WritesRefusedError` after any failure, this one's included, and
+        :class:`UsageError` to a handler in the middle of a sync or a rebase of its thread.
         """
         self._poison.check()
+        if self._files.is_mine():
+            refuse_twice()
         self._commits.commit()
+
+    def is_syncing_here(self) -> bool:
+        """Tell whether the calling thread is in the middle of a sync: it can't make another."""
+        return self._commits.is_mine()
+
+    def is_changing_here(self) -> bool:
+        """Tell whether the calling thread is in the middle of an exchange of files."""
+        return self._files.is_mine()
 
     @property
     def syncs(self) -> int:
@@ -289,22 +310,41 @@ class Journal:
 
     def _sync_now(self) -> None:
         self._poison.check()
-        with self._fd_in_use:
-            if self.rested:
-                return  # what it held is durable elsewhere
-            if self._closed:
-                raise ClosedError(f"{self.path}: the journal is closed")
-            position = self.end
-            try:
-                self._fs.fdatasync(self._fd)
-                if not self._name_synced:
-                    self._fs.sync_dir(os.path.dirname(self.path))
-                    self._name_synced = True
-            except OSError as error:
-                failure = StorageError(self.path, "sync failed", error)
-                self._poison.set(failure)
-                raise failure from error
+        try:
+            with self._files:
+                if self.rested or self._all_durable:
+                    return  # what it held is durable elsewhere
+                if self._closed:
+                    raise ClosedError(f"{self.path}: the journal is closed")
+                self._syncing = True
+                fd, position, rebases = self._fd, self.end, self._rebases
+            self._fs.fdatasync(fd)
+            if not self._name_synced:
+                self._fs.sync_dir(os.path.dirname(self.path))
+                self._name_synced = True
+        except OSError as error:
+            failure = StorageError(self.path, "sync failed", error)
+            self._poison.set(failure)
+            raise failure from error
+        finally:
+            self._syncing = False
+            self._close_retired()
+        # A rebase that came meanwhile has made its new file durable before it took the name.
+        if rebases == self._rebases:
             self.synced = max(self.synced, position)
+
+    def _close_retired(self) -> None:
+        """Close the files that were replaced, unless a sync may use them: then that one does."""
+        while self._retired and not self._syncing:
+            try:
+                fd = self._retired.pop()
+            except IndexError:
+                return  # the other of the two has it
+            close_quietly(self._fs, fd, self.path)
+
+    def _is_durable_from(self, front: int) -> bool:
+        """Tell whether anything behind ``front`` is durable in this file, or may be soon."""
+        return self._syncing or self.synced > front
 
     def prepare(self, front: int, end: int) -> Retired | None:
         """Copy bytes ``front .. end`` into a new file, ahead of :meth:`rebase`, which then has
@@ -326,7 +366,7 @@ class Journal:
                 with memoryview(old_map) as view:
                     pwrite_all(fs, fd, view[front:end], 0)
                     sums = extent(view[front:end], 0)
-                if self.synced > front:
+                if self._is_durable_from(front):
                     fs.fdatasync(fd)
             except BaseException:
                 self._discard_new(fd)
@@ -346,10 +386,11 @@ class Journal:
         after anything else writes are refused from then on: a half-done change of files is for
         recovery to judge. Reading goes on: the old records stay mapped.
         """
-        with self._fd_in_use:
+        with self._files:
             old = Retired(self._fd, self.map, self.end)
             was_in_reserve = self.in_reserve
-            self._rebased = True
+            self._rebases += 1
+            durable = self._is_durable_from(front)
             try:
                 # The checksums go before the bytes they are of.
                 self._sums.remove()
@@ -359,7 +400,7 @@ class Journal:
                     self._empty()
                     return None
                 try:
-                    new = self._write_new(front, old.size, prepared)
+                    new = self._write_new(front, old.size, prepared, durable)
                 except OSError as error:
                     if error.errno not in PASSING:
                         raise
@@ -369,7 +410,7 @@ class Journal:
                         ) from error
                     self._empty()
                     return None
-                self._take_name(front, old.size, prepared, *new)
+                self._take_name(old.size - front, prepared, durable, *new)
             except OSError as error:
                 failure = StorageError(self.path, "the journal can't be emptied", error)
                 self._poison.set(failure)
@@ -380,9 +421,11 @@ class Journal:
             return old
 
     def retire(self, old: Retired | None) -> None:
-        """Close the file that a rebase replaced: freeing its pages takes a while."""
+        """Close the file that a rebase replaced: freeing its pages takes a while. A sync that is
+        under way does that, if it may be using it."""
         if old is not None:
-            close_quietly(self._fs, old.fd, self.path)
+            self._retired.append(old.fd)
+            self._close_retired()
             old.map = None
 
     def _empty(self) -> None:
@@ -401,7 +444,7 @@ class Journal:
             _log.warning("%s", failure)
 
     def _write_new(
-        self, front: int, end: int, prepared: Retired | None
+        self, front: int, end: int, prepared: Retired | None, durable: bool
     ) -> tuple[int, mmap.mmap, int]:
         """Put what stands behind ``front`` into a new file; gives its descriptor, map, and bytes.
         Raises :class:`OSError`; the new file is then gone, and nothing has changed."""
@@ -418,7 +461,7 @@ class Journal:
             if tail > copied:
                 with memoryview(self.map) as view:
                     pwrite_all(fs, fd, view[front + copied : end], copied)
-            if self.synced > front:
+            if durable:
                 fs.fdatasync(fd)
         except BaseException:
             self._discard_new(fd)
@@ -435,15 +478,14 @@ class Journal:
 
     def _take_name(
         self,
-        front: int,
-        end: int,
+        size: int,
         prepared: Retired | None,
+        durable: bool,
         fd: int,
         new_map: mmap.mmap,
         allocated: int,
     ) -> None:
-        """Rename the new file over the journal, and go on in it."""
-        durable = self.synced > front
+        """Rename the new file, which holds ``size`` bytes, over the journal, and go on in it."""
         try:
             self._fs.rename(self.path + _NEW_SUFFIX, self.path)
             self._name_synced = False
@@ -455,8 +497,8 @@ class Journal:
             raise
         self._fd = fd
         self._allocated = allocated
-        self._use(new_map, end - front)
-        self.synced = end - front if durable else 0
+        self._use(new_map, size)
+        self.synced = size if durable else 0
         if prepared is not None:
             self._sums.append(prepared.sums)
             self._sealed = prepared.size
@@ -468,7 +510,7 @@ class Journal:
         messages whose acks were never synced would be back after a clean close.
         Raises :class:`StorageError`; the file is closed all the same.
         """
-        with self._fd_in_use:
+        with self._files:
             if self._closed:
                 return
             self._closed = True
@@ -480,12 +522,17 @@ class Journal:
                     self._sums.close()
                     if cut:
                         self._fs.truncate(self._fd, end)
-                    if cut and self._rebased and self._poison.reason is None:
+                    if cut and self._rebases and self._poison.reason is None:
                         self._fs.fdatasync(self._fd)
                         if not self._name_synced:
                             self._fs.sync_dir(os.path.dirname(self.path))
+                    self._all_durable = cut and not end and self._poison.reason is None
                 finally:
-                    self._fs.close(self._fd)
+                    if self._syncing:
+                        self._retired.append(self._fd)
+                        self._close_retired()
+                    else:
+                        self._fs.close(self._fd)
             except OSError as error:
                 raise StorageError(self.path, "the journal can't be closed", error) from error
 

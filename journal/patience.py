@@ -81,7 +81,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
     def _first_try(self) -> Callable[[], bool]:
         if self.refusal is not None:
             return self._refuse_all
-        return partial(self.acquire, False) if self.is_shared() else self.acquire
+        return partial(self.acquire, False)
 
     def _refuse_all(self) -> bool:
         self.check()
@@ -106,7 +106,15 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         """Take it when it is one's turn. Raises what it was told to raise."""
         self._wait(ask=True)
 
+    def is_used_here(self) -> bool:
+        """Tell whether the calling thread has it, or stands in line for it."""
+        return self.is_mine() or self._line._is_owned()  # type: ignore[attr-defined]
+
     def _wait(self, *, ask: bool) -> None:
+        self.before_waiting()
+        if not self.is_shared():
+            self.acquire()
+            return
         self.give_up()
         with self._line:
             self.waits += 1
@@ -120,9 +128,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
 
     def wait_for_it(self) -> None:
         """Take it, refused or not."""
-        if not self.is_shared():
-            self.acquire()
-        elif self.is_wanted() or not self.acquire(False):
+        if self.is_wanted() or not self.acquire(False):
             self._wait(ask=False)
 
     def __enter__(self, *_: object) -> bool:

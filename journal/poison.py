@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from journal.errors import StoreError, WritesRefusedError
+from journal.lock_order import LockOrder
 
 __all__ = ["PASSING", "Poison"]
 
@@ -26,11 +27,13 @@ class _Refuser(Protocol):
 
 
 class Poison:
-    """Shared by all files of one engine; ``reason`` is ``None`` while all is well."""
+    """Shared by all files of one engine; ``reason`` is ``None`` while all is well. ``order``: of
+    the locks of all that share it."""
 
-    __slots__ = ("_said", "_writers", "reason")
+    __slots__ = ("_said", "_writers", "order", "reason")
 
     def __init__(self) -> None:
+        self.order = LockOrder()
         self.reason: str | None = None
         self._said = ""
         self._writers: weakref.WeakSet[_Refuser] = weakref.WeakSet()

@@ -33,7 +33,7 @@ def rest(journal: Journal) -> None:
     Raises as :meth:`Journal.sync`; it is open as before then.
     """
     assert not journal.tell()
-    if journal._rebased:
+    if journal._rebases:
         journal.sync()
     journal.rested = True
     journal.close(cut=False)
@@ -85,6 +85,14 @@ class RestedJournal(Journal):
     def sync(self) -> None:
         """All is durable. Raises :class:`WritesRefusedError`."""
         self._poison.check()
+
+    def is_syncing_here(self) -> bool:
+        """Nothing is to be synced."""
+        return False
+
+    def is_changing_here(self) -> bool:
+        """There are no files."""
+        return False
 
     def retire(self, old: Retired | None) -> None:
         """Nothing was replaced."""

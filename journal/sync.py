@@ -60,9 +60,11 @@ class _Waiter:
 
 class GroupCommit:
     """Share calls of ``sync`` among threads. ``rounds`` counts the calls that were made,
-    ``stopwatch`` times those that did not raise."""
+    ``stopwatch`` times those that did not raise. ``before_waiting``: called before another
+    thread's is waited for (:mod:`journal.lock_order`)."""
 
     def __init__(self, sync: Callable[[], None]) -> None:
+        self.before_waiting: Callable[[], None] | None = None
         self._sync = sync
         # A plain one: a handler that comes back here while its thread has it is refused before.
         self._lock = allocate_lock()
@@ -71,6 +73,10 @@ class GroupCommit:
         self._callers: set[int] = set()
         self.rounds = 0
         self.stopwatch = Stopwatch()
+
+    def is_mine(self) -> bool:
+        """Tell whether the calling thread is in here already."""
+        return get_ident() in self._callers
 
     def commit(self) -> None:
         """Return when a ``sync`` that began after this call has ended.
@@ -82,6 +88,8 @@ class GroupCommit:
         caller = get_ident()
         if caller in self._callers:
             refuse_twice()
+        if self._leader is not None and self.before_waiting is not None:
+            self.before_waiting()
         try:
             self._callers.add(caller)
             self._commit()

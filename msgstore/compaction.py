@@ -25,9 +25,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from journal.background import Background
 from journal.call_lock import CallLock
 from journal.errors import StorageError, StoreError
 from journal.files import pread_all, pwrite_all
+from journal.lock_order import Rank
 from msgstore.format import tmp_name
 from msgstore.scan import Record, scan_file
 from msgstore.state import State, Worth
@@ -106,8 +108,12 @@ class Compactor:
         self._mutex = CallLock()
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._room = threading.Condition()
-        self._thread: threading.Thread | None = None
+        room = threading.RLock()
+        self._room = threading.Condition(room)
+        order = state.poison.order
+        self._mutex.before_waiting = order.add(Rank.COMPACTION, self._mutex.is_mine)
+        order.add(Rank.STORE_ROOM, room._is_owned)  # type: ignore[attr-defined]
+        self._thread = Background(self._loop, "msgstore-compaction")
         self._busy = False
         self._watches_drain = False
         self._reserved = 0
@@ -123,13 +129,16 @@ class Compactor:
         if self._wake.is_set() or not self._background:
             return
         self._wake.set()
-        if self._thread is None and not self._stop.is_set():
+        if not self._stop.is_set():
             with self._room:
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._loop, name="msgstore-compaction", daemon=True
-                    )
-                    self._thread.start()
+                if self._stop.is_set() or self._thread.start():
+                    return
+            # Tried again when there is more garbage: what the caller has done is done.
+            self._wake.clear()
+
+    def is_mine(self) -> bool:
+        """Tell whether the calling thread is the background one."""
+        return self._thread.is_mine()
 
     def wake_for(self, worth: Worth) -> None:
         """Wake the thread for what removals have left to do."""
@@ -186,8 +195,9 @@ class Compactor:
         """Stop the thread; a copy that is under way is given up and removed."""
         self._stop.set()
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        with self._room:
+            pass  # no thread is about to be started
+        self._thread.join()
 
     # -- back-pressure ------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """What the parts of one open store share: the lock, the index, the file summaries, the handles.
 
-Locks, always taken in this order: the compaction's mutex, the writer's append lock, ``lock``.
+Locks, taken in the order of :class:`journal.lock_order.Rank`: the compaction's mutex, the writer's
+append lock, ``lock``.
 ``lock`` is held for dictionary work and for opening a file, never for reading or writing one.
 """
 
@@ -11,6 +12,7 @@ import os
 
 from journal.errors import ClosedError
 from journal.files import FileSystem
+from journal.lock_order import Rank
 from journal.patience import PatientLock
 from journal.poison import Poison
 from msgstore.format import Check, file_name
@@ -55,6 +57,7 @@ class State:
         self.garbage_ratio = garbage_ratio
         self.handles = Handles(fs, directory, writable, max_open_files)
         self.lock = PatientLock(shared=True)
+        self.lock.before_waiting = poison.order.add(Rank.STORE, self.lock.is_used_here)
         self.closed = False
         self.current: int | None = None
         """Key of the file that is appended to."""

@@ -317,6 +317,10 @@ class MessageStore:
         self._check_writable()
         self._writer.sync()
 
+    def is_syncing_here(self) -> bool:
+        """Tell whether the calling thread is in the middle of a :meth:`sync`."""
+        return self._writer.is_syncing_here()
+
     # -- reading ------------------------------------------------------------------------------
 
     def read(self, msg_id: bytes) -> bytes:
@@ -455,8 +459,13 @@ class MessageStore:
                 last_error=self._compactor.last_error,
             )
 
+    def is_compaction_thread(self) -> bool:
+        """Tell whether the calling thread is the one that reclaims in the background."""
+        return self._compactor.is_mine()
+
     def stop_compaction(self) -> None:
-        """Let the background thread end; nothing is reclaimed by it any more."""
+        """Let the background thread end, and :meth:`compact` in other threads: nothing is
+        reclaimed any more."""
         self._compactor.close()
 
     def snapshot(self) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from journal.errors import StorageError, UsageError, WritesRefusedError
 from journal.files import pwrite_all
+from journal.lock_order import Rank
 from journal.patience import PatientLock
 from journal.sync import GroupCommit
 from msgstore.format import END, ID_SIZE, framed_size, pack_header
@@ -55,6 +56,9 @@ class Writer:
         self._handle: Handle | None = None
         self._names_changed = True
         self._group = GroupCommit(self._sync)
+        order, appends = state.poison.order, self._append_lock
+        appends.before_waiting = order.add(Rank.STORE_APPEND, appends.is_used_here)
+        self._group.before_waiting = order.add(Rank.STORE_SYNC, self._group.is_mine)
 
     def check_item(self, msg_id: bytes, size: int, references: int) -> None:
         """Raise :class:`UsageError` for what can't be stored: ``size`` bytes of record."""
@@ -288,6 +292,10 @@ class Writer:
                     return False
             self._roll()
             return True
+
+    def is_syncing_here(self) -> bool:
+        """Tell whether the calling thread is in the middle of a sync: it can't make another."""
+        return self._group.is_mine()
 
     def next_key(self) -> int:
         """Reserve a file number, for compaction."""

@@ -21,7 +21,6 @@ from qindex.aio.threads import Helper
 from qindex.engine import engine as plain
 from qindex.format.message import Message
 from qindex.queue import queue as plain_queue
-from qindex.queue.guards import RefusingLock
 from qindex.queue.stats import EngineStats
 
 __all__ = ["Engine", "open"]
@@ -47,6 +46,11 @@ class Engine:
     def findings(self) -> list[Finding]:
         """What recovery met when the store was opened, and what damage was met since."""
         return self._engine.findings
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is just being closed, or was opened before a fork."""
+        return self._engine.closed
 
     async def queue(self, name: str, **settings: Any) -> Queue:
         """Give the queue of this name; makes it when there is none.
@@ -121,13 +125,14 @@ class Engine:
         """Confirm what waits for it, flush, and close the engine; raises as
         :meth:`qindex.engine.engine.Engine.close`. Those who wait for messages get
         :class:`~journal.errors.ClosedError`. A cancellation is raised when all is closed."""
-        if isinstance(self._engine._lock, RefusingLock):
-            self._engine.close()
+        if self.closed:
             return
-        # What this turn of the loop still hands over comes first.
-        await asyncio.sleep(0)
         try:
-            await self._ports.helper.finish(self._close)
+            try:
+                # What this turn of the loop still hands over comes first.
+                await asyncio.sleep(0)
+            finally:
+                await self._ports.helper.finish(self._close)
         finally:
             self._ports.helper.stop()
 
@@ -136,9 +141,7 @@ class Engine:
         self._engine.close()
 
     def _check_open(self) -> None:
-        lock = self._engine._lock
-        if isinstance(lock, RefusingLock):
-            lock.__enter__()
+        self._engine._lock.check()
 
     async def _aside(self, call: Callable[[], T]) -> T:
         self._check_open()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import time_ns
 from types import TracebackType
 from typing import Any
 
 from journal import format as journal_format
-from journal.call_lock import CallLock
+from journal.call_lock import CallLock, refuse_twice
+from journal.calls import Calls
 from journal.errors import (
     ClosedError,
     DamageError,
@@ -24,6 +26,7 @@ from journal.errors import (
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 from journal.findings import Cause, Finding
 from journal.lock import DirectoryLock
+from journal.lock_order import Rank
 from journal.poison import Poison
 from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
@@ -44,7 +47,7 @@ from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.queue.flushing import Flusher
-from qindex.queue.guards import RefusingLock, forget_at_fork, refuse_in_child
+from qindex.queue.guards import forget_at_fork, refuse_in_child
 from qindex.queue.parts import QueueParts
 from qindex.queue.queue import Queue
 from qindex.queue.stats import EngineStats
@@ -73,30 +76,45 @@ class Engine:
         self.findings: list[Finding] = []
         self._fs = fs
         self._poison = Poison()
-        self._lock: CallLock | RefusingLock = CallLock()
+        self._lock = CallLock()
+        self._calls = Calls()
+        self._closing = CallLock()
         self._awake: dict[str, Queue] = {}
         self._resting: dict[str, RestingQueue] = {}
         self._queues_directory = os.path.join(directory, layout.QUEUES)
         self._housekeeper: Housekeeper | None = None
         budget = FileBudget(options.max_open_files)
         ask = self._ask_for_room if options.background else None
-        self._roster = Roster(budget.journals, ask)
-        self._alarm = Alarm()
+        order = self._poison.order
+        self._lock.before_waiting = order.add(Rank.ENGINE, self._lock.is_mine)
+        self._roster = Roster(budget.journals, ask, order)
+        self._alarm = Alarm(order)
         self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
         self._directory_lock = self._enter()
         try:
             self._open()
+            if options.background:
+                self._start_housekeeper()
         except OSError as error:
             self._directory_lock.release()
             raise StorageError(directory, "the store can't be opened", error) from error
         except BaseException:
             self._directory_lock.release()
             raise
-        if options.background:
-            self._housekeeper = Housekeeper(
-                self._roster, idle=options.flush_idle, budget=options.memory_budget
-            )
         refuse_in_child(self)
+
+    def _start_housekeeper(self) -> None:
+        options = self.options
+        try:
+            self._housekeeper = Housekeeper(
+                self._roster,
+                idle=options.flush_idle,
+                budget=options.memory_budget,
+                order=self._poison.order,
+            )
+        except BaseException:
+            self._messages.close()
+            raise
 
     # -- opening --------------------------------------------------------------------------------
 
@@ -277,6 +295,7 @@ class Engine:
             settings=settings,
             mover=self._moves,
             alarm=self._alarm,
+            calls=self._calls,
             messages=self._messages,
             request_flush=ask,
         )
@@ -312,6 +331,10 @@ class Engine:
         next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`.
         """
         raw = checked_name(name)
+        with self._calls.here():
+            self._delete_queue(name, raw)
+
+    def _delete_queue(self, name: str, raw: bytes) -> None:
         self._moves.settle()
         with self._lock:
             hashed = directory_name(self._vhost, raw)
@@ -391,25 +414,26 @@ class Engine:
         names = list(queues)
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
-        targets = [self._parts_of(name).producer for name in names]
-        return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
+        with self._calls.here():
+            targets = [self._parts_of(name).producer for name in names]
+            return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
 
     # -- the whole store ------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Make all that returned before, on all queues, durable against power loss."""
-        self._check_open()
-        self._moves.settle()
-        self._messages.sync()
-        for queue in self._roster.awake():
-            queue.flusher.sync()
+        with self._calls.here():
+            self._moves.settle()
+            self._messages.sync()
+            for queue in self._roster.awake():
+                _unless_gone(queue.flusher.sync)
 
     def flush(self) -> None:
         """Bring the journals of all queues into their segment files; all that returned before is
         durable on return."""
-        self._check_open()
-        for queue in self._roster.awake():
-            queue.flusher.flush()
+        with self._calls.here():
+            for queue in self._roster.awake():
+                _unless_gone(queue.flusher.flush)
 
     def stats(self) -> EngineStats:
         """Give the figures of the store and of the queues that were used since it was opened."""
@@ -426,38 +450,81 @@ class Engine:
     def compact(self) -> CompactionReport | None:
         """Give the space of dead messages in the message store back now; ``None`` where there is
         no message store. Otherwise a background thread does it. Raises :class:`StorageError`."""
-        self._check_open()
-        return self._messages.compact()
+        with self._calls.here():
+            return self._messages.compact()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is just being closed, or was opened before a fork."""
+        return self._lock.refusal is not None
 
     def close(self) -> None:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
 
-        Transient messages end here. Raises :class:`StorageError` when the system refuses; the
-        engine is closed all the same, as when a signal's handler raises: the next open recovers.
+        New calls are refused from the start; those that wait for something get
+        :class:`~journal.errors.ClosedError`; the others under way are waited for. A second close
+        waits for the first. Transient messages end here. Raises :class:`StorageError` when the
+        system refuses; the engine is closed all the same, as when a signal's handler raises: the
+        next open recovers. Raises :class:`UsageError`, and does nothing, in a handler or finalizer
+        that interrupts another call of its thread.
         """
-        if isinstance(self._lock, RefusingLock):
+        if self._closing.is_mine():
             return
-        closed = RefusingLock(ClosedError, f"{self.directory}: the engine is closed")
+        self._refuse_inside()
+        with self._closing:
+            if not self.closed:
+                self._close()
+
+    def _refuse_inside(self) -> None:
+        """Refuse to close in the middle of a call, which would have to be waited for."""
+        inside = self._lock.is_mine() or self._calls.is_mine() or self._moves.is_mine()
+        held = any(one._parts.state.lock.is_mine() for one in self._awake_queues())
+        if inside or held or self._is_own_thread():
+            refuse_twice()
+
+    def _is_own_thread(self) -> bool:
+        housekeeper = self._housekeeper
+        return (
+            (housekeeper is not None and housekeeper.is_mine())
+            or self._alarm.is_mine()
+            or self._messages.is_this_thread()
+        )
+
+    def _close(self) -> None:
+        """The end, in one order: no call begins any more; those under way end; the threads end;
+        queues are flushed and closed, one by one; the snapshot; the lock of the directory."""
+        text = f"{self.directory}: the engine is closed"
         try:
             with self._lock:
-                self._lock = closed
+                self._lock.refuse(ClosedError, text)
+            self._calls.refuse(ClosedError, text)
             forget_at_fork(self)
+            self._await_calls()
             self._stop_threads()
-            # While queues close, nothing vouches any more for the acks of what would be deleted.
-            self._messages.rest()
             self._close_files()
         except BaseException as error:
             if not isinstance(error, StoreError | OSError):
                 self._poison.cut_short(error)
                 # Whatever was waited for: nothing may write once the lock is given back.
+                self._await_calls()
                 self._stop_threads()
             raise
         finally:
-            if self._lock is closed:
+            if self.closed:
                 try:
                     self._messages.close()
                 finally:
                     self._directory_lock.release()
+
+    def _await_calls(self) -> None:
+        """Wait for the calls under way; those that wait for something themselves give up."""
+        for queue in self._awake_queues():
+            state = queue._parts.state
+            with state.lock.anyway:
+                state.notify_all()
+        # While queues close, nothing vouches any more for the acks of what would be deleted.
+        self._messages.rest()
+        self._calls.wait()
 
     def _check_open(self) -> None:
         with self._lock:
@@ -491,7 +558,12 @@ class Engine:
 
     def _forked(self) -> None:
         text = f"{self.directory}: was opened by another process; open it again in the child"
-        self._lock = RefusingLock(ForkedError, text)
+        # A call in whose middle this process was forked has the old one in its hand.
+        self._lock.refuse(ForkedError, text)
+        self._lock = CallLock()
+        self._lock.refuse(ForkedError, text)
+        self._calls.refuse(ForkedError, text)
+        self._closing = CallLock()
         # The child shares the lock with its parent; a copy left open here would outlive it.
         self._directory_lock.release()
         for queue in self._awake.values():
@@ -510,3 +582,9 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"
+
+
+def _unless_gone(call: Callable[[], None]) -> None:
+    """Call what is done for each queue in turn; one that was deleted meanwhile is passed over."""
+    with suppress(ClosedError):
+        call()

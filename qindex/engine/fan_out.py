@@ -22,6 +22,8 @@ def publish_to_all(
     waits: bool = True,
 ) -> list[int]:
     """Publish one message to several queues of an engine; see :meth:`Engine.publish_to`."""
+    for queue in queues:
+        queue.state.check_sync(confirm)
     first = queues[0]
     first.check_message(message)
     expiries = [queue.expiry(ttl) for queue in queues]

@@ -7,7 +7,9 @@ import logging
 import threading
 from time import monotonic
 
-from journal.errors import StoreError
+from journal.background import Background
+from journal.errors import ClosedError, StoreError
+from journal.lock_order import LockOrder, Rank
 from qindex.engine.idle_queues import Roster
 from qindex.queue.flushing import Flusher
 from qindex.queue.parts import QueueParts
@@ -32,20 +34,26 @@ class Housekeeper:
     rest, and so are others when too many are awake.
     """
 
-    def __init__(self, roster: Roster, *, idle: float, budget: int) -> None:
+    def __init__(
+        self, roster: Roster, *, idle: float, budget: int, order: LockOrder | None = None
+    ) -> None:
         self._roster = roster
         self._idle = idle
         self._budget = budget
-        self._wake = threading.Condition()
+        lock = threading.RLock()
+        self._wake = threading.Condition(lock)
+        if order is not None:
+            order.add(Rank.ROSTER, lock._is_owned)  # type: ignore[attr-defined]
         self._asked: dict[Flusher, int | None] = {}
         self._crowded = False
         self._stopped = False
         self._seen: dict[QueueParts, tuple[int, int]] = {}
-        self._thread = threading.Thread(target=self._run, name="qindex-housekeeper", daemon=True)
+        self._thread = Background(self._run, "qindex-housekeeper")
         self._thread.start()
 
     def ask(self, queue: Flusher) -> None:
         """Flush ``queue`` soon. Called with the queue's lock held, so it waits for nothing."""
+        self._thread.start()
         if queue not in self._asked:
             with self._wake:
                 self._asked[queue] = None
@@ -57,6 +65,10 @@ class Housekeeper:
             with self._wake:
                 self._crowded = True
                 self._wake.notify()
+
+    def is_mine(self) -> bool:
+        """Tell whether the calling thread is this one."""
+        return self._thread.is_mine()
 
     def stop(self) -> None:
         """End the thread; a flush under way is finished first."""
@@ -140,6 +152,8 @@ class Housekeeper:
     def _flush(self, queue: Flusher) -> None:
         try:
             queue.flush_now()
+        except ClosedError:
+            pass  # closed, or deleted, meanwhile: nothing of it is left to do
         except StoreError as error:
             # The journal still has everything; publishers see the poison, if it came to that.
             _log.error("flush of queue %r failed: %s", queue.state.name, error)

@@ -19,7 +19,9 @@ from collections.abc import Callable
 
 from journal.call_lock import CallLock
 from journal.errors import StoreError
+from journal.lock_order import LockOrder, Rank
 from qindex.queue.parts import QueueParts
+from qindex.queue.state import QueueState
 
 __all__ = ["Roster"]
 
@@ -36,13 +38,29 @@ class Roster:
     is none), so that whoever wakes a queue does not have to put another one to rest first.
     """
 
-    def __init__(self, most: int, ask: Callable[[], None] | None) -> None:
+    def __init__(
+        self, most: int, ask: Callable[[], None] | None, order: LockOrder | None = None
+    ) -> None:
         self.most = most
         self._few = most - most // _PART_SPARE
         self._ask = ask
         self._lock = CallLock()
         # Those that have waited longest for a look come first; with what they had done by then.
         self._awake: dict[QueueParts, int] = {}
+        if order is not None:
+            self._put_in(order)
+
+    def _put_in(self, order: LockOrder) -> None:
+        """Give the locks of this, and of the queues that are awake, their places in the order."""
+        awake = self._awake
+        self._lock.before_waiting = order.add(Rank.ROSTER, self._lock.is_mine)
+
+        def of_queues(is_mine: Callable[[QueueState], bool]) -> Callable[[], bool]:
+            return lambda: any(is_mine(one.state) for one in list(awake))
+
+        order.add(Rank.QUEUE, of_queues(lambda one: one.lock.is_used_here()))
+        order.add(Rank.JOURNAL_SYNC, of_queues(lambda one: one.index.journal.is_syncing_here()))
+        order.add(Rank.JOURNAL_FILES, of_queues(lambda one: one.index.journal.is_changing_here()))
 
     def __len__(self) -> int:
         return len(self._awake)

@@ -30,6 +30,7 @@ from time import monotonic
 from journal.call_lock import CallLock
 from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
 from journal.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
+from journal.lock_order import Rank
 from journal.poison import Poison
 from journal.sync import GroupCommit
 from qindex.format import layout
@@ -93,6 +94,9 @@ class Moves:
         # What threads ask for, and which of them is doing all of it.
         self._asked: deque[_Request] = deque()
         self._rounds = GroupCommit(self._serve_all)
+        order = poison.order
+        self._lock.before_waiting = order.add(Rank.MOVES, self._lock.is_mine)
+        self._rounds.before_waiting = order.add(Rank.MOVE_ROUND, self._rounds.is_mine)
         self._server: int | None = None
         self._fd: int | None = None
         self._end = 0
@@ -100,6 +104,10 @@ class Moves:
         self.pending = 0
         """Messages that were moved, and whose source and target are to be made durable."""
         self._closed = False
+
+    def is_mine(self) -> bool:
+        """Tell whether the calling thread is in the middle of a move."""
+        return self._lock.is_mine() or self._rounds.is_mine()
 
     def move(self, source: DeadLetters, letters: Sequence[Letter], *, waits: bool = True) -> None:
         """Move messages of ``source``, which are marked as being moved, to its dead-letter queue.

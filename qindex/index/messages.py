@@ -16,6 +16,7 @@ from journal.call_lock import CallLock
 from journal.errors import DamageError, StoreError
 from journal.files import FileSystem
 from journal.findings import Finding
+from journal.lock_order import Rank
 from journal.poison import Poison
 from msgstore import CompactionReport, MessageStore, MissingMessageError, StoreStats
 from qindex.format import message_record as record_format
@@ -80,6 +81,7 @@ class Messages:
         self._poison = poison
         self._before_reclaim = before_reclaim
         self._lock = CallLock()
+        self._lock.before_waiting = poison.order.add(Rank.STORE_OPENING, self._lock.is_mine)
         self._persistent: MessageStore | None = None
         self._transient: MessageStore | None = None
         self._run = os.urandom(RUN_SIZE)
@@ -241,6 +243,10 @@ class Messages:
         if self._persistent is not None:
             self._persistent.sync()
 
+    def is_syncing_here(self) -> bool:
+        """Tell whether the calling thread is in the middle of a :meth:`sync`."""
+        return self._persistent is not None and self._persistent.is_syncing_here()
+
     def compact(self) -> CompactionReport | None:
         """Reclaim what can be reclaimed now; ``None`` where there is no store."""
         return None if self._persistent is None else self._persistent.compact()
@@ -248,6 +254,11 @@ class Messages:
     def stats(self) -> StoreStats | None:
         """Give the figures of the persistent store, or ``None`` where there is none."""
         return None if self._persistent is None else self._persistent.stats()
+
+    def is_this_thread(self) -> bool:
+        """Tell whether the calling thread is one that reclaims in the background."""
+        stores = (self._persistent, self._transient)
+        return any(store is not None and store.is_compaction_thread() for store in stores)
 
     def rest(self) -> None:
         """Stop reclaiming in the background: the end is near."""

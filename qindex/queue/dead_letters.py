@@ -167,6 +167,10 @@ class DeadLetters:
     def reject(self, deliveries: Sequence[Delivery], *, waits: bool) -> list[StoreError | None]:
         """Move messages to the dead-letter queue; they are there on return. Gives why not, for
         each that is not: it is as it was."""
+        with self.state.calls.here():
+            return self._reject(deliveries, waits)
+
+    def _reject(self, deliveries: Sequence[Delivery], waits: bool) -> list[StoreError | None]:
         state = self.state
         failures: list[StoreError | None] = [None] * len(deliveries)
         letters: dict[int, Letter] = {}

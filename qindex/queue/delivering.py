@@ -144,10 +144,9 @@ class Deliverer:
                 return False
             state.waiting += 1
             try:
-                state.arrived.wait(left)
+                state.wait_for(state.arrived, left)
             finally:
                 state.waiting -= 1
-            state.resume()
         return True
 
     def _fill(self, most: int) -> bool:
@@ -429,10 +428,9 @@ class Deliverer:
                     return held
                 state.holding += 1
                 try:
-                    state.settled.wait(left)
+                    state.wait_for(state.settled, left)
                 finally:
                     state.holding -= 1
-                state.resume()
 
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""

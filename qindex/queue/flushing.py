@@ -133,6 +133,8 @@ class Flusher:
                 try:
                     lock.release()
                     self.flush_now()
+                except ClosedError:
+                    pass  # the end has come in between, and flushes it
                 except StoreError as error:
                     _log.error("flush of queue %r failed: %s", state.name, error)
                 finally:
@@ -147,8 +149,9 @@ class Flusher:
 
     def flush(self) -> None:
         """Flush, with all that returned before durable on return."""
-        self.sync()
-        self.flush_now()
+        with self.state.calls.here():
+            self.sync()
+            self.flush_now()
 
     def flush_now(self) -> None:
         """Flush; what of it was not durable in the journal need not be in its emptied state."""
@@ -226,11 +229,12 @@ class Flusher:
     def sync(self) -> None:
         """Make all that returned before durable against power loss. Concurrent callers share."""
         state = self.state
-        state.check_open()
-        self.mover.settle()
-        with state:
-            state.index.journal.seal()
-        state.sync_all()
+        with state.calls.here():
+            state.lock.check()
+            self.mover.settle()
+            with state:
+                state.index.journal.seal()
+            state.sync_all()
 
     def sync_if_open(self) -> None:
         """Make the journal durable, if the queue is open; one that was closed is."""
@@ -239,41 +243,36 @@ class Flusher:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def refuse(self, kind: type[StoreError], text: str) -> None:
-        """Let all calls raise ``kind(text)``; wake those who wait, they will see it."""
-        with self.state.lock.anyway:
-            self.state.lock.refuse(kind, text)
-            self.state.notify_all()
-
     def close(self) -> None:
-        """Drop transient messages, flush, and close the journal. The engine calls it."""
+        """Refuse all that comes, drop transient messages, flush, and close the journal: in one
+        hold of the lock, but for the wait for a flush under way. The engine calls it."""
         state = self.state
         index = state.index
-        if state.lock.refusal is not None:
-            return
-        # First, or those who fill the journal would start one flush after the other.
-        self.refuse(ClosedError, f"queue {state.name!r} is closed")
         with state.lock.anyway:
+            if state.lock.refusal is not None:
+                return
+            # First, or those who fill the journal would start one flush after the other.
+            state.lock.refuse(ClosedError, f"queue {state.name!r} is closed")
+            state.notify_all()
             state.await_flush()
-        try:
-            if index.poison.reason is None:
-                with state.lock.anyway:
+            try:
+                if index.poison.reason is None:
                     if index.changing:
                         state.rebuild()
                     index.drop_transient()
-                self.write_and_empty()
-        finally:
-            with state.lock.anyway:
+                    self.write_and_empty(held=True)
+            finally:
                 index.journal.close()
 
     def abandon(self, kind: type[StoreError], text: str) -> list[bytes]:
         """Close without a flush: the queue's directory is about to be deleted. Gives the ids of
         its messages that are in the message store: nobody can acknowledge them any more."""
         state = self.state
-        self.refuse(kind, text)
         stored: list[bytes] = []
         messages = state.messages
         with state.lock.anyway:
+            state.lock.refuse(kind, text)
+            state.notify_all()
             state.await_flush()
             try:
                 if messages is not None and messages.in_use:
@@ -294,6 +293,8 @@ class Flusher:
         """In a forked child: refuse everything. No lock is taken: its holder was left behind."""
         name = self.state.name
         text = f"queue {name!r} was opened by another process; open the store in the child"
+        # A call in whose middle this process was forked has the old one in its hand.
+        self.state.lock.refuse(ForkedError, text)
         self.state.lock = PatientLock()
         self.state.lock.refuse(ForkedError, text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from journal.calls import Calls
 from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
@@ -41,11 +42,12 @@ class QueueParts:
         settings: QueueSettings,
         mover: Mover,
         alarm: Alarm,
+        calls: Calls,
         messages: Messages | None = None,
         request_flush: Callable[[Flusher], None] | None = None,
     ) -> None:
         state = self.state = QueueState(
-            name, index, options, settings=settings, alarm=alarm, messages=messages
+            name, index, options, settings=settings, alarm=alarm, calls=calls, messages=messages
         )
         self.flusher = Flusher(state, mover, request_flush)
         outstanding = Outstanding(state)
@@ -58,8 +60,10 @@ class QueueParts:
 
     def purge(self) -> int:
         """See :meth:`qindex.queue.queue.Queue.purge`."""
+        self.state.check_sync()
         with self.state as state:
             state.await_flush()
+            state.resume()
             index = state.index
             # First, so that a purge that fails half-way leaves nothing here that is gone there.
             returned = index.ahead.returned

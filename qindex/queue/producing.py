@@ -90,7 +90,8 @@ class Producer:
             if len(body) > state.most_embedded:
                 return self._publish_stored(body, time_ns(), middle, expiry, confirm, waits)
         lock = state.lock
-        if lock.is_mine():
+        synced = waits and (confirm or state.sync_each)
+        if lock.is_mine() or (synced and state.is_syncing_here()):
             refuse_twice()
         try:
             state.take()
@@ -117,7 +118,7 @@ class Producer:
         except BaseException as error:
             state.leave(error)
             raise
-        if waits and (confirm or state.sync_each):
+        if synced:
             state.sync_journal()
         return seq
 
@@ -170,14 +171,16 @@ class Producer:
         """
         state = self.state
         assert state.messages is not None
-        state.check_open()
-        stored: list[bytes] = []
-        with self.references(stored):
-            stored.append(state.messages.put(join_front(stamp, middle, len(body)), body))
-            is_plain = not expiry and middle is NOTHING
-            seq = self.append_stored(stored[0], body, expiry, stamp if is_plain else 0, waits)
-        if waits and (confirm or state.sync_each):
-            state.sync_all()
+        state.check_sync(confirm)
+        with state.calls.here():
+            state.lock.check()
+            stored: list[bytes] = []
+            with self.references(stored):
+                stored.append(state.messages.put(join_front(stamp, middle, len(body)), body))
+                is_plain = not expiry and middle is NOTHING
+                seq = self.append_stored(stored[0], body, expiry, stamp if is_plain else 0, waits)
+            if waits and (confirm or state.sync_each):
+                state.sync_all()
         return seq
 
     def append_stored(
@@ -279,14 +282,17 @@ class Producer:
     ) -> range:
         """Append publish records with one write: ``make`` gives them, and the offset of each, for
         the first one's seq_id."""
-        with self.state as state:
-            block, offsets = make(state.index.next_seq)
-            seqs = state.index.append_batch(block, offsets)
-            if state.waiting:
-                state.arrived.notify(len(seqs))
-            self._flusher.tick(waits)
-        if waits and (confirm or state.sync_each):
-            state.sync_all()
+        state = self.state
+        state.check_sync(confirm)
+        with state.calls.here():
+            with state:
+                block, offsets = make(state.index.next_seq)
+                seqs = state.index.append_batch(block, offsets)
+                if state.waiting:
+                    state.arrived.notify(len(seqs))
+                self._flusher.tick(waits)
+            if waits and (confirm or state.sync_each):
+                state.sync_all()
         return seqs
 
     def reserve(self, count: int) -> int:
@@ -325,15 +331,17 @@ class Producer:
         before the lock is taken: the store may slow publishers down."""
         state = self.state
         expiry = self.expiry(ttl)
-        items = [self.prepared(message, persistent) for message in messages]
-        held = self.room.ask(items, timeout, waits)
-        try:
-            seqs = self.store_and_append(items, expiry, persistent, held=held, waits=waits)
-        finally:
-            self.room.give_back(held)
-        self.room.keep_within(waits)
-        if waits and (confirm or state.sync_each):
-            state.sync_all()
+        state.check_sync(confirm)
+        with state.calls.here():
+            items = [self.prepared(message, persistent) for message in messages]
+            held = self.room.ask(items, timeout, waits)
+            try:
+                seqs = self.store_and_append(items, expiry, persistent, held=held, waits=waits)
+            finally:
+                self.room.give_back(held)
+            self.room.keep_within(waits)
+            if waits and (confirm or state.sync_each):
+                state.sync_all()
         return seqs
 
     def prepared(self, message: Message, persistent: bool) -> Prepared:
@@ -400,7 +408,7 @@ class Producer:
             (item.msg_id, item.stored, references) for item in items if item.stored is not None
         ]
         if stored and state.messages is not None:
-            state.check_open()
+            state.lock.check()
             state.messages.write(stored, persistent=persistent)
         return [msg_id for msg_id, _, _ in stored]
 

@@ -121,10 +121,9 @@ class Room:
                 raise WouldWaitError(self, count, self._full(limits))
             limits.waiting += 1
             try:
-                state.room.wait(left)
+                state.wait_for(state.room, left)
             finally:
                 limits.waiting -= 1
-            state.resume()
 
     def _full(self, limits: Limits) -> str:
         said = [

@@ -49,7 +49,8 @@ class Settler:
         """See :meth:`qindex.queue.queue.Queue.ack`."""
         state, outstanding = self._state, self.outstanding
         lock = state.lock
-        if lock.is_mine():
+        synced = waits and state.sync_each
+        if lock.is_mine() or (synced and state.is_syncing_here()):
             refuse_twice()
         try:
             state.take()
@@ -74,12 +75,13 @@ class Settler:
         except BaseException as error:
             state.leave(error)
             raise
-        if waits and state.sync_each:
+        if synced:
             state.sync_journal()
 
     def ack_many(self, deliveries: Iterable[Delivery], *, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.ack_many`."""
         state = self._state
+        state.check_sync()
         with state:
             seqs = self.outstanding.seq_ids_of(deliveries)
             if len(seqs):
@@ -93,6 +95,7 @@ class Settler:
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         state = self._state
+        state.check_sync()
         with state:
             seqs = state.index.outstanding_up_to(seq_id)
             if len(seqs):

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from journal.call_lock import refuse_twice
+from journal.calls import Calls
 from journal.errors import StoreError, UsageError
+from journal.lock_order import Rank
 from journal.patience import PatientLock
 from qindex.format.message_record import plain_body_size
 from qindex.format.settings import QueueSettings
@@ -41,6 +43,7 @@ class QueueState:
         "__weakref__",
         "alarm",
         "arrived",
+        "calls",
         "counts",
         "delivery_limit",
         "first_seq",
@@ -78,6 +81,7 @@ class QueueState:
         *,
         settings: QueueSettings,
         alarm: Alarm,
+        calls: Calls,
         messages: Messages | None = None,
     ) -> None:
         self.name = name
@@ -87,7 +91,9 @@ class QueueState:
         self.options = options
         self.messages = messages
         self.alarm = alarm
+        self.calls = calls
         self.lock = PatientLock()
+        self.lock.before_waiting = index.poison.order.checked(Rank.QUEUE)
         self.arrived = Bell(self.lock)
         self.flushed = Bell(self.lock)
         self.settled = Bell(self.lock)
@@ -187,8 +193,18 @@ class QueueState:
             self.read_again()
 
     def check_open(self) -> None:
-        """Raise what the queue raises since it was closed or forked. Lock held or not."""
+        """Raise what the queue raises since it was closed, deleted or forked, or since its engine
+        began to close. Lock held or not."""
         self.lock.check()
+        self.calls.check()
+
+    def wait_for(self, bell: Bell, seconds: float | None) -> None:
+        """Wait until a bell rings, or ``seconds`` have passed. Lock held, though not meanwhile.
+        Raises when the queue's end, or its engine's, has come."""
+        self.check_open()
+        bell.wait(seconds)
+        self.check_open()
+        self.resume()
 
     def await_flush(self) -> None:
         """Wait until no flush is under way. Lock held, though not meanwhile."""
@@ -274,6 +290,21 @@ class QueueState:
             self.release(stored)
         if self.holding:
             self.settled.notify_all()
+
+    # -- syncs in the middle of a sync ------------------------------------------------------------
+
+    def is_syncing_here(self) -> bool:
+        """Tell whether the calling thread, a handler's, is in the middle of a sync: what it does
+        could not be made durable."""
+        if self.index.journal.is_syncing_here():
+            return True
+        return self.messages is not None and self.messages.is_syncing_here()
+
+    def check_sync(self, confirm: bool = False) -> None:
+        """Raise :class:`UsageError`, before anything has changed, if what is about to be done is
+        to be synced, and can't be."""
+        if (confirm or self.sync_each) and self.is_syncing_here():
+            refuse_twice()
 
     # -- durability -----------------------------------------------------------------------------
 

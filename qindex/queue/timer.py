@@ -11,7 +11,9 @@ import threading
 from time import monotonic
 from typing import Protocol
 
+from journal.background import Background
 from journal.errors import ClosedError, StoreError
+from journal.lock_order import LockOrder, Rank
 
 __all__ = ["Alarm", "Sleeper"]
 
@@ -28,10 +30,13 @@ class Sleeper(Protocol):
 class Alarm:
     """One time for each sleeper: the earliest it has asked for. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._wake = threading.Condition()
+    def __init__(self, order: LockOrder | None = None) -> None:
+        lock = threading.RLock()
+        self._wake = threading.Condition(lock)
+        if order is not None:
+            order.add(Rank.ROSTER, lock._is_owned)  # type: ignore[attr-defined]
         self._times: dict[Sleeper, float] = {}
-        self._thread: threading.Thread | None = None
+        self._thread = Background(self._run, "qindex-alarm")
         self._stopped = False
 
     def set(self, who: Sleeper, when: float) -> None:
@@ -41,21 +46,23 @@ class Alarm:
                 return
             first = min(self._times.values(), default=None)
             self._times[who] = when
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="qindex-alarm", daemon=True)
-                self._thread.start()
-            elif first is None or when < first:
+            # Where the system has none left it is tried again at the next alarm: what the caller
+            # has done is done.
+            self._thread.start()
+            if first is None or when < first:
                 self._wake.notify()
+
+    def is_mine(self) -> bool:
+        """Tell whether the calling thread is this one."""
+        return self._thread.is_mine()
 
     def stop(self) -> None:
         """End the thread; a call under way is finished first."""
         with self._wake:
             self._stopped = True
             self._times.clear()
-            thread = self._thread
             self._wake.notify()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         while True:

@@ -187,7 +187,7 @@ def _journal_not_synced_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Journal.close
 
     def close(self: Journal, *, cut: bool = True) -> None:
-        self._rebased = False
+        self._rebases = 0
         real(self, cut=cut)
 
     monkeypatch.setattr(Journal, "close", close)
@@ -198,7 +198,7 @@ def _rest_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     real = journal.rested.rest
 
     def rest(one: Journal) -> None:
-        one._rebased = False
+        one._rebases = 0
         real(one)
 
     monkeypatch.setattr(qindex.index.queue_index, "rest", rest)

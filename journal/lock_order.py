@@ -1,0 +1,61 @@
+"""One order in which a thread takes the locks of an engine, and what a handler is told that would
+take them in another one.
+
+Calls take locks in the order of :class:`Rank`, so that no two threads wait for each other. A
+signal's handler or a finalizer begins a call in the middle of another one of its thread, which may
+hold a lock that comes later. As long as nobody else has what it needs it takes it. But it never
+waits while its thread holds a lock of the same place in the order, or of a later one: who has the
+other lock may be waiting for that. It gets :class:`~journal.errors.UsageError` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from journal.call_lock import refuse_twice
+
+__all__ = ["LockOrder", "Rank"]
+
+
+class Rank(IntEnum):
+    """The places in the order."""
+
+    MOVE_ROUND = 0
+    """Doing the moves that threads have asked for (:mod:`qindex.engine.moves`)."""
+    ENGINE = 1
+    MOVES = 2
+    COMPACTION = 3
+    QUEUE = 4
+    ROSTER = 5
+    """Which queues are awake; alarms; what is asked of the housekeeper."""
+    JOURNAL_SYNC = 6
+    JOURNAL_FILES = 7
+    STORE_OPENING = 8
+    STORE_APPEND = 9
+    STORE_SYNC = 10
+    STORE = 11
+    STORE_ROOM = 12
+
+
+class LockOrder:
+    """The locks of one engine: who asks whether a thread has one of a place in the order."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Rank, Callable[[], bool]]] = []
+
+    def add(self, rank: Rank, is_mine: Callable[[], bool]) -> Callable[[], None]:
+        """Take in a lock, or many of one place; ``is_mine`` tells whether the calling thread has
+        it. Gives what is to be called before it is waited for: raises :class:`UsageError`."""
+        self._held.append((rank, is_mine))
+        return self.checked(rank)
+
+    def checked(self, rank: Rank) -> Callable[[], None]:
+        """Give what is to be called before a lock of this place is waited for."""
+
+        def check() -> None:
+            for place, is_mine in self._held:
+                if place >= rank and is_mine():
+                    refuse_twice()
+
+        return check
