@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import time_ns
 from types import TracebackType
@@ -20,6 +21,7 @@ from journal.errors import (
     StorageError,
     StoreError,
     UsageError,
+    WritesRefusedError,
 )
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 from journal.findings import Cause, Finding
@@ -55,9 +57,24 @@ from qindex.recovery.queue_recovery import RestingQueue
 from qindex.recovery.settings_file import adopt_settings
 from qindex.recovery.snapshot import write_snapshot
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "unmasked"]
 
 _log = logging.getLogger("qindex.engine")
+
+_BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
+"""Threads whose failures nobody is told but who reads the log, or closes the engine."""
+
+
+@contextmanager
+def unmasked(error: BaseException | None) -> Iterator[None]:
+    """Close an engine at the end of a block that ``error`` has ended: what refused writes before
+    is logged, and stands in the way of no other error."""
+    try:
+        yield
+    except WritesRefusedError as refused:
+        if error is None:
+            raise
+        _log.error("%s", refused)
 
 
 class Engine:
@@ -432,8 +449,10 @@ class Engine:
     def close(self) -> None:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
 
-        Transient messages end here. Raises :class:`StorageError` when the system refuses; the
-        engine is closed all the same, as when a signal's handler raises: the next open recovers.
+        Transient messages end here. Raises :class:`StorageError` when the system refuses, and
+        :class:`~journal.errors.WritesRefusedError` when it has refused before, in the background:
+        it names the queues that are not all on disk. The engine is closed all the same, as when a
+        signal's handler raises: the next open recovers.
         """
         if isinstance(self._lock, RefusingLock):
             return
@@ -486,6 +505,15 @@ class Engine:
             self._messages.sync()
             message_store = self._messages.snapshot()
             write_snapshot(self._fs, self.directory, self._resting, message_store)
+        if failure is None and self._poison.thread in _BACKGROUND:
+            unflushed = sorted(
+                queue.name for queue in self._awake.values() if queue._unflushed()[0]
+            )
+            held = ", ".join(map(repr, unflushed)) or "none"
+            failure = WritesRefusedError(
+                f"{self.directory}: closed, and a write or sync had failed in the background "
+                f"({self._poison.reason}); queues that may not be on disk whole: {held}"
+            )
         if failure is not None:
             raise failure
 
@@ -506,7 +534,8 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        with unmasked(error):
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"
