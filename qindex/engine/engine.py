@@ -39,7 +39,7 @@ from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name, differences
+from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name
 from qindex.index.file_budget import FileBudget
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
@@ -217,9 +217,9 @@ class Engine:
 
         The settings (:class:`qindex.format.settings.QueueSettings` says what they do;
         docs/limits.md) are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET`
-        takes it away. Made durably: the queue is there after a crash. Raises :class:`UsageError`
-        for a name that is empty or over 255 bytes, for settings that can't be right, and for a
-        queue that is in use with others.
+        takes it away; those of a queue in use change at once. Made durably: the queue is there
+        after a crash. Raises :class:`UsageError` for a name that is empty or over 255 bytes, and
+        for settings that can't be right.
         """
         raw = checked_name(name)
         given = {
@@ -245,11 +245,22 @@ class Engine:
                     ) from error
                 self._awake[hashed] = queue
                 return queue
-            wanted = queue.settings.changed(**given)
-            if wanted is not queue.settings and wanted != queue.settings:
-                there, asked = differences(queue.settings, wanted)
-                raise UsageError(f"queue {name!r} is open with {there}, not {asked}")
+            if queue.settings.changed(**given) != queue.settings:
+                self._change(queue, given)
             return queue
+
+    def _change(self, queue: Queue, given: dict[str, Any]) -> None:
+        """Change the settings of a queue in use: first in its file, then in memory."""
+        self._poison.check()
+        state = queue._parts.state
+        try:
+            wanted = adopt_settings(
+                self._fs, state.index.directory, given, repair=self.options.repair
+            )
+        except OSError as error:
+            what = f"the settings of queue {queue.name!r} can't be changed"
+            raise StorageError(self.directory, what, error) from error
+        state.change_settings(wanted)
 
     def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> Queue:
         fs = self._fs
@@ -507,7 +518,7 @@ class Engine:
             write_snapshot(self._fs, self.directory, self._resting, message_store)
         if failure is None and self._poison.thread in _BACKGROUND:
             unflushed = sorted(
-                queue.name for queue in self._awake.values() if queue._unflushed()[0]
+                queue.name for queue in self._awake.values() if queue._parts.flusher.unflushed()[0]
             )
             held = ", ".join(map(repr, unflushed)) or "none"
             failure = WritesRefusedError(
