@@ -91,13 +91,17 @@ class _State(shared.Shared):
             self.all_tasks_done.notify_all()
 
 
+class _Settling(Protocol):
+    def _settle(self, delivery: Delivery, *, again: bool) -> None: ...
+
+
 class Taken:
     """An item that settles itself: what :meth:`Queue.take` gives.
 
     Used in a ``with`` block it is done with at the end, and given back when the block raises.
     """
 
-    def __init__(self, queue: Queue, item: Any, delivery: Delivery) -> None:
+    def __init__(self, queue: _Settling, item: Any, delivery: Delivery) -> None:
         self.item = item
         self._queue = queue
         self._delivery = delivery
