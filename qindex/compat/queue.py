@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, UsageError
@@ -204,11 +204,10 @@ class Queue(standard.Queue[Any]):
             raise
         super().__init__(maxsize)
         # Those of the standard's own are replaced: all objects of a queue wait for the same.
-        ours: Any = self._state
-        self.mutex = ours.mutex
-        self.not_empty = ours.not_empty
-        self.not_full = ours.not_full
-        self.all_tasks_done = ours.all_tasks_done
+        self.mutex: threading.Lock = cast("threading.Lock", self._state.mutex)
+        self.not_empty: threading.Condition = self._state.not_empty
+        self.not_full: threading.Condition = self._state.not_full
+        self.all_tasks_done: threading.Condition = self._state.all_tasks_done
         with self.mutex:
             if self._state.unfinished < 0:
                 self._state.unfinished = len(self._queue)

@@ -56,7 +56,7 @@ class FifoDiskQueue:
     _order = "fifo"
 
     def __init__(self, path: str | os.PathLike[str], chunksize: int = 100_000) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path: str = os.path.abspath(os.fspath(path))
         self.chunksize = chunksize
         marks = self._look()
         directory, self._name = os.path.split(self.path)

@@ -53,11 +53,11 @@ class Waiting:
     __slots__ = ("few", "name", "out", "own", "users")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
         self.few: deque[int] = deque()
         self.own: qindex.Queue | None = None
-        self.out = 0
-        self.users = 0
+        self.out: int = 0
+        self.users: int = 0
 
     def __len__(self) -> int:
         return len(self.few) + (0 if self.own is None else len(self.own))

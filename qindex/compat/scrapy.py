@@ -303,7 +303,7 @@ def _pickled(value: Any) -> bytes:
 class PickleFifoDiskQueue(_RequestQueue):
     """Breadth first; any request that pickle takes."""
 
-    dumps = staticmethod(_pickled)
+    dumps: Callable[[Any], bytes] = staticmethod(_pickled)
 
 
 class PickleLifoDiskQueue(PickleFifoDiskQueue):
@@ -315,7 +315,7 @@ class PickleLifoDiskQueue(PickleFifoDiskQueue):
 class MarshalFifoDiskQueue(_RequestQueue):
     """Breadth first; requests of plain values, quicker."""
 
-    dumps = staticmethod(marshal.dumps)
+    dumps: Callable[[Any], bytes] = staticmethod(marshal.dumps)
 
 
 class MarshalLifoDiskQueue(MarshalFifoDiskQueue):

@@ -31,7 +31,7 @@ class UnreadableItemError(StoreError):
 
     def __init__(self, queue: str, delivery: Delivery, dead_letter: str | None, why: str) -> None:
         self.delivery = delivery
-        self.body = delivery.body
+        self.body: bytes = delivery.body
         self.dead_letter = dead_letter
         where = f"; it is set aside in queue {dead_letter!r}" if dead_letter is not None else ""
         super().__init__(
