@@ -11,6 +11,7 @@ import errno
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread
 from typing import Protocol
 
 from journal.errors import StoreError, WritesRefusedError
@@ -27,14 +28,16 @@ class _Refuser(Protocol):
 
 
 class Poison:
-    """Shared by all files of one engine; ``reason`` is ``None`` while all is well. ``order``: of
-    the locks of all that share it."""
+    """Shared by all files of one engine; ``reason`` is ``None`` while all is well. ``thread``: the
+    name of the thread in which the system refused a write or a sync. ``order``: of the locks of all
+    that share it."""
 
-    __slots__ = ("_said", "_writers", "order", "reason")
+    __slots__ = ("_said", "_writers", "order", "reason", "thread")
 
     def __init__(self) -> None:
         self.order = LockOrder()
         self.reason: str | None = None
+        self.thread: str | None = None
         self._said = ""
         self._writers: weakref.WeakSet[_Refuser] = weakref.WeakSet()
 
@@ -45,6 +48,8 @@ class Poison:
     def set(self, error: BaseException) -> None:
         """Refuse writes from now on; the first reason is kept."""
         said = f"an earlier one failed ({error}); close, see to the disk, and open again"
+        if self.reason is None:
+            self.thread = current_thread().name
         self._set(str(error), said)
 
     def cut_short(self, error: BaseException) -> None:

@@ -26,6 +26,7 @@ PAGE = ROOT / "docs" / "api.md"
 MODULES = [
     "qindex",
     "qindex.aio",
+    "qindex.aio.compat",
     "qindex.metrics",
     "qindex.transfer",
     "qindex.transfer.brokers",

@@ -156,7 +156,8 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        with plain.unmasked(error):
+            await self.close()
 
     def __repr__(self) -> str:
         return repr(self._engine)
@@ -196,7 +197,8 @@ class _Opening:
         trace: TracebackType | None,
     ) -> None:
         assert self._engine is not None
-        await self._engine.close()
+        with plain.unmasked(error):
+            await self._engine.close()
 
 
 def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Opening:

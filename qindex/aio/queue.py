@@ -55,8 +55,6 @@ class Queue:
         self._deliverer = parts.deliverer
         self._settler = parts.settler
         self._sync_each = parts.state.sync_each
-        # Such a message is published on the loop's thread, and waits for no room.
-        self._most_plain = min(parts.state.most_plain, _ON_LOOP)
         self._turn = 0
 
     # -- publishing -----------------------------------------------------------------------------
@@ -85,6 +83,7 @@ class Queue:
         # be an object more for each of thousands of calls that wait, for the collector to look at.
         queue = self._queue
         seq: int
+        # Such a message is published on the loop's thread, and waits for no room.
         if (
             key is None
             and headers is None
@@ -92,7 +91,8 @@ class Queue:
             and ttl is None
             and persistent is True
             and body.__class__ is bytes
-            and len(body) <= self._most_plain
+            and len(body) <= self._state.most_plain
+            and len(body) <= _ON_LOOP
         ):
             if confirm or self._sync_each:
                 seq = await self._ports.publish(queue, body)

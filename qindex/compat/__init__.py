@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
-from qindex.compat.queue import LifoQueue, Queue, Serializer
+from qindex.compat.queue import LifoQueue, Queue, Serializer, Taken
+from qindex.compat.set_aside import UnreadableItemError
 
-__all__ = ["LifoQueue", "Queue", "Serializer"]
+__all__ = ["LifoQueue", "Queue", "Serializer", "Taken", "UnreadableItemError"]

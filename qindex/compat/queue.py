@@ -7,17 +7,18 @@ import pickle
 import queue as standard
 import threading
 from collections import deque
+from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, cast
 
-from journal.errors import UsageError
+from journal.call_lock import CallLock
+from journal.errors import ClosedError, DamageError, UsageError
 from qindex.compat import shared
+from qindex.compat.set_aside import UnreadableItemError, bring_back, set_aside
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
-__all__ = ["LifoQueue", "Queue", "Serializer"]
-
-T = TypeVar("T")
+__all__ = ["Codec", "LifoQueue", "Queue", "Serializer", "Taken", "codec_of"]
 
 
 class Serializer(Protocol):
@@ -25,6 +26,9 @@ class Serializer(Protocol):
 
     def dumps(self, item: Any, /) -> bytes: ...  # noqa: D102
     def loads(self, data: bytes, /) -> Any: ...  # noqa: D102
+
+
+Codec = Literal["pickle", "bytes"] | Serializer
 
 
 class _Bytes:
@@ -41,21 +45,123 @@ class _Bytes:
         return data
 
 
+def codec_of(serializer: Codec) -> Serializer:
+    """Give the object that is meant. Raises :class:`UsageError` for what is none."""
+    codec: Any = serializer
+    if isinstance(serializer, str):
+        codec = {"pickle": pickle, "bytes": _Bytes}.get(serializer)
+    if not all(callable(getattr(codec, name, None)) for name in ("dumps", "loads")):
+        raise UsageError(f"serializer must have dumps and loads, not {serializer!r}")
+    found: Serializer = codec
+    return found
+
+
+def _label(codec: Serializer) -> str:
+    of: Any = codec if hasattr(codec, "__qualname__") else type(codec)
+    return str(getattr(codec, "__name__", of.__qualname__))
+
+
+class _State(shared.Shared):
+    """What the objects of one queue share: the mutex and its conditions, what was got and is not
+    done with, and how much that is."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        # A handler that calls in the middle of a call of its own thread is refused.
+        self.mutex = CallLock()
+        self.not_empty = threading.Condition(self.mutex)
+        self.not_full = threading.Condition(self.mutex)
+        self.all_tasks_done = threading.Condition(self.mutex)
+        self.held: deque[tuple[int, Delivery]] = deque()
+        self.taken: dict[int, Delivery] = {}
+        self.unfinished = -1
+
+    def give_all_back(self) -> None:
+        """Let all that is not done with come again. The mutex is held."""
+        for delivery in [*self.taken.values(), *(one for _, one in self.held)]:
+            if not delivery.settled:
+                delivery.nack()
+        self.taken.clear()
+        self.held.clear()
+
+    def finish_one(self) -> None:
+        """Count an item that is done with. The mutex is held."""
+        self.unfinished -= 1
+        if not self.unfinished:
+            self.all_tasks_done.notify_all()
+
+
+class _Settling(Protocol):
+    def _settle(self, delivery: Delivery, *, again: bool) -> None: ...
+
+
+class Taken:
+    """An item that settles itself: what :meth:`Queue.take` gives.
+
+    Used in a ``with`` block it is done with at the end, and given back when the block raises.
+    """
+
+    def __init__(self, queue: _Settling, item: Any, delivery: Delivery) -> None:
+        self.item = item
+        self._queue = queue
+        self._delivery = delivery
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was got before."""
+        return self._delivery.redelivered
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is done with, or was given back."""
+        return self._delivery.settled
+
+    def done(self) -> None:
+        """Say that this item is done with: it does not come again. Raises :class:`UsageError`
+        where that was said, or it was given back."""
+        self._queue._settle(self._delivery, again=False)
+
+    def give_back(self) -> None:
+        """Let it come again, first. Raises as :meth:`done`."""
+        self._queue._settle(self._delivery, again=True)
+
+    def __enter__(self) -> Any:
+        return self.item
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.settled:
+            self._queue._settle(self._delivery, again=kind is not None)
+
+
 class Queue(standard.Queue[Any]):
     """A drop-in for :class:`queue.Queue` that persists; ``Empty`` and ``Full`` are the standard's.
 
     ``directory``: the store; ``name``: the queue in it. Queues of one process share the engine of
-    a directory; another process is refused (:class:`~journal.errors.LockedError`).
+    a directory, and those of one name are one queue: what one puts another gets. Another process is
+    refused (:class:`~journal.errors.LockedError`), and so is another use of the queue in this one
+    (:class:`UsageError`).
 
     ``put`` is in the operating system on return: the death of the process loses nothing. An item
     that was got is done with when ``task_done`` is called, by the thread that got it or, if that
-    one holds none, by any: oldest first. What was got and not done with comes again, first, when
+    one holds none, by any: oldest first. Where one thread gets and others work, the oldest may be
+    another one's: use :meth:`take` there. What was got and not done with comes again, first, when
     the queue is opened the next time. With ``auto_done=True`` an item is done with when it is got,
     for programs that never call ``task_done``: then a crash loses what was being worked on.
     At open, ``join`` waits for all that is there.
 
     ``serializer``: ``"pickle"`` (any item; **never open a directory from a source that you do not
     trust with it: unpickling runs code**), ``"bytes"``, or an object with ``dumps`` and ``loads``.
+    An item that can't be made of its bytes any more goes to the queue ``dead_letter`` (default:
+    the name and ``.unreadable``), and :class:`UnreadableItemError` says so, once.
+
+    All methods raise :class:`~journal.errors.ClosedError` after :meth:`close`, in threads that were
+    waiting then, too; and :class:`UsageError` in a signal's handler, or a finalizer, that is run in
+    the middle of a call of its own thread.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -67,32 +173,56 @@ class Queue(standard.Queue[Any]):
     {'n': 1}
     """
 
+    _order = "first in, first out"
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
         maxsize: int = 0,
         *,
         name: str = "queue",
-        serializer: Literal["pickle", "bytes"] | Serializer = "pickle",
+        serializer: Codec = "pickle",
         auto_done: bool = False,
+        dead_letter: str | None = None,
     ) -> None:
-        codec: Any = serializer
-        if isinstance(serializer, str):
-            codec = {"pickle": pickle, "bytes": _Bytes}.get(serializer)
-        if not all(callable(getattr(codec, name, None)) for name in ("dumps", "loads")):
-            raise UsageError(f"serializer must have dumps and loads, not {serializer!r}")
-        self._codec = codec
+        self._codec = codec_of(serializer)
         self._auto_done = auto_done
-        self._held: deque[tuple[int, Delivery]] = deque()
+        self._name = name
+        self._dead_letter = f"{name}.unreadable" if dead_letter is None else dead_letter
+        kind = (
+            f"{self._order}, with maxsize={maxsize}, auto_done={auto_done} and "
+            f"the serializer {_label(self._codec)}"
+        )
+        self._made = False
         self._engine = shared.acquire(directory)
         self._closed = False
         try:
             self._queue = self._engine.queue(name)
+            self._state = shared.join(self._engine, name, lambda: _State(kind))
         except BaseException:
             shared.release(self._engine)
             raise
         super().__init__(maxsize)
-        self.unfinished_tasks = len(self._queue)
+        # Those of the standard's own are replaced: all objects of a queue wait for the same.
+        self.mutex: threading.Lock = cast("threading.Lock", self._state.mutex)
+        self.not_empty: threading.Condition = self._state.not_empty
+        self.not_full: threading.Condition = self._state.not_full
+        self.all_tasks_done: threading.Condition = self._state.all_tasks_done
+        with self.mutex:
+            if self._state.unfinished < 0:
+                self._state.unfinished = len(self._queue)
+            self._made = True
+
+    @property
+    def unfinished_tasks(self) -> int:
+        """How many items were put, and are not done with."""
+        return self._state.unfinished
+
+    @unfinished_tasks.setter
+    def unfinished_tasks(self, count: int) -> None:
+        # queue.Queue sets 0 at first, where others may have put already.
+        if self._made:
+            self._state.unfinished = count
 
     # The hooks that queue.Queue calls with its mutex held.
 
@@ -100,51 +230,139 @@ class Queue(standard.Queue[Any]):
         """Nothing: the items are in the engine."""
 
     def _qsize(self) -> int:
+        self._check_open()
         return len(self._queue)
 
     def _put(self, item: Any) -> None:
+        self._check_open()
         self._queue.publish(self._codec.dumps(item))
 
     def _get(self) -> Any:
-        delivery = self._take()
-        if delivery is None:
-            # The count was of messages that had expired, or were damaged.
-            raise standard.Empty
-        item = self._codec.loads(delivery.body)
+        item, delivery = self._next()
         if self._auto_done:
             delivery.ack()
         else:
-            self._held.append((threading.get_ident(), delivery))
+            self._state.held.append((threading.get_ident(), delivery))
         return item
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"queue {self._name!r} of {self._engine.directory} is closed")
+
+    def _next(self) -> tuple[Any, Delivery]:
+        self._check_open()
+        try:
+            delivery = self._take()
+        except DamageError:
+            self._one_less()  # the engine has set it aside
+            raise
+        if delivery is None:
+            # The count was of messages that had expired, or were damaged.
+            raise standard.Empty
+        try:
+            return self._codec.loads(delivery.body), delivery
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            set_aside(self._engine, delivery, self._name, self._dead_letter, why)
+            self._one_less()
+            raise UnreadableItemError(self._name, delivery, self._dead_letter, why) from error
+
+    def _one_less(self) -> None:
+        self._state.finish_one()
+        self.not_full.notify()
 
     def _take(self) -> Delivery | None:
         return self._queue.get(0)
 
+    # What is beside them.
+
+    def take(self, block: bool = True, timeout: float | None = None) -> Taken:
+        """Get an item that is settled by itself, by whatever thread: ``with jobs.take() as job``.
+
+        It is done with at the end of the block, which no ``task_done`` is called for, and comes
+        again, first, when the block raises. ``block``, ``timeout`` and :class:`queue.Empty` as in
+        ``get``.
+        """
+        if timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
+        deadline = None if timeout is None else monotonic() + timeout
+        with self.not_empty:
+            while not self._qsize():
+                left = None if deadline is None else deadline - monotonic()
+                if not block or (left is not None and left <= 0):
+                    raise standard.Empty
+                self.not_empty.wait(left)
+            item, delivery = self._next()
+            self._state.taken[delivery.seq_id] = delivery
+            self.not_full.notify()
+            return Taken(self, item, delivery)
+
+    def _settle(self, delivery: Delivery, *, again: bool) -> None:
+        with self.all_tasks_done:
+            self._check_open()
+            if again:
+                delivery.nack()
+                self.not_empty.notify()
+            else:
+                delivery.ack()
+                self._state.finish_one()
+            self._state.taken.pop(delivery.seq_id, None)
+
     def task_done(self) -> None:
         """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
         called more often than there were items, as :meth:`queue.Queue.task_done` does."""
+        state = self._state
         with self.all_tasks_done:
-            if self.unfinished_tasks <= 0:
+            self._check_open()
+            if state.unfinished <= 0:
                 raise ValueError("task_done() called too many times")
-            if self._held:
+            if state.held:
                 me = threading.get_ident()
-                mine = next((one for one in self._held if one[0] == me), self._held[0])
-                self._held.remove(mine)
+                mine = next((one for one in state.held if one[0] == me), state.held[0])
                 mine[1].ack()
-            self.unfinished_tasks -= 1
-            if not self.unfinished_tasks:
-                self.all_tasks_done.notify_all()
+                state.held.remove(mine)
+            state.finish_one()
+
+    def join(self) -> None:
+        """Wait until all items are done with."""
+        with self.all_tasks_done:
+            while self._state.unfinished:
+                self._check_open()
+                self.all_tasks_done.wait()
+            self._check_open()
+
+    def retry_unreadable(self) -> int:
+        """Put what was set aside in the dead-letter queue back, behind all others, where an item
+        can be made of it again; gives how many that were."""
+        with self.mutex:
+            self._check_open()
+            if self._dead_letter not in self._engine.queue_names():
+                return 0
+
+            def put(delivery: Delivery) -> bool:
+                try:
+                    self._codec.loads(delivery.body)
+                except Exception:
+                    return False
+                self._queue.publish(delivery.body)
+                self._state.unfinished += 1
+                self.not_empty.notify()
+                return True
+
+            return bring_back(self._engine.queue(self._dead_letter), put)
 
     def close(self) -> None:
-        """Close; what was got and not done with comes again at the next open."""
+        """Close, and wake those who wait; what was got and not done with comes again at the next
+        open. Raises :class:`UsageError` in the middle of a call of the same thread."""
         with self.mutex:
             if self._closed:
                 return
+            last = shared.leave(self._engine, self._name, self._state)
             self._closed = True
-            for _, delivery in self._held:
-                if not delivery.settled:
-                    delivery.nack()
-            self._held.clear()
+            if last:
+                self._state.give_all_back()
+            for condition in (self.not_empty, self.not_full, self.all_tasks_done):
+                condition.notify_all()
         shared.release(self._engine)
 
     def __enter__(self) -> Queue:
@@ -161,6 +379,8 @@ class Queue(standard.Queue[Any]):
 
 class LifoQueue(Queue):
     """The same for :class:`queue.LifoQueue`: last in, first out."""
+
+    _order = "last in, first out"
 
     def _take(self) -> Delivery | None:
         return take_last(self._queue)

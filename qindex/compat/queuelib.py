@@ -9,9 +9,9 @@
 >>> queue.close()
 
 A queue at ``some/path/name`` is the queue ``name`` of the store ``some/path/.qindex``, so that
-hundreds of queues side by side share one engine; ``some/path/name`` itself is an empty directory
-that says so, and goes with the queue when it is closed empty. What ``push`` took and what ``pop``
-gave is in the operating system when the call returns.
+hundreds of queues side by side share one engine; ``some/path/name`` itself is a directory that says
+so, with an empty file that names its order, and goes with the queue when it is closed empty. What
+``push`` took and what ``pop`` gave is in the operating system when the call returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from journal.errors import UsageError
+from journal.call_lock import CallLock
+from journal.errors import ClosedError, StorageError, UsageError
 from qindex.compat import shared
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import peek_last, take_last
@@ -30,72 +31,142 @@ STORE = ".qindex"
 """Name of the store, beside the queues' own names."""
 
 
+_MARKS = {"fifo": "qindex.fifo", "lifo": "qindex.lifo"}
+"""Empty files in a queue's own directory that say how it is used."""
+
+
+class _Path(shared.Shared):
+    """What the objects of one path share: the lock that keeps a signal's handler out of the middle
+    of a call of its own thread."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.lock = CallLock()
+
+
 class FifoDiskQueue:
     """First in, first out. ``chunksize`` is taken and not needed.
 
-    Raises :class:`UsageError` where ``path`` holds something else, a queue of queuelib's own for
-    example; :class:`~journal.errors.LockedError` when another process uses a queue beside it.
+    Objects of one path in a process are one queue. Raises :class:`UsageError` where ``path`` holds
+    something else, a queue of queuelib's own or one of the other order for example;
+    :class:`~journal.errors.LockedError` when another process uses a queue beside it. All methods
+    raise :class:`~journal.errors.ClosedError` after :meth:`close`.
     """
 
+    _order = "fifo"
+
     def __init__(self, path: str | os.PathLike[str], chunksize: int = 100_000) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path: str = os.path.abspath(os.fspath(path))
         self.chunksize = chunksize
-        try:
-            os.makedirs(self.path, exist_ok=True)
-            taken = os.listdir(self.path)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise UsageError(f"{self.path}: is a file, no queue of ours") from error
-        if taken:
-            raise UsageError(f"{self.path}: is no queue of ours: it holds {sorted(taken)[0]!r}")
+        marks = self._look()
         directory, self._name = os.path.split(self.path)
         self._engine = shared.acquire(os.path.join(directory, STORE))
         self._closed = False
         try:
-            self._queue = self._engine.queue(self._name)
+            self._shared = shared.join(self._engine, self._name, lambda: _Path(self._order))
+            try:
+                self._queue = self._engine.queue(self._name)
+                self._mark(marks)
+            except BaseException:
+                shared.leave(self._engine, self._name, self._shared)
+                raise
         except BaseException:
             shared.release(self._engine)
             raise
+
+    def _look(self) -> list[str]:
+        """Make the directory if need be; gives the marks in it."""
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            taken = sorted(os.listdir(self.path))
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UsageError(f"{self.path}: is a file, no queue of ours") from error
+        except OSError as error:
+            raise StorageError(self.path, "the queue can't be opened", error) from error
+        for name in taken:
+            if name not in _MARKS.values():
+                raise UsageError(f"{self.path}: is no queue of ours: it holds {name!r}")
+        return taken
+
+    def _mark(self, marks: list[str]) -> None:
+        """Note how the queue is used. One of the other order is refused, unless it is empty."""
+        mine = _MARKS[self._order]
+        if marks == [mine]:
+            return
+        if set(marks) - {mine} and len(self._queue):
+            raise UsageError(f"{self.path}: was filled as {marks[0]}; it can't be {mine} now")
+        try:
+            for other in set(marks) - {mine}:
+                os.unlink(os.path.join(self.path, other))
+            with open(os.path.join(self.path, mine), "wb"):
+                pass
+        except OSError as error:
+            raise StorageError(self.path, "the queue can't be marked", error) from error
 
     def push(self, data: bytes) -> None:
         """Append. Raises :class:`TypeError` for what is no bytes."""
         if not isinstance(data, bytes):
             raise TypeError(f"unsupported type: {type(data).__name__}")
-        self._queue.publish(data)
+        with self._shared.lock:
+            self._check_open()
+            self._queue.publish(data)
 
     def pop(self) -> bytes | None:
         """Take the next one; ``None`` when there is none. Raises
         :class:`~journal.errors.DamageError` for one that is damaged; the next call goes on."""
-        delivery = self._take()
-        if delivery is None:
-            return None
-        delivery.ack()
-        return delivery.body
+        with self._shared.lock:
+            self._check_open()
+            delivery = self._take()
+            if delivery is None:
+                return None
+            delivery.ack()
+            return delivery.body
 
     def _take(self) -> Delivery | None:
         return self._queue.get(0)
 
     def peek(self) -> bytes | None:
         """Give what :meth:`pop` would give, and leave it."""
+        with self._shared.lock:
+            self._check_open()
+            return self._peek()
+
+    def _peek(self) -> bytes | None:
         seen = self._queue.peek(1)
         return seen[0].body if seen else None
 
     def clear(self) -> None:
         """Remove all."""
-        self._queue.purge()
+        with self._shared.lock:
+            self._check_open()
+            self._queue.purge()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.path}: the queue is closed")
 
     def close(self) -> None:
-        """Close; an empty queue is removed."""
-        if self._closed:
-            return
-        self._closed = True
+        """Close; an empty queue is removed by the last object that uses it. Raises
+        :class:`UsageError` in the middle of a call of the same thread."""
+        with self._shared.lock:
+            if self._closed:
+                return
+            last = shared.leave(self._engine, self._name, self._shared)
+            self._closed = True
         try:
-            if not len(self._queue):
-                self._engine.delete_queue(self._name)
-                # A name that somebody put there meanwhile stays.
-                with suppress(OSError):
-                    os.rmdir(self.path)
+            if last and not len(self._queue):
+                self._remove()
         finally:
             shared.release(self._engine)
+
+    def _remove(self) -> None:
+        # A handler in the middle of a call of the engine is refused: then it stays, empty.
+        with suppress(UsageError):
+            self._engine.delete_queue(self._name)
+            with suppress(OSError):
+                os.unlink(os.path.join(self.path, _MARKS[self._order]))
+                # What somebody put there meanwhile stays.
+                os.rmdir(self.path)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -104,9 +175,10 @@ class FifoDiskQueue:
 class LifoDiskQueue(FifoDiskQueue):
     """Last in, first out."""
 
+    _order = "lifo"
+
     def _take(self) -> Delivery | None:
         return take_last(self._queue)
 
-    def peek(self) -> bytes | None:
-        """Give what :meth:`pop` would give, and leave it."""
+    def _peek(self) -> bytes | None:
         return peek_last(self._queue)

@@ -8,14 +8,17 @@ It sets ``SCHEDULER``, ``SCHEDULER_DISK_QUEUE``, ``SCHEDULER_START_DISK_QUEUE`` 
 ``DUPEFILTER_CLASS`` to the classes here. What a crawl needs to go on is then in the store
 ``JOBDIR/requests.qindex``:
 
-* a request that waits, in a queue for each slot and priority, as Scrapy has them;
+* a request that waits, in a queue for each slot and priority, as Scrapy has them
+  (:mod:`qindex.compat.requests`);
 * a request that is being worked on: it is acknowledged after its callback has ended and what that
   yielded was scheduled. Killed before, it comes again;
 * the fingerprint of a request, written after the request is in its queue. Killed in between, the
   request is scheduled twice, never not at all.
 
 So each request is handled at least once; those that were being worked on at the kill, twice.
-Requests that can't be serialized are kept in memory only, as Scrapy does it.
+Requests that can't be serialized are kept in memory only, as Scrapy does it. One that can't be
+revived, because its class or its callback has gone since, is logged and set aside in the queue
+``requests.unreadable`` of the store; it is tried again at the next start.
 
 Requests are pickled, or marshalled by the ``Marshal...`` classes. Don't resume from a JOBDIR that
 comes from somebody you don't trust: unpickling runs code.
@@ -35,14 +38,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from scrapy.core import scheduler as plain
-from scrapy.dupefilters import BaseDupeFilter
+from scrapy.dupefilters import RFPDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.request import request_from_dict
 
-from journal.errors import DamageError, UsageError
+from journal.errors import ClosedError, UsageError
 from qindex.compat import shared
+from qindex.compat.requests import SEEN, UNREADABLE, WAITING, Popped, Requests, Waiting
+from qindex.compat.set_aside import bring_back
 from qindex.queue.delivery import Delivery
-from qindex.queue.lifo import peek_last, take_last
 
 if TYPE_CHECKING:
     from scrapy import Request, Spider
@@ -66,7 +70,6 @@ _log = logging.getLogger("qindex.scrapy")
 
 _STORE = "requests.qindex"
 _QUEUES = "requests.queue"
-_SEEN = "requests.seen"
 _LONGEST_NAME = 200
 _BATCH = 10_000
 _PICKLED = b"\x80"
@@ -82,20 +85,21 @@ class _Ledger:
     only noted then, in the middle of whatever call, and acknowledged with the next one.
     """
 
-    def __init__(self, crawler: Crawler) -> None:
+    def __init__(self, crawler: Crawler, requests: Requests) -> None:
         self._crawler = weakref.ref(crawler)
-        self._working: dict[int, tuple[weakref.ref[Request], Delivery]] = {}
+        self._requests = requests
+        self._working: dict[int, tuple[weakref.ref[Request], Popped]] = {}
         self._count = itertools.count()
         self._gone: deque[int] = deque()
 
-    def follow(self, request: Request, delivery: Delivery) -> None:
-        """Have the delivery acknowledged when the request is done with."""
+    def follow(self, request: Request, popped: Popped) -> None:
+        """Have it acknowledged when the request is done with."""
         key, gone = next(self._count), self._gone
-        self._working[key] = weakref.ref(request, lambda _: gone.append(key)), delivery
+        self._working[key] = weakref.ref(request, lambda _: gone.append(key)), popped
 
     def settle(self) -> None:
         """Acknowledge what is done with. O(requests being worked on)."""
-        done = []
+        done: list[int] = []
         while self._gone:
             done.append(self._gone.popleft())
         working = self._in_progress()
@@ -107,16 +111,25 @@ class _Ledger:
         for key in done:
             known = self._working.pop(key, None)
             if known is not None:
-                known[1].ack()
+                self._requests.done(known[1])
 
     def _in_progress(self) -> set[Request] | None:
         crawler = self._crawler()
-        slot = getattr(crawler and crawler.engine, "_slot", None)
-        working = getattr(slot, "inprogress", None)
+        slot = None if crawler is None else getattr(_late(crawler, "engine"), "_slot", None)
+        working: Any = getattr(slot, "inprogress", None)
         return working if isinstance(working, set) else None
 
 
 _ledgers: weakref.WeakKeyDictionary[Crawler, _Ledger] = weakref.WeakKeyDictionary()
+
+
+def _late(crawler: Crawler, name: str) -> Any:
+    """Give an attribute of a crawler that is set when the crawl starts, or ``None`` before: newer
+    versions of Scrapy raise then."""
+    try:
+        return getattr(crawler, name, None)
+    except RuntimeError:
+        return None
 
 
 def _store_of(settings: BaseSettings) -> str:
@@ -126,20 +139,67 @@ def _store_of(settings: BaseSettings) -> str:
     return os.path.join(directory, _STORE)
 
 
+class _Use:
+    """The requests of one crawl, for as long as something uses them."""
+
+    def __init__(self, crawler: Crawler) -> None:
+        self.store = _store_of(crawler.settings)
+        self.users = 0
+        self.engine = shared.acquire(self.store)
+        try:
+            self.requests = shared.join(self.engine, WAITING, Requests)
+            try:
+                self.requests.start(self.engine)
+            except BaseException:
+                shared.leave(self.engine, WAITING, self.requests)
+                raise
+        except BaseException:
+            shared.release(self.engine)
+            raise
+
+    @staticmethod
+    def of(crawler: Crawler) -> _Use:
+        """Give that of a crawl, and count one more who uses it."""
+        use = _uses.get(crawler)
+        if use is None:
+            use = _uses[crawler] = _Use(crawler)
+        use.users += 1
+        return use
+
+    def release(self, crawler: Crawler) -> None:
+        """Count one less; the last one closes the store."""
+        self.users -= 1
+        if self.users:
+            return
+        if _uses.get(crawler) is self:
+            del _uses[crawler]
+        shared.leave(self.engine, WAITING, self.requests)
+        shared.release(self.engine)
+
+
+_uses: weakref.WeakKeyDictionary[Crawler, _Use] = weakref.WeakKeyDictionary()
+
+
+def _revive(body: bytes, spider: Spider | None) -> Request:
+    """Make a request of its bytes, whichever of the classes here has written them. Raises whatever
+    its class, its callback or what it holds may raise that is not there any more."""
+    loads: Callable[[bytes], Any] = pickle.loads if body[:1] == _PICKLED else marshal.loads
+    return request_from_dict(loads(body), spider=spider)
+
+
 class _RequestQueue:
     """One queue of requests, of one slot and priority; made by Scrapy's priority queues."""
 
-    loads: Callable[[bytes], Any]
     dumps: Callable[[Any], bytes]
     _lifo = False
 
     def __init__(self, crawler: Crawler, key: str) -> None:
         self._crawler = crawler
         self._ledger = _ledgers.get(crawler)
-        store = _store_of(crawler.settings)
-        self._name = _queue_name(os.path.dirname(store), key)
-        self._engine = shared.acquire(store)
-        self._queue = self._engine.queue(self._name)
+        self._use = _Use.of(crawler)
+        self._requests = self._use.requests
+        self._waiting = self._requests.named(_queue_name(os.path.dirname(self._use.store), key))
+        self._waiting.users += 1
         self._closed = False
 
     @classmethod
@@ -149,47 +209,80 @@ class _RequestQueue:
 
     def push(self, request: Request) -> None:
         """Schedule. Raises :class:`ValueError` for a request that can't be serialized."""
-        self._queue.publish(type(self).dumps(request.to_dict(spider=self._crawler.spider)))
+        self._check_open()
+        body = type(self).dumps(request.to_dict(spider=self._spider))
+        self._requests.push(self._waiting, body)
         self._settle()
+
+    @property
+    def _spider(self) -> Spider | None:
+        return self._crawler.spider
 
     def pop(self) -> Request | None:
         """Take the next request; it is done with when its callback is, or, without our scheduler,
-        now."""
+        now. What can't be revived any more is logged, set aside, and passed over."""
+        self._check_open()
         self._settle()
-        delivery = take_last(self._queue) if self._lifo else self._queue.get(0)
-        if delivery is None:
-            return None
-        request = self._request(delivery.body)
-        if self._ledger is None:
-            delivery.ack()
-        else:
-            self._ledger.follow(request, delivery)
-        return request
+        while True:
+            popped = self._requests.pop(self._waiting, newest=self._lifo)
+            if popped is None:
+                return None
+            request = self._revived(popped)
+            if request is None:
+                continue
+            if self._ledger is None:
+                self._requests.done(popped)
+            else:
+                self._ledger.follow(request, popped)
+            return request
+
+    def _revived(self, popped: Popped) -> Request | None:
+        return _revived(self._crawler, self._requests, popped)
 
     def peek(self) -> Request | None:
         """Give what :meth:`pop` would give, and leave it."""
-        if self._lifo:
-            body = peek_last(self._queue)
-        else:
-            seen = self._queue.peek(1)
-            body = seen[0].body if seen else None
-        return None if body is None else self._request(body)
-
-    def _request(self, body: bytes) -> Request:
-        return request_from_dict(type(self).loads(body), spider=self._crawler.spider)
+        self._check_open()
+        while True:
+            body = self._requests.peek(self._waiting, newest=self._lifo)
+            if body is None:
+                return None
+            try:
+                return _revive(body, self._spider)
+            except Exception:
+                popped = self._requests.pop(self._waiting, newest=self._lifo)
+                if popped is None or self._revived(popped) is not None:
+                    raise
 
     def _settle(self) -> None:
         if self._ledger is not None:
             self._ledger.settle()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self._use.store}: the queue {self._waiting.name!r} is closed")
+
     def close(self) -> None:
-        """Close. The queue stays in the store: it may have requests that are worked on."""
-        if not self._closed:
-            self._closed = True
-            shared.release(self._engine)
+        """Close. A queue that is empty goes when what was taken of it is done with."""
+        if self._closed:
+            return
+        self._closed = True
+        self._waiting.users -= 1
+        self._requests.retire(self._waiting)
+        self._use.release(self._crawler)
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._waiting)
+
+
+def _revived(crawler: Crawler, requests: Requests, popped: Popped) -> Request | None:
+    """Make a request of what was taken; ``None`` where that can't be: it is set aside then."""
+    try:
+        return _revive(popped.delivery.body, crawler.spider)
+    except Exception as error:
+        requests.set_aside(popped, f"{type(error).__name__}: {error}")
+        if crawler.stats is not None:
+            crawler.stats.inc_value("qindex/unreadable")
+        return None
 
 
 def _queue_name(job: str, key: str) -> str:
@@ -210,8 +303,7 @@ def _pickled(value: Any) -> bytes:
 class PickleFifoDiskQueue(_RequestQueue):
     """Breadth first; any request that pickle takes."""
 
-    loads = staticmethod(pickle.loads)
-    dumps = staticmethod(_pickled)
+    dumps: Callable[[Any], bytes] = staticmethod(_pickled)
 
 
 class PickleLifoDiskQueue(PickleFifoDiskQueue):
@@ -223,8 +315,7 @@ class PickleLifoDiskQueue(PickleFifoDiskQueue):
 class MarshalFifoDiskQueue(_RequestQueue):
     """Breadth first; requests of plain values, quicker."""
 
-    loads = staticmethod(marshal.loads)
-    dumps = staticmethod(marshal.dumps)
+    dumps: Callable[[Any], bytes] = staticmethod(marshal.dumps)
 
 
 class MarshalLifoDiskQueue(MarshalFifoDiskQueue):
@@ -237,44 +328,81 @@ class Scheduler(plain.Scheduler):
     """Scrapy's scheduler, that finds what a killed crawl has left.
 
     Scrapy notes which queues there are (``active.json``) when a crawl is closed in order. Here
-    those that it did not note are found in the store, and their requests are scheduled anew.
+    those that it did not note are found in the store, and it is told of them.
     """
 
-    _engine: Engine | None = None
+    _use: _Use | None = None
 
     def open(self, spider: Spider) -> Any:
         """Open the queues, as Scrapy does, and take over what no list knows of."""
         assert self.crawler is not None
         if self.dqdir is None:
             return super().open(spider)
-        self._engine = shared.acquire(_store_of(self.crawler.settings))
-        _ledgers[self.crawler] = _Ledger(self.crawler)
-        before = set(self._engine.queue_names())
+        self._use = _Use.of(self.crawler)
+        requests = self._use.requests
+        _ledgers[self.crawler] = _Ledger(self.crawler, requests)
         opened = super().open(spider)
-        known = {queue.name for queue in _open_queues(self._engine)}
-        for name in sorted(before - known - {_SEEN}):
-            self._take_over(self._engine, name)
+        for waiting in requests.leftover():
+            self._take_over(requests, waiting)
+        self._retry(requests)
         return opened
 
-    def _take_over(self, engine: Engine, name: str) -> None:
-        """Schedule the requests of a queue anew; each is there twice for a moment, never not."""
-        assert self.dqs is not None
-        queue = engine.queue(name)
-        # Counted first: some go into the same queue again, behind all that it had.
-        count = len(queue)
+    def _take_over(self, requests: Requests, waiting: Waiting) -> None:
+        """Have Scrapy know of a queue: its newest request is scheduled anew, which opens the queue
+        that it goes to. Where that is another one, all of them go there."""
+        assert self.crawler is not None
+        count = len(waiting)
+        popped = requests.pop(waiting, newest=True)
         for _ in range(count):
-            try:
-                delivery = queue.get(0)
-            except DamageError as error:
-                _log.error("a request is lost: %s", error)
-                continue
-            if delivery is None:
+            if popped is None:
                 break
-            loads = pickle.loads if delivery.body[:1] == _PICKLED else marshal.loads
-            self.dqs.push(request_from_dict(loads(delivery.body), spider=self.spider))
-            delivery.ack()
-        if count:
-            _log.info("resuming: %d requests of %r", count, name)
+            request = _revived(self.crawler, requests, popped)
+            if request is not None:
+                self._schedule(requests, request, popped)
+            if waiting.users:
+                break
+            popped = requests.pop(waiting, newest=request is None)
+        requests.retire(waiting)
+        _log.info("resuming: %d requests of %r", count, waiting.name)
+
+    def _schedule(self, requests: Requests, request: Request, popped: Popped) -> None:
+        """Put a request into the queue that it belongs to; it is there twice for a moment, never
+        not. Where it can't be serialized any more it is kept in memory, and stays where it is on
+        disk until it is done with."""
+        assert self.crawler is not None
+        if self._dqpush(request):
+            requests.done(popped)
+        else:
+            self._mqpush(request)
+            _ledgers[self.crawler].follow(request, popped)
+
+    def _retry(self, requests: Requests) -> None:
+        """Schedule what was set aside and can be revived now."""
+        engine = requests.engine
+        assert engine is not None
+        assert self.crawler is not None
+        if UNREADABLE not in engine.queue_names():
+            return
+        queue = engine.queue(UNREADABLE)
+
+        def put(delivery: Delivery) -> bool:
+            try:
+                return self._dqpush(_revive(delivery.body, self.spider))
+            except Exception as error:
+                _log.debug("%r still can't be revived: %s", delivery, error)
+                return False
+
+        done = bring_back(queue, put)
+        if done:
+            _log.info("%d requests that had been set aside are scheduled again", done)
+        if len(queue):
+            _log.warning(
+                "%s: %d requests can't be revived: they are in the queue %r, and are tried again "
+                "at the next start",
+                engine.directory,
+                len(queue),
+                UNREADABLE,
+            )
 
     def close(self, reason: str) -> Any:
         """Close the queues; acknowledge what is done with."""
@@ -285,31 +413,28 @@ class Scheduler(plain.Scheduler):
         try:
             return super().close(reason)
         finally:
-            if self._engine is not None:
-                shared.release(self._engine)
-                self._engine = None
+            if self._use is not None:
+                self._use.release(self.crawler)
+                self._use = None
 
 
-def _open_queues(engine: Engine) -> list[Queue]:
-    return engine._awake_queues()
-
-
-class DupeFilter(BaseDupeFilter):
-    """Filters requests by their fingerprints, which are kept in the store.
+class DupeFilter(RFPDupeFilter):
+    """Scrapy's filter of requests by their fingerprints, which are kept in the store.
 
     A fingerprint is written when the next one is asked for: by then its request is scheduled.
-    Without a JOBDIR it filters as Scrapy's own, in memory.
+    Without a JOBDIR it filters in memory, and it logs what Scrapy's own logs.
     """
 
     def __init__(self, crawler: Crawler) -> None:
+        debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
+        super().__init__(None, debug, fingerprinter=_late(crawler, "request_fingerprinter"))
         self._crawler = crawler
-        self._fingerprints: set[bytes] = set()
         self._unwritten: list[bytes] = []
         self._engine: Engine | None = None
         self._queue: Queue | None = None
 
     @classmethod
-    def from_crawler(cls, crawler: Crawler) -> DupeFilter:
+    def from_crawler(cls, crawler: Crawler) -> Any:
         """Make the filter of a crawl."""
         return cls(crawler)
 
@@ -318,7 +443,7 @@ class DupeFilter(BaseDupeFilter):
         if job_dir(self._crawler.settings) is None:
             return
         self._engine = shared.acquire(_store_of(self._crawler.settings))
-        self._queue = self._engine.queue(_SEEN)
+        self._queue = self._engine.queue(SEEN)
         # Taken and never acknowledged: they are all there again at the next open.
         while batch := self._queue.get_many(_BATCH):
             self._fingerprints.update(batch.bodies)
@@ -326,8 +451,7 @@ class DupeFilter(BaseDupeFilter):
     def request_seen(self, request: Request) -> bool:
         """Tell whether a request like this was asked about before."""
         self._write()
-        assert self._crawler.request_fingerprinter is not None
-        fingerprint = self._crawler.request_fingerprinter.fingerprint(request)
+        fingerprint: bytes = self.fingerprinter.fingerprint(request)
         if fingerprint in self._fingerprints:
             return True
         self._fingerprints.add(fingerprint)
@@ -338,12 +462,6 @@ class DupeFilter(BaseDupeFilter):
         if self._unwritten and self._queue is not None:
             self._queue.publish_many(self._unwritten)
         self._unwritten.clear()
-
-    def log(self, request: Request, spider: Spider) -> None:
-        """Note that a request was filtered."""
-        _log.debug("filtered duplicate request: %s", request)
-        if self._crawler.stats is not None:
-            self._crawler.stats.inc_value("dupefilter/filtered")
 
     def close(self, reason: str) -> None:
         """Write what is left."""

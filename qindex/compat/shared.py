@@ -1,16 +1,60 @@
-"""Engines that several objects of one process share: one for each directory, while it is used."""
+"""Engines that several objects of one process share: one for each directory, while it is used.
+
+No lock is held while an engine is opened or closed: who asks for the same directory meanwhile waits
+for the thread that does so, and nobody else. What a signal's handler or a finalizer gives back in
+the middle of a call here is seen to by that call, at its end.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+from typing import TypeVar
 
 import qindex
+from journal.call_lock import CallLock, refuse_twice
+from journal.errors import StoreError, UsageError
 
-__all__ = ["acquire", "release"]
+__all__ = ["Shared", "acquire", "join", "leave", "release"]
 
-_lock = threading.Lock()
-_engines: dict[str, tuple[qindex.Engine, int]] = {}
+_log = logging.getLogger("qindex.compat")
+
+_LOOK_AGAIN = 1.0
+"""Seconds after which who waits for another thread looks again: a handler may have cut it short."""
+
+
+class Shared:
+    """What the objects of one queue share; ``kind``: how they use it, in words."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.users = 0
+
+
+S = TypeVar("S", bound=Shared)
+
+
+class _Use:
+    """The use of one directory. ``busy``: the thread that opens or closes its engine, or 0;
+    ``queues``: what is shared of queues, by their names."""
+
+    __slots__ = ("busy", "engine", "queues", "users")
+
+    def __init__(self) -> None:
+        self.engine: qindex.Engine | None = None
+        self.users = 0
+        self.busy = 0
+        self.queues: dict[str, Shared] = {}
+
+
+_lock = CallLock()
+_changed = threading.Condition(_lock)
+_uses: dict[str, _Use] = {}
+_given_back: deque[qindex.Engine] = deque()
 
 
 def acquire(directory: str | os.PathLike[str]) -> qindex.Engine:
@@ -19,32 +63,134 @@ def acquire(directory: str | os.PathLike[str]) -> qindex.Engine:
     Each call needs one of :func:`release`. Raises as :func:`qindex.open`.
     """
     path = os.path.realpath(directory)
-    with _lock:
-        known = _engines.get(path)
-        engine, users = known if known is not None else (qindex.open(path), 0)
-        _engines[path] = engine, users + 1
+    me = get_ident()
+    use: _Use | None = None
+    engine: qindex.Engine | None = None
+    try:
+        with _lock:
+            use = _idle(path)
+            if use is not None and use.engine is not None:
+                use.users += 1
+                return use.engine
+            use = _uses[path] = _Use()
+            use.busy = me
+        engine = qindex.open(path)
         return engine
+    except BaseException:
+        if engine is not None and use is not None:
+            engine.close()
+            engine = None
+        raise
+    finally:
+        if use is not None and use.busy == me:
+            with _lock:
+                use.engine, use.users, use.busy = engine, 1, 0
+                if engine is None and _uses.get(path) is use:
+                    del _uses[path]
+                _changed.notify_all()
+        _see_to_others()
+
+
+def _idle(path: str) -> _Use | None:
+    """Give the use of a directory when no thread opens or closes its engine. Lock held, though not
+    meanwhile."""
+    while True:
+        use = _uses.get(path)
+        if use is None or not use.busy:
+            return use
+        if use.busy == get_ident():
+            refuse_twice()
+        _changed.wait(_LOOK_AGAIN)
 
 
 def release(engine: qindex.Engine) -> None:
     """Give an engine back; the last one closes it. Raises as :meth:`qindex.Engine.close`."""
-    path = os.path.realpath(engine.directory)
+    _given_back.append(engine)
+    _see_to()
+
+
+def _see_to_others() -> None:
+    """See to what a handler gave back meanwhile: its caller is told nothing any more."""
+    if not _given_back:
+        return
+    try:
+        _see_to()
+    except (StoreError, OSError) as error:
+        _log.error("%s", error)
+
+
+def _see_to() -> None:
+    """Count the engines that were given back, and close those that nobody uses."""
+    while _given_back and not _lock.is_mine():
+        with _lock:
+            last = _count_one()
+        if last is None:
+            continue
+        path, use, engine = last
+        try:
+            engine.close()
+        finally:
+            with _lock:
+                use.busy = 0
+                if _uses.get(path) is use:
+                    del _uses[path]
+                _changed.notify_all()
+
+
+def _count_one() -> tuple[str, _Use, qindex.Engine] | None:
+    """Count one that was given back; gives its use where it was the last one. Lock held."""
+    if not _given_back:
+        return None  # another thread has
+    engine = _given_back.popleft()
+    path = engine.directory
+    use = _uses.get(path)
+    if use is None or use.engine is not engine:
+        return None  # of the parent process
+    use.users -= 1
+    if use.users:
+        return None
+    use.engine, use.busy = None, get_ident()
+    return path, use, engine
+
+
+def join(engine: qindex.Engine, name: str, make: Callable[[], S]) -> S:
+    """Give what the objects of one queue share, and count one more; ``make`` is called for the
+    first, and may not take its time.
+
+    Raises :class:`UsageError` where the queue is used in another way.
+    """
+    made = make()
     with _lock:
-        known = _engines.get(path)
-        if known is None or known[0] is not engine:
-            return  # of the parent process
-        if known[1] > 1:
-            _engines[path] = engine, known[1] - 1
-            return
-        del _engines[path]
-        engine.close()
+        queues = _uses[engine.directory].queues
+        shared = queues.setdefault(name, made)
+        if shared.kind != made.kind or type(shared) is not type(made):
+            raise UsageError(
+                f"queue {name!r} of {engine.directory} is open in this process as {shared.kind}; "
+                f"it can't be {made.kind} at the same time"
+            )
+        shared.users += 1
+        return shared
+
+
+def leave(engine: qindex.Engine, name: str, shared: Shared) -> bool:
+    """Count one less; true when that was the last."""
+    with _lock:
+        shared.users -= 1
+        if shared.users:
+            return False
+        use = _uses.get(engine.directory)
+        if use is not None and use.queues.get(name) is shared:
+            del use.queues[name]
+        return True
 
 
 def _after_fork() -> None:
     """In a forked child: what the parent has open is not the child's."""
-    global _lock
-    _lock = threading.Lock()
-    _engines.clear()
+    global _lock, _changed
+    _lock = CallLock()
+    _changed = threading.Condition(_lock)
+    _uses.clear()
+    _given_back.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

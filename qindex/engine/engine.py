@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import time_ns
 from types import TracebackType
@@ -22,6 +22,7 @@ from journal.errors import (
     StorageError,
     StoreError,
     UsageError,
+    WritesRefusedError,
 )
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 from journal.findings import Cause, Finding
@@ -40,7 +41,7 @@ from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name, differences
+from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name
 from qindex.index.file_budget import FileBudget
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
@@ -58,9 +59,24 @@ from qindex.recovery.queue_recovery import RestingQueue
 from qindex.recovery.settings_file import adopt_settings
 from qindex.recovery.snapshot import write_snapshot
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "unmasked"]
 
 _log = logging.getLogger("qindex.engine")
+
+_BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
+"""Threads whose failures nobody is told but who reads the log, or closes the engine."""
+
+
+@contextmanager
+def unmasked(error: BaseException | None) -> Iterator[None]:
+    """Close an engine at the end of a block that ``error`` has ended: what refused writes before
+    is logged, and stands in the way of no other error."""
+    try:
+        yield
+    except WritesRefusedError as refused:
+        if error is None:
+            raise
+        _log.error("%s", refused)
 
 
 class Engine:
@@ -218,9 +234,9 @@ class Engine:
 
         The settings (:class:`qindex.format.settings.QueueSettings` says what they do;
         docs/limits.md) are kept with the queue: ``None`` leaves one as it is, :data:`qindex.UNSET`
-        takes it away. Made durably: the queue is there after a crash. Raises :class:`UsageError`
-        for a name that is empty or over 255 bytes, for settings that can't be right, and for a
-        queue that is in use with others.
+        takes it away; those of a queue in use change at once. Made durably: the queue is there
+        after a crash. Raises :class:`UsageError` for a name that is empty or over 255 bytes, and
+        for settings that can't be right.
         """
         raw = checked_name(name)
         given = {
@@ -246,11 +262,22 @@ class Engine:
                     ) from error
                 self._awake[hashed] = queue
                 return queue
-            wanted = queue.settings.changed(**given)
-            if wanted is not queue.settings and wanted != queue.settings:
-                there, asked = differences(queue.settings, wanted)
-                raise UsageError(f"queue {name!r} is open with {there}, not {asked}")
+            if queue.settings.changed(**given) != queue.settings:
+                self._change(queue, given)
             return queue
+
+    def _change(self, queue: Queue, given: dict[str, Any]) -> None:
+        """Change the settings of a queue in use: first in its file, then in memory."""
+        self._poison.check()
+        state = queue._parts.state
+        try:
+            wanted = adopt_settings(
+                self._fs, state.index.directory, given, repair=self.options.repair
+            )
+        except OSError as error:
+            what = f"the settings of queue {queue.name!r} can't be changed"
+            raise StorageError(self.directory, what, error) from error
+        state.change_settings(wanted)
 
     def _wake(self, name: str, raw: bytes, hashed: str, given: dict[str, Any]) -> Queue:
         fs = self._fs
@@ -464,9 +491,11 @@ class Engine:
         New calls are refused from the start; those that wait for something get
         :class:`~journal.errors.ClosedError`; the others under way are waited for. A second close
         waits for the first. Transient messages end here. Raises :class:`StorageError` when the
-        system refuses; the engine is closed all the same, as when a signal's handler raises: the
-        next open recovers. Raises :class:`UsageError`, and does nothing, in a handler or finalizer
-        that interrupts another call of its thread.
+        system refuses, and :class:`~journal.errors.WritesRefusedError` when it has refused before,
+        in the background: it names the queues that are not all on disk. The engine is closed all
+        the same, as when a signal's handler raises: the next open recovers. Raises
+        :class:`UsageError`, and does nothing, in a handler or finalizer that interrupts another
+        call of its thread.
         """
         if self._closing.is_mine():
             return
@@ -553,6 +582,15 @@ class Engine:
             self._messages.sync()
             message_store = self._messages.snapshot()
             write_snapshot(self._fs, self.directory, self._resting, message_store)
+        if failure is None and self._poison.thread in _BACKGROUND:
+            unflushed = sorted(
+                queue.name for queue in self._awake.values() if queue._parts.flusher.unflushed()[0]
+            )
+            held = ", ".join(map(repr, unflushed)) or "none"
+            failure = WritesRefusedError(
+                f"{self.directory}: closed, and a write or sync had failed in the background "
+                f"({self._poison.reason}); queues that may not be on disk whole: {held}"
+            )
         if failure is not None:
             raise failure
 
@@ -578,7 +616,8 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        with unmasked(error):
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"

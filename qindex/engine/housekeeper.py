@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 from journal.background import Background
@@ -49,6 +51,9 @@ class Housekeeper:
         self._stopped = False
         self._seen: dict[QueueParts, tuple[int, int]] = {}
         self._thread = Background(self._run, "qindex-housekeeper")
+        # Queues that could not be flushed, or put to rest, the last time: that is logged when it
+        # begins, and when it ends.
+        self._failing: set[Flusher] = set()
         self._thread.start()
 
     def ask(self, queue: Flusher) -> None:
@@ -144,16 +149,29 @@ class Housekeeper:
         return due, idle
 
     def _rest(self, queue: QueueParts) -> None:
-        try:
-            self._roster.put_to_rest(queue)
-        except StoreError as error:
-            _log.info("queue %r can't be put to rest: %s", queue.state.name, error)
+        rest = partial(self._roster.put_to_rest, queue)
+        self._try(queue.flusher, rest, "put to rest", logging.INFO)
 
     def _flush(self, queue: Flusher) -> None:
+        # The journal still has everything; publishers see the poison, if it came to that.
+        self._try(queue, queue.flush_now, "flushed", logging.ERROR)
+
+    def _try(self, queue: Flusher, call: Callable[[], object], what: str, level: int) -> None:
         try:
-            queue.flush_now()
+            call()
         except ClosedError:
-            pass  # closed, or deleted, meanwhile: nothing of it is left to do
+            self._failing.discard(queue)
         except StoreError as error:
-            # The journal still has everything; publishers see the poison, if it came to that.
-            _log.error("flush of queue %r failed: %s", queue.state.name, error)
+            if queue not in self._failing:
+                self._failing.add(queue)
+                _log.log(
+                    level,
+                    "queue %r can't be %s; it is tried again, with no word until it is: %s",
+                    queue.state.name,
+                    what,
+                    error,
+                )
+        else:
+            if queue in self._failing:
+                self._failing.discard(queue)
+                _log.log(level, "queue %r is %s again", queue.state.name, what)

@@ -476,26 +476,47 @@ class Deliverer:
             index = state.index
             given: Delivery | None = None
             while index.live > index.out and (seq := index.last_ready()) is not None:
-                index.ahead.unread(seq)
-                body, extra = index.read_one(seq)
-                if isinstance(extra, Entry):
-                    admitted = self._admit(seq, extra)
-                    if admitted is None:
-                        continue
-                    if admitted.message is None:
-                        raise self._damage_of(seq, body, admitted)
-                    extra, body = admitted, admitted.message.body
-                fresh = index.deliver(seq)
-                made = make_delivery(self._settler, seq, body, not fresh, extra)
-                state.tally.again += not fresh
-                handed = self._hand_out(made, None)
-                index.handed_out()
-                self._flusher.tick(waits)
-                if handed:
-                    given = made
+                given = self._take_one(seq, waits)
+                if given is not None:
                     break
         self._letters.move_waiting(waits)
         return given
+
+    def take_at(self, seq: int, *, waits: bool = True) -> Delivery | None:
+        """See :func:`qindex.queue.lifo.take_at`."""
+        with self._state as state:
+            index = state.index
+            given = None
+            if (
+                0 <= seq < index.next_seq
+                and seq // index.entry_count in index.segments
+                and index.state_of(seq) in (PUBLISHED, DELIVERED)
+            ):
+                given = self._take_one(seq, waits)
+        self._letters.move_waiting(waits)
+        return given
+
+    def _take_one(self, seq: int, waits: bool) -> Delivery | None:
+        """Deliver an entry that is ready, wherever it stands; ``None`` for one that is not to be
+        handed out: it has expired, or was delivered too often. Lock held."""
+        state = self._state
+        index = state.index
+        index.ahead.unread(seq)
+        body, extra = index.read_one(seq)
+        if isinstance(extra, Entry):
+            admitted = self._admit(seq, extra)
+            if admitted is None:
+                return None
+            if admitted.message is None:
+                raise self._damage_of(seq, body, admitted)
+            extra, body = admitted, admitted.message.body
+        fresh = index.deliver(seq)
+        made = make_delivery(self._settler, seq, body, not fresh, extra)
+        state.tally.again += not fresh
+        handed = self._hand_out(made, None)
+        index.handed_out()
+        self._flusher.tick(waits)
+        return made if handed else None
 
     def peek_last(self) -> bytes | None:
         """See :func:`qindex.queue.lifo.peek_last`."""

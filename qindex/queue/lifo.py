@@ -1,7 +1,8 @@
-"""Take messages from the back, as a stack needs it (:mod:`qindex.compat.queuelib`).
+"""Take messages from the back, as a stack needs it (:mod:`qindex.compat.queuelib`), or by their
+seq_ids, as many small queues in one do (:mod:`qindex.compat.requests`).
 
-A queue should be used from one end at a time: a message that is given back after this has passed it
-comes before those read from the front.
+A queue should be used in one of these ways at a time: a message that is given back after this has
+passed it comes before those read from the front.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
 
-__all__ = ["peek_last", "take_last"]
+__all__ = ["peek_last", "take_at", "take_last"]
 
 
 def take_last(queue: Queue) -> Delivery | None:
@@ -18,6 +19,15 @@ def take_last(queue: Queue) -> Delivery | None:
     Raises as :meth:`qindex.queue.queue.Queue.get`. O(1): about 50 us.
     """
     return queue._deliverer.take_last()
+
+
+def take_at(queue: Queue, seq_id: int) -> Delivery | None:
+    """Take the message with this seq_id, or give ``None`` where it is not ready: it was taken,
+    settled, or has expired. It is settled as any other.
+
+    Raises as :meth:`qindex.queue.queue.Queue.get`. O(1): about 50 us.
+    """
+    return queue._deliverer.take_at(seq_id)
 
 
 def peek_last(queue: Queue) -> bytes | None:

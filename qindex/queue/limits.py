@@ -15,13 +15,17 @@ class Limits:
     """
 
     def __init__(self, settings: QueueSettings) -> None:
-        self.max_length = settings.max_length
-        self.max_bytes = settings.max_bytes
-        self.overflow = settings.overflow
+        self.adopt(settings)
         self.bytes = 0
         self.waiting = 0
         self._taken = 0
         self._taken_bytes = 0
+
+    def adopt(self, settings: QueueSettings) -> None:
+        """Take the limits of these settings."""
+        self.max_length = settings.max_length
+        self.max_bytes = settings.max_bytes
+        self.overflow = settings.overflow
 
     def never_fits(self, count: int, size: int) -> bool:
         """Tell whether so much would exceed a limit even of an empty queue."""

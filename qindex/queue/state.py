@@ -85,8 +85,6 @@ class QueueState:
         messages: Messages | None = None,
     ) -> None:
         self.name = name
-        self.settings = settings
-        self.message_ttl = settings.message_ttl
         self.index = index
         self.options = options
         self.messages = messages
@@ -115,33 +113,59 @@ class QueueState:
         self.stored_out: dict[int, bytes] = {}
         self.leases = Leases()
         self.tally = Tally()
+        # Bodies up to this size are embedded, those of messages with neither key, headers nor
+        # properties.
+        self.most_embedded = -1
+        if options.record_format == "qindex":
+            self.most_embedded = options.max_message_bytes
+            if messages is not None:
+                most = plain_body_size(options.embed_below - 1)
+                self.most_embedded = min(self.most_embedded, most)
         self.limits: Limits | None = None
-        if settings.max_length is not None or settings.max_bytes is not None:
-            self.limits = Limits(settings)
-            self.count_ready_bytes()
-        self.delivery_limit = settings.delivery_limit or 0
         # How often messages that came back were delivered before.
         self.returns: dict[int, int] = {}
         self.counts: DeliveryCounts | None = None
-        if settings.delivery_limit is not None:
-            self.counts = DeliveryCounts(index.fs, index.directory)
-            self.returns = self.counts.loaded
+        self._work_by(settings)
+
+    def change_settings(self, settings: QueueSettings) -> None:
+        """Let the queue, which is in use, work by other settings from now on. No lock is held.
+
+        Who waits for room sees the new limits. A limit that is too small for what is there drops
+        nothing by itself: with ``overflow="drop-head"`` the next publish does. Publishes of other
+        threads that have begun may come in beside a limit that was not there before.
+        """
+        with self:
+            self._work_by(settings)
+            self.room.notify_all()
+
+    def _work_by(self, settings: QueueSettings) -> None:
+        # What reads files comes first: it may fail.
+        counts = self.counts
+        if settings.delivery_limit is None:
+            counts = None
+        elif counts is None:
+            counts = DeliveryCounts(self.index.fs, self.index.directory)
+            self.returns = {**counts.loaded, **self.returns}
             # So that the ack of one of them comes by what is noted here.
-            self.nacked_at = dict.fromkeys(self.returns, 0)
+            for seq in self.returns:
+                self.nacked_at.setdefault(seq, 0)
+        limits = self.limits
+        limited = settings.max_length is not None or settings.max_bytes is not None
+        if limits is not None:
+            limits.adopt(settings)  # those who wait look at this one, whatever follows
+        elif limited:
+            limits = Limits(settings)
+        self.limits = limits if limited else None
+        self.count_ready_bytes()
+        self.counts = counts
+        self.delivery_limit = settings.delivery_limit or 0
+        self.settings = settings
+        self.message_ttl = settings.message_ttl
         # Deliveries are to be looked at one by one.
-        self.watched = (
-            self.limits is not None or self.delivery_limit > 0 or settings.dead_letter is not None
-        )
-        # Bodies up to this size are embedded, those of messages with neither key, headers nor
-        # properties; and where such a message needs nothing else.
-        self.most_embedded = self.most_plain = -1
-        if options.record_format == "qindex":
-            most = options.max_message_bytes
-            if messages is not None:
-                most = min(most, plain_body_size(options.embed_below - 1))
-            self.most_embedded = most
-            if settings.message_ttl is None and self.limits is None:
-                self.most_plain = most
+        self.watched = limited or self.delivery_limit > 0 or settings.dead_letter is not None
+        # Bodies up to this size are embedded, where the message needs nothing else.
+        plain = settings.message_ttl is None and not limited
+        self.most_plain = self.most_embedded if plain else -1
 
     # -- the lock -------------------------------------------------------------------------------
 

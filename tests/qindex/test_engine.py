@@ -124,8 +124,6 @@ def test_queue_ttl_is_kept_with_the_queue(tmp_path: Path) -> None:
         assert queue.get(0) is None
         assert engine.queue("q") is queue
         assert engine.queue("q", message_ttl=0) is queue
-        with pytest.raises(qindex.UsageError, match="message_ttl"):
-            engine.queue("q", message_ttl=5)
     with open_quietly(tmp_path) as engine:
         assert engine.queue("q").settings.message_ttl == 0
     with open_quietly(tmp_path) as engine:

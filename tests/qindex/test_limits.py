@@ -38,9 +38,10 @@ def test_a_setting_is_kept_and_can_be_taken_away(tmp_path: Path, name: str) -> N
     plain = getattr(QueueSettings(), name)
     with open_quietly(tmp_path) as engine:
         assert getattr(engine.queue("q", **{name: SETTINGS[name]}).settings, name) == SETTINGS[name]
-        engine.queue("q", **{name: SETTINGS[name]})
-        with pytest.raises(qindex.UsageError, match=f"{name}="):
-            engine.queue("q", **{name: qindex.UNSET})
+        queue = engine.queue("q", **{name: SETTINGS[name]})
+        assert engine.queue("q", **{name: qindex.UNSET}) is queue
+        assert queue.settings == QueueSettings()
+        assert engine.queue("q", **{name: SETTINGS[name]}) is queue
     with open_quietly(tmp_path) as engine:
         assert engine.queue("q").settings == QueueSettings(**{name: SETTINGS[name]})
     with qindex.open(tmp_path, read_only=True) as reading:

@@ -11,13 +11,14 @@ import sys
 import tempfile
 import threading
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import qindex
-from qindex.compat import LifoQueue, Queue
+from qindex.compat import LifoQueue, Queue, UnreadableItemError
 
 ROOT = Path(__file__).parents[3]
 
@@ -161,3 +162,151 @@ def test_another_process_is_refused_and_a_kill_loses_nothing(tmp_path: Path) -> 
     with Queue(tmp_path) as jobs:
         assert [jobs.get() for _ in range(93)] == list(range(7, 100))
         assert jobs.empty()
+
+
+def test_objects_of_one_name_are_one_queue(tmp_path: Path) -> None:
+    with Queue(tmp_path, 2) as one, Queue(tmp_path, 2) as other:
+        got: list[Any] = []
+        waiting = threading.Thread(target=lambda: got.append(other.get()))
+        waiting.start()
+        one.put("a")
+        waiting.join()
+        assert got == ["a"]
+        assert one.unfinished_tasks == other.unfinished_tasks == 1
+        one.task_done()
+        other.join()
+        one.put("b")
+        other.put("c")
+        assert one.full()
+        assert other.full()
+        assert other.get() == "b"
+        one.close()
+        assert other.unfinished_tasks == 2
+        other.task_done()
+    with Queue(tmp_path) as again:
+        assert [again.get() for _ in range(again.qsize())] == ["c"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"maxsize": 3}, {"auto_done": True}, {"serializer": "bytes"}, {"kind": LifoQueue}]
+)
+def test_another_use_of_an_open_queue_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with Queue(tmp_path) as one:
+        one.put(b"a")
+        kind = options.pop("kind", Queue)
+        with pytest.raises(qindex.UsageError, match="is open in this process as first in"):
+            kind(tmp_path, **options)
+        with Queue(tmp_path, name="another", **options):
+            pass
+        assert one.get() == b"a"
+
+
+def test_use_after_close_is_refused(tmp_path: Path) -> None:
+    jobs = Queue(tmp_path)
+    with Queue(tmp_path, name="sibling") as sibling:
+        jobs.put("a")
+        taken = jobs.take()
+        jobs.close()
+        jobs.close()
+        calls: list[Callable[[], object]] = [
+            lambda: jobs.put("b"),
+            jobs.get_nowait,
+            jobs.take,
+            jobs.qsize,
+            jobs.task_done,
+            jobs.join,
+            jobs.retry_unreadable,
+            taken.done,
+        ]
+        for call in calls:
+            with pytest.raises(qindex.ClosedError):
+                call()
+        # What was taken and not done with comes again while the engine is still open.
+        with Queue(tmp_path) as again:
+            assert again.unfinished_tasks == 1
+            assert again.get() == "a"
+        assert sibling.empty()
+
+
+def test_an_item_that_settles_itself(tmp_path: Path) -> None:
+    """A dispatcher gets, workers finish out of order: task_done would settle the oldest."""
+    with Queue(tmp_path) as jobs:
+        for n in range(4):
+            jobs.put(n)
+        first, second = jobs.take(), jobs.take(timeout=1)
+        worker = threading.Thread(target=second.done)
+        worker.start()
+        worker.join()
+        assert second.settled
+        assert not first.settled
+        with jobs.take() as item:
+            assert item == 2
+        with pytest.raises(KeyError), jobs.take() as item:
+            raise KeyError(item)
+        with pytest.raises(qindex.UsageError):
+            second.done()
+        again = jobs.take(block=False)
+        assert (again.item, again.redelivered) == (3, True)
+        again.give_back()
+        with pytest.raises(standard.Empty):
+            [jobs.take(timeout=0.01) for _ in range(2)]
+        assert jobs.unfinished_tasks == 2
+    with Queue(tmp_path) as jobs:
+        assert [jobs.get() for _ in range(2)] == [0, 3]
+        assert jobs.empty()
+
+
+class Gone:
+    """Is not there when its items are got."""
+
+
+@pytest.mark.parametrize("kind", [Queue, LifoQueue])
+def test_an_item_that_can_not_be_read_is_set_aside(
+    tmp_path: Path, kind: type[Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kind(tmp_path, maxsize=3) as jobs:
+        jobs.put("before")
+        jobs.put(Gone())
+        jobs.put("after")
+        with monkeypatch.context() as patch:
+            patch.delattr(sys.modules[__name__], "Gone")
+            order = ["before", "after"] if kind is Queue else ["after", "before"]
+            assert jobs.get() == order[0]
+            with pytest.raises(UnreadableItemError, match=r"Gone.*'queue.unreadable'") as refused:
+                jobs.get()
+            assert b"Gone" in refused.value.body
+            assert refused.value.delivery.seq_id == 1
+            assert isinstance(refused.value.__cause__, AttributeError)
+            assert jobs.get() == order[1]
+            assert not jobs.full()
+            jobs.task_done()
+            jobs.task_done()
+            jobs.join()  # what was set aside keeps nobody waiting
+            assert jobs.retry_unreadable() == 0
+    with kind(tmp_path) as jobs:
+        assert jobs.empty()
+        letter = jobs._engine.queue("queue.unreadable").peek()[0]
+        assert letter.headers["x-first-death-queue"] == "queue"
+        assert "Gone" in letter.headers["x-exception"]
+        assert jobs.retry_unreadable() == 1
+        assert isinstance(jobs.get(), Gone)
+        assert jobs.retry_unreadable() == 0
+        jobs.task_done()
+        jobs.join()
+
+
+def test_a_damaged_item_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with Queue(tmp_path) as jobs:
+        jobs.put("x" * 1000)
+        jobs.put("y")
+    segment = next((tmp_path / "queues").glob("*/0.idx"))
+    data = bytearray(segment.read_bytes())
+    at = data.index(b"x" * 900) + 50
+    data[at : at + 8] = bytes(8)
+    segment.write_bytes(data)
+    with Queue(tmp_path) as jobs:
+        with pytest.raises(qindex.DamageError):
+            jobs.get()
+        assert jobs.get() == "y"
+        jobs.task_done()
+        jobs.join()

@@ -171,3 +171,51 @@ def test_a_path_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         queue.push(text)  # type: ignore[arg-type]
     queue.close()
+
+
+def test_the_order_of_a_path_stays(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    queue = FifoDiskQueue(path)
+    with pytest.raises(qindex.UsageError, match="open in this process as fifo; it can't be lifo"):
+        LifoDiskQueue(path)
+    queue.push(b"a")
+    queue.close()
+    for _ in range(2):
+        with pytest.raises(qindex.UsageError, match=r"was filled as qindex\.fifo"):
+            LifoDiskQueue(path)
+    queue = FifoDiskQueue(path)
+    assert queue.pop() == b"a"
+    queue.close()
+    stack = LifoDiskQueue(path)
+    stack.push(b"b")
+    stack.close()
+    (path / "qindex.lifo").unlink()  # a queue from before there were marks
+    queue = FifoDiskQueue(path)
+    assert queue.pop() == b"b"
+    queue.push(b"c")
+    queue.close()
+    assert (path / "qindex.fifo").exists()
+
+
+def test_use_after_close_is_refused(tmp_path: Path) -> None:
+    queue, sibling = FifoDiskQueue(tmp_path / "q"), FifoDiskQueue(tmp_path / "sibling")
+    queue.push(b"a")
+    queue.close()
+    for call in (lambda: queue.push(b"b"), queue.pop, queue.peek, queue.clear):
+        with pytest.raises(qindex.ClosedError, match="q: the queue is closed"):
+            call()
+    again = FifoDiskQueue(tmp_path / "q")
+    assert again.pop() == b"a"
+    again.close()
+    sibling.close()
+
+
+def test_objects_of_one_path_are_one_queue(tmp_path: Path) -> None:
+    one, other = FifoDiskQueue(tmp_path / "q"), FifoDiskQueue(tmp_path / "q")
+    one.push(b"a")
+    assert other.pop() == b"a"
+    one.close()  # empty, and not removed: the other one uses it
+    other.push(b"b")
+    assert other.pop() == b"b"
+    other.close()
+    assert not (tmp_path / "q").exists()

@@ -60,11 +60,11 @@ def site() -> Iterator[str]:
     thread.join()
 
 
-def crawl(site: str, directory: Path) -> subprocess.Popen[bytes]:
+def crawl(site: str, directory: Path, *old: str) -> subprocess.Popen[bytes]:
     with (directory / "scrapy.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.qindex.compat.crawl_child"]
-            + [f"{site}/0", str(directory / "job"), str(directory / "visited")],
+            + [f"{site}/0", str(directory / "job"), str(directory / "visited"), *old],
             cwd=ROOT,
             stdout=log,
             stderr=log,
@@ -76,6 +76,11 @@ def visited(directory: Path) -> list[int]:
     if not path.exists():
         return []
     return [int(line.rpartition("/")[2]) for line in path.read_text().splitlines()]
+
+
+def left(directory: Path) -> dict[str, int]:
+    with qindex.open(directory / "job" / "requests.qindex") as engine:
+        return {name: len(engine.queue(name)) for name in engine.queue_names()}
 
 
 def test_a_killed_crawl_goes_on_without_loss(site: str, tmp_path: Path) -> None:
@@ -98,10 +103,10 @@ def test_a_killed_crawl_goes_on_without_loss(site: str, tmp_path: Path) -> None:
     again = {page: times for page, times in Counter(pages).items() if times > 1}
     # What was being worked on at a kill, or not yet known as seen; the start comes with each run.
     assert sum(times - 1 for page, times in again.items() if page) <= kills * 2 * CONCURRENT
-    with qindex.open(tmp_path / "job" / "requests.qindex") as engine:
-        waiting = {name: len(engine.queue(name)) for name in engine.queue_names()}
+    waiting = left(tmp_path)
     assert waiting.pop("requests.seen") == PAGES
-    assert not any(waiting.values()), waiting
+    # Empty queues of domains are gone.
+    assert waiting == {"requests.waiting": 0}
 
 
 def test_an_interrupted_crawl_goes_on(site: str, tmp_path: Path) -> None:
@@ -118,3 +123,31 @@ def test_an_interrupted_crawl_goes_on(site: str, tmp_path: Path) -> None:
     pages = visited(tmp_path)
     assert set(pages) == set(range(PAGES))
     assert max(Counter(page for page in pages if page).values()) == 1
+
+
+def test_requests_whose_callback_is_gone_are_set_aside_and_tried_again(
+    site: str, tmp_path: Path
+) -> None:
+    """They raised out of the scheduler at every start, and the crawl could not go on."""
+    child = crawl(site, tmp_path)
+    deadline = time.monotonic() + WAIT
+    while len(visited(tmp_path)) < 30:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    child.kill()
+    child.wait()
+    assert len(set(visited(tmp_path))) < PAGES
+    for _ in range(2):
+        assert crawl(site, tmp_path, "old").wait(WAIT) == 0
+        lost = left(tmp_path).pop("requests.unreadable")
+        log = (tmp_path / "scrapy.log").read_text()
+        assert lost > 0
+        assert log.count("set aside in the queue 'requests.unreadable'") == lost
+        assert "ValueError: Method 'parse_third' not found" in log
+    assert "can't be revived: they are in the queue" in log
+    assert crawl(site, tmp_path).wait(WAIT) == 0
+    assert "that had been set aside are scheduled again" in (tmp_path / "scrapy.log").read_text()
+    assert set(visited(tmp_path)) == set(range(PAGES))
+    assert left(tmp_path) == {"requests.seen": PAGES, "requests.unreadable": 0} | {
+        "requests.waiting": 0
+    }

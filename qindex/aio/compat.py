@@ -1,0 +1,296 @@
+"""``asyncio.Queue`` and ``asyncio.LifoQueue`` whose items outlive the process.
+
+>>> import asyncio, tempfile
+>>> from qindex.aio.compat import Queue
+>>> async def main():
+...     async with Queue(tempfile.mkdtemp()) as jobs:
+...         jobs.put_nowait({"n": 1})
+...         print(await jobs.get())
+...         jobs.task_done()
+...         await jobs.join()
+>>> asyncio.run(main())
+{'n': 1}
+
+The standard's own class does the waiting; the items are in the engine. So it is for the coroutines
+of one loop, as :class:`asyncio.Queue` is. Where threads, or several loops, use one queue, take
+:mod:`qindex.aio` itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from journal.errors import ClosedError, DamageError
+from qindex.aio import queue as aio_queue
+from qindex.aio.ports import Ports
+from qindex.aio.threads import to_the_end
+from qindex.compat import shared
+from qindex.compat.queue import Codec, Taken, codec_of
+from qindex.compat.set_aside import UnreadableItemError, set_aside
+from qindex.queue.delivery import Delivery
+from qindex.queue.lifo import take_last
+
+__all__ = ["LifoQueue", "Queue"]
+
+_TURN = 63
+"""One put in so many + 1 lets the loop's other tasks have their turn, and a flush catch up."""
+
+
+def _this_task() -> asyncio.Task[Any] | None:
+    """Give the task that runs; none where no loop runs, or in one of its callbacks."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+class _Alone(shared.Shared):
+    """One object uses the queue, as nothing else could tell its loop of an item."""
+
+
+class Queue(asyncio.Queue[Any]):
+    """A drop-in for :class:`asyncio.Queue` that persists; ``QueueEmpty`` and ``QueueFull`` are the
+    standard's.
+
+    ``directory``, ``name``, ``serializer``, ``dead_letter``: as in :class:`qindex.compat.Queue`. It
+    is opened here, on the calling thread, in some milliseconds; ``await Queue.open(...)`` does it
+    in another one. One object may use a queue at a time (else :class:`UsageError`).
+
+    ``put`` and ``put_nowait`` are in the operating system on return: the death of the process loses
+    nothing. An item that was got is done with when ``task_done`` is called, by the task that got
+    it or, if that one holds none, by any: oldest first; :meth:`take` gives an item that settles
+    itself. What was got and not done with comes again, first, when the queue is opened the next
+    time; at open, ``join`` waits for all that is there. After :meth:`close` all raise
+    :class:`~journal.errors.ClosedError`, those that were waiting, too.
+    """
+
+    _order = "first in, first out"
+
+    # asyncio.Queue's own, of which its stubs do not tell.
+    _getters: deque[asyncio.Future[Any]]
+    _putters: deque[asyncio.Future[Any]]
+    _finished: asyncio.Event
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        maxsize: int = 0,
+        *,
+        name: str = "queue",
+        serializer: Codec = "pickle",
+        dead_letter: str | None = None,
+    ) -> None:
+        self._codec = codec_of(serializer)
+        self._name = name
+        self._dead_letter = f"{name}.unreadable" if dead_letter is None else dead_letter
+        self._held: deque[tuple[asyncio.Task[Any] | None, Delivery]] = deque()
+        self._taken: dict[int, Delivery] = {}
+        self._puts = 0
+        self._closed = False
+        self._engine = shared.acquire(directory)
+        try:
+            self._core = self._engine.queue(name)
+            # Of its own kind each, so that a second object is refused.
+            kind = f"an asyncio queue, {self._order}, object {id(self):#x}"
+            self._shared = shared.join(self._engine, name, lambda: _Alone(kind))
+        except BaseException:
+            shared.release(self._engine)
+            raise
+        self._ports = Ports()
+        self._aio = aio_queue.Queue(self._ports, self._core)
+        super().__init__(maxsize)
+        self._unfinished_tasks = len(self._core)
+        if self._unfinished_tasks:
+            self._finished.clear()
+
+    @classmethod
+    async def open(
+        cls,
+        directory: str | os.PathLike[str],
+        maxsize: int = 0,
+        *,
+        name: str = "queue",
+        serializer: Codec = "pickle",
+        dead_letter: str | None = None,
+    ) -> Self:
+        """Make one without stopping the loop; a cancellation closes it again."""
+        make = partial(
+            cls, directory, maxsize, name=name, serializer=serializer, dead_letter=dead_letter
+        )
+        opening = asyncio.get_running_loop().run_in_executor(None, make)
+        try:
+            return await to_the_end(opening)
+        except asyncio.CancelledError:
+            if opening.exception() is None:
+                await opening.result().close()
+            raise
+
+    # The hooks that asyncio.Queue calls.
+
+    def _init(self, maxsize: int) -> None:
+        """Nothing: the items are in the engine."""
+
+    def _put(self, item: Any) -> None:
+        self._check_open()
+        self._core._producer.publish(self._codec.dumps(item), waits=False)
+        self._puts += 1
+
+    def _get(self) -> Any:
+        item, delivery = self._next()
+        self._held.append((_this_task(), delivery))
+        return item
+
+    def _next(self) -> tuple[Any, Delivery]:
+        self._check_open()
+        try:
+            delivery = self._next_delivery()
+        except DamageError:
+            self._one_less()  # the engine has set it aside
+            raise
+        if delivery is None:
+            # The count was of messages that had expired, or were damaged.
+            raise asyncio.QueueEmpty
+        try:
+            return self._codec.loads(delivery.body), delivery
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            set_aside(self._engine, delivery, self._name, self._dead_letter, why)
+            self._one_less()
+            raise UnreadableItemError(self._name, delivery, self._dead_letter, why) from error
+
+    def _next_delivery(self) -> Delivery | None:
+        return self._core._deliverer.get(0, waits=False)
+
+    def _one_less(self) -> None:
+        """Count an item that nobody gets."""
+        super().task_done()
+        self._wake(self._putters)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"queue {self._name!r} of {self._engine.directory} is closed")
+
+    @staticmethod
+    def _wake(waiting: deque[asyncio.Future[Any]]) -> None:
+        """Wake the first who waits, as asyncio.Queue does."""
+        while waiting:
+            first = waiting.popleft()
+            if not first.done():
+                first.set_result(None)
+                return
+
+    # What its users call.
+
+    def qsize(self) -> int:
+        """Items that are waiting."""
+        self._check_open()
+        return len(self._core)
+
+    def empty(self) -> bool:
+        """Whether there are none."""
+        return not self.qsize()
+
+    def full(self) -> bool:
+        """Whether there are ``maxsize`` of them."""
+        self._check_open()
+        return 0 < self.maxsize <= len(self._core)
+
+    async def put(self, item: Any) -> None:
+        """Put an item; waits for room."""
+        await super().put(item)
+        if not self._puts & _TURN:
+            await self._aio._rest()
+
+    async def take(self) -> Taken:
+        """Get an item that settles itself: ``with await jobs.take() as job``.
+
+        It is done with at the end of the block, which no ``task_done`` is called for, and comes
+        again, first, when the block raises or is cancelled.
+        """
+        item = await self.get()
+        _, delivery = self._held.pop()  # the get has ended just now
+        self._taken[delivery.seq_id] = delivery
+        return Taken(self, item, delivery)
+
+    def _settle(self, delivery: Delivery, *, again: bool) -> None:
+        self._check_open()
+        if again:
+            delivery.nack()
+            self._wake(self._getters)
+        else:
+            delivery.ack()
+            super().task_done()
+        self._taken.pop(delivery.seq_id, None)
+
+    def task_done(self) -> None:
+        """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
+        called more often than there were items, as :meth:`asyncio.Queue.task_done` does."""
+        self._check_open()
+        if self._held:
+            me = _this_task()
+            mine = next((one for one in self._held if one[0] is me), self._held[0])
+            mine[1].ack()
+            self._held.remove(mine)
+        super().task_done()
+
+    async def join(self) -> None:
+        """Wait until all items are done with."""
+        self._check_open()
+        await super().join()
+        self._check_open()
+
+    async def sync(self) -> None:
+        """Make all that was put and settled so far durable against power loss."""
+        self._check_open()
+        await self._aio.sync()
+
+    async def close(self) -> None:
+        """Close, and wake those who wait; what was got and not done with comes again at the next
+        open. A cancellation is raised when all is closed."""
+        if self._closed:
+            return
+        shared.leave(self._engine, self._name, self._shared)
+        self._closed = True
+        for delivery in [*self._taken.values(), *(one for _, one in self._held)]:
+            if not delivery.settled:
+                delivery.nack()
+        self._taken.clear()
+        self._held.clear()
+        for waiting in (self._getters, self._putters):
+            while waiting:
+                self._wake(waiting)
+        self._finished.set()
+        loop = asyncio.get_running_loop()
+        await to_the_end(loop.run_in_executor(None, self._give_back))
+
+    def _give_back(self) -> None:
+        try:
+            self._ports.stop_syncing()
+            self._ports.helper.stop()
+        finally:
+            shared.release(self._engine)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class LifoQueue(Queue):
+    """The same for :class:`asyncio.LifoQueue`: last in, first out."""
+
+    _order = "last in, first out"
+
+    def _next_delivery(self) -> Delivery | None:
+        return take_last(self._core)

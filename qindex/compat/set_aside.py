@@ -1,0 +1,76 @@
+"""What can't be turned into an object again is set aside in a queue of its own, and stays there.
+
+A class was moved, a method renamed, a file came from a later version: such a message can't be used
+now, but perhaps by the next version of the program. It must neither be lost nor come first for
+ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from journal.errors import StoreError
+from qindex.engine.engine import Engine
+from qindex.queue.dead_letter import Letter, with_death
+from qindex.queue.delivery import Delivery
+from qindex.queue.queue import Queue
+
+__all__ = ["EXCEPTION", "UnreadableItemError", "bring_back", "set_aside"]
+
+EXCEPTION = "x-exception"
+"""The header that says what was raised."""
+
+
+class UnreadableItemError(StoreError):
+    """An item can't be made of the bytes of a message; ``__cause__`` is what was raised.
+
+    ``delivery``: the message; ``body``: its bytes. It is settled: ``dead_letter`` is the name of
+    the queue in the same store that has it now, or ``None`` where it was only looked at.
+    """
+
+    def __init__(self, queue: str, delivery: Delivery, dead_letter: str | None, why: str) -> None:
+        self.delivery = delivery
+        self.body: bytes = delivery.body
+        self.dead_letter = dead_letter
+        where = f"; it is set aside in queue {dead_letter!r}" if dead_letter is not None else ""
+        super().__init__(
+            f"queue {queue!r}: no item can be made of the message with seq_id {delivery.seq_id} "
+            f"({why}){where}"
+        )
+
+
+def set_aside(engine: Engine, delivery: Delivery, source: str, target: str, why: str) -> None:
+    """Move a message that was taken from ``source`` to ``target``, with headers that tell why
+    (those of a dead letter, and :data:`EXCEPTION`).
+
+    It is there when it is acknowledged here: a crash in between leaves it in both. Raises
+    :class:`StoreError`; it is given back to its queue then.
+    """
+    try:
+        letter = Letter(delivery.seq_id, delivery.message, "rejected", True)
+        message = with_death(letter, source)
+        message = replace(message, headers={**message.headers, EXCEPTION: why})
+        engine.queue(target).publish_messages([message])
+    except StoreError:
+        delivery.nack()
+        raise
+    delivery.ack()
+
+
+def bring_back(queue: Queue, put: Callable[[Delivery], bool]) -> int:
+    """Try all that was set aside in ``queue`` once more: what ``put`` says true for has found its
+    place, and is acknowledged here; the rest stays. Gives how many have."""
+    done = 0
+    kept: list[Delivery] = []
+    try:
+        while (delivery := queue.get(0)) is not None:
+            if put(delivery):
+                delivery.ack()
+                done += 1
+            else:
+                kept.append(delivery)
+    finally:
+        for one in kept:
+            one.nack()
+    return done
