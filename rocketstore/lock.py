@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from journal.errors import LockedError, NotAStoreError, StorageError
-from journal.files import FileSystem, close_quietly
+from journal.files import FileSystem, RealFileSystem, close_quietly
 from journal.lock import open_claimed
 
 __all__ = ["StoreLock"]
@@ -36,7 +36,8 @@ class StoreLock:
         self._path = path
         self._fd: int | None = None
         self._pid = os.getpid()
-        self._key = id(fs), os.path.realpath(path)
+        # All that is the real file system knows the same files.
+        self._key = 0 if isinstance(fs, RealFileSystem) else id(fs), os.path.realpath(path)
         owner = _held.setdefault(self._key, self)
         if owner is not self and owner._pid == self._pid:
             raise LockedError(path, self._pid)

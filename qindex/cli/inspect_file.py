@@ -55,6 +55,8 @@ def inspect_command(
     suffix = os.path.splitext(file)[1]
     if os.path.isdir(file):
         raise UsageError(f"{file}: is a directory, not a file (see list and cat)")
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UsageError(f"{file}: is no regular file")
     small = inspect_small(file)
     if small is not None:
         records, findings = small

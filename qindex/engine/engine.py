@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from journal import format as journal_format
+from journal.beneath import beneath, leave
 from journal.call_lock import CallLock
 from journal.errors import (
     ClosedError,
@@ -71,6 +72,7 @@ class Engine:
         self.directory = directory
         self.options = options
         self.findings: list[Finding] = []
+        outside, fs = fs, beneath(fs, directory, hold=True)
         self._fs = fs
         self._poison = Poison()
         self._lock: CallLock | RefusingLock = CallLock()
@@ -83,7 +85,7 @@ class Engine:
         self._roster = Roster(budget.journals, ask)
         self._alarm = Alarm()
         self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
-        self._directory_lock = self._enter()
+        self._directory_lock = self._enter(outside)
         try:
             self._open()
         except OSError as error:
@@ -100,14 +102,15 @@ class Engine:
 
     # -- opening --------------------------------------------------------------------------------
 
-    def _enter(self) -> DirectoryLock:
-        """Make the directory if need be, see that it is ours or free, and lock it."""
+    def _enter(self, outside: FileSystem) -> DirectoryLock:
+        """Make the directory if need be (``outside``: to do so with), see that it is ours or free,
+        and lock it."""
         fs, directory = self._fs, self.directory
         try:
             try:
                 names = fs.listdir(directory)
             except FileNotFoundError:
-                make_dirs(fs, directory)
+                make_dirs(outside, directory)
                 names = []
             known = layout.MARKER in names or store_directory.is_empty_store(names)
             if not known and not store_directory.store_kind(fs, directory).ours:
@@ -458,6 +461,7 @@ class Engine:
                     self._messages.close()
                 finally:
                     self._directory_lock.release()
+                    leave(self._fs)
 
     def _check_open(self) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Literal
 
+from journal.beneath import beneath
 from journal.errors import ClosedError, NotAStoreError, StorageError, StoreError, UsageError
 from journal.files import REAL, FileSystem, PathLike
 from qindex.following.gap import GONE, UNSOUND, Gap
@@ -129,7 +130,7 @@ class Follower:
         self._timeout = timeout
         self._waker = waker
         self._on_gap = on_gap
-        self._fs = fs
+        self._fs = fs = beneath(fs, directory)
         self._stopped = False
         self._giver = Giver(fs, directory, self._report)
         # Messages that were read and not given yet, and what comes behind them.

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from journal.beneath import beneath
 from journal.errors import StorageError
 from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -82,6 +83,7 @@ class Verification:
         :class:`qindex.view.point_in_time.BusyError`.
         """
         directory = os.path.abspath(self.directory)
+        self.fs = beneath(self.fs, directory)
         marker, findings = check_marker(self.fs, directory)
         if marker is None and layout.QUEUES not in self.fs.listdir(directory):
             vhosts = find_vhosts(self.fs, directory)
