@@ -17,6 +17,8 @@ __all__ = ["DirectoryLock", "hold_if_there", "holder", "open_claimed"]
 
 _LOCK_TABLE = Path("/proc/locks")
 UNKNOWN_PID = 0
+_MOST_READ = 32
+"""Bytes of a lock file that can be a pid."""
 
 
 class DirectoryLock:
@@ -33,7 +35,7 @@ class DirectoryLock:
 
         def take(fd: int) -> None:
             if not fs.lock(fd):
-                raise LockedError(path, _pid(fs.pread(fd, 32, 0)))
+                raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
             fs.truncate(fd, 0)
             fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
 
@@ -71,7 +73,7 @@ def hold_if_there(fs: FileSystem, path: PathLike) -> DirectoryLock | None:
 
     def take(fd: int) -> None:
         if not fs.lock(fd):
-            raise LockedError(path, _pid(fs.pread(fd, 32, 0)))
+            raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
 
     try:
         fd = open_claimed(fs, path, os.O_RDONLY, take)
@@ -101,7 +103,7 @@ def holder(fs: FileSystem, path: PathLike) -> int | None:
         # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131081 0 EOF
         fields = line.split()
         if fields[1:2] == ["FLOCK"] and fields[-3].rpartition(":")[2] == inode:
-            return _pid(read_optional(fs, path) or b"") or UNKNOWN_PID
+            return _pid(read_optional(fs, path, _MOST_READ) or b"") or UNKNOWN_PID
     return None
 
 

@@ -158,7 +158,7 @@ class Engine:
             return self._parts_of(name) if is_there else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
-        remove = finish_moves(self._fs, self.directory, queue_of, hurt)
+        remove = finish_moves(self._fs, self.directory, queue_of, hurt, repair=self.options.repair)
         if remove is not None:
             for hashed in list(self._awake):
                 self._put_to_rest(hashed)

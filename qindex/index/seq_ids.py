@@ -9,6 +9,7 @@ from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pwrite_all, read_optional
 from journal.poison import PASSING, Poison
 from qindex.format.seq_ids import (
+    FILE_SIZE,
     FLOOR_SLOTS,
     RESERVE_SLOTS,
     SLOT_SIZE,
@@ -36,7 +37,7 @@ class SeqFile:
         self._poison = poison
         # Where the system does not tell, no two runs are the same one.
         self._boot = short_boot_id(fs.boot_id() or os.urandom(16))
-        data = read_optional(fs, path) or b""
+        data = read_optional(fs, path, FILE_SIZE) or b""
         slots = list(sound_slots(data))
         self.reserved = max((slot.reserved for slot in slots), default=0)
         self._floor = max((slot.floor for slot in slots if slot.boot == self._boot), default=-1)

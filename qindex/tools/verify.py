@@ -18,9 +18,10 @@ from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.lock import holder
 from qindex.format import layout
+from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
-from qindex.recovery.snapshot import read_snapshot
+from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_marker
 from qindex.tools.names_check import check_names
 from qindex.tools.queue_check import CheckedQueue, StoredEntries, check_queue
@@ -133,6 +134,7 @@ class StoreVerification:
             self.fs, directory, ours=self.reader.vhost is None, in_use=self.in_use
         )
         yield from self._lock()
+        yield from self._moves()
         yield from self._queues()
         store = self.messages = self._store_check(PERSISTENT_DIRECTORY, True)
         found = list(store.findings())
@@ -156,9 +158,17 @@ class StoreVerification:
 
     def _lock(self) -> Iterator[Finding]:
         path = os.path.join(self.reader.directory, layout.LOCK)
-        data = read_optional(self.fs, path) or b""
+        data = read_optional(self.fs, path, 4096) or b""
         if data.strip() and not data.strip().isdigit():
             what, lost = "the lock file holds no pid", "the next open writes it anew"
+            yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
+
+    def _moves(self) -> Iterator[Finding]:
+        path = os.path.join(self.reader.directory, layout.MOVES)
+        data = read_optional(self.fs, path) or b""
+        wrong = sound_moves(data)[1]
+        if wrong is not None:
+            what, lost = f"moves to dead-letter queues: {wrong}", "the engine does not open it"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
 
     def _queues(self) -> Iterator[Finding]:
@@ -208,13 +218,13 @@ class StoreVerification:
 
     def _against_snapshot(self, path: str, store: StoreCheck) -> Iterator[Finding]:
         directory = self.reader.directory
-        found = read_snapshot(self.fs, directory, os.path.join(directory, layout.QUEUES))
-        if found is None:
-            data = read_optional(self.fs, path) or b""
-            what, lost = "the snapshot's checksum does not hold", "the next open does without it"
+        data = read_optional(self.fs, path) or b""
+        try:
+            queues, messages = unpack_snapshot(data, os.path.join(directory, layout.QUEUES))
+        except ValueError as error:
+            what, lost = f"no snapshot: {error}", "the next open does without it"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
             return
-        queues, messages = found
         yield from check_queues(self.fs, queues, self.checked)
         if messages is not None:
             yield from check_messages(directory, messages, store)
