@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from journal.errors import UnsafeFileError
+from journal.errors import UnopenedError, UnsafeFileError
 from journal.files import FileSystem, PathLike, RealFileSystem
 
 __all__ = ["BeneathFileSystem", "beneath", "leave"]
@@ -235,8 +235,16 @@ class BeneathFileSystem(RealFileSystem):
             os.close(fd)
 
     def sync_dir(self, path: PathLike, /) -> None:  # type: ignore[override]
-        """Make the names in directory ``path`` durable."""
-        fd = self._open(path, os.O_RDONLY | _DIRECTORY)
+        """Make the names in directory ``path`` durable.
+
+        Raises :class:`journal.errors.UnopenedError` when the directory can't be opened.
+        """
+        try:
+            fd = self._open(path, os.O_RDONLY | _DIRECTORY)
+        except (FileNotFoundError, UnsafeFileError):
+            raise
+        except OSError as error:
+            raise UnopenedError(error.errno, error.strerror, os.fspath(path)) from error
         try:
             os.fsync(fd)
         finally:

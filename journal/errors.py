@@ -17,6 +17,7 @@ __all__ = [
     "QueueFullError",
     "StorageError",
     "StoreError",
+    "UnopenedError",
     "UnsafeFileError",
     "UsageError",
     "WritesRefusedError",
@@ -71,6 +72,11 @@ class StorageError(StoreError):
         self.path = os.fspath(path)
         self.errno = cause.errno
         super().__init__(f"{self.path}: {doing}: {cause.strerror or cause}")
+
+
+class UnopenedError(OSError):
+    """A directory or file was to be synced and could not even be opened: nothing was tried of which
+    the outcome would be unknown."""
 
 
 class UnsafeFileError(OSError):

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Protocol
 
 from journal import held_io
-from journal.errors import StorageError, UnsafeFileError
+from journal.errors import StorageError, UnopenedError, UnsafeFileError
 
 __all__ = [
     "REAL",
@@ -147,8 +147,16 @@ class RealFileSystem:
 
     @staticmethod
     def sync_dir(path: PathLike, /) -> None:
-        """Make the names in directory ``path`` durable."""
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        """Make the names in directory ``path`` durable.
+
+        Raises :class:`journal.errors.UnopenedError` when the directory can't be opened.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise UnopenedError(error.errno, error.strerror, os.fspath(path)) from error
         try:
             os.fsync(fd)
         finally:

@@ -36,7 +36,7 @@ from journal.files import (
     unlink_if_there,
 )
 from journal.format import ACTION_SIZE, START_SIZE
-from journal.poison import PASSING, Poison
+from journal.poison import PASSING, Poison, was_tried
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sum_file import SumFile
 from journal.sync import GroupCommit
@@ -272,7 +272,8 @@ class Journal:
     def sync(self) -> None:
         """Make durable all that was appended before the call; concurrent callers share one sync.
 
-        Raises :class:`WritesRefusedError` after any failure, this one's included.
+        Raises :class:`StorageError`; unless there was no handle for it, all writes are refused
+        from then on, with :class:`WritesRefusedError`.
         """
         self._poison.check()
         self._commits.commit()
@@ -302,7 +303,8 @@ class Journal:
                     self._name_synced = True
             except OSError as error:
                 failure = StorageError(self.path, "sync failed", error)
-                self._poison.set(failure)
+                if was_tried(error):
+                    self._poison.set(failure)
                 raise failure from error
             self.synced = max(self.synced, position)
 
@@ -448,8 +450,7 @@ class Journal:
             self._fs.rename(self.path + _NEW_SUFFIX, self.path)
             self._name_synced = False
             if durable:
-                self._fs.sync_dir(os.path.dirname(self.path))
-                self._name_synced = True
+                self._sync_name()
         except BaseException:
             self._fs.close(fd)
             raise
@@ -460,6 +461,18 @@ class Journal:
         if prepared is not None:
             self._sums.append(prepared.sums)
             self._sealed = prepared.size
+
+    def _sync_name(self) -> None:
+        """Make the new file's name durable; where there is no handle for that, the next sync does
+        it. Until then a loss of power brings the old file back, which has all the new one has."""
+        try:
+            self._fs.sync_dir(os.path.dirname(self.path))
+        except OSError as error:
+            if was_tried(error):
+                raise
+            _log.warning("%s: the name is not durable yet: %s", self.path, error)
+        else:
+            self._name_synced = True
 
     def close(self, *, cut: bool = True) -> None:
         """Cut the zero-filled tail off (unless ``cut`` is false) and close the file.

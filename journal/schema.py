@@ -13,7 +13,6 @@ ValueError: field 'version' is 0, not an integer from 1 to 9
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +74,7 @@ class Int(Shape):
 
 @dataclass(frozen=True)
 class Number(Shape):
-    """An integer or a finite float, from ``low`` on and below ``below``."""
+    """An integer or a float, from ``low`` on and below ``below``."""
 
     low: float
     below: float
@@ -88,7 +87,7 @@ class Number(Shape):
     def fits(self, value: Any) -> bool:
         """Tell whether it is one."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and math.isfinite(value) and self.low <= value < self.below
+        return is_number and self.low <= value < self.below
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,8 @@ def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
 
 
 def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
-    """Give the files of the persistent message store with their sizes."""
+    """Give the files of the persistent message store with their sizes. Raises
+    :class:`StorageError`."""
     directory = os.path.join(store.path, PERSISTENT_DIRECTORY)
     sizes: dict[str, int] = {}
     try:
@@ -276,6 +277,8 @@ def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
                 sizes[path] = fs.stat(path).st_size
     except FileNotFoundError:
         return sizes
+    except OSError as error:
+        raise StorageError(directory, "can't be listed", error) from error
     return sizes
 
 

@@ -35,6 +35,7 @@ from qindex.following.segment_files import SegmentFiles
 from qindex.following.waker import Waker
 from qindex.format import layout
 from qindex.queue.delivery import Delivery
+from qindex.queue.wake_ups import deadline_after
 from qindex.recovery import store_directory
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
@@ -121,7 +122,7 @@ class Follower:
         is_number = isinstance(start, int) and not isinstance(start, bool) and start >= 0
         if not is_number and start not in ("earliest", "latest"):
             raise UsageError(f'start must be "earliest", "latest" or a seq_id, not {start!r}')
-        if timeout is not None and not timeout >= 0:
+        if deadline_after(timeout) is not None and timeout is not None and timeout < 0:
             raise UsageError(f"a timeout must be at least 0 seconds, not {timeout!r}")
         self.directory = directory
         self.name = queue
@@ -201,7 +202,7 @@ class Follower:
     def _more(self, timeout: float | None) -> bool:
         """Get more messages ready; false when none came within ``timeout`` seconds, or it was
         stopped."""
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         if isinstance(self._failure, ClosedError):
             raise self._failure
         while not self._stopped:

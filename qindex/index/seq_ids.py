@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pwrite_all, read_optional
-from journal.poison import PASSING, Poison
+from journal.poison import PASSING, Poison, was_tried
 from qindex.format.seq_ids import (
     FILE_SIZE,
     FLOOR_SLOTS,
@@ -94,7 +94,7 @@ class SeqFile:
                 fs.sync_dir(os.path.dirname(self._path))
         except OSError as error:
             failure = StorageError(self._path, "seq_ids can't be reserved", error)
-            if syncing or error.errno not in PASSING:
+            if was_tried(error) if syncing else error.errno not in PASSING:
                 self._poison.set(failure)
             raise failure from error
         numbers.reverse()

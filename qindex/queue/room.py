@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from time import monotonic
 
 from journal.errors import DamageError, QueueFullError
 from qindex.queue.dead_letters import DeadLetters
@@ -112,7 +111,7 @@ class Room:
         if limits.never_fits(count, size):
             what = f"{count} messages of {size} bytes never fit"
             raise QueueFullError(f"{self._full(limits)}: {what}")
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         while not limits.fits(state.ready(), count, size):
             left = time_left(deadline)
             if limits.overflow == "reject" or (left is not None and left <= 0):

@@ -66,12 +66,10 @@ def read_snapshot(
     """Read the snapshot (queues by directory name, message store), or give ``None`` when there is
     none that can be trusted."""
     path = os.path.join(directory, FILE_NAME)
-    data = read_optional(fs, path)
-    if data is None:
-        return None
     try:
-        return unpack_snapshot(data, queues_directory)
-    except ValueError as error:
+        data = read_optional(fs, path)
+        return None if data is None else unpack_snapshot(data, queues_directory)
+    except (ValueError, OSError) as error:
         _log.warning("%s: can't be trusted: %s", path, error)
         return None
 
