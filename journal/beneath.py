@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 from journal.errors import UnopenedError, UnsafeFileError
 from journal.files import FileSystem, PathLike, RealFileSystem
 
-__all__ = ["BeneathFileSystem", "beneath", "leave"]
+__all__ = ["BeneathFileSystem", "beneath", "check_root", "leave"]
 
 _Result = TypeVar("_Result")
 
@@ -70,6 +70,13 @@ def leave(fs: FileSystem) -> None:
     """Give back what :func:`beneath` holds. A call that is under way still ends."""
     if isinstance(fs, BeneathFileSystem):
         fs.leave()
+
+
+def check_root(fs: FileSystem, path: PathLike) -> None:
+    """Raise :class:`FileNotFoundError` when the directory that ``fs`` holds, and ``path`` is in, is
+    not any more where it was when it was opened."""
+    if isinstance(fs, BeneathFileSystem):
+        fs.check_root(path)
 
 
 class _Handle:

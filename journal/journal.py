@@ -19,11 +19,13 @@ at once, so that at any moment ``journal.jif`` is a whole journal.
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
 from dataclasses import dataclass
 
+from journal.beneath import check_root
 from journal.block_sums import extent
 from journal.call_lock import CallLock
 from journal.durations import Durations
@@ -307,6 +309,24 @@ class Journal:
                     self._poison.set(failure)
                 raise failure from error
             self.synced = max(self.synced, position)
+
+    def check_place(self) -> None:
+        """See that the file is where it was opened: what is written elsewhere now would be lost.
+
+        Raises :class:`StorageError` when it, or the store's directory, was deleted, moved, or
+        replaced by another one.
+        """
+        fs = self._fs
+        with self._fd_in_use:
+            if self._closed or self.rested:
+                return
+            try:
+                check_root(fs, self.path)
+                if fs.stat(self.path).st_ino != fs.fstat(self._fd).st_ino:
+                    raise FileNotFoundError(errno.ENOENT, "another file is in its place", self.path)
+            except OSError as error:
+                doing = "the journal was taken away under the engine"
+                raise StorageError(self.path, doing, error) from error
 
     def prepare(self, front: int, end: int) -> Retired | None:
         """Copy bytes ``front .. end`` into a new file, ahead of :meth:`rebase`, which then has

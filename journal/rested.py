@@ -86,6 +86,9 @@ class RestedJournal(Journal):
         """All is durable. Raises :class:`WritesRefusedError`."""
         self._poison.check()
 
+    def check_place(self) -> None:
+        """Nothing is to be flushed."""
+
     def retire(self, old: Retired | None) -> None:
         """Nothing was replaced."""
 

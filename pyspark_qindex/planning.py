@@ -21,7 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from journal.errors import NotAStoreError, StoreError
+from journal.errors import NotAStoreError, StorageError, StoreError
 from journal.files import FileSystem
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store

@@ -18,7 +18,7 @@ from qindex.queue.limits import Limits
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
-from qindex.queue.wake_ups import time_left
+from qindex.queue.wake_ups import deadline_after, time_left
 
 __all__ = ["Room", "WouldWaitError"]
 
