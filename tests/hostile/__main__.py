@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--answers", action="store_true", help="print what users are told")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    settle()
+    settle(options.kind or KINDS)
     broken = count = 0
     for kind in options.kind or KINDS:
         scratch = Path(tempfile.mkdtemp(prefix="hostile-"))

@@ -13,7 +13,6 @@ import qindex
 from journal.errors import StorageError, WritesRefusedError
 from tests.qindex.support import open_quietly, queue_directory
 
-
 TAKEN = "taken away|No such file|symbolic link"
 
 

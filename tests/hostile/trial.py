@@ -14,7 +14,7 @@ from pathlib import Path
 
 from journal.errors import StoreError
 from tests.hostile.actions import actions_of
-from tests.hostile.stores import KINDS, build, names_of
+from tests.hostile.stores import build, names_of
 from tests.hostile.tampering import DIRECTORIES, FILES, Outside, tamper
 
 __all__ = ["Case", "Trial", "cases", "run_cases"]
@@ -121,11 +121,11 @@ def _answer(action: Callable[[Path], int], store: Path) -> str:
     return f"ok, {found} findings"
 
 
-def settle() -> None:
+def settle(kinds: Iterable[str]) -> None:
     """Load all that actions load, so that it is there before the first child."""
     scratch = Path(tempfile.mkdtemp(prefix="hostile-"))
     try:
-        for kind in KINDS:
+        for kind in kinds:
             pattern = build(kind, scratch / kind)
             for name, action in actions_of(kind).items():
                 store = scratch / f"{kind} {name}" / "store"
