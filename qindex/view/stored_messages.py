@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from journal.errors import DamageError
+from journal.errors import DamageError, StorageError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding
 from journal.poison import Poison
@@ -200,6 +200,8 @@ class StoredMessages:
                     found.append((path, self._fs.stat(path).st_size))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # not made yet, or a file of it was deleted just now
+            except OSError as error:
+                raise StorageError(directory, "can't be listed", error) from error
         return found
 
     def close(self) -> None:

@@ -121,12 +121,13 @@ def test_a_queue_that_was_moved_to_another_disk_by_a_link(tmp_path: Path) -> Non
         engine.queue("q").publish(b"x")
     _link_queue(store)
     place = queue_directory(store, "q")
-    for use in (
+    uses: list[Callable[[], None]] = [
         lambda: open_quietly(store).close(),
         lambda: open_quietly(store, repair=True).close(),
         lambda: qindex.verify(store).findings.clear(),
         lambda: qindex.open(store, read_only=True).queue_names().clear(),
-    ):
+    ]
+    for use in uses:
         with pytest.raises(StorageError, match="is a symbolic link, which is not followed"):
             use()
     place.unlink()
