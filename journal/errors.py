@@ -17,6 +17,8 @@ __all__ = [
     "QueueFullError",
     "StorageError",
     "StoreError",
+    "UnopenedError",
+    "UnsafeFileError",
     "UsageError",
     "WritesRefusedError",
 ]
@@ -70,6 +72,20 @@ class StorageError(StoreError):
         self.path = os.fspath(path)
         self.errno = cause.errno
         super().__init__(f"{self.path}: {doing}: {cause.strerror or cause}")
+
+
+class UnopenedError(OSError):
+    """A directory or file was to be synced and could not even be opened: nothing was tried of which
+    the outcome would be unknown."""
+
+
+class UnsafeFileError(OSError):
+    """A name in a store's directory that is a symbolic link, a FIFO, a device or a socket, or that
+    leads out of the directory. It is not opened.
+
+    An error of the system to all that handles those; users get it as a :class:`StorageError`, or
+    as a finding, which names it.
+    """
 
 
 class WritesRefusedError(StoreError):

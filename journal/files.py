@@ -26,10 +26,11 @@ import logging
 import mmap as _mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from journal.errors import StorageError
+from journal.errors import StorageError, UnopenedError, UnsafeFileError
 
 __all__ = [
     "REAL",
@@ -38,6 +39,7 @@ __all__ = [
     "ReadBuffer",
     "RealFileSystem",
     "close_quietly",
+    "data_ranges",
     "make_dirs",
     "pread_all",
     "pwrite_all",
@@ -54,6 +56,10 @@ ReadBuffer = bytes | bytearray | memoryview | _mmap.mmap
 _log = logging.getLogger("qindex.files")
 
 _TMP_SUFFIX = ".tmp"
+_LARGE = 32 << 20
+"""Bytes of one read, above which it is looked whether they are there at all."""
+_BLOCK = 512
+"""Bytes of a block of ``st_blocks``, on any file system."""
 _FLOCK = struct.Struct("hhqqi")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, pid."""
 
@@ -139,8 +145,16 @@ class RealFileSystem:
 
     @staticmethod
     def sync_dir(path: PathLike, /) -> None:
-        """Make the names in directory ``path`` durable."""
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        """Make the names in directory ``path`` durable.
+
+        Raises :class:`journal.errors.UnopenedError` when the directory can't be opened.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise UnopenedError(error.errno, error.strerror, os.fspath(path)) from error
         try:
             os.fsync(fd)
         finally:
@@ -206,7 +220,13 @@ def pwrite_all(fs: FileSystem, fd: int, data: ReadBuffer, offset: int) -> None:
 
 
 def pread_all(fs: FileSystem, fd: int, length: int, offset: int) -> bytes:
-    """Read ``length`` bytes at ``offset``; fewer only where the file ends."""
+    """Read ``length`` bytes at ``offset``; fewer only where the file ends.
+
+    Raises :class:`OSError`; :class:`journal.errors.UnsafeFileError` for so many bytes of a hole
+    that memory would be taken for what takes no room on disk.
+    """
+    if length > _LARGE:
+        _refuse_hole(fs, fd, length, offset)
     data = fs.pread(fd, length, offset)
     if len(data) == length or not data:
         return data
@@ -221,19 +241,59 @@ def pread_all(fs: FileSystem, fd: int, length: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def read_file(fs: FileSystem, path: PathLike) -> bytes:
-    """Read a whole file. Raises :class:`FileNotFoundError` and other :class:`OSError`."""
+def _refuse_hole(fs: FileSystem, fd: int, length: int, offset: int) -> None:
+    status = fs.fstat(fd)
+    length = min(length, status.st_size - offset)
+    blocks = getattr(status, "st_blocks", None)
+    # Blocks that are reserved and not written count; so do those of a compressed file, as data.
+    if length <= _LARGE or blocks is None or blocks * _BLOCK * 2 > status.st_size:
+        return
+    there = sum(end - start for start, end in data_ranges(fs, fd, offset, offset + length))
+    if there * 2 < length:
+        text = f"of {length} bytes {length - there} are a hole"
+        raise UnsafeFileError(errno.EFBIG, text)
+
+
+def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Give the parts of a sparse file from ``start`` to ``end`` that may hold other bytes than
+    zeros.
+
+    A file of a GiB with a MiB in it is mostly hole: looking at it all would fill the page cache
+    with zeros. Where the system can't tell, all of it is one part.
+    """
+    position = start
+    while position < end:
+        try:
+            data = fs.lseek(fd, position, os.SEEK_DATA)
+            stop = fs.lseek(fd, data, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                yield position, end
+            return
+        if not position <= data < stop:
+            # No answer: a device, or a file system that makes fun of it.
+            yield position, end
+            return
+        if data < end:
+            yield data, min(stop, end)
+        position = stop
+
+
+def read_file(fs: FileSystem, path: PathLike, most: int | None = None) -> bytes:
+    """Read a whole file, or its first ``most`` bytes. Raises :class:`FileNotFoundError` and other
+    :class:`OSError`."""
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return pread_all(fs, fd, fs.fstat(fd).st_size, 0)
+        size = fs.fstat(fd).st_size
+        return pread_all(fs, fd, size if most is None else min(size, most), 0)
     finally:
         fs.close(fd)
 
 
-def read_optional(fs: FileSystem, path: PathLike) -> bytes | None:
-    """Read a whole file, or give ``None`` when there is none."""
+def read_optional(fs: FileSystem, path: PathLike, most: int | None = None) -> bytes | None:
+    """Read a whole file, or its first ``most`` bytes; ``None`` when there is none."""
     try:
-        return read_file(fs, path)
+        return read_file(fs, path, most)
     except FileNotFoundError:
         return None
 

@@ -19,11 +19,13 @@ at once, so that at any moment ``journal.jif`` is a whole journal.
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
 from dataclasses import dataclass
 
+from journal.beneath import check_root
 from journal.block_sums import extent
 from journal.call_lock import CallLock, refuse_twice
 from journal.durations import Durations
@@ -37,7 +39,7 @@ from journal.files import (
 )
 from journal.format import ACTION_SIZE, START_SIZE
 from journal.lock_order import Rank
-from journal.poison import PASSING, Poison
+from journal.poison import PASSING, Poison, was_tried
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sum_file import SumFile
 from journal.sync import GroupCommit
@@ -282,8 +284,9 @@ class Journal:
         """Make durable all that was appended before the call; concurrent callers share one sync.
 
         One that comes behind an orderly close finds all of it durable. Raises
-        :class:`WritesRefusedError` after any failure, this one's included, and
-        :class:`UsageError` to a handler in the middle of a sync or a rebase of its thread.
+        :class:`StorageError`; unless there was no handle for it, all writes are refused from then
+        on, with :class:`WritesRefusedError`. Raises :class:`UsageError` to a handler in the middle
+        of a sync or a rebase of its thread.
         """
         self._poison.check()
         if self._files.is_mine():
@@ -324,7 +327,8 @@ class Journal:
                 self._name_synced = True
         except OSError as error:
             failure = StorageError(self.path, "sync failed", error)
-            self._poison.set(failure)
+            if was_tried(error):
+                self._poison.set(failure)
             raise failure from error
         finally:
             self._syncing = False
@@ -345,6 +349,24 @@ class Journal:
     def _is_durable_from(self, front: int) -> bool:
         """Tell whether anything behind ``front`` is durable in this file, or may be soon."""
         return self._syncing or self.synced > front
+
+    def check_place(self) -> None:
+        """See that the file is where it was opened: what is written elsewhere now would be lost.
+
+        Raises :class:`StorageError` when it, or the store's directory, was deleted, moved, or
+        replaced by another one.
+        """
+        fs = self._fs
+        with self._files:
+            if self._closed or self.rested:
+                return
+            try:
+                check_root(fs, self.path)
+                if fs.stat(self.path).st_ino != fs.fstat(self._fd).st_ino:
+                    raise FileNotFoundError(errno.ENOENT, "another file is in its place", self.path)
+            except OSError as error:
+                doing = "the journal was taken away under the engine"
+                raise StorageError(self.path, doing, error) from error
 
     def prepare(self, front: int, end: int) -> Retired | None:
         """Copy bytes ``front .. end`` into a new file, ahead of :meth:`rebase`, which then has
@@ -490,8 +512,7 @@ class Journal:
             self._fs.rename(self.path + _NEW_SUFFIX, self.path)
             self._name_synced = False
             if durable:
-                self._fs.sync_dir(os.path.dirname(self.path))
-                self._name_synced = True
+                self._sync_name()
         except BaseException:
             self._fs.close(fd)
             raise
@@ -502,6 +523,18 @@ class Journal:
         if prepared is not None:
             self._sums.append(prepared.sums)
             self._sealed = prepared.size
+
+    def _sync_name(self) -> None:
+        """Make the new file's name durable; where there is no handle for that, the next sync does
+        it. Until then a loss of power brings the old file back, which has all the new one has."""
+        try:
+            self._fs.sync_dir(os.path.dirname(self.path))
+        except OSError as error:
+            if was_tried(error):
+                raise
+            _log.warning("%s: the name is not durable yet: %s", self.path, error)
+        else:
+            self._name_synced = True
 
     def close(self, *, cut: bool = True) -> None:
         """Cut the zero-filled tail off (unless ``cut`` is false) and close the file.

@@ -7,16 +7,20 @@ is the ``flock`` on it, which the kernel drops when the process ends, however it
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from journal.errors import LockedError
 from journal.files import FileSystem, PathLike, close_quietly, read_optional
 
-__all__ = ["DirectoryLock", "hold_if_there", "holder", "open_claimed"]
+__all__ = ["DirectoryLock", "hold_if_there", "holder", "open_claimed", "release_in_child"]
 
 _LOCK_TABLE = Path("/proc/locks")
 UNKNOWN_PID = 0
+_MOST_READ = 32
+"""Bytes of a lock file that can be a pid."""
 
 
 class DirectoryLock:
@@ -30,14 +34,26 @@ class DirectoryLock:
 
     def __init__(self, fs: FileSystem, path: PathLike) -> None:
         self._fs = fs
+        self._fd = None
 
         def take(fd: int) -> None:
+            self._hold(fd)
             if not fs.lock(fd):
-                raise LockedError(path, _pid(fs.pread(fd, 32, 0)))
+                raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
             fs.truncate(fd, 0)
             fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
 
-        self._fd = open_claimed(fs, path, os.O_RDWR | os.O_CREAT, take)
+        try:
+            open_claimed(fs, path, os.O_RDWR | os.O_CREAT, take)
+        except BaseException:
+            self._fd = None  # closed
+            raise
+
+    def _hold(self, fd: int) -> None:
+        """Take note of the descriptor before it is locked: a child that is forked from then on
+        must not keep the lock when this process gives it back, or dies."""
+        self._fd = fd
+        release_in_child(self)
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would race with the next owner."""
@@ -69,16 +85,21 @@ def hold_if_there(fs: FileSystem, path: PathLike) -> DirectoryLock | None:
     :class:`LockedError` and :class:`OSError`.
     """
 
+    held = DirectoryLock.__new__(DirectoryLock)
+    held._fs, held._fd = fs, None
+
     def take(fd: int) -> None:
+        held._hold(fd)
         if not fs.lock(fd):
-            raise LockedError(path, _pid(fs.pread(fd, 32, 0)))
+            raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
 
     try:
-        fd = open_claimed(fs, path, os.O_RDONLY, take)
+        open_claimed(fs, path, os.O_RDONLY, take)
     except FileNotFoundError:
         return None
-    held = DirectoryLock.__new__(DirectoryLock)
-    held._fs, held._fd = fs, fd
+    except BaseException:
+        held._fd = None  # closed
+        raise
     return held
 
 
@@ -101,10 +122,32 @@ def holder(fs: FileSystem, path: PathLike) -> int | None:
         # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131081 0 EOF
         fields = line.split()
         if fields[1:2] == ["FLOCK"] and fields[-3].rpartition(":")[2] == inode:
-            return _pid(read_optional(fs, path) or b"") or UNKNOWN_PID
+            return _pid(read_optional(fs, path, _MOST_READ) or b"") or UNKNOWN_PID
     return None
 
 
 def _pid(data: bytes) -> int | None:
     text = data.strip()
     return int(text) if text.isdigit() else None
+
+
+class _Releasable(Protocol):
+    def release(self) -> None: ...
+
+
+_held: weakref.WeakSet[_Releasable] = weakref.WeakSet()
+
+
+def release_in_child(lock: _Releasable) -> None:
+    """Release ``lock`` in each child that is forked from now on: there, it closes the file."""
+    _held.add(lock)
+
+
+def _let_go_in_child() -> None:
+    """A lock is of the open file, which a child shares: as long as it has that open, the lock is
+    held, by a process that does not know of it."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -14,13 +14,20 @@ from contextlib import contextmanager
 from threading import current_thread
 from typing import Protocol
 
-from journal.errors import StoreError, WritesRefusedError
+from journal.errors import StoreError, UnopenedError, WritesRefusedError
 from journal.lock_order import LockOrder
 
-__all__ = ["PASSING", "Poison"]
+__all__ = ["PASSING", "Poison", "was_tried"]
 
-PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+_NO_HANDLE = frozenset({errno.EMFILE, errno.ENFILE})
+PASSING = _NO_HANDLE | {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 """Errors of a file operation (not of a sync) that leave all as it was: it can be tried again."""
+
+
+def was_tried(error: OSError) -> bool:
+    """Tell whether a sync that failed had begun: where there was no handle for it (the
+    application has used them up), nothing is in doubt, and it can be tried again."""
+    return error.errno not in _NO_HANDLE and not isinstance(error, UnopenedError)
 
 
 class _Refuser(Protocol):

@@ -94,6 +94,9 @@ class RestedJournal(Journal):
         """There are no files."""
         return False
 
+    def check_place(self) -> None:
+        """Nothing is to be flushed."""
+
     def retire(self, old: Retired | None) -> None:
         """Nothing was replaced."""
 

@@ -23,7 +23,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from journal.errors import DamageError, StorageError, StoreError
-from journal.files import FileSystem, make_dirs, pread_all, pwrite_all, replace_file
+from journal.files import (
+    FileSystem,
+    data_ranges,
+    make_dirs,
+    pread_all,
+    pwrite_all,
+    replace_file,
+)
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
 from msgstore.errors import StaleSnapshotError
@@ -344,11 +351,13 @@ class Recovery:
             for key, gap in damaged:
                 fd = self._fs.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    data = pread_all(self._fs, fd, gap.length, gap.offset)
+                    stop = gap.offset + gap.length
+                    for start, end in data_ranges(self._fs, fd, gap.offset, stop):
+                        data = pread_all(self._fs, fd, end - start, start)
+                        name = f"{file_name(key)}.{start}"
+                        replace_file(self._fs, os.path.join(quarantine, name), data)
                 finally:
                     self._fs.close(fd)
-                name = f"{file_name(key)}.{gap.offset}"
-                replace_file(self._fs, os.path.join(quarantine, name), data)
         except OSError as error:
             raise StorageError(quarantine, "can't set damaged bytes aside", error) from error
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from journal.errors import StorageError
-from journal.files import FileSystem, PathLike, pread_all
+from journal.errors import StorageError, UnsafeFileError
+from journal.files import FileSystem, PathLike, data_ranges, pread_all
 from journal.findings import Cause, Finding, Kind
 from msgstore.format import (
     END_BYTE,
@@ -85,9 +85,13 @@ class FileScan:
 
 
 def read_record(fs: FileSystem, fd: int, offset: int, total: int) -> bytes | None:
-    """The bare record at ``offset`` with framed size ``total``; ``None`` where the file ends."""
+    """The bare record at ``offset`` with framed size ``total``; ``None`` where the file ends, and
+    for one that is a hole."""
     wanted = total - FRAME
-    record = pread_all(fs, fd, wanted, offset + HEADER)
+    try:
+        record = pread_all(fs, fd, wanted, offset + HEADER)
+    except UnsafeFileError:
+        return None
     return record if len(record) == wanted else None
 
 
@@ -230,8 +234,13 @@ class _Scanner:
         import numpy as np  # loaded for damaged files only: it takes longer than an open
 
         begins = np.array([starts_like_a_record(byte) for byte in range(256)])
-        position = start
+        position = known = start
         while position + FRAME <= stop and self._budget >= 0:
+            if position >= known:
+                # No record begins in a hole but with the zeros in front of its length.
+                known, end = next(data_ranges(self._fs, self._fd, position, stop), (stop, stop))
+                position, known = max(position, known - HEADER), end
+                continue
             data = pread_all(self._fs, self._fd, _WINDOW + HEADER, position)
             window = np.frombuffer(data, np.uint8)
             count = len(window) - HEADER

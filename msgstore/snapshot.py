@@ -11,6 +11,7 @@ import sys
 import msgpack
 
 from journal.packed import unpack
+from journal.schema import Bytes, Int, ListOf, OneOf, Row, check
 from msgstore.errors import StaleSnapshotError
 from msgstore.locations import Locations
 from msgstore.summary import Summary
@@ -18,6 +19,12 @@ from msgstore.summary import Summary
 __all__ = ["dump_snapshot", "load_snapshot"]
 
 _VERSION = 1
+_MOST = (1 << 63) - 1
+_COLUMN = Bytes(0, _MOST)
+_FILE = Row((Int(0, _MOST), Int(0, _MOST), Int(0, _MOST)))
+_SHAPE = Row(
+    (OneOf((_VERSION,)), Int(0, _MOST), ListOf(_FILE), OneOf((sys.byteorder,)), *[_COLUMN] * 5)
+)
 
 
 def dump_snapshot(locations: Locations, summary: Summary, next_file: int) -> bytes:
@@ -33,13 +40,13 @@ def load_snapshot(data: bytes) -> tuple[Locations, Summary, int]:
     """Unpack the state. Raises :class:`StaleSnapshotError` for what :func:`dump_snapshot` of this
     version and machine did not make."""
     try:
-        version, next_file, files, order, *columns = unpack(data)
-        if version != _VERSION or order != sys.byteorder or len(columns) != 5:
-            raise ValueError("it has another version or byte order")
+        value = unpack(data)
+        check(value, _SHAPE)
+        _, next_file, files, _, *columns = value
         locations = Locations.load((columns[0], columns[1], columns[2], columns[3], columns[4]))
         summary = Summary()
         for key, size, live in files:
             summary.add_file(key, size, live)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise StaleSnapshotError(f"the snapshot can't be used: {error}") from error
     return locations, summary, next_file

@@ -14,6 +14,7 @@ from journal.errors import StorageError, UsageError, WritesRefusedError
 from journal.files import pwrite_all
 from journal.lock_order import Rank
 from journal.patience import PatientLock
+from journal.poison import PASSING, was_tried
 from journal.sync import GroupCommit
 from msgstore.format import END, ID_SIZE, framed_size, pack_header
 from msgstore.handles import Handle
@@ -22,9 +23,7 @@ from msgstore.state import State
 
 __all__ = ["HARMLESS_ERRORS", "Writer"]
 
-HARMLESS_ERRORS = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EINTR)
-)
+HARMLESS_ERRORS = PASSING | {errno.EFBIG, errno.EINTR}
 """Errors that say nothing about the disk's health: the operation may be tried again later."""
 
 _JOIN_BELOW = 1 << 18
@@ -332,7 +331,11 @@ class Writer:
             try:
                 self._fs.sync_dir(state.directory)
             except OSError as error:
-                raise self._refuse_writes(state.directory, error) from error
+                if was_tried(error):
+                    raise self._refuse_writes(state.directory, error) from error
+                with state.lock:
+                    self._names_changed = True
+                raise StorageError(state.directory, "can't be synced", error) from error
 
     def _sync_file(self, key: int) -> None:
         state = self._state

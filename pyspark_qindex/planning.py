@@ -24,7 +24,7 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from journal.errors import NotAStoreError, StoreError
+from journal.errors import NotAStoreError, StorageError, StoreError
 from journal.files import FileSystem
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
@@ -317,7 +317,8 @@ def _narrowed(part: QueuePart, numbers: tuple[int, ...]) -> Pinned | None:
 
 
 def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
-    """Give the files of the persistent message store with their sizes."""
+    """Give the files of the persistent message store with their sizes. Raises
+    :class:`StorageError`."""
     directory = os.path.join(store.path, PERSISTENT_DIRECTORY)
     sizes: dict[str, int] = {}
     try:
@@ -327,6 +328,8 @@ def message_files(fs: FileSystem, store: Store) -> dict[str, int]:
                 sizes[path] = fs.stat(path).st_size
     except FileNotFoundError:
         return sizes
+    except OSError as error:
+        raise StorageError(directory, "can't be listed", error) from error
     return sizes
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from journal.beneath import beneath
 from journal.errors import NotAStoreError, StorageError, StoreError, UsageError
 from journal.files import FileSystem
 from pyspark_qindex.filesystem import Place, expand, file_system
@@ -63,7 +64,7 @@ class Store:
         names = self._names(fs, self.path)
         if names is None or not (is_queue_store(names) or is_rocket_store(names)):
             raise self.not_here(self.path)
-        return fs
+        return beneath(fs, self.path)
 
     def is_deleted(self, directory: str) -> bool:
         """Tell whether a directory of the store was deleted, by whoever writes the store.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from journal.errors import UsageError
+from journal.schema import Int, Number, OneOf, Optional, Text
 
 __all__ = ["Durability", "Format", "Options"]
 
@@ -62,26 +63,24 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raise :class:`UsageError` for a value that can't be right."""
-        _one_of("durability", self.durability, get_args(Durability))
-        _one_of("record_format", self.record_format, get_args(Format))
-        for name, low, high in (
-            ("max_journal_entries", 1, 1 << 26),
-            ("flush_idle", 0.001, 1e9),
-            ("memory_budget", 1 << 16, 1 << 50),
-            ("max_open_files", 64, 1 << 30),
-            ("embed_below", 0, 1 << 31),
-            ("max_message_bytes", 0, (1 << 31) - 1),
-            ("store_file_bytes", 4096, 1 << 40),
-            ("garbage_ratio", 0.01, 0.99),
-        ):
+        for name, shape in _SHAPES.items():
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not low <= value <= high:
-                raise UsageError(f"{name} must be a number from {low} to {high}, not {value!r}")
-        count = self.segment_entry_count
-        if count is not None and not (isinstance(count, int) and 1 <= count <= 1 << 14):
-            raise UsageError(f"segment_entry_count must be from 1 to 16384, not {count!r}")
+            if not shape.fits(value):
+                raise UsageError(f"{name} must be {shape.wanted}, not {value!r}")
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+_SHAPES = {
+    "durability": OneOf(get_args(Durability)),
+    "record_format": OneOf(get_args(Format)),
+    "max_journal_entries": Int(1, 1 << 26),
+    "flush_idle": Number(0.001, 1e9),
+    "memory_budget": Int(1 << 16, 1 << 50),
+    "max_open_files": Int(64, 1 << 30),
+    "embed_below": Int(0, 1 << 31),
+    "max_message_bytes": Int(0, (1 << 31) - 1),
+    "store_file_bytes": Int(4096, 1 << 40),
+    "garbage_ratio": Number(0.01, 1),
+    "compaction_bytes_per_second": Optional(Number(1, 1e18)),
+    "vhost": Text(255),
+    "segment_entry_count": Optional(Int(1, 1 << 14)),
+}

@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 
 from journal.errors import LockedError, NotAStoreError, StorageError
-from journal.files import FileSystem, close_quietly
-from journal.lock import open_claimed
+from journal.files import FileSystem, RealFileSystem, close_quietly
+from journal.lock import open_claimed, release_in_child
 
 __all__ = ["StoreLock"]
 
@@ -36,15 +36,18 @@ class StoreLock:
         self._path = path
         self._fd: int | None = None
         self._pid = os.getpid()
-        self._key = id(fs), os.path.realpath(path)
+        # All that is the real file system knows the same files.
+        self._key = 0 if isinstance(fs, RealFileSystem) else id(fs), os.path.realpath(path)
         owner = _held.setdefault(self._key, self)
         if owner is not self and owner._pid == self._pid:
             raise LockedError(path, self._pid)
         # What a parent process held when it forked is not held here.
         _held[self._key] = self
+        taken = False
         try:
             flags = os.O_RDWR | os.O_CREAT if change else os.O_RDONLY
-            self._fd = open_claimed(fs, path, flags, self._take)
+            open_claimed(fs, path, flags, self._take)
+            taken = True
         except (FileNotFoundError, NotADirectoryError):
             if not change:
                 raise
@@ -52,11 +55,14 @@ class StoreLock:
         except OSError as error:
             raise StorageError(path, "can't be locked", error) from error
         finally:
-            if self._fd is None:
+            if not taken:
+                self._fd = None  # closed
                 _held.pop(self._key, None)
 
     def _take(self, fd: int) -> None:
         fs = self._fs
+        self._fd = fd
+        release_in_child(self)
         if not fs.lock(fd) or (self._change and not fs.lock_byte(fd)):
             raise LockedError(self._path, fs.byte_holder(fd))
         if not self._change:

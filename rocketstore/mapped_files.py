@@ -9,7 +9,6 @@ never a SIGBUS at a store into the map.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import mmap
 import os
@@ -19,7 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from journal.errors import StorageError
-from journal.files import FileSystem, ReadBuffer, close_quietly, pwrite_all, unlink_if_there
+from journal.files import (
+    FileSystem,
+    ReadBuffer,
+    close_quietly,
+    data_ranges,
+    pwrite_all,
+    unlink_if_there,
+)
 from rocketstore.commitlog_format import file_name
 
 __all__ = [
@@ -163,26 +169,6 @@ def holds_data(view: mmap.mmap, start: int, end: int) -> bool:
     return any(
         view[at : min(at + _ZERO_STEP, end)].strip(b"\0") for at in range(start, end, _ZERO_STEP)
     )
-
-
-def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of a sparse file from ``start`` to ``end`` that may hold other bytes than zeros.
-
-    A log file of 1 GiB with 1 MiB in it is mostly hole: looking at it all would fill the page
-    cache with zeros. Where the system can't tell, all of it is one part.
-    """
-    position = start
-    while position < end:
-        try:
-            position = fs.lseek(fd, position, os.SEEK_DATA)
-            stop = min(fs.lseek(fd, position, os.SEEK_HOLE), end)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                yield position, end
-            return
-        if position < end:
-            yield position, stop
-        position = stop
 
 
 class MappedFiles:

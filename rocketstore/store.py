@@ -13,9 +13,11 @@ import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from journal.beneath import beneath, leave
 from journal.call_lock import check_alone
 from journal.errors import (
     ClosedError,
@@ -82,6 +84,8 @@ class Store(Putter, Reader):
     """
 
     def __init__(self, path: str, options: Options) -> None:
+        self._outside = options.fs
+        options = replace(options, fs=beneath(options.fs, path, hold=True))
         self.path = path
         self.options = options
         self._paths = paths = Paths(path)
@@ -111,7 +115,7 @@ class Store(Putter, Reader):
 
     def _take_lock(self) -> StoreLock:
         try:
-            make_dirs(self.options.fs, self.path)
+            make_dirs(self._outside, self.path)
         except OSError as error:
             raise StorageError(self.path, "can't be created", error) from error
         return StoreLock(self.options.fs, self._paths.lock)
@@ -333,6 +337,7 @@ class Store(Putter, Reader):
                 finally:
                     if self._file_lock is not None:
                         self._file_lock.release()
+                    leave(self.options.fs)
 
     def __enter__(self) -> Self:
         return self

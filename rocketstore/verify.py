@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from journal.files import REAL, PathLike
+from journal.beneath import beneath
+from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT_SIZE, build_units
@@ -31,7 +32,7 @@ def verify(path: PathLike, **options: object) -> list[Finding]:
     Options are those of :func:`rocketstore.open`. O(bytes of the log). Raises
     :class:`journal.errors.LockedError` when somebody writes there, and what open raises.
     """
-    fs: Any = options.get("fs", REAL)
+    fs: Any = beneath(cast("FileSystem", options.get("fs", REAL)), path)
     try:
         lock = StoreLock(fs, Paths(os.fspath(path)).lock, change=False)
     except (FileNotFoundError, NotADirectoryError):

@@ -21,6 +21,7 @@ from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
 from qindex.queue.room import WouldWaitError
 from qindex.queue.stats import QueueStats
+from qindex.queue.wake_ups import deadline_after, has_time
 
 __all__ = ["Queue"]
 
@@ -276,7 +277,7 @@ class Queue:
         if not self._turn & _TURN:
             await asyncio.sleep(0)
         delivery = deliverer.get(0, lease=lease, waits=False)
-        if delivery is None and (timeout is None or timeout > 0):
+        if delivery is None and has_time(timeout):
             delivery = await self._wait_for(
                 lambda: deliverer.get(0, lease=lease, waits=False), timeout
             )
@@ -296,7 +297,7 @@ class Queue:
             return self._deliverer.get_many(most, 0, lease=lease, waits=False)
 
         batch = take()
-        if not batch and (timeout is None or timeout > 0):
+        if not batch and has_time(timeout):
             batch = await self._wait_for(take, timeout) or batch
         return Batch(self, batch)
 
@@ -304,7 +305,7 @@ class Queue:
         """Wait until ``take``, called on the loop's thread, gives something; ``None`` when the
         time is up. It is called for the last time after the last suspension."""
         state = self._state
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         while True:
             waiter = Waiter(state.arrived, self._one_waits_less)
             with state:
@@ -360,7 +361,7 @@ class Queue:
     async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
         """Wait until one of these is settled, or the time is up; gives those that are not."""
         state = self._state
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         while True:
             waiter = Waiter(state.settled, self._one_holds_less)
             with state:

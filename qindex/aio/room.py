@@ -8,12 +8,11 @@ in between, and then each time it is called.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import TypeVar
 
 from qindex.aio.waiting import Waiter
 from qindex.queue.room import Room, WouldWaitError
-from qindex.queue.wake_ups import time_left
+from qindex.queue.wake_ups import deadline_after, time_left
 
 __all__ = ["with_room"]
 
@@ -28,7 +27,7 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
     Raises :class:`QueueFullError` when the time is up. Cancelled while it waits, nothing is
     published.
     """
-    deadline = None if timeout is None else monotonic() + timeout
+    deadline = deadline_after(timeout)
     waiter: Waiter | None = None
     full: Room | None = None
     try:

@@ -19,7 +19,7 @@ from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
 from qindex.format import layout
 from qindex.format.json_value import plain_value
-from qindex.format.moves import unpack_moves
+from qindex.format.moves import sound_moves
 from qindex.format.rabbitmq.clean_dot import parse_clean_dot
 from qindex.format.rabbitmq.names import parse_queue_name
 from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
@@ -31,6 +31,7 @@ from qindex.index.segment_scan import read_healed
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
+from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_halves
 from qindex.tools.queue_check import check_slots
 from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
@@ -92,16 +93,15 @@ def _sums(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
 
 def _snapshot(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     try:
-        value = layout.unpack_checked(data)
-        queues, store = value["queues"], value["message store"]
-        yield _row(data, "snapshot", version=value["version"], queues=len(queues))
-        for name, next_seq, segments in queues:
+        queues, store = unpack_snapshot(data, "")
+        yield _row(data, "snapshot", queues=len(queues))
+        for name, queue in queues.items():
             yield _row(
                 b"",
                 "queue",
                 directory=name,
-                next_seq_id=next_seq,
-                segments={str(number): [unacked, size] for number, unacked, size in segments},
+                next_seq_id=queue.next_seq,
+                segments={str(number): list(counts) for number, counts in queue.segments.items()},
             )
         if store is not None:
             locations, summary, _ = load_snapshot(store)
@@ -109,7 +109,7 @@ def _snapshot(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
                 name = store_file_name(key)
                 yield _row(b"", "file", name=name, size=entry.size, live=entry.live)
             yield _row(b"", "messages", count=len(locations))
-    except (ValueError, KeyError, TypeError, StaleSnapshotError) as error:
+    except (ValueError, StaleSnapshotError) as error:
         findings.append(_wrong(path, data, error))
 
 
@@ -156,8 +156,11 @@ def _deliveries(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row
         }
 
 
-def _moves(_path: str, data: bytes, _findings: list[Finding]) -> Iterator[Row]:
-    for intent, is_done in unpack_moves(data):
+def _moves(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    moves, wrong = sound_moves(data)
+    if wrong is not None:
+        findings.append(_wrong(path, data, ValueError(wrong)))
+    for intent, is_done in moves:
         yield _row(
             data,
             "move",

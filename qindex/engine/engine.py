@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from journal import format as journal_format
+from journal.beneath import beneath, leave
 from journal.call_lock import CallLock, refuse_twice
 from journal.calls import Calls
 from journal.errors import (
@@ -90,6 +91,7 @@ class Engine:
         self.directory = directory
         self.options = options
         self.findings: list[Finding] = []
+        outside, fs = fs, beneath(fs, directory, hold=True)
         self._fs = fs
         self._poison = Poison()
         self._lock = CallLock()
@@ -106,7 +108,7 @@ class Engine:
         self._roster = Roster(budget.journals, ask, order)
         self._alarm = Alarm(order)
         self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
-        self._directory_lock = self._enter()
+        self._directory_lock = self._enter(outside)
         try:
             self._open()
             if options.background:
@@ -134,14 +136,15 @@ class Engine:
 
     # -- opening --------------------------------------------------------------------------------
 
-    def _enter(self) -> DirectoryLock:
-        """Make the directory if need be, see that it is ours or free, and lock it."""
+    def _enter(self, outside: FileSystem) -> DirectoryLock:
+        """Make the directory if need be (``outside``: to do so with), see that it is ours or free,
+        and lock it."""
         fs, directory = self._fs, self.directory
         try:
             try:
                 names = fs.listdir(directory)
             except FileNotFoundError:
-                make_dirs(fs, directory)
+                make_dirs(outside, directory)
                 names = []
             known = layout.MARKER in names or store_directory.is_empty_store(names)
             if not known and not store_directory.store_kind(fs, directory).ours:
@@ -189,7 +192,7 @@ class Engine:
             return self._parts_of(name) if is_there else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
-        remove = finish_moves(self._fs, self.directory, queue_of, hurt)
+        remove = finish_moves(self._fs, self.directory, queue_of, hurt, repair=self.options.repair)
         if remove is not None:
             for hashed in list(self._awake):
                 self._put_to_rest(hashed)
@@ -544,6 +547,7 @@ class Engine:
                     self._messages.close()
                 finally:
                     self._directory_lock.release()
+                    leave(self._fs)
 
     def _await_calls(self) -> None:
         """Wait for the calls under way; those that wait for something themselves give up."""

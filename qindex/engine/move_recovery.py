@@ -20,8 +20,9 @@ import numpy as np
 from journal.errors import DamageError
 from journal.files import FileSystem, read_optional, unlink_if_there
 from qindex.format import layout
-from qindex.format.moves import Intent, unpack_moves
+from qindex.format.moves import Intent, sound_moves
 from qindex.format.segment import STEP_SIZE
+from qindex.index.quarantine import quarantine
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED
 from qindex.queue.parts import QueueParts
@@ -39,19 +40,30 @@ def finish_moves(
     directory: str,
     queue_of: Callable[[str], QueueParts | None],
     hurt: Collection[str] = (),
+    *,
+    repair: bool = False,
 ) -> Callable[[], None] | None:
     """Finish the moves of the last run; ``queue_of`` gives a queue that there is, ``hurt`` are
     directories of queues in which damage was found: what is not there may have been in them.
 
     Gives what removes the file, to be called when the queues that were touched are durable;
-    ``None`` where there was no file. Raises :class:`StorageError`, :class:`OSError`.
+    ``None`` where there was no file. Raises :class:`StorageError`, :class:`OSError`, and
+    :class:`DamageError` for a file that is none of ours, unless ``repair``: then it is set aside,
+    and what it says before that counts.
     """
     path = os.path.join(directory, layout.MOVES)
     data = read_optional(fs, path)
     if data is None:
         return None
     boot = fs.boot_id()
-    for intent, is_done in unpack_moves(data):
+    moves, wrong = sound_moves(data)
+    if wrong is not None:
+        damage = DamageError(path, 0, f"moves to dead-letter queues: {wrong}")
+        if not repair:
+            raise damage
+        _log.error("%s: set aside", damage)
+        quarantine(fs, path, 0, data)
+    for intent, is_done in moves:
         source, target = queue_of(intent.source), queue_of(intent.target)
         if source is None or target is None:
             continue  # deleted: with what was in it, or without ever getting the message

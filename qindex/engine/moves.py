@@ -49,6 +49,7 @@ __all__ = ["Moves"]
 
 _log = logging.getLogger("qindex.moves")
 
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _MOST_PENDING = 1024
 """Messages that were moved and are not yet acknowledged in their source, at the most."""
 
@@ -254,9 +255,11 @@ class Moves:
         syncing = False
         try:
             if self._fd is None:
-                self._fd = fs.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 if self._fsync:
+                    # First: with a handle of the file, nobody would sync its name again.
+                    fs.close(fs.open(self._path, _FLAGS, 0o644))
                     fs.sync_dir(os.path.dirname(self._path))
+                self._fd = fs.open(self._path, _FLAGS, 0o644)
             pwrite_all(fs, self._fd, frame, self._end)
             if self._fsync:
                 syncing = True

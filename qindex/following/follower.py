@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Literal
 
+from journal.beneath import beneath
 from journal.errors import ClosedError, NotAStoreError, StorageError, StoreError, UsageError
 from journal.files import REAL, FileSystem, PathLike
 from qindex.following.gap import GONE, UNSOUND, Gap
@@ -34,6 +35,7 @@ from qindex.following.segment_files import SegmentFiles
 from qindex.following.waker import Waker
 from qindex.format import layout
 from qindex.queue.delivery import Delivery
+from qindex.queue.wake_ups import deadline_after
 from qindex.recovery import store_directory
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
@@ -120,7 +122,7 @@ class Follower:
         is_number = isinstance(start, int) and not isinstance(start, bool) and start >= 0
         if not is_number and start not in ("earliest", "latest"):
             raise UsageError(f'start must be "earliest", "latest" or a seq_id, not {start!r}')
-        if timeout is not None and not timeout >= 0:
+        if deadline_after(timeout) is not None and timeout is not None and timeout < 0:
             raise UsageError(f"a timeout must be at least 0 seconds, not {timeout!r}")
         self.directory = directory
         self.name = queue
@@ -129,7 +131,7 @@ class Follower:
         self._timeout = timeout
         self._waker = waker
         self._on_gap = on_gap
-        self._fs = fs
+        self._fs = fs = beneath(fs, directory)
         self._stopped = False
         self._giver = Giver(fs, directory, self._report)
         # Messages that were read and not given yet, and what comes behind them.
@@ -200,7 +202,7 @@ class Follower:
     def _more(self, timeout: float | None) -> bool:
         """Get more messages ready; false when none came within ``timeout`` seconds, or it was
         stopped."""
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         if isinstance(self._failure, ClosedError):
             raise self._failure
         while not self._stopped:

@@ -25,12 +25,16 @@ import msgpack
 from xxhash import xxh3_64_digest
 
 from journal.packed import unpack
+from journal.schema import Int, OneOf, Record, Text
+from qindex.format.segment import MAX_ENTRY_COUNT
 
 __all__ = [
     "CONFIG",
     "DELETED_SUFFIX",
     "LOCK",
     "MARKER",
+    "MARKER_SHAPE",
+    "MAX_NAME_BYTES",
     "MOVES",
     "QUEUES",
     "QUEUE_NAME",
@@ -54,8 +58,17 @@ STAGING = "qindex.spark"
 CONVERSION = "qindex.convert"
 """The directory in a virtual host's in which its queues are converted."""
 DELETED_SUFFIX = ".deleted"
+MAX_NAME_BYTES = 255
+"""Of a queue or a virtual host, as UTF-8: what AMQP's short strings hold."""
 
 VERSION = 1
+MARKER_SHAPE = Record(
+    {
+        "qindex": OneOf((VERSION,)),
+        "segment_entry_count": Int(1, MAX_ENTRY_COUNT),
+        "vhost": Text(MAX_NAME_BYTES),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

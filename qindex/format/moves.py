@@ -20,25 +20,30 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import msgpack
 from xxhash import xxh3_64_digest
 
+from journal.format import MAX_SEQ_ID
 from journal.packed import unpack
+from journal.schema import Bytes, Int, ListOf, Record, Text, check
+from qindex.format.layout import MAX_NAME_BYTES
 
-__all__ = ["DONE", "Intent", "pack_intent", "unpack_moves"]
+__all__ = ["DONE", "Intent", "pack_intent", "sound_moves", "unpack_moves"]
 
 DONE = b"\1"
 _HEAD = struct.Struct(">I8s")
-_SHAPE = {
-    "boot": bytes,
-    "source": str,
-    "target": str,
-    "first": int,
-    "seqs": list,
-    "ids": list,
-}
+_NAME = Text(MAX_NAME_BYTES, least=1)
+_SHAPE = Record(
+    {
+        "boot": Bytes(0, 64),
+        "source": _NAME,
+        "target": _NAME,
+        "first": Int(0, MAX_SEQ_ID),
+        "seqs": ListOf(Int(0, MAX_SEQ_ID)),
+        "ids": ListOf(Bytes(16, 16)),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +67,33 @@ def pack_intent(intent: Intent) -> bytes:
 
 
 def unpack_moves(data: bytes) -> Iterator[tuple[Intent, bool]]:
-    """Give the intents, in order, and whether each is noted as done."""
+    """Give the intents, in order, and whether each is noted as done.
+
+    Raises :class:`ValueError`, behind those before it, for a whole frame that we did not write.
+    """
     at = 0
     while at + _HEAD.size < len(data):
-        length, check = _HEAD.unpack_from(data, at)
+        length, digest = _HEAD.unpack_from(data, at)
         start, at = at + _HEAD.size, at + _HEAD.size + length + 1
         packed = data[start : at - 1]
-        if not length or len(data) < at or xxh3_64_digest(packed) != check:
+        if not length or len(data) < at or xxh3_64_digest(packed) != digest:
             return
         try:
             value = unpack(packed)
-        except ValueError:
-            return
-        if not _is_frame(value):
-            return
+            check(value, _SHAPE)
+            if len(value["seqs"]) != len(value["ids"]):
+                raise ValueError("fields 'seqs' and 'ids' differ in length")
+        except ValueError as error:
+            raise ValueError(f"at offset {start}: {error}") from error
         yield Intent(**value), data[at - 1 : at] == DONE
 
 
-def _is_frame(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == _SHAPE.keys()
-        and all(isinstance(value[name], kind) for name, kind in _SHAPE.items())
-        and all(isinstance(one, int) for one in value["seqs"])
-        and all(isinstance(one, bytes) for one in value["ids"])
-        and len(value["seqs"]) == len(value["ids"])
-    )
+def sound_moves(data: bytes) -> tuple[list[tuple[Intent, bool]], str | None]:
+    """Give the intents up to a frame that we did not write, and what is wrong with that, if there
+    is one."""
+    moves: list[tuple[Intent, bool]] = []
+    try:
+        moves.extend(unpack_moves(data))
+    except ValueError as error:
+        return moves, str(error)
+    return moves, None

@@ -29,8 +29,11 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
+from journal.format import MAX_SEQ_ID
+
 __all__ = [
     "FILE_NAME",
+    "FILE_SIZE",
     "FLOOR_SLOTS",
     "RESERVE_SLOTS",
     "SLOT_SIZE",
@@ -45,6 +48,9 @@ _SLOT = struct.Struct(">QQ16s")
 SLOT_SIZE = _SLOT.size + 8
 RESERVE_SLOTS = (0, 1)
 FLOOR_SLOTS = (2, 3)
+_HIGHEST = 2 * MAX_SEQ_ID
+"""Reservations reach beyond what they are asked for."""
+FILE_SIZE = SLOT_SIZE * (len(RESERVE_SLOTS) + len(FLOOR_SLOTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,15 @@ def pack_slot(slot: SeqSlot) -> bytes:
 
 def sound_slots(data: bytes) -> Iterator[SeqSlot]:
     """Give the slots of a file whose checksum holds, or holds with one bit flipped back: a queue
-    that is empty may have no other trace of its seq_ids."""
+    that is empty may have no other trace of its seq_ids. One with numbers that are no seq_ids is
+    none of ours."""
     for at in range(0, len(data) - SLOT_SIZE + 1, SLOT_SIZE):
         body = _healed(data[at : at + _SLOT.size], data[at + _SLOT.size : at + SLOT_SIZE])
-        if body is not None:
-            yield SeqSlot(*_SLOT.unpack(body))
+        if body is None:
+            continue
+        slot = SeqSlot(*_SLOT.unpack(body))
+        if max(slot.floor, slot.reserved) <= _HIGHEST:
+            yield slot
 
 
 def _healed(body: bytes, check: bytes) -> bytes | None:

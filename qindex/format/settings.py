@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Literal, get_args
 
 from journal.errors import UsageError
+from journal.schema import Int, Number, OneOf, Optional, Record, Text, check
 from qindex.format import layout
 
 __all__ = [
@@ -33,7 +34,16 @@ __all__ = [
 Overflow = Literal["reject", "drop-head", "block"]
 
 
-_MAX_NAME_BYTES = 255
+_ANY_NUMBER = Optional(Int(1, 1 << 60))
+_SHAPES = {
+    "message_ttl": Optional(Number(0, 1e10)),
+    "max_length": _ANY_NUMBER,
+    "max_bytes": _ANY_NUMBER,
+    "overflow": OneOf(get_args(Overflow)),
+    "delivery_limit": Optional(Int(1, (1 << 31) - 1)),
+    "dead_letter": Optional(Text(layout.MAX_NAME_BYTES, least=1)),
+}
+_SHAPE = Record({"message_ttl": _SHAPES["message_ttl"]}, _SHAPES)
 
 
 class Unset(Enum):
@@ -70,16 +80,10 @@ class QueueSettings:
 
     def __post_init__(self) -> None:
         """Check all values."""
-        ttl = self.message_ttl
-        if ttl is not None and not (_is_number(ttl) and 0 <= ttl < 1e10):
-            raise UsageError(f"message_ttl must be seconds from 0 to 1e10, not {ttl!r}")
-        for name, most in (("max_length", 1 << 60), ("max_bytes", 1 << 60), _DELIVERIES):
+        for name, shape in _SHAPES.items():
             value = getattr(self, name)
-            if value is not None and not (_is_int(value) and 1 <= value <= most):
-                raise UsageError(f"{name} must be an int from 1 to {most}, not {value!r}")
-        if self.overflow not in get_args(Overflow):
-            allowed = ", ".join(get_args(Overflow))
-            raise UsageError(f"overflow must be one of {allowed}, not {self.overflow!r}")
+            if name != "dead_letter" and not shape.fits(value):
+                raise UsageError(f"{name} must be {shape.wanted}, not {value!r}")
         if self.dead_letter is not None:
             checked_name(self.dead_letter)
 
@@ -96,18 +100,8 @@ class QueueSettings:
         return replace(self, **new)
 
 
-_DELIVERIES = ("delivery_limit", (1 << 31) - 1)
-
 NO_SETTINGS = QueueSettings()
 """Those of a queue that has none."""
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_int(value) or isinstance(value, float)
 
 
 def checked_name(name: str) -> bytes:
@@ -118,9 +112,11 @@ def checked_name(name: str) -> bytes:
         raw = name.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"a queue's name must be valid Unicode: {error}") from error
-    if not 0 < len(raw) <= _MAX_NAME_BYTES:
+    if "\0" in name:
+        raise UsageError(f"a queue's name must be without NUL, not {name!r}")
+    if not 0 < len(raw) <= layout.MAX_NAME_BYTES:
         raise UsageError(
-            f"a queue's name must have 1 to {_MAX_NAME_BYTES} bytes as UTF-8, not {len(raw)}"
+            f"a queue's name must have 1 to {layout.MAX_NAME_BYTES} bytes as UTF-8, not {len(raw)}"
         )
     return raw
 
@@ -139,11 +135,7 @@ def pack_settings(settings: QueueSettings) -> bytes:
 def unpack_settings(data: bytes) -> QueueSettings:
     """Give what a settings file says. Raises :class:`ValueError` for a file of anything else."""
     value = layout.unpack_checked(data)
-    if not isinstance(value, dict) or "message_ttl" not in value:
-        raise ValueError("it holds no message_ttl")
-    unknown = value.keys() - {one.name for one in fields(QueueSettings)}
-    if unknown:
-        raise ValueError(f"it holds the unknown setting {min(map(str, unknown))!r}")
+    check(value, _SHAPE)
     return QueueSettings(**value)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pwrite_all, read_optional
-from journal.poison import PASSING, Poison
+from journal.poison import PASSING, Poison, was_tried
 from qindex.format.seq_ids import (
+    FILE_SIZE,
     FLOOR_SLOTS,
     RESERVE_SLOTS,
     SLOT_SIZE,
@@ -36,7 +37,7 @@ class SeqFile:
         self._poison = poison
         # Where the system does not tell, no two runs are the same one.
         self._boot = short_boot_id(fs.boot_id() or os.urandom(16))
-        data = read_optional(fs, path) or b""
+        data = read_optional(fs, path, FILE_SIZE) or b""
         slots = list(sound_slots(data))
         self.reserved = max((slot.reserved for slot in slots), default=0)
         self._floor = max((slot.floor for slot in slots if slot.boot == self._boot), default=-1)
@@ -93,7 +94,7 @@ class SeqFile:
                 fs.sync_dir(os.path.dirname(self._path))
         except OSError as error:
             failure = StorageError(self._path, "seq_ids can't be reserved", error)
-            if syncing or error.errno not in PASSING:
+            if was_tried(error) if syncing else error.errno not in PASSING:
                 self._poison.set(failure)
             raise failure from error
         numbers.reverse()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import monotonic, time_ns
+from time import time_ns
 
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
@@ -18,7 +18,7 @@ from qindex.queue.message_reader import MessageReader
 from qindex.queue.outstanding import ascending
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
-from qindex.queue.wake_ups import time_left
+from qindex.queue.wake_ups import deadline_after, time_left
 
 __all__ = ["READ_AHEAD", "Deliverer"]
 
@@ -125,7 +125,7 @@ class Deliverer:
         if ahead.is_empty() and self._fill_few():
             return True
         letters = self._letters
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         while ahead.is_empty():
             if index.dirty > self._flusher.max_dirty:
                 # Deliveries count too; a flush may let others in, who fill the window.
@@ -419,7 +419,7 @@ class Deliverer:
 
     def _await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
         """Wait until one of these is settled, or the time is up; gives those that are not."""
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         with self._state as state:
             while True:
                 held = [delivery for delivery in given if not delivery.settled]

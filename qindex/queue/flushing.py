@@ -203,6 +203,7 @@ class Flusher:
         if plan is None:
             return
         try:
+            index.journal.check_place()
             index.seq_file.raise_floor(plan.next_seq)
             index.flushed_bytes += write_plan(index.fs, plan)
             with lock:

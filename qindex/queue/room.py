@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from time import monotonic
 
 from journal.errors import DamageError, QueueFullError
 from qindex.queue.dead_letters import DeadLetters
@@ -19,7 +18,7 @@ from qindex.queue.limits import Limits
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
-from qindex.queue.wake_ups import time_left
+from qindex.queue.wake_ups import deadline_after, time_left
 
 __all__ = ["Room", "WouldWaitError"]
 
@@ -112,7 +111,7 @@ class Room:
         if limits.never_fits(count, size):
             what = f"{count} messages of {size} bytes never fit"
             raise QueueFullError(f"{self._full(limits)}: {what}")
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = deadline_after(timeout)
         while not limits.fits(state.ready(), count, size):
             left = time_left(deadline)
             if limits.overflow == "reject" or (left is not None and left <= 0):

@@ -8,13 +8,15 @@ the call, and the asyncio twin does the waiting elsewhere.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from time import monotonic
 
+from journal.errors import UsageError
 from journal.patience import PatientLock
 
-__all__ = ["CALLER", "Bell", "Listener", "time_left"]
+__all__ = ["CALLER", "Bell", "Listener", "deadline_after", "has_time", "time_left"]
 
 Listener = Callable[[], bool]
 """Wakes whoever left it, from any thread, with the queue's lock held; false: nobody is there."""
@@ -79,6 +81,28 @@ class Bell:
         if self._condition is not None:
             self._condition.notify_all()
         self.notify(len(self._listeners or ()))
+
+
+def deadline_after(timeout: float | None) -> float | None:
+    """Give the time, of :func:`time.monotonic`, at which so many seconds are over; ``None``: never.
+
+    Raises :class:`UsageError` for what is no number of seconds.
+    """
+    if timeout is None:
+        return None
+    try:
+        deadline = monotonic() + timeout
+    except (TypeError, OverflowError):
+        deadline = math.nan
+    if math.isnan(deadline):
+        raise UsageError(f"a timeout is a number of seconds, not {timeout!r}")
+    return deadline
+
+
+def has_time(timeout: float | None) -> bool:
+    """Tell whether there is anything to wait for. Raises as :func:`deadline_after`."""
+    deadline_after(timeout)
+    return timeout is None or timeout > 0
 
 
 def time_left(deadline: float | None) -> float | None:

@@ -222,13 +222,17 @@ def remove_queue_directory(fs: FileSystem, path: str) -> None:
 
 
 def stored_name(fs: FileSystem, path: str, hashed: str, findings: list[Finding]) -> str:
-    """Give the name of the queue in a directory; where its file is missing (noted in ``findings``,
-    once), that of the directory. Raises :class:`OSError`."""
+    """Give the name of the queue in a directory; where its file is missing or can't be read (noted
+    in ``findings``, once), that of the directory."""
     file = os.path.join(path, layout.QUEUE_NAME)
-    data = read_optional(fs, file)
+    what, kind = "the file is missing", Kind.MISSING_FILE
+    try:
+        data = read_optional(fs, file)
+    except OSError as error:
+        data, what, kind = None, f"can't be read: {error.strerror or error}", Kind.UNREADABLE
     if data is None:
-        what, consequence = "the file is missing", "the queue is listed by its directory's name"
-        finding = Finding(file, 0, 0, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE)
+        consequence = "the queue is listed by its directory's name"
+        finding = Finding(file, 0, 0, Cause.DAMAGE, what, consequence, kind)
         if finding not in findings:
             _log.error("%s", finding)
             findings.append(finding)

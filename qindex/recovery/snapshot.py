@@ -20,16 +20,27 @@ import msgpack
 from xxhash import xxh3_64_digest
 
 from journal.files import FileSystem, read_optional, replace_file, unlink_if_there
+from journal.format import MAX_SEQ_ID
 from journal.packed import unpack
+from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record, Row, check
+from qindex.format.segment import MAX_ENTRY_COUNT
 from qindex.recovery.queue_recovery import RestingQueue
 
-__all__ = ["FILE_NAME", "read_snapshot", "remove_snapshot", "write_snapshot"]
+__all__ = ["FILE_NAME", "read_snapshot", "remove_snapshot", "unpack_snapshot", "write_snapshot"]
 
 _log = logging.getLogger("qindex.recovery")
 
 FILE_NAME = "qindex.clean"
 _VERSION = 1
 _CHECK_SIZE = 8
+_SEGMENT = Row((Int(0, MAX_SEQ_ID), Int(0, MAX_ENTRY_COUNT), Int(0, (1 << 63) - 1)))
+_SHAPE = Record(
+    {
+        "version": OneOf((_VERSION,)),
+        "queues": ListOf(Row((FileName(255), Int(0, MAX_SEQ_ID + 1), ListOf(_SEGMENT)))),
+        "message store": Optional(Bytes(0, 1 << 40)),
+    }
+)
 
 
 def write_snapshot(
@@ -55,25 +66,31 @@ def read_snapshot(
     """Read the snapshot (queues by directory name, message store), or give ``None`` when there is
     none that can be trusted."""
     path = os.path.join(directory, FILE_NAME)
-    data = read_optional(fs, path)
-    if data is None or xxh3_64_digest(data[:-_CHECK_SIZE]) != data[-_CHECK_SIZE:]:
-        return None
     try:
-        value = unpack(data[:-_CHECK_SIZE])
-        if value["version"] != _VERSION:
-            return None
-        queues = {
-            name: RestingQueue(
-                os.path.join(queues_directory, name),
-                next_seq,
-                {number: (unacked, size) for number, unacked, size in segments},
-            )
-            for name, next_seq, segments in value["queues"]
-        }
-        return queues, value["message store"]
-    except (ValueError, TypeError, KeyError) as error:
-        _log.warning("%s: not a snapshot of this version: %s", path, error)
+        data = read_optional(fs, path)
+        return None if data is None else unpack_snapshot(data, queues_directory)
+    except (ValueError, OSError) as error:
+        _log.warning("%s: can't be trusted: %s", path, error)
         return None
+
+
+def unpack_snapshot(
+    data: bytes, queues_directory: str
+) -> tuple[dict[str, RestingQueue], bytes | None]:
+    """Give what a snapshot's bytes say. Raises :class:`ValueError`, which says what is wrong."""
+    if xxh3_64_digest(data[:-_CHECK_SIZE]) != data[-_CHECK_SIZE:]:
+        raise ValueError("the checksum does not hold")
+    value = unpack(data[:-_CHECK_SIZE])
+    check(value, _SHAPE)
+    queues = {
+        name: RestingQueue(
+            os.path.join(queues_directory, name),
+            next_seq,
+            {number: (unacked, size) for number, unacked, size in segments},
+        )
+        for name, next_seq, segments in value["queues"]
+    }
+    return queues, value["message store"]
 
 
 def remove_snapshot(fs: FileSystem, directory: str) -> None:

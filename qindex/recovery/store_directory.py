@@ -6,9 +6,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from journal.errors import NotAStoreError
+from journal.errors import DamageError, NotAStoreError
 from journal.files import FileSystem, read_optional
-from qindex.format.layout import LOCK, MARKER, QUEUES, VERSION, StoreMarker, unpack_checked
+from journal.schema import check
+from qindex.format.layout import (
+    LOCK,
+    MARKER,
+    MARKER_SHAPE,
+    QUEUES,
+    VERSION,
+    StoreMarker,
+    unpack_checked,
+)
 
 __all__ = [
     "Kind",
@@ -36,7 +45,8 @@ class Kind:
 def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
     """Read the marker, or give ``None`` when there is none.
 
-    Raises :class:`NotAStoreError` for one of a newer version, or of something else.
+    Raises :class:`NotAStoreError` for one of a newer version, or of something else,
+    :class:`DamageError` for one whose fields make no sense.
     """
     path = os.path.join(directory, MARKER)
     data = read_optional(fs, path)
@@ -48,12 +58,16 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
             value = unpack_checked(data[:half])
         except ValueError:
             value = unpack_checked(data[half:])
-        version, count, vhost = value["qindex"], value["segment_entry_count"], value["vhost"]
+        version = value["qindex"]
     except (ValueError, KeyError, TypeError) as error:
         raise NotAStoreError(f"{path}: not the marker of a qindex store") from error
     if version != VERSION:
         raise NotAStoreError(f"{path}: version {version!r}; this program knows {VERSION}")
-    return StoreMarker(count, vhost)
+    try:
+        check(value, MARKER_SHAPE)
+    except ValueError as error:
+        raise DamageError(path, 0, f"the marker of the store: {error}") from error
+    return StoreMarker(value["segment_entry_count"], value["vhost"])
 
 
 def store_kind(fs: FileSystem, directory: str) -> Kind:

@@ -12,14 +12,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
 from journal.errors import StoreError
-from journal.files import FileSystem, make_dirs, read_optional, write_all
+from journal.files import FileSystem, data_ranges, make_dirs, read_optional, write_all
 from journal.findings import Cause, Kind
 from journal.poison import Poison
 from msgstore import MessageStore
@@ -323,23 +324,23 @@ class StoreCopy:
                 lengths[place] = max(lengths.get(place, 0), finding.length)
         for (path, offset), length in lengths.items():
             inner = os.path.relpath(path, self.reader.directory)
-            aside = os.path.join(QUARANTINE, f"{inner}.{offset}")
-            pieces = self._read_pieces(path, offset, length)
-            first = next(pieces, b"")
-            if first:
-                self._write_pieces(os.path.join(self.target, aside), chain((first,), pieces))
+            for start, pieces in groupby(self._read_pieces(path, offset, length), itemgetter(0)):
+                aside = os.path.join(QUARANTINE, f"{inner}.{start}")
+                self._write_pieces(os.path.join(self.target, aside), map(itemgetter(1), pieces))
                 self.report.quarantined.append(aside)
 
-    def _read_pieces(self, path: str, offset: int, length: int) -> Iterator[bytes]:
-        """Read what can be read of a damaged place; that the rest can't be is known already."""
+    def _read_pieces(self, path: str, offset: int, length: int) -> Iterator[tuple[int, bytes]]:
+        """Read what can be read of a damaged place, each piece with the offset at which the bytes
+        begin that it is of: holes are left out. That the rest can't be read is known already."""
         fs = self.fs
         try:
             fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                end = offset + length
-                while offset < end and (piece := fs.pread(fd, min(_PIECE, end - offset), offset)):
-                    yield piece
-                    offset += len(piece)
+                for start, end in data_ranges(fs, fd, offset, offset + length):
+                    at = start
+                    while at < end and (piece := fs.pread(fd, min(_PIECE, end - at), at)):
+                        yield start, piece
+                        at += len(piece)
             finally:
                 fs.close(fd)
         except OSError as error:

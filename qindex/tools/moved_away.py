@@ -18,7 +18,7 @@ from journal.errors import UsageError
 from journal.files import FileSystem, read_optional
 from journal.findings import Finding
 from qindex.format import layout
-from qindex.format.moves import Intent, unpack_moves
+from qindex.format.moves import Intent, sound_moves
 from qindex.format.rabbitmq.names import directory_name
 from qindex.format.settings import checked_name
 from qindex.tools.saved import loses
@@ -31,9 +31,10 @@ KeptEntries = Callable[[str], Iterable[tuple[int, bytes]]]
 
 
 def read_moves(fs: FileSystem, directory: str) -> list[Move]:
-    """Read the moves of the store in ``directory``, in order. Raises :class:`OSError`."""
+    """Read the moves of the store in ``directory``, in order, up to what verify finds wrong. Raises
+    :class:`OSError`."""
     data = read_optional(fs, os.path.join(directory, layout.MOVES))
-    return [] if data is None else list(unpack_moves(data))
+    return [] if data is None else sound_moves(data)[0]
 
 
 def names_of(moves: Iterable[Move]) -> list[str]:

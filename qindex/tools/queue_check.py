@@ -43,6 +43,8 @@ _SETTLE = 0.01
 _ENOUGH = 8
 """Zeros at the end of a journal that were there before anything was appended."""
 _SLOTS = len(RESERVE_SLOTS) + len(FLOOR_SLOTS)
+_MOST_READ = 4096
+"""Bytes of a seq file that are looked at: it has far fewer."""
 
 
 @dataclass(slots=True)
@@ -281,7 +283,7 @@ def _check_seq_file(
 ) -> Iterator[Finding]:
     """``identity``: of the queue, before anything of it was read."""
     path = os.path.join(directory, SEQ_FILE_NAME)
-    data = read_optional(fs, path)
+    data = read_optional(fs, path, _MOST_READ)
     lost = "seq_ids might be given out twice"
     if data is None:
         # Of a queue that was deleted meanwhile, and perhaps made anew, nothing is missing.
@@ -292,7 +294,7 @@ def _check_seq_file(
     findings = list(check_slots(path, data, checked.same_run))
     if findings:
         sleep(_SETTLE)  # a slot may have been on its way
-        data = read_optional(fs, path) or b""
+        data = read_optional(fs, path, _MOST_READ) or b""
         findings = list(check_slots(path, data, checked.same_run))
     yield from findings
     if len(data) % SLOT_SIZE or len(data) > _SLOTS * SLOT_SIZE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
 from journal.findings import Cause
@@ -51,6 +52,7 @@ def repair(
     disk): then there is no ``out``.
     """
     source = os.path.abspath(os.fspath(directory))
+    fs = beneath(fs, source, os.path.dirname(os.path.abspath(os.fspath(out))))
     marker, findings = check_marker(fs, source)
     if marker is None:
         StoreReader(source, fs)  # raises the error of a directory of something else

@@ -12,14 +12,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from journal.beneath import beneath
 from journal.errors import StorageError
 from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.lock import holder
 from qindex.format import layout
+from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
-from qindex.recovery.snapshot import read_snapshot
+from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_marker
 from qindex.tools.names_check import check_names
 from qindex.tools.queue_check import CheckedQueue, StoredEntries, check_queue
@@ -82,6 +84,7 @@ class Verification:
         :class:`qindex.view.point_in_time.BusyError`.
         """
         directory = os.path.abspath(self.directory)
+        self.fs = beneath(self.fs, directory)
         marker, findings = check_marker(self.fs, directory)
         if marker is None and layout.QUEUES not in self.fs.listdir(directory):
             vhosts = find_vhosts(self.fs, directory)
@@ -131,6 +134,7 @@ class StoreVerification:
             self.fs, directory, ours=self.reader.vhost is None, in_use=self.in_use
         )
         yield from self._lock()
+        yield from self._moves()
         yield from self._queues()
         store = self.messages = self._store_check(PERSISTENT_DIRECTORY, True)
         found = list(store.findings())
@@ -154,9 +158,17 @@ class StoreVerification:
 
     def _lock(self) -> Iterator[Finding]:
         path = os.path.join(self.reader.directory, layout.LOCK)
-        data = read_optional(self.fs, path) or b""
+        data = read_optional(self.fs, path, 4096) or b""
         if data.strip() and not data.strip().isdigit():
             what, lost = "the lock file holds no pid", "the next open writes it anew"
+            yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
+
+    def _moves(self) -> Iterator[Finding]:
+        path = os.path.join(self.reader.directory, layout.MOVES)
+        data = read_optional(self.fs, path) or b""
+        wrong = sound_moves(data)[1]
+        if wrong is not None:
+            what, lost = f"moves to dead-letter queues: {wrong}", "the engine does not open it"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
 
     def _queues(self) -> Iterator[Finding]:
@@ -210,13 +222,13 @@ class StoreVerification:
 
     def _against_snapshot(self, path: str, store: StoreCheck) -> Iterator[Finding]:
         directory = self.reader.directory
-        found = read_snapshot(self.fs, directory, os.path.join(directory, layout.QUEUES))
-        if found is None:
-            data = read_optional(self.fs, path) or b""
-            what, lost = "the snapshot's checksum does not hold", "the next open does without it"
+        data = read_optional(self.fs, path) or b""
+        try:
+            queues, messages = unpack_snapshot(data, os.path.join(directory, layout.QUEUES))
+        except ValueError as error:
+            what, lost = f"no snapshot: {error}", "the next open does without it"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
             return
-        queues, messages = found
         yield from check_queues(self.fs, queues, self.checked)
         if messages is not None:
             yield from check_messages(directory, messages, store)

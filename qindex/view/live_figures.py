@@ -14,6 +14,7 @@ from time import monotonic, time
 
 import numpy as np
 
+from journal.beneath import beneath
 from journal.errors import UsageError
 from journal.files import REAL, FileSystem, PathLike
 from qindex.index.segment import segment_numbers
@@ -139,7 +140,7 @@ class Looker:
 
     def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
         self._directory = os.path.abspath(os.fspath(directory))
-        self._fs = fs
+        self._fs = beneath(fs, self._directory)
         self._known: dict[str, _Known] = {}
         self._store: StoreTail | None = None
         self._last: Look | None = None

@@ -31,6 +31,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, read_optional
 from journal.findings import Cause, Finding
@@ -232,7 +233,7 @@ class StoreReader:
         marker: layout.StoreMarker | None = None,
     ) -> None:
         self.directory = os.path.abspath(os.fspath(directory))
-        self._fs = fs
+        self._fs = fs = beneath(fs, self.directory)
         self._vhost: Vhost | None = None
         self._own_findings: list[Finding] = []
         self._snapshot_mark: tuple[int, int, int] | None = None

@@ -227,6 +227,8 @@ class StoredMessages:
                     found.append((path, self._fs.stat(path).st_size))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # not made yet, or a file of it was deleted just now
+            except OSError as error:
+                raise StorageError(directory, "can't be listed", error) from error
         return found
 
     def close(self) -> None:

@@ -106,3 +106,36 @@ def test_a_queue_whose_journal_does_not_close_is_deleted(tmp_path: Path) -> None
         engine.delete_queue("q")
         assert engine.queue_names() == []
         assert len(engine.queue("q")) == 0
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_sync_without_a_handle_can_be_tried_again(
+    tmp_path: Path, number: int, large: bool
+) -> None:
+    """The application had used up its handles at the first sync, which opens the directory: all
+    writes were refused until the store was opened anew, with handles free again."""
+    fs, engine, queue = opened(tmp_path)
+    with engine:
+        queue.publish(b"x" * (10_000 if large else 10))
+        for _ in range(2):
+            fs.fail("sync_dir", number)
+            with pytest.raises(StorageError):
+                engine.sync()
+        assert engine.stats().writes_refused is None
+        before = fs.calls["sync_dir"]
+        engine.sync()
+        assert fs.calls["sync_dir"] > before
+        queue.publish(b"next")
+        engine.sync()
+
+
+def test_seq_ids_that_could_not_be_reserved_for_want_of_a_handle(tmp_path: Path) -> None:
+    fs, engine, queue = opened(tmp_path, durability="fsync")
+    with engine:
+        for failing in ("open", "sync_dir"):
+            fs.fail(failing, errno.EMFILE)
+            with pytest.raises(StorageError):
+                queue.publish(b"refused or not durable")
+        assert engine.stats().writes_refused is None
+        queue.publish(b"x", confirm=True)

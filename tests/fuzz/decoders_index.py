@@ -8,11 +8,11 @@ from contextlib import suppress
 from xxhash import xxh3_64_digest
 
 from journal.block_sums import heal
-from journal.errors import NotAStoreError
+from journal.errors import DamageError, NotAStoreError
 from journal.format import DELIVER, MAX_SEQ_ID
 from journal.poison import Poison
 from qindex.format.entries import journal_words, read_entry
-from qindex.format.moves import Intent, pack_intent, unpack_moves
+from qindex.format.moves import Intent, pack_intent, sound_moves
 from qindex.format.record_layouts import journal_layout, segment_layout
 from qindex.format.resynchronise import Reading, read_soundly
 from qindex.format.seq_ids import sound_slots
@@ -83,7 +83,7 @@ def _marker(data: bytes) -> None:
     for content in (data, _sealed(data)):
         try:
             store_directory.read_marker(OneFile(content), "store")
-        except NotAStoreError:
+        except (NotAStoreError, DamageError):
             continue
 
 
@@ -105,7 +105,7 @@ def _seq_file(data: bytes) -> None:
 
 
 def _moves(data: bytes) -> None:
-    for intent, _ in unpack_moves(data):
+    for intent, _ in sound_moves(data)[0]:
         assert len(intent.seqs) == len(intent.ids)
 
 

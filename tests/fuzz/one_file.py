@@ -32,6 +32,9 @@ class OneFile(RealFileSystem):
     def pread(self, _fd: int, length: int, offset: int, /) -> bytes:
         return self.data[offset : offset + length]
 
+    def lseek(self, _fd: int, offset: int, whence: int, /) -> int:
+        return offset if whence == os.SEEK_DATA else len(self.data)
+
     def fstat(self, _fd: int, /) -> os.stat_result:
         return os.stat_result((0o100644, 0, 0, 1, 0, 0, len(self.data), 0, 0, 0))
 

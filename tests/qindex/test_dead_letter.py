@@ -379,7 +379,7 @@ def test_queues_that_are_gone(tmp_path: Path) -> None:
     intents = [
         Intent(boot, "q", "nowhere", 0, [0], [b"m" * 16]),
         Intent(boot, "nowhere", "q", 0, [0], [b"m" * 16]),
-        Intent(boot, "q", "q", 0, [7, -1, 1 << 60], [b"m" * 16] * 3),
+        Intent(boot, "q", "q", 0, [7, 1 << 60], [b"m" * 16] * 2),
     ]
     frames = b"".join(pack_intent(one)[:-1] + b"\1" for one in intents)
     (tmp_path / "qindex.moves").write_bytes(frames)
@@ -389,7 +389,7 @@ def test_queues_that_are_gone(tmp_path: Path) -> None:
 
 
 def test_the_file_of_moves() -> None:
-    intents = [Intent(b"boot", "a", "b", at, [at], [b"m"]) for at in range(3)]
+    intents = [Intent(b"boot", "a", "b", at, [at], [b"m" * 16]) for at in range(3)]
     whole = b"".join(map(pack_intent, intents))
     frame = len(pack_intent(intents[0]))
     assert list(unpack_moves(whole)) == [(one, False) for one in intents]

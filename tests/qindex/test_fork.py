@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import qindex
+from journal.files import PathLike, RealFileSystem
 from tests.qindex.support import drain, open_quietly
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -119,3 +120,29 @@ def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path) -> None:
     go_on.set()
     holder.join()
     engine.close()
+
+
+class ForkingFileSystem(RealFileSystem):
+    """Forks when the queues are listed, in the middle of an open; the child goes on for ever."""
+
+    child = 0
+
+    def listdir(self, path: PathLike, /) -> list[str]:  # type: ignore[override]
+        if os.fspath(path).endswith("queues") and not self.child:
+            self.child = os.fork()
+            while not self.child:
+                signal.pause()
+        return os.listdir(path)
+
+
+def test_a_child_forked_in_the_middle_of_an_open_keeps_no_lock(tmp_path: Path) -> None:
+    """Later opens failed, and named a process that had ended."""
+    fs = ForkingFileSystem()
+    with open_quietly(tmp_path, fs=fs) as engine:
+        engine.queue("q").publish(b"x")
+    try:
+        with open_quietly(tmp_path) as engine:
+            assert [body for _, body, _ in drain(engine.queue("q"))] == [b"x"]
+    finally:
+        os.kill(fs.child, signal.SIGKILL)
+        os.waitpid(fs.child, 0)

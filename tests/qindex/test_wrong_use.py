@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import qindex
+import qindex.aio
 from journal.files import RealFileSystem
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import drain, open_quietly, queue_directory
@@ -112,7 +115,7 @@ def test_a_body_above_the_limit(tmp_path: Path, limit: int) -> None:
         assert (len(queue), queue.publish(b"")) == (1, 1)
 
 
-BAD_NAMES: list[Any] = ["", "x" * 256, "é" * 128, "\ud800", b"bytes", 5, None]
+BAD_NAMES: list[Any] = ["", "\0", "a\0b", "x" * 256, "é" * 128, "\ud800", b"bytes", 5, None]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=lambda name: repr(name)[:20])
@@ -126,7 +129,7 @@ def test_names_that_are_refused(tmp_path: Path, name: Any) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["x" * 255, "é" * 127, "new\nline", "\nQUEUE: x", "../up", "a/b", "\0", " ", "q.deleted"],
+    ["x" * 255, "é" * 127, "new\nline", "\nQUEUE: x", "../up", "a/b", " ", "q.deleted"],
 )
 def test_names_that_are_taken(tmp_path: Path, name: str) -> None:
     with open_quietly(tmp_path) as engine:
@@ -433,3 +436,55 @@ def test_deliveries_that_are_none(tmp_path: Path) -> None:
             with pytest.raises(qindex.UsageError, match="not a delivery"):
                 queue.ack_many([nonsense])
         assert len(queue) == 1
+
+
+NO_NUMBERS: list[Any] = [math.nan, math.inf, -math.inf, -1, "x", b"1", [], 1 << 2000, True]
+NUMBERS = sorted(
+    name
+    for name, one in qindex.Options.__dataclass_fields__.items()
+    if one.type in ("int", "float", "int | None", "float | None")
+)
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: repr(value)[:10])
+def test_options_that_are_no_numbers(value: Any) -> None:
+    assert len(NUMBERS) >= 9
+    for name in NUMBERS:
+        with pytest.raises(qindex.UsageError, match=name):
+            qindex.Options(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, 0.5, -5.0])
+def test_a_compaction_that_would_never_end(value: float) -> None:
+    with pytest.raises(qindex.UsageError, match="compaction_bytes_per_second"):
+        qindex.Options(compaction_bytes_per_second=value)
+
+
+@pytest.mark.parametrize("timeout", [math.nan, "x", b"1", [], 1 << 2000], ids=repr)
+def test_timeouts_that_are_no_numbers(tmp_path: Path, timeout: Any) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", max_length=1, overflow="block")
+        for call in (
+            lambda: queue.get(timeout),
+            lambda: queue.get_many(5, timeout),
+            lambda: list(queue.consume(timeout=timeout)),
+        ):
+            with pytest.raises(qindex.UsageError, match="timeout"):
+                call()
+        queue.publish(b"fills it")
+        with pytest.raises(qindex.UsageError, match="timeout"):
+            queue.publish(b"x", timeout=timeout)
+        with pytest.raises(qindex.QueueFullError):
+            queue.publish(b"x", timeout=-math.inf)
+        assert len(queue) == 1
+    with pytest.raises(qindex.UsageError, match="timeout"):
+        qindex.follow(tmp_path, "q", timeout=timeout)
+
+    async def waits() -> None:
+        async with qindex.aio.open(tmp_path) as engine:
+            queue = await engine.queue("other")
+            for call in (queue.get(timeout), queue.get_many(5, timeout)):
+                with pytest.raises(qindex.UsageError, match="timeout"):
+                    await call
+
+    asyncio.run(waits())

@@ -1,0 +1,345 @@
+"""A store's directory as a border: nothing outside it is read, written or deleted.
+
+Who runs ``verify``, ``salvage`` or ``open`` on a directory that came from elsewhere should not have
+to trust the names in it. Below the directory's own path, which may be a link, no symbolic link is
+followed and no ``..`` leads out: every name is looked up relative to a handle of the directory, by
+the kernel in one step where it can (``openat2`` with ``RESOLVE_BENEATH``, Linux 5.6), else from one
+directory to the next (``O_NOFOLLOW``). Only regular files and directories are opened: a FIFO
+would make the open wait for ever, a device may do anything.
+
+What stands in the way is a :class:`journal.errors.UnsafeFileError`, an :class:`OSError` that names
+it. Descriptors are as :mod:`os` gives them, so reads and writes cost what they cost without this.
+
+What can't be told apart from a file of the store: a hard link, and another file system that is
+mounted in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from journal.errors import UnopenedError, UnsafeFileError
+from journal.files import FileSystem, PathLike, RealFileSystem
+
+__all__ = ["BeneathFileSystem", "beneath", "check_root", "leave"]
+
+_Result = TypeVar("_Result")
+
+_OPENAT2: Final = 437
+"""The number of the system call, on all architectures but Alpha."""
+_HOW: Final = struct.Struct("QQQ")
+"""``struct open_how``: flags, mode, resolve."""
+_RESOLVE: Final = 0x08 | 0x04 | 0x02  # RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | _NO_MAGICLINKS
+_PATH: Final = getattr(os, "O_PATH", os.O_RDONLY)
+_DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ALWAYS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_ATTEMPTS: Final = 64
+"""A look-up that met a rename elsewhere in the system is asked for again (``EAGAIN``)."""
+
+_KINDS: Final = (
+    (stat.S_ISLNK, "a symbolic link, which is not followed"),
+    (stat.S_ISFIFO, "a FIFO, not a file"),
+    (stat.S_ISSOCK, "a socket, not a file"),
+    (stat.S_ISCHR, "a character device, not a file"),
+    (stat.S_ISBLK, "a block device, not a file"),
+)
+
+
+def beneath(fs: FileSystem, *directories: PathLike, hold: bool = False) -> FileSystem:
+    """Give ``fs`` confined to these directories, each with an absolute path.
+
+    ``hold``: a directory is looked up once, at first use, and stays the one that is meant when
+    its path leads elsewhere; until :func:`leave`. Without it each call looks it up. A file system
+    of another kind than the real one (in memory, say) is given as it is.
+    """
+    if isinstance(fs, BeneathFileSystem) and all(map(fs.covers, directories)):
+        return fs
+    if type(fs) is not RealFileSystem and not isinstance(fs, BeneathFileSystem):
+        return fs
+    return BeneathFileSystem([os.fspath(one) for one in directories], hold=hold)
+
+
+def leave(fs: FileSystem) -> None:
+    """Give back what :func:`beneath` holds. A call that is under way still ends."""
+    if isinstance(fs, BeneathFileSystem):
+        fs.leave()
+
+
+def check_root(fs: FileSystem, path: PathLike) -> None:
+    """Raise :class:`FileNotFoundError` when the directory that ``fs`` holds, and ``path`` is in, is
+    not any more where it was when it was opened."""
+    if isinstance(fs, BeneathFileSystem):
+        fs.check_root(path)
+
+
+class _Handle:
+    """An open directory; closed when nobody uses it any more."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        self.fd = os.open(path, _PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class BeneathFileSystem(RealFileSystem):
+    """The operating system's file operations, within ``roots``. Made by :func:`beneath`.
+
+    Every call with a path raises :class:`journal.errors.UnsafeFileError` for one that leads
+    out of them, or to what is neither a file nor a directory.
+    """
+
+    def __init__(self, roots: list[str], *, hold: bool) -> None:
+        self._roots = [(root.rstrip("/") or "/", root.rstrip("/") + "/") for root in roots]
+        self._hold = hold
+        self._held: dict[str, _Handle] = {}
+
+    def covers(self, path: PathLike) -> bool:
+        """Tell whether a path is in one of the directories, as it is written."""
+        text = os.fspath(path).rstrip("/")
+        return any(text == root or text.startswith(prefix) for root, prefix in self._roots)
+
+    def leave(self) -> None:
+        """Let go of the directories; they are looked up again if they are used again."""
+        self._held = {}
+
+    def check_root(self, path: PathLike) -> None:
+        """Raise :class:`FileNotFoundError` when the directory of ``path`` is not any more where
+        it was when it was opened: it was moved, deleted or replaced. For a held one only."""
+        root, _ = self._split(path)
+        held = self._held.get(root)
+        if held is None:
+            return
+        then = os.fstat(held.fd)
+        try:
+            now = os.stat(root)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "the directory is gone", root) from None
+        if (then.st_dev, then.st_ino) != (now.st_dev, now.st_ino):
+            raise FileNotFoundError(errno.ENOENT, "another directory is in its place", root)
+
+    # -- paths ----------------------------------------------------------------------------------
+
+    def _split(self, path: PathLike) -> tuple[str, str]:
+        """Give the directory a path is in, and the rest of it, ``.`` for the directory itself."""
+        text = os.fspath(path).rstrip("/")
+        for root, prefix in self._roots:
+            if text.startswith(prefix) or text == root:
+                return root, text[len(prefix) :] or "."
+        raise UnsafeFileError(errno.EXDEV, f"{text} is outside of the store", text)
+
+    def _root(self, root: str) -> _Handle:
+        handle = self._held.get(root)
+        if handle is None:
+            handle = _Handle(root)
+            if self._hold:
+                # Of two threads that come here at once, both go on with the first's.
+                handle = self._held.setdefault(root, handle)
+        return handle
+
+    def _open(self, path: PathLike, flags: int, mode: int = 0) -> int:
+        root, inner = self._split(path)
+        handle = self._root(root)
+        try:
+            return _open_beneath(handle.fd, inner, flags, mode)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENOTDIR):
+                _explain(handle.fd, root, inner)
+                if error.errno in (errno.ELOOP, errno.EXDEV):
+                    text = f"{os.fspath(path)} leads out of the store"
+                    raise UnsafeFileError(error.errno, text, os.fspath(path)) from None
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+    def _in_parent(self, path: PathLike, call: Callable[[int, str], _Result]) -> _Result:
+        """Call with the descriptor of the directory that ``path`` is in, and the name there."""
+        text = os.fspath(path).rstrip("/")
+        parent, _, name = text.rpartition("/")
+        if name in ("", ".", "..") or not self.covers(parent):
+            raise UnsafeFileError(errno.EXDEV, f"{text} is outside of the store", text)
+        fd = self._open(parent, _PATH | _DIRECTORY)
+        try:
+            return call(fd, name)
+        except UnsafeFileError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, text) from None
+        finally:
+            os.close(fd)
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int:  # type: ignore[override]
+        """Open a regular file, or a directory to read."""
+        fd = self._open(path, flags | _ALWAYS, mode if flags & os.O_CREAT else 0)
+        try:
+            kind = os.fstat(fd).st_mode
+            if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+                raise _unsafe(os.fspath(path), kind)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def rename(self, source: PathLike, target: PathLike, /) -> None:  # type: ignore[override]
+        """Rename within the directories; a link is renamed itself."""
+
+        def with_source(old_fd: int, old: str) -> None:
+            def with_target(new_fd: int, new: str) -> None:
+                os.rename(old, new, src_dir_fd=old_fd, dst_dir_fd=new_fd)
+
+            self._in_parent(target, with_target)
+
+        self._in_parent(source, with_source)
+
+    def unlink(self, path: PathLike, /) -> None:  # type: ignore[override]
+        """Remove a name that is no directory's; of a link, the link."""
+        self._in_parent(path, lambda fd, name: os.unlink(name, dir_fd=fd))
+
+    def mkdir(self, path: PathLike, /) -> None:  # type: ignore[override]
+        """Make a directory."""
+        self._in_parent(path, lambda fd, name: os.mkdir(name, dir_fd=fd))
+
+    def rmdir(self, path: PathLike, /) -> None:  # type: ignore[override]
+        """Remove an empty directory."""
+        self._in_parent(path, lambda fd, name: os.rmdir(name, dir_fd=fd))
+
+    def listdir(self, path: PathLike, /) -> list[str]:  # type: ignore[override]
+        """List a directory."""
+        fd = self._open(path, os.O_RDONLY | _DIRECTORY)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
+    def stat(self, path: PathLike, /) -> os.stat_result:  # type: ignore[override]
+        """Look at what has this name; at a link itself, not at what it points to."""
+        root, inner = self._split(path)
+        if inner == ".":
+            held = self._held.get(root)
+            return os.stat(root) if held is None else os.fstat(held.fd)
+        return self._in_parent(
+            path, lambda fd, name: os.stat(name, dir_fd=fd, follow_symlinks=False)
+        )
+
+    def statvfs(self, path: PathLike, /) -> os.statvfs_result:  # type: ignore[override]
+        """Look at the file system that a directory is on."""
+        fd = self._open(path, os.O_RDONLY | _DIRECTORY)
+        try:
+            return os.statvfs(fd)
+        finally:
+            os.close(fd)
+
+    def sync_dir(self, path: PathLike, /) -> None:  # type: ignore[override]
+        """Make the names in directory ``path`` durable.
+
+        Raises :class:`journal.errors.UnopenedError` when the directory can't be opened.
+        """
+        try:
+            fd = self._open(path, os.O_RDONLY | _DIRECTORY)
+        except (FileNotFoundError, UnsafeFileError):
+            raise
+        except OSError as error:
+            raise UnopenedError(error.errno, error.strerror, os.fspath(path)) from error
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+# -- the look-up --------------------------------------------------------------------------------
+
+
+def _explain(root_fd: int, root: str, inner: str) -> None:
+    """Raise the error that names the first part of a path which is no file or directory."""
+    done = ""
+    for part in inner.split("/"):
+        done = os.path.join(done, part)
+        try:
+            kind = os.stat(done, dir_fd=root_fd, follow_symlinks=False).st_mode
+        except OSError:
+            return
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            raise _unsafe(os.path.join(root, done), kind) from None
+
+
+def _unsafe(path: str, kind: int) -> UnsafeFileError:
+    what = next((text for test, text in _KINDS if test(kind)), "no regular file")
+    return UnsafeFileError(errno.ELOOP, f"{path} is {what}", path)
+
+
+def _open_step_by_step(root_fd: int, inner: str, flags: int, mode: int) -> int:
+    """Open a path below a directory, following no link, by one call for each part of it."""
+    parts = [part for part in inner.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), inner)
+    if not parts:
+        return os.open(".", flags, mode, dir_fd=root_fd)
+    at = root_fd
+    try:
+        for part in parts[:-1]:
+            above, at = at, os.open(part, _PATH | _DIRECTORY, dir_fd=at)
+            if above != root_fd:
+                os.close(above)
+        return os.open(parts[-1], flags | os.O_NOFOLLOW, mode, dir_fd=at)
+    finally:
+        if at != root_fd:
+            os.close(at)
+
+
+def _open_at_once(root_fd: int, inner: str, flags: int, mode: int) -> int:
+    """Open a path below a directory by ``openat2``."""
+    name, how = os.fsencode(inner), _HOW.pack(flags, mode, _RESOLVE)
+    if b"\0" in name:
+        raise ValueError("embedded null byte")
+    for _ in range(_ATTEMPTS):
+        fd: int = _syscall(_OPENAT2, root_fd, name, how, len(how))
+        if fd >= 0:
+            return fd
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(number, os.strerror(number), inner)
+
+
+def _open_beneath(root_fd: int, inner: str, flags: int, mode: int) -> int:
+    global _chosen
+    if _chosen is None:
+        _chosen = _choose(root_fd)
+    return _chosen(root_fd, inner, flags, mode)
+
+
+def _choose(root_fd: int) -> Callable[[int, str, int, int], int]:
+    """Find out whether the system has ``openat2``: an old kernel lacks it, some containers refuse
+    it."""
+    if not sys.platform.startswith("linux"):
+        return _open_step_by_step
+    try:
+        os.close(_open_at_once(root_fd, ".", os.O_RDONLY | _DIRECTORY, 0))
+    except (OSError, TypeError):
+        return _open_step_by_step
+    return _open_at_once
+
+
+_chosen: Callable[[int, str, int, int], int] | None = None
+_syscall: Any = getattr(ctypes.CDLL(None, use_errno=True), "syscall", None)
+if _syscall is not None:
+    _syscall.restype = ctypes.c_long
+    _syscall.argtypes = (
+        ctypes.c_long,
+        ctypes.c_long,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+    )

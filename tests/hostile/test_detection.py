@@ -1,0 +1,72 @@
+"""The harness finds what it is there to find: defects, planted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.tampering import FILES, Outside, tamper
+from tests.hostile.trial import confined
+
+
+def _hangs(store: Path) -> int:
+    return len((store / "fifo").read_bytes())
+
+
+def _reads_holes(store: Path) -> int:
+    with (store / "sparse").open("rb") as file:
+        return len(file.read(1 << 30))
+
+
+def _spins(_store: Path) -> int:
+    while True:
+        pass
+
+
+def _raises(_store: Path) -> int:
+    raise TypeError("of nobody's")
+
+
+@pytest.mark.parametrize(
+    ("action", "what"),
+    [
+        (_spins, "over 5 s"),
+        (_reads_holes, "MemoryError"),
+        (_raises, "TypeError: of nobody's"),
+    ],
+)
+def test_what_is_broken(tmp_path: Path, action: object, what: str) -> None:
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 1 << 40)
+    assert what in (confined(action, tmp_path)[1] or "")  # type: ignore[arg-type]
+
+
+def test_one_who_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.hostile.trial._WAIT", 1)
+    os.mkfifo(tmp_path / "fifo")
+    assert confined(_hangs, tmp_path)[1] == "it hangs"
+
+
+@pytest.mark.parametrize("change", ["write", "delete", "make", "touch"])
+def test_a_change_outside(tmp_path: Path, change: str) -> None:
+    outside = Outside(tmp_path / "outside")
+    (tmp_path / "file").write_bytes(b"x")
+    tamper("link to a file", tmp_path / "file", outside, is_file=True)
+    assert not outside.changed
+    if change == "write":
+        (tmp_path / "file").write_bytes(b"x")
+    elif change == "delete":
+        (outside.directory / "precious").unlink()
+    elif change == "make":
+        (outside.directory / "new").touch()
+    else:
+        os.utime(outside.file)
+    assert outside.changed
+
+
+def test_a_device_is_among_them_where_root_allows() -> None:
+    if os.geteuid():
+        pytest.skip("only root makes devices")
+    assert "device" in FILES
