@@ -451,12 +451,16 @@ class Journal:
             old.map = None
 
     def _empty(self) -> None:
-        self._fs.truncate(self._fd, 0)
-        self._allocated = 0
-        self.synced = 0
-        # The old map must not be touched once the file is shorter than it. Nothing is stored into
-        # the stand-in: in the reserve, of which there is none, room is made first.
+        # First, for the old map must not be touched once the file is shorter than it. Nothing is
+        # stored into the stand-in: in the reserve, of which there is none, room is made first.
+        allocated, self._allocated = self._allocated, 0
         self._use(mmap.mmap(-1, mmap.PAGESIZE), 0, in_reserve=True)
+        try:
+            self._fs.truncate(self._fd, 0)
+        except OSError:
+            self._allocated = allocated
+            raise
+        self.synced = 0
         try:
             self._map_at(0, FIRST_CAPACITY)
         except OSError as error:

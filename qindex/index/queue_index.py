@@ -489,7 +489,8 @@ class QueueIndex(IndexReader):
             if segment.loaded:
                 self._rebuild_states(segment, records, handing)
         entries = records.entries
-        self.next_seq = max([self.next_seq, *(entries.seqs[-1:] + 1).tolist()])
+        if len(entries):
+            self.next_seq = max(self.next_seq, int(entries.seqs[-1]) + 1)
         positions = np.full(self.next_seq - self.positions_base, -1, np.int64)
         known = entries.take(entries.seqs >= self.positions_base)
         positions[known.seqs - self.positions_base] = known.offsets

@@ -169,8 +169,13 @@ class ReadAhead:
     def rewind(self) -> None:
         """Forget what was read and not delivered, and what was given back: read again, it is the
         same, in the same order."""
-        upcoming = self.window.seqs[self.at : self.at + 1]
-        self.forget(min([self.next_fetch, *upcoming, *self.returned[:1]]))
+        first = self._first_ahead()
+        self.forget(min(first, self.returned[0]) if self.returned else first)
+
+    def _first_ahead(self) -> int:
+        """Give the first seq_id that was read and not delivered, or that is to be read next."""
+        seqs = self.window.seqs
+        return min(self.next_fetch, seqs[self.at]) if self.at < len(seqs) else self.next_fetch
 
     def forget(self, next_fetch: int) -> None:
         """Forget all, and read on from ``next_fetch``."""
@@ -186,7 +191,6 @@ class ReadAhead:
             self.returned.remove(seq)
             heapq.heapify(self.returned)
         if seq < self.next_fetch:
-            upcoming = self.window.seqs[self.at : self.at + 1]
-            self.next_fetch = min([self.next_fetch, *upcoming])
+            self.next_fetch = self._first_ahead()
             self.window = EMPTY_WINDOW
             self.at = 0

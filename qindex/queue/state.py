@@ -238,9 +238,13 @@ class QueueState:
             self.flushed.wait(LOOK_AGAIN)
 
     def read_again(self) -> None:
-        """Read the queue again from its journal: a call was cut short. Lock held."""
+        """Read the queue again from its journal: a call was cut short. Lock held.
+
+        Not where writes are refused: files may have been in the middle of an exchange, and the
+        next open judges them.
+        """
         self.await_flush()
-        if self.index.changing:
+        if self.index.changing and self.index.poison.reason is None:
             self.rebuild()
 
     def rebuild(self) -> None:
