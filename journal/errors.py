@@ -12,6 +12,7 @@ __all__ = [
     "ClosedError",
     "DamageError",
     "ForkedError",
+    "LeaseExpiredError",
     "LockedError",
     "NotAStoreError",
     "QueueFullError",
@@ -38,6 +39,11 @@ class ClosedError(StoreError):
 
 class ForkedError(ClosedError):
     """Use, in a forked child, of an engine that the parent opened."""
+
+
+class LeaseExpiredError(StoreError):
+    """The lease of a delivery ran out before it was settled: the message is ready again, or with
+    another consumer. Nothing has changed."""
 
 
 class NotAStoreError(StoreError):
@@ -108,3 +114,20 @@ class DamageError(StoreError):
         self.offset = offset
         self.what = what
         super().__init__(f"{self.path}: at offset {offset}: {what}")
+
+
+# Users know them by this name; in a traceback, too.
+for _error in (
+    ClosedError,
+    DamageError,
+    ForkedError,
+    LeaseExpiredError,
+    LockedError,
+    NotAStoreError,
+    QueueFullError,
+    StorageError,
+    StoreError,
+    UsageError,
+    WritesRefusedError,
+):
+    _error.__module__ = "qindex"

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Protocol
 
 from journal.errors import LockedError
@@ -19,6 +20,8 @@ __all__ = ["DirectoryLock", "hold_if_there", "holder", "open_claimed", "release_
 
 _LOCK_TABLE = Path("/proc/locks")
 UNKNOWN_PID = 0
+_PAUSE = 0.02
+"""Seconds between two tries for a lock that is held: the kernel wakes nobody after a time."""
 _MOST_READ = 32
 """Bytes of a lock file that can be a pid."""
 
@@ -26,20 +29,23 @@ _MOST_READ = 32
 class DirectoryLock:
     """Hold ``path`` locked until :meth:`release`.
 
-    Raises :class:`LockedError` when another process (or another engine in this one) holds it,
-    and :class:`OSError` when the lock file can't be made.
+    Raises :class:`LockedError` when another process (or another engine in this one) holds it for
+    longer than ``timeout`` seconds, and :class:`OSError` when the lock file can't be made.
     """
 
     _fd: int | None
 
-    def __init__(self, fs: FileSystem, path: PathLike) -> None:
+    def __init__(self, fs: FileSystem, path: PathLike, timeout: float = 0.0) -> None:
         self._fs = fs
         self._fd = None
+        deadline = monotonic() + timeout
 
         def take(fd: int) -> None:
             self._hold(fd)
-            if not fs.lock(fd):
-                raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
+            while not fs.lock(fd):
+                if monotonic() >= deadline:
+                    raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
+                sleep(_PAUSE)
             fs.truncate(fd, 0)
             fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
 

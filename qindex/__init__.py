@@ -14,12 +14,13 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from journal.errors import (
     ClosedError,
     DamageError,
     ForkedError,
+    LeaseExpiredError,
     LockedError,
     NotAStoreError,
     QueueFullError,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from qindex.following import Follower, Gap, QueueGoneError, follow
     from qindex.format.message import Message
     from qindex.format.settings import UNSET, QueueSettings
-    from qindex.options import Options
+    from qindex.options import OpenOptions, Options
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.queue import Queue
     from qindex.queue.stats import ByReason, EngineStats, QueueStats
@@ -61,6 +62,7 @@ __all__ = [
     "Follower",
     "ForkedError",
     "Gap",
+    "LeaseExpiredError",
     "LockedError",
     "Message",
     "NotAStoreError",
@@ -133,24 +135,36 @@ def open(
     *,
     fs: FileSystem = REAL,
     read_only: Literal[False] = False,
-    **options: Any,
+    **options: Unpack[OpenOptions],
 ) -> Engine: ...
 
 
 @overload
 def open(
-    directory: PathLike, *, fs: FileSystem = REAL, read_only: Literal[True], **options: Any
+    directory: PathLike,
+    *,
+    fs: FileSystem = REAL,
+    read_only: Literal[True],
+    **options: Unpack[OpenOptions],
 ) -> ReadOnlyEngine: ...
 
 
 @overload
 def open(
-    directory: PathLike, *, fs: FileSystem = REAL, read_only: bool, **options: Any
+    directory: PathLike,
+    *,
+    fs: FileSystem = REAL,
+    read_only: bool,
+    **options: Unpack[OpenOptions],
 ) -> Engine | ReadOnlyEngine: ...
 
 
 def open(
-    directory: PathLike, *, fs: FileSystem = REAL, read_only: bool = False, **options: Any
+    directory: PathLike,
+    *,
+    fs: FileSystem = REAL,
+    read_only: bool = False,
+    **options: Unpack[OpenOptions],
 ) -> Engine | ReadOnlyEngine:
     """Open the store in ``directory``; makes one where there is nothing.
 
@@ -160,7 +174,7 @@ def open(
 
     ``options``: see :class:`qindex.options.Options`. ``fs``: the file seam, for tests.
     Raises :class:`NotAStoreError` for a file or a directory of something else,
-    :class:`LockedError` (with the pid) when another process has it open,
+    :class:`LockedError` (with the pid) when another process has it open (``lock_timeout`` waits),
     :class:`DamageError` when it holds what no crash leaves (unless ``repair=True``),
     :class:`StorageError` when the system refuses, :class:`UsageError` for bad options.
     """

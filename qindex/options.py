@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from journal.errors import UsageError
 from journal.schema import Int, Number, OneOf, Optional, Text
 
-__all__ = ["Durability", "Format", "Options"]
+__all__ = ["Durability", "Format", "OpenOptions", "Options"]
 
 Durability = Literal["os", "fsync", "buffered"]
 Format = Literal["qindex", "rabbitmq"]
+
+
+class OpenOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`qindex.open`, for type checkers; see :class:`Options`."""
+
+    durability: Durability
+    max_journal_entries: int
+    flush_idle: float
+    memory_budget: int
+    max_open_files: int
+    embed_below: int
+    max_message_bytes: int
+    store_file_bytes: int
+    garbage_ratio: float
+    compaction_bytes_per_second: float | None
+    background: bool
+    lock_timeout: float
+    repair: bool
+    record_format: Format
+    vhost: str
+    segment_entry_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,8 @@ class Options:
     copies (``None``: unbounded). ``background``: a thread flushes; without it
     the call that fills the journal does.
 
+    ``lock_timeout``: seconds to wait for another process that has the directory open, as where a
+    service is restarted and the old process still ends.
     ``repair``: open a damaged directory: damaged bytes are set aside in quarantine files.
     ``read_only``: look, don't touch; any number may, beside a writer.
     ``record_format``: of messages that are published: ours, or RabbitMQ's (then a node can take
@@ -55,6 +78,7 @@ class Options:
     garbage_ratio: float = 0.5
     compaction_bytes_per_second: float | None = None
     background: bool = True
+    lock_timeout: float = 0.0
     repair: bool = False
     read_only: bool = False
     record_format: Format = "qindex"
@@ -81,6 +105,7 @@ _SHAPES = {
     "store_file_bytes": Int(4096, 1 << 40),
     "garbage_ratio": Number(0.01, 1),
     "compaction_bytes_per_second": Optional(Number(1, 1e18)),
+    "lock_timeout": Number(0, 1e9),
     "vhost": Text(255),
     "segment_entry_count": Optional(Int(1, 1 << 14)),
 }

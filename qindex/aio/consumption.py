@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from qindex.aio.delivery import Delivery
+from qindex.queue.delivering import LONG_HELD, warn_of_full_prefetch
 
 __all__ = ["Consumption"]
 
@@ -19,7 +20,11 @@ class Delivering(Protocol):
         """Take the next message."""
 
     async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
-        """Wait until one of these is settled."""
+        """Wait until one of these is settled, or the time is up."""
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
 
 
 class Consumption(AsyncIterator[Delivery]):
@@ -36,9 +41,11 @@ class Consumption(AsyncIterator[Delivery]):
 
     async def __anext__(self) -> Delivery:
         if len(self._given) >= self._prefetch:
-            self._given = await self._queue.await_settled(self._given, self._timeout)
+            self._given = await self._queue.await_settled(self._given, LONG_HELD)
             if len(self._given) >= self._prefetch:
-                raise StopAsyncIteration
+                seq_ids = [one.seq_id for one in self._given]
+                warn_of_full_prefetch(self._queue.name, seq_ids)
+                self._given = await self._queue.await_settled(self._given, None)
         delivery = await self._queue.get(self._timeout, lease=self._lease)
         if delivery is None:
             raise StopAsyncIteration

@@ -104,11 +104,14 @@ class Delivery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self.settled:
-            if kind is None:
-                await self.ack()
-            else:
-                await self.nack(requeue=True)
+        if kind is None and not self.settled:
+            await self.ack()
+        elif kind is not None and issubclass(kind, Exception) and not self.settled:
+            await self.nack(requeue=True)
+        else:
+            # A cancellation, or the end of the program: it gives back what its handler neither lost
+            # nor refused. And a lease that ran out is warned of.
+            self._plain.__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         return repr(self._plain)

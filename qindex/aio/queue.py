@@ -351,8 +351,8 @@ class Queue:
         """Give messages as they come: ``async for delivery in queue.consume(prefetch=...)``.
 
         Ends when none came for ``timeout`` seconds. At most ``prefetch`` of those it gave are
-        unacknowledged at a time: then it waits for an ack by another task, up to ``timeout``
-        seconds too. It holds nothing back: leaving the loop loses nothing.
+        unacknowledged at a time: then it waits for an ack by another task, however long; a long
+        wait is logged. It holds nothing back: leaving the loop loses nothing.
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")

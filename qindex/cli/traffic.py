@@ -26,6 +26,7 @@ from qindex.cli.output import (
     write_out,
 )
 from qindex.format.message import Message
+from qindex.options import Durability
 from qindex.queue.leases import check_lease
 from qindex.view.reader import QueueReader, StoreReader
 from qindex.view.row_json import json_line, row_json
@@ -69,7 +70,7 @@ def publish_command(
     A line is published as soon as it is read, without its newline.
     """
     headers = dict(_header(one) for one in header or ())
-    durability = "fsync" if fsync else "os"
+    durability: Durability = "fsync" if fsync else "os"
     with qindex.open(directory, durability=durability) as engine:
         opened = engine.queue(queue)
         publish = _publisher(opened, key, headers, ttl)

@@ -151,7 +151,8 @@ class Engine:
                 raise NotAStoreError(
                     f"{directory}: a RabbitMQ directory; open it with read_only=True"
                 )
-            return DirectoryLock(fs, os.path.join(directory, layout.LOCK))
+            path = os.path.join(directory, layout.LOCK)
+            return DirectoryLock(fs, path, self.options.lock_timeout)
         except NotADirectoryError as error:
             raise NotAStoreError(f"{directory}: is a file, not a store directory") from error
         except OSError as error:
@@ -599,7 +600,10 @@ class Engine:
             raise failure
 
     def _forked(self) -> None:
-        text = f"{self.directory}: was opened by another process; open it again in the child"
+        text = (
+            f"{self.directory}: was opened before the fork, and belongs to the parent process; "
+            "close it before the fork, and open it in the one process that uses it"
+        )
         # A call in whose middle this process was forked has the old one in its hand.
         self._lock.refuse(ForkedError, text)
         self._lock = CallLock()

@@ -166,6 +166,28 @@ class ReadAhead:
         seq = heapq.heappop(self.returned)
         return seq, *self.returned_by_seq.pop(seq)
 
+    def first(self) -> tuple[int, int | Entry]:
+        """Give the next message, which is here: seq_id, and timestamp or entry."""
+        if self.returned:
+            seq = self.returned[0]
+            return seq, self.returned_by_seq[seq][1]
+        return self.window.seqs[self.at], self.window.extras[self.at]
+
+    def replace_first(self, extra: Entry) -> None:
+        """Put another entry in the place of the next message's."""
+        if self.returned:
+            seq = self.returned[0]
+            self.returned_by_seq[seq] = self.returned_by_seq[seq][0], extra
+        else:
+            self.window.extras[self.at] = extra
+
+    def pass_first(self) -> None:
+        """Go on behind the next message."""
+        if self.returned:
+            self.take_returned()
+        else:
+            self.at += 1
+
     def rewind(self) -> None:
         """Forget what was read and not delivered, and what was given back: read again, it is the
         same, in the same order."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from time import time_ns
 
 from journal.call_lock import refuse_twice
@@ -20,7 +21,9 @@ from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import deadline_after, time_left
 
-__all__ = ["READ_AHEAD", "Deliverer"]
+__all__ = ["LONG_HELD", "READ_AHEAD", "Deliverer", "warn_of_full_prefetch"]
+
+_log = logging.getLogger("qindex.queue")
 
 READ_AHEAD = 2048
 _MOST_READ_AHEAD = 8192
@@ -29,6 +32,16 @@ _READ_TOGETHER = 64
 _READ_AHEAD_SHARED = 480
 """The same while several threads use the queue: of 500 items and more numpy lets other threads run,
 and each step of reading ahead would wait for the interpreter, with the queue's lock held."""
+
+LONG_HELD = 5.0
+"""Seconds for which a consumer waits for an ack with its prefetch full, before it is warned."""
+
+
+def warn_of_full_prefetch(name: str, seq_ids: Sequence[int]) -> None:
+    """Warn of a consumer whose prefetch is full: nobody acknowledges what it holds."""
+    shown = ", ".join(map(str, seq_ids[:10])) + (", ..." if len(seq_ids) > 10 else "")
+    what = "queue %r: consume waits: all %d messages of its prefetch are unacknowledged: seq_ids %s"
+    _log.warning(what, name, len(seq_ids), shown)
 
 
 class Deliverer:
@@ -399,6 +412,24 @@ class Deliverer:
                 self._settler.lend(delivery, delivery.delivery_count, lease, None)
         return 0 in again.values()
 
+    def expire_head(self) -> int:
+        """Drop the messages at the head whose time is up, or let them go to the dead-letter queue.
+        Gives when the next one expires, in microseconds since 1970: 0 where it does not, or where
+        there is none. Lock held."""
+        ahead = self._state.index.ahead
+        while not ahead.is_empty() or self._fill(READ_AHEAD):
+            seq, extra = ahead.first()
+            expiry = 0 if isinstance(extra, int) else extra.expiry
+            if not 0 < expiry <= time_ns() // 1000:
+                return expiry
+            admitted = self._admit(seq, extra)
+            if admitted is not None:
+                # A flipped bit had made its expiry, and is reported.
+                ahead.replace_first(admitted)
+                return admitted.expiry
+            ahead.pass_first()
+        return 0
+
     # -- consuming and looking --------------------------------------------------------------------
 
     def consume(
@@ -408,43 +439,42 @@ class Deliverer:
         given: list[Delivery] = []
         while True:
             if len(given) >= prefetch:
-                given = self._await_settled(given, timeout)
-                if len(given) >= prefetch:
-                    return
+                given = self._await_settled(given)
             delivery = self.get(timeout, lease=lease)
             if delivery is None:
                 return
             given.append(delivery)
             yield delivery
 
-    def _await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
-        """Wait until one of these is settled, or the time is up; gives those that are not."""
-        deadline = deadline_after(timeout)
+    def _await_settled(self, given: list[Delivery]) -> list[Delivery]:
+        """Wait until one of these is settled; gives those that are not. Warns of a long wait."""
+        until: float | None = LONG_HELD
         with self._state as state:
             while True:
                 held = [delivery for delivery in given if not delivery.settled]
-                left = time_left(deadline)
-                if len(held) < len(given) or (left is not None and left <= 0):
+                if len(held) < len(given):
                     return held
                 state.holding += 1
                 try:
-                    state.wait_for(state.settled, left)
+                    rung = state.wait_for(state.settled, until)
                 finally:
                     state.holding -= 1
+                if not rung and until is not None:
+                    until = None
+                    warn_of_full_prefetch(state.name, [one.seq_id for one in given])
 
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
         if not isinstance(most, int) or most < 0:
             raise UsageError(f"the number of messages must be at least 0, not {most!r}")
         with self._state:
-            now = time_ns() // 1000
             seen: list[Delivery] = []
             if not most:
                 return seen
             for seq, body, again, extra in self._ahead(most):
                 if isinstance(extra, int):
                     seen.append(make_delivery(None, seq, body, again, extra))
-                elif not 0 < extra.expiry <= now:
+                else:
                     entry = self._reader.with_message(extra)
                     if entry.message is not None:
                         seen.append(make_delivery(None, seq, entry.message.body, again, entry))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, overload
 
-from journal.errors import UsageError
+from journal.errors import LeaseExpiredError, UsageError
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.segment import DELIVERED
 
-__all__ = ["Batch", "BatchDelivery", "Delivery", "Settles", "make_delivery"]
+__all__ = [
+    "LAPSED",
+    "Batch",
+    "BatchDelivery",
+    "Delivery",
+    "Settles",
+    "lease_expired",
+    "make_delivery",
+]
 
 
 class Settles(Protocol):
@@ -28,8 +37,54 @@ class Settles(Protocol):
     def extend(self, delivery: Delivery, seconds: float, /) -> None:
         """Let its lease end later."""
 
+    def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
+        """Take back those that are not settled, as if they had not been delivered."""
+
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
         """Tell whether an entry is still with a consumer."""
+
+    def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
+        """Tell whether the lease of an entry has run out that was taken with a batch."""
+
+
+class Lapsed:
+    """The owner of deliveries whose lease has run out: each call raises."""
+
+    name = ""
+
+    def ack(self, delivery: Delivery, /) -> None:
+        """Refuse."""
+        raise lease_expired(delivery.seq_id)
+
+    def nack(self, delivery: Delivery, /, requeue: bool = True) -> None:
+        """Refuse."""
+        raise lease_expired(delivery.seq_id)
+
+    def extend(self, delivery: Delivery, seconds: float, /) -> None:
+        """Refuse."""
+        raise lease_expired(delivery.seq_id)
+
+    def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
+        """Do nothing: they came back."""
+
+    def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
+        """Tell that it is not."""
+        return False
+
+    def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
+        """Tell that it has."""
+        return True
+
+
+LAPSED = Lapsed()
+
+
+def lease_expired(seq_id: int) -> LeaseExpiredError:
+    """Say that a delivery came back when its lease ran out."""
+    return LeaseExpiredError(
+        f"the lease of the delivery of seq_id {seq_id} has run out: the message went back to its "
+        "queue"
+    )
 
 
 class Delivery:
@@ -37,7 +92,8 @@ class Delivery:
 
     ``seq_id``: its place; ``body``: the bytes that were published; ``redelivered``: it was
     delivered before. Used in a ``with`` block it is acknowledged at the end, and requeued when
-    the block raises.
+    the block raises; it does not count as delivered then where the program is ended (Ctrl-C,
+    ``SystemExit``). A lease that ran out meanwhile is a :class:`RuntimeWarning`.
     """
 
     __slots__ = ("_count", "_extra", "_queue", "body", "redelivered", "seq_id")
@@ -120,10 +176,12 @@ class Delivery:
 
     def _its_queue(self) -> Settles:
         if self._queue is None:
-            raise UsageError(
-                f"delivery of seq_id {self.seq_id} is settled already, or its lease has run out"
-            )
+            raise UsageError(f"delivery of seq_id {self.seq_id} is settled already")
         return self._queue
+
+    def _has_lapsed(self) -> bool:
+        """Tell whether its lease has run out before it was settled."""
+        return self._queue is LAPSED
 
     def __enter__(self) -> Delivery:
         return self
@@ -134,11 +192,18 @@ class Delivery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self.settled:
-            if kind is None:
-                self.ack()
-            else:
-                self.nack(requeue=True)
+        if self._has_lapsed():
+            what = f"the lease of seq_id {self.seq_id} ran out in its with block: it comes again"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
+        elif self.settled:
+            return
+        elif kind is None:
+            self.ack()
+        elif issubclass(kind, Exception):
+            self.nack(requeue=True)
+        else:
+            # The program ends (Ctrl-C, SystemExit): its handler neither lost nor refused it.
+            self._its_queue().take_back_uncounted([self])
 
     def __repr__(self) -> str:
         again = ", redelivered" if self.redelivered else ""
@@ -172,6 +237,9 @@ class BatchDelivery(Delivery):
     def settled(self) -> bool:
         """Whether it was acknowledged or given back."""
         return self._queue is None or not self._queue.is_out(self.seq_id, self.taken)
+
+    def _has_lapsed(self) -> bool:
+        return self._queue is not None and self._queue.has_lapsed(self.seq_id, self.taken)
 
 
 class Batch(Sequence[Delivery]):

@@ -111,7 +111,7 @@ class DeliveryCounts:
         """Note a delivery, or with ``count`` 0 that the message is gone. ``all_counts``: what the
         file should say then, for when it is written anew."""
         if self._end > RECORD_SIZE * (2 * len(all_counts) + _MOST_SPARE):
-            self._rewrite(all_counts)
+            self.rewrite(all_counts)
         fs = self._fs
         try:
             fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -124,7 +124,8 @@ class DeliveryCounts:
             return
         self._end += RECORD_SIZE
 
-    def _rewrite(self, all_counts: Mapping[int, int]) -> None:
+    def rewrite(self, all_counts: Mapping[int, int]) -> None:
+        """Write the file anew: how often each message was delivered, 0: never."""
         data = pack_counts(all_counts)
         try:
             replace_file(self._fs, self._path, data)

@@ -260,6 +260,7 @@ class Flusher:
                 if index.poison.reason is None:
                     if index.changing:
                         state.rebuild()
+                    state.forgive_outstanding()
                     index.drop_transient()
                     self.write_and_empty(held=True)
             finally:
@@ -293,7 +294,10 @@ class Flusher:
     def forked(self) -> None:
         """In a forked child: refuse everything. No lock is taken: its holder was left behind."""
         name = self.state.name
-        text = f"queue {name!r} was opened by another process; open the store in the child"
+        text = (
+            f"queue {name!r} was opened before the fork, and belongs to the parent process; close "
+            "the engine before the fork, and open it in the one process that uses it"
+        )
         # A call in whose middle this process was forked has the old one in its hand.
         self.state.lock.refuse(ForkedError, text)
         self.state.lock = PatientLock()

@@ -64,6 +64,11 @@ class Leases:
         self.add(lease)
         return True
 
+    def end_of(self, seq_id: int) -> float | None:
+        """Tell when the lease of a message ends; ``None``: it has none."""
+        lease = self._held.get(seq_id)
+        return None if lease is None else lease.ends
+
     def drop(self, seq_id: int) -> None:
         """Forget the lease of a message that was settled, if it has one."""
         self._held.pop(seq_id, None)

@@ -8,9 +8,9 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import UsageError
+from journal.errors import StoreError, UsageError
 from qindex.index.segment import OUT
-from qindex.queue.delivery import Batch, BatchDelivery, Delivery, Settles
+from qindex.queue.delivery import Batch, BatchDelivery, Delivery, Settles, lease_expired
 from qindex.queue.state import QueueState
 
 __all__ = ["Outstanding", "ascending", "no_delivery"]
@@ -99,13 +99,18 @@ class Outstanding:
         is_out = rel < len(states) and states[rel] == OUT
         return is_out and (taken is None or state.nacked_at.get(seq_id, 0) <= taken)
 
-    def not_ours(self, delivery: Delivery) -> UsageError:
+    def has_lapsed(self, seq_id: int, taken: int) -> bool:
+        """Tell whether the lease of an entry has run out that a batch took when ``taken`` messages
+        had been given back."""
+        return self._state.lapsed_at.get(seq_id, -1) > taken
+
+    def not_ours(self, delivery: Delivery) -> StoreError:
         """Say why this delivery can't be settled by this queue."""
         owner = delivery._queue
+        if delivery._has_lapsed():
+            return lease_expired(delivery.seq_id)
         if owner is None or owner is self.owner:
-            return UsageError(
-                f"delivery of seq_id {delivery.seq_id} is settled already, or its lease has run out"
-            )
+            return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
         return UsageError(
             f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
             f"not to {self._state.name!r}"

@@ -11,6 +11,7 @@ from qindex.index.queue_index import QueueIndex
 from qindex.options import Options
 from qindex.queue.dead_letters import DeadLetters, Mover
 from qindex.queue.delivering import Deliverer
+from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
 from qindex.queue.message_reader import MessageReader
 from qindex.queue.outstanding import Outstanding
@@ -56,7 +57,8 @@ class QueueParts:
         self.settler = Settler(state, self.flusher, outstanding, self.letters)
         self.deliverer = Deliverer(state, self.flusher, reader, self.letters, self.settler)
         self.room = Room(state, self.letters, self.deliverer, self.settler)
-        self.producer = Producer(state, self.flusher, self.room)
+        expirer = Expirer(state, self.deliverer, self.letters)
+        self.producer = Producer(state, self.flusher, self.room, expirer)
 
     def purge(self) -> int:
         """See :meth:`qindex.queue.queue.Queue.purge`."""

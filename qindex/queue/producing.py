@@ -28,6 +28,7 @@ from qindex.format.message_record import (
 )
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
 from qindex.index.seq_ids import RESERVE
+from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
 from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
@@ -49,10 +50,11 @@ class Producer:
     Each call takes ``waits``: whether it may wait for a flush, for room, or for the disk.
     """
 
-    def __init__(self, state: QueueState, flusher: Flusher, room: Room) -> None:
+    def __init__(self, state: QueueState, flusher: Flusher, room: Room, expirer: Expirer) -> None:
         self.state = state
         self.room = room
         self._flusher = flusher
+        self._expirer = expirer
 
     # -- one message ----------------------------------------------------------------------------
 
@@ -108,6 +110,7 @@ class Producer:
             else:
                 record = framed_record(index.next_seq, state.id_high, body, stamp, middle, expiry)
                 seq = index.append(seal_embedded(record))
+                self._expirer.note(expiry)
             if limits is not None:
                 limits.bytes += len(body)
             if state.waiting:
@@ -193,6 +196,7 @@ class Producer:
         with self.state as state:
             index = state.index
             seq = index.append(pack_publish(index.next_seq, True, msg_id, expiry, len(body), b""))
+            self._expirer.note(expiry)
             window = index.ahead.window
             if stamp and (len(window.seqs) + 1) * len(body) <= _MOST_KEPT:
                 # A consumer that keeps up has the message at once, and not from the message store.
@@ -240,7 +244,7 @@ class Producer:
                 return framed_batch(seq, state.id_high, batch, repeat(now), plain, expiry)
             return plain_batch(seq, state.id_high, batch, now)
 
-        return self._append_batch(make, confirm, waits)
+        return self._append_batch(make, expiry, confirm, waits)
 
     def publish_messages(
         self,
@@ -266,6 +270,7 @@ class Producer:
                 stamps = [message.timestamp or now for message in messages]
                 return self._append_batch(
                     lambda seq: framed_batch(seq, state.id_high, bodies, stamps, middles, expiry),
+                    expiry,
                     confirm,
                     waits,
                 )
@@ -278,7 +283,11 @@ class Producer:
         return self._publish_all(stamped, ttl, persistent, confirm, timeout, waits)
 
     def _append_batch(
-        self, make: Callable[[int], tuple[bytes | memoryview, I64]], confirm: bool, waits: bool
+        self,
+        make: Callable[[int], tuple[bytes | memoryview, I64]],
+        expiry: int,
+        confirm: bool,
+        waits: bool,
     ) -> range:
         """Append publish records with one write: ``make`` gives them, and the offset of each, for
         the first one's seq_id."""
@@ -288,6 +297,7 @@ class Producer:
             with state:
                 block, offsets = make(state.index.next_seq)
                 seqs = state.index.append_batch(block, offsets)
+                self._expirer.note(expiry)
                 if state.waiting:
                     state.arrived.notify(len(seqs))
                 self._flusher.tick(waits)
@@ -449,6 +459,7 @@ class Producer:
                     notes.before(seq)
                     seqs = index.append_batch(block, places, transient=not persistent)
                     notes.after()
+            self._expirer.note(expiry)
             limits = state.limits
             if limits is not None:
                 limits.bytes += sum(item.size for item in items)

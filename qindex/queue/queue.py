@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from journal.errors import UsageError
 from qindex.format.message import Message
@@ -129,6 +129,10 @@ class Queue:
 
     # -- delivering -----------------------------------------------------------------------------
 
+    @overload
+    def get(self, timeout: None = None, *, lease: float | None = None) -> Delivery: ...
+    @overload
+    def get(self, timeout: float | None, *, lease: float | None = None) -> Delivery | None: ...
     def get(self, timeout: float | None = None, *, lease: float | None = None) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
@@ -159,7 +163,7 @@ class Queue:
         """Yield messages as they come; ends when none came for ``timeout`` seconds.
 
         At most ``prefetch`` of those it gave are unacknowledged at a time: then it waits for an
-        ack (by another thread), up to ``timeout`` seconds too, before it gives the next.
+        ack (by another thread), however long, before it gives the next; a long wait is logged.
         ``lease`` as in :meth:`get`, of each of them.
         """
         if not isinstance(prefetch, int) or prefetch < 1:
@@ -175,7 +179,8 @@ class Queue:
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge: the message is done with, and never comes back once this is durable.
 
-        Raises :class:`UsageError` for a delivery of another queue, or one that was settled.
+        Raises :class:`UsageError` for a delivery of another queue, or one that was settled, and
+        :class:`~journal.errors.LeaseExpiredError` for one whose lease has run out.
         """
         self._settler.ack(delivery)
 
@@ -205,8 +210,8 @@ class Queue:
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now.
 
-        Raises :class:`UsageError` for one that is settled, whose lease has run out, or that has
-        none.
+        Raises :class:`UsageError` for one that is settled, or that has none, and for a time that
+        would shorten it, and :class:`~journal.errors.LeaseExpiredError`.
         """
         self._settler.extend(delivery, seconds)
 

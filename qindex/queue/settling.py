@@ -11,7 +11,7 @@ from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.segment import MOVING, OUT
 from qindex.queue.dead_letters import DeadLetters
-from qindex.queue.delivery import Delivery
+from qindex.queue.delivery import LAPSED, Delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.leases import Lease, check_lease
 from qindex.queue.outstanding import Outstanding, no_delivery
@@ -109,6 +109,10 @@ class Settler:
         """See :meth:`Outstanding.is_out`."""
         return self.outstanding.is_out(seq_id, taken)
 
+    def has_lapsed(self, seq_id: int, taken: int) -> bool:
+        """See :meth:`Outstanding.has_lapsed`."""
+        return self.outstanding.has_lapsed(seq_id, taken)
+
     # -- given back -----------------------------------------------------------------------------
 
     def nack(self, delivery: Delivery, requeue: bool = True, *, waits: bool = True) -> None:
@@ -190,12 +194,14 @@ class Settler:
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
         """Take back those of these that are not settled, each to its place; they do not count."""
-        with self._state:
+        with self._state as state:
             for delivery in deliveries:
                 if not delivery.settled:
-                    before = delivery.delivery_count - 1
-                    self.come_back(delivery.seq_id, delivery.body, delivery._extra, before)
+                    seq, before = delivery.seq_id, delivery.delivery_count - 1
+                    self.come_back(seq, delivery.body, delivery._extra, before)
                     delivery._queue = None
+                    if state.counts is not None:
+                        state.counts.forgive(seq, before, state.returns)
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -213,8 +219,15 @@ class Settler:
         ends = monotonic() + check_lease(seconds)
         with self._state as state:
             self.outstanding.seq_ids_of([delivery])
-            if not state.leases.extend(delivery.seq_id, ends):
+            there = state.leases.end_of(delivery.seq_id)
+            if there is None:
                 raise UsageError(f"delivery of seq_id {delivery.seq_id} has no lease")
+            if ends < there:
+                raise UsageError(
+                    f"the lease of seq_id {delivery.seq_id} has {there - monotonic():.3f} seconds "
+                    f"left: extend to {seconds!r} would shorten it"
+                )
+            state.leases.extend(delivery.seq_id, ends)
             state.alarm.set(self, ends)
 
     def on_alarm(self) -> None:
@@ -237,5 +250,6 @@ class Settler:
             self._state.leases.add(lease)
         elif state == OUT:
             if lease.delivery is not None:
-                lease.delivery._queue = None
+                lease.delivery._queue = LAPSED
             self.come_back(seq, lease.body, lease.extra, lease.count)
+            self._state.lapsed_at[seq] = self._state.index.nacks

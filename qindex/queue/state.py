@@ -52,6 +52,7 @@ class QueueState:
         "holding",
         "id_high",
         "index",
+        "lapsed_at",
         "leases",
         "limits",
         "lock",
@@ -109,6 +110,8 @@ class QueueState:
         # batch from before that the entry is no longer its own. 0: it was not, but its ack has
         # something else to do (a lease, a count).
         self.nacked_at: dict[int, int] = {}
+        # When (which nack of this run) the lease of an entry ran out, until it is acknowledged.
+        self.lapsed_at: dict[int, int] = {}
         # Message ids of delivered messages that are in the message store, until the ack.
         self.stored_out: dict[int, bytes] = {}
         self.leases = Leases()
@@ -222,13 +225,14 @@ class QueueState:
         self.lock.check()
         self.calls.check()
 
-    def wait_for(self, bell: Bell, seconds: float | None) -> None:
-        """Wait until a bell rings, or ``seconds`` have passed. Lock held, though not meanwhile.
-        Raises when the queue's end, or its engine's, has come."""
+    def wait_for(self, bell: Bell, seconds: float | None) -> bool:
+        """Wait until a bell rings, or ``seconds`` have passed (false). Lock held, though not
+        meanwhile. Raises when the queue's end, or its engine's, has come."""
         self.check_open()
-        bell.wait(seconds)
+        rung = bell.wait(seconds)
         self.check_open()
         self.resume()
+        return rung
 
     def await_flush(self) -> None:
         """Wait until no flush is under way. Lock held, though not meanwhile."""
@@ -308,6 +312,7 @@ class QueueState:
         stored = []
         for seq in seqs:
             self.nacked_at.pop(seq, None)
+            self.lapsed_at.pop(seq, None)
             self.leases.drop(seq)
             if self.returns.pop(seq, None) is not None and self.counts is not None:
                 self.counts.note(seq, 0, self.returns)
@@ -333,6 +338,14 @@ class QueueState:
         to be synced, and can't be."""
         if (confirm or self.sync_each) and self.is_syncing_here():
             refuse_twice()
+
+    def forgive_outstanding(self) -> None:
+        """Let the deliveries that are out not count towards the ``delivery_limit``: a clean close
+        takes them back, and nobody lost or refused them. Lock held."""
+        if self.counts is not None:
+            for seq in self.index.outstanding_up_to(self.index.next_seq).tolist():
+                self.returns[seq] = self.returns.get(seq, 1) - 1
+            self.counts.rewrite(self.returns)
 
     # -- durability -----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import pytest
 import qindex
 import rocketstore
 from journal.errors import ClosedError, UsageError
+from qindex.options import Durability
 from rocketstore.verify import verify
 from tests.interrupts import test_rocketstore as rocket
 from tests.interrupts.interruption import points_of, run_at
@@ -51,7 +52,7 @@ HANDLERS = [publish, publish_elsewhere, look]
 @pytest.mark.parametrize("handler", HANDLERS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
 def test_a_handler_that_makes_a_call(
-    tmp_path: Path, operation: Operation, handler: Handler, durability: str
+    tmp_path: Path, operation: Operation, handler: Handler, durability: Durability
 ) -> None:
     def opened(name: str) -> qindex.Engine:
         engine: qindex.Engine = qindex.open(tmp_path / name, **OPTIONS, durability=durability)

@@ -133,9 +133,9 @@ def test_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(qindex.NotAStoreError, match="neither"):
         qindex.open(tmp_path, read_only=True)
     with pytest.raises(qindex.UsageError, match="durability"):
-        qindex.open(tmp_path, read_only=True, durability="none")
+        qindex.open(tmp_path, read_only=True, durability="none")  # type: ignore[call-overload]
     with pytest.raises(qindex.UsageError, match="not an option"):
-        qindex.open(tmp_path, read_only=True, no_such_option=1)
+        qindex.open(tmp_path, read_only=True, no_such_option=1)  # type: ignore[call-overload]
     open_small(tmp_path).close()
     with qindex.open(tmp_path, read_only=True) as engine:
         with pytest.raises(qindex.UsageError, match="there is no queue 'q'"):

@@ -107,8 +107,8 @@ def test_arguments_that_are_none_of_its_own() -> None:
             lambda: queue.publish(),  # type: ignore[call-arg]
             lambda: queue.publish(b"", b""),  # type: ignore[arg-type, call-arg]
             lambda: queue.publish(b"", nothing=1),  # type: ignore[call-arg]
-            lambda: queue.get(1, 2),  # type: ignore[call-arg]
-            lambda: queue.get(None, timeout=0),  # type: ignore[misc]
+            lambda: queue.get(1, 2),  # type: ignore[call-overload]
+            lambda: queue.get(None, timeout=0),  # type: ignore[call-overload]
             lambda: queue.ack(),  # type: ignore[call-arg]
         ):
             with pytest.raises(TypeError):

@@ -11,6 +11,7 @@ import pytest
 import qindex
 from journal.call_lock import CallLock
 from journal.lock_order import LockOrder, Rank
+from qindex.options import Durability
 from tests.schedules.strict_order import WrongOrderError, strict_order
 
 LARGE = bytes(6000)
@@ -30,12 +31,12 @@ def test_it_finds_locks_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-def test_mixed_load(tmp_path: Path, durability: str) -> None:
+def test_mixed_load(tmp_path: Path, durability: Durability) -> None:
     with strict_order():
         mixed_load(tmp_path, durability)
 
 
-def mixed_load(directory: Path, durability: str) -> None:
+def mixed_load(directory: Path, durability: Durability) -> None:
     wrong: list[BaseException] = []
     engine = qindex.open(
         directory,

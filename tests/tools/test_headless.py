@@ -10,6 +10,7 @@ import pytest
 
 import qindex
 from msgstore.format import HEADER, parse_header
+from qindex.options import Format
 from tests.damage.harms import Harm, flipped
 from tests.damage.mending import mend
 from tests.damage.samples import SAMPLES, Sample
@@ -52,7 +53,7 @@ def test_a_flipped_bit_in_a_frame_costs_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("record_format", ["qindex", "rabbitmq"])
-def test_two_damaged_frames_in_a_row(record_format: str) -> None:
+def test_two_damaged_frames_in_a_row(record_format: Format) -> None:
     fs = MemoryFileSystem()
     bodies = [b"%d" % number * 300 for number in range(5)]
     with qindex.open(

@@ -15,6 +15,7 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.options import Durability
 from tests.qindex.support import WAIT, GateFileSystem
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
@@ -283,7 +284,7 @@ async def consume_at_random(
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
-def test_random_cancellation_under_load(tmp_path: Path, durability: str) -> None:
+def test_random_cancellation_under_load(tmp_path: Path, durability: Durability) -> None:
     """Two loops and a thread on one queue; publishers and consumers are cancelled at random."""
     books, done = Books(), threading.Event()
     with qindex.open(

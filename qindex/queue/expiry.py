@@ -1,0 +1,54 @@
+"""Expiry by a timer: messages whose time is up leave the head of a queue without a consumer.
+
+A message that expires behind one that does not leaves when it gets to the head. While there may be
+such messages the timer looks at the head once a second. A queue without a ttl pays nothing.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time_ns
+
+from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.delivering import Deliverer
+from qindex.queue.state import QueueState
+
+__all__ = ["Expirer"]
+
+_LOOK = 1.0
+"""Seconds between two looks at a head that does not expire."""
+
+
+class Expirer:
+    """Drops what has expired at the head of one queue, or lets it go to the dead-letter queue."""
+
+    def __init__(self, state: QueueState, deliverer: Deliverer, letters: DeadLetters) -> None:
+        self._state = state
+        self._deliverer = deliverer
+        self._letters = letters
+        self._is_set = False
+        if state.message_ttl is not None and state.index.live:
+            self._set(0.0)
+
+    def note(self, expiry: int) -> None:
+        """Take note of a message that expires (microseconds since 1970; 0: it does not). The
+        queue's lock is held."""
+        if expiry and not self._is_set:
+            self._set(expiry / 1e6 - time_ns() / 1e9)
+
+    def _set(self, seconds: float) -> None:
+        self._is_set = True
+        self._state.alarm.set(self, monotonic() + max(seconds, 0.0))
+
+    def on_alarm(self) -> None:
+        """Look at the head. The engine's timer calls it."""
+        expiry = 0
+        with self._state as state:
+            self._is_set = False
+            try:
+                expiry = self._deliverer.expire_head()
+            finally:
+                if expiry:
+                    self.note(expiry)
+                elif state.ready():
+                    self._set(_LOOK)
+        self._letters.move_waiting(True)
