@@ -1,0 +1,74 @@
+"""Messages expire by a timer: nobody has to read the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+import qindex
+from tests.qindex.support import WAIT
+
+
+def wait_for(queue: qindex.Queue, ready: int) -> None:
+    until = monotonic() + WAIT
+    while len(queue) != ready:
+        assert monotonic() < until, queue.stats()
+        sleep(0.005)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_delay_line_works_without_a_reader(tmp_path: Path, background: bool) -> None:
+    with qindex.open(tmp_path, background=background) as engine:
+        done = engine.queue("done")
+        line = engine.queue("line", message_ttl=0.05, dead_letter="done")
+        line.publish(b"single")
+        line.publish_many([b"a", b"b"])
+        line.publish(b"large" * 2000)
+        bodies = []
+        while len(bodies) < 4:
+            delivery = done.get(timeout=WAIT)
+            assert delivery is not None
+            assert delivery.headers["x-first-death-reason"] == "expired"
+            bodies.append(delivery.body)
+            delivery.ack()
+        assert bodies == [b"single", b"a", b"b", b"large" * 2000]
+        assert (len(line), line.peek(10), line.stats().given_up.expired) == (0, [], 4)
+
+
+def test_ready_counts_what_peek_shows(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"stays")
+        queue.publish(b"expires behind it", ttl=0.01)
+        sleep(0.03)
+        assert len(queue) == len(queue.peek(10)) == 2
+        queue.ack(queue.get())
+        wait_for(queue, 0)
+        assert queue.peek(10) == []
+
+
+def test_what_expired_while_the_store_was_closed_leaves_after_the_open(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        engine.queue("q", message_ttl=0.2).publish_many([b"a", b"b"])
+    sleep(0.25)
+    with qindex.open(tmp_path) as engine:
+        wait_for(engine.queue("q"), 0)
+
+
+def test_a_message_that_was_given_back_expires(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q", message_ttl=0.1)
+        queue.publish(b"a")
+        queue.get().nack()
+        wait_for(queue, 0)
+
+
+def test_a_queue_without_a_ttl_starts_no_timer(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"a", key="k")
+        queue.publish_many([b"b"])
+        queue.get().ack()
+        assert engine._alarm._times == {}
