@@ -252,7 +252,7 @@ class Queue:
             return
         while flusher.is_pressed():
             waiter = Waiter(state.flushed)
-            with state:
+            with state.lock, state:
                 waiter.listen()
             try:
                 rung = await waiter.wait(1.0)
@@ -308,7 +308,7 @@ class Queue:
         deadline = deadline_after(timeout)
         while True:
             waiter = Waiter(state.arrived, self._one_waits_less)
-            with state:
+            with state.lock, state:
                 state.waiting += 1
                 waiter.listen()
             try:
@@ -364,7 +364,7 @@ class Queue:
         deadline = deadline_after(timeout)
         while True:
             waiter = Waiter(state.settled, self._one_holds_less)
-            with state:
+            with state.lock, state:
                 state.holding += 1
                 waiter.listen()
             try:

@@ -42,7 +42,7 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
                 if waiter is None or error.room is not full:
                     _leave(full, waiter)
                     full, waiter = error.room, Waiter(error.room.state.room)
-                    with full.state:
+                    with full.state.lock, full.state:
                         waiter.listen()
                     continue
                 await waiter.wait(_LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT))

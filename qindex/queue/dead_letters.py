@@ -176,7 +176,7 @@ class DeadLetters:
         letters: dict[int, Letter] = {}
         for at, delivery in enumerate(deliveries):
             try:
-                with state:
+                with state.lock, state:
                     self._outstanding.seq_ids_of([delivery])
                     state.index.begin_move(delivery.seq_id)
                     letters[at] = self._letter(delivery.seq_id, delivery.message, "rejected")
@@ -279,7 +279,7 @@ class DeadLetters:
     def end_moved(self, seqs: Sequence[int]) -> None:
         """Acknowledge messages that were moved. Raises :class:`ClosedError`."""
         state = self.state
-        with state, state.index.poison.whole():
+        with state.lock, state, state.index.poison.whole():
             state.index.end_move(np.array(seqs, np.int64))
             state.forget(seqs)
 
@@ -287,7 +287,7 @@ class DeadLetters:
         """Acknowledge messages that a run before this one has moved."""
         state = self.state
         index = state.index
-        with state:
+        with state.lock, state:
             in_use = state.messages is not None and state.messages.in_use
             stored = []
             for seq in seqs if in_use else ():

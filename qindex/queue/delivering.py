@@ -273,7 +273,7 @@ class Deliverer:
             raise UsageError(f"the number of messages must be at least 1, not {most!r}")
         if lease is not None:
             check_lease(lease)
-        with self._state as state:
+        with self._state.lock, self._state as state:
             ready = self._available(timeout, waits)
             # Made after the waiting: what was given back meanwhile may be a part of it.
             batch = Batch(self._settler, state.index.nacks)
@@ -449,7 +449,7 @@ class Deliverer:
     def _await_settled(self, given: list[Delivery]) -> list[Delivery]:
         """Wait until one of these is settled; gives those that are not. Warns of a long wait."""
         until: float | None = LONG_HELD
-        with self._state as state:
+        with self._state.lock, self._state as state:
             while True:
                 held = [delivery for delivery in given if not delivery.settled]
                 if len(held) < len(given):
@@ -467,7 +467,7 @@ class Deliverer:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
         if not isinstance(most, int) or most < 0:
             raise UsageError(f"the number of messages must be at least 0, not {most!r}")
-        with self._state:
+        with self._state.lock, self._state:
             seen: list[Delivery] = []
             if not most:
                 return seen
@@ -502,7 +502,7 @@ class Deliverer:
 
     def take_last(self, *, waits: bool = True) -> Delivery | None:
         """See :func:`qindex.queue.lifo.take_last`."""
-        with self._state as state:
+        with self._state.lock, self._state as state:
             index = state.index
             given: Delivery | None = None
             while index.live > index.out and (seq := index.last_ready()) is not None:
@@ -514,7 +514,7 @@ class Deliverer:
 
     def take_at(self, seq: int, *, waits: bool = True) -> Delivery | None:
         """See :func:`qindex.queue.lifo.take_at`."""
-        with self._state as state:
+        with self._state.lock, self._state as state:
             index = state.index
             given = None
             if (
@@ -550,7 +550,7 @@ class Deliverer:
 
     def peek_last(self) -> bytes | None:
         """See :func:`qindex.queue.lifo.peek_last`."""
-        with self._state as state:
+        with self._state.lock, self._state as state:
             index = state.index
             below = index.next_seq
             now = time_ns() // 1000

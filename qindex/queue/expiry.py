@@ -42,7 +42,7 @@ class Expirer:
     def on_alarm(self) -> None:
         """Look at the head. The engine's timer calls it."""
         expiry = 0
-        with self._state as state:
+        with self._state.lock, self._state as state:
             self._is_set = False
             try:
                 expiry = self._deliverer.expire_head()

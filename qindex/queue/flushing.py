@@ -158,7 +158,7 @@ class Flusher:
         state = self.state
         mine = False
         try:
-            with state:
+            with state.lock, state:
                 state.await_flush()
                 state.check_open()
                 state.flushing, mine = get_ident(), True
@@ -233,7 +233,7 @@ class Flusher:
         with state.calls.here():
             state.lock.check()
             self.mover.settle()
-            with state:
+            with state.lock, state:
                 state.index.journal.seal()
             state.sync_all()
 

@@ -63,7 +63,7 @@ class QueueParts:
     def purge(self) -> int:
         """See :meth:`qindex.queue.queue.Queue.purge`."""
         self.state.check_sync()
-        with self.state as state:
+        with self.state.lock, self.state as state:
             state.await_flush()
             state.resume()
             index = state.index
@@ -90,7 +90,7 @@ class QueueParts:
 
     def stats(self) -> QueueStats:
         """See :meth:`qindex.queue.queue.Queue.stats`."""
-        with self.state as state:
+        with self.state.lock, self.state as state:
             index, tally = state.index, state.tally
             sizes = [segment.file_size for segment in index.segments.values()]
             return QueueStats(

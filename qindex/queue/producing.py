@@ -193,7 +193,7 @@ class Producer:
         limits; gives its seq_id. ``stamp``: when the message was published (nanoseconds), or 0
         where there is more to it than its body. Raises :class:`StorageError`; nothing has changed
         then."""
-        with self.state as state:
+        with self.state.lock, self.state as state:
             index = state.index
             seq = index.append(pack_publish(index.next_seq, True, msg_id, expiry, len(body), b""))
             self._expirer.note(expiry)
@@ -226,7 +226,7 @@ class Producer:
         state = self.state
         batch = bodies if isinstance(bodies, list | tuple) else list(bodies)
         if not batch:
-            with state:
+            with state.lock, state:
                 return range(state.index.next_seq, state.index.next_seq)
         if set(map(type, batch)) != {bytes}:
             raise UsageError("a body must be bytes")
@@ -294,7 +294,7 @@ class Producer:
         state = self.state
         state.check_sync(confirm)
         with state.calls.here():
-            with state:
+            with state.lock, state:
                 block, offsets = make(state.index.next_seq)
                 seqs = state.index.append_batch(block, offsets)
                 self._expirer.note(expiry)
@@ -309,7 +309,7 @@ class Producer:
         """See :meth:`qindex.queue.queue.Queue.reserve`."""
         if not 0 <= count <= MOST_RESERVED:
             raise UsageError(f"0 to {MOST_RESERVED} seq_ids can be reserved, not {count}")
-        with self.state as state:
+        with self.state.lock, self.state as state:
             state.index.reserve(count)
             return state.index.next_seq
 
@@ -438,7 +438,7 @@ class Producer:
         ``notes`` are taken with the first seq_id when nothing but the append is left to do, and
         when it is done: before anybody else sees the messages.
         """
-        with self.state as state:
+        with self.state.lock, self.state as state:
             index = state.index
             seq = index.next_seq
             records = []

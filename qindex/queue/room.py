@@ -82,7 +82,7 @@ class Room:
         count, size = _sizes(items)
         if limits.overflow == "drop-head":
             self._check_head(limits, items)
-        with self.state:
+        with self.state.lock, self.state:
             if limits.overflow != "drop-head":
                 self._await(limits, count, size, timeout, waits)
             limits.take(count, size)
@@ -148,7 +148,7 @@ class Room:
         limits = state.limits
         if limits is None or limits.overflow != "drop-head":
             return
-        with state:
+        with state.lock, state:
             while limits.is_over(state.ready()) and self._drop_some(limits):
                 pass
         self._letters.move_waiting(waits)

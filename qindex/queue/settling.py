@@ -82,7 +82,7 @@ class Settler:
         """See :meth:`qindex.queue.queue.Queue.ack_many`."""
         state = self._state
         state.check_sync()
-        with state:
+        with state.lock, state:
             seqs = self.outstanding.seq_ids_of(deliveries)
             if len(seqs):
                 self.outstanding.ack_all(seqs)
@@ -96,7 +96,7 @@ class Settler:
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         state = self._state
         state.check_sync()
-        with state:
+        with state.lock, state:
             seqs = state.index.outstanding_up_to(seq_id)
             if len(seqs):
                 self.outstanding.ack_all(seqs)
@@ -131,7 +131,7 @@ class Settler:
                 raise failure
 
     def _take_back(self, delivery: Delivery) -> None:
-        with self._state:
+        with self._state.lock, self._state:
             self.outstanding.seq_ids_of([delivery])
             count = delivery.delivery_count
             self.come_back(delivery.seq_id, delivery.body, delivery._extra, count)
@@ -182,7 +182,7 @@ class Settler:
 
     def forgive(self, deliveries: Iterable[Delivery]) -> None:
         """Let these deliveries not count towards the ``delivery_limit``, also after a crash."""
-        with self._state as state:
+        with self._state.lock, self._state as state:
             counts = state.counts
             if counts is None:
                 return
@@ -194,7 +194,7 @@ class Settler:
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
         """Take back those of these that are not settled, each to its place; they do not count."""
-        with self._state as state:
+        with self._state.lock, self._state as state:
             for delivery in deliveries:
                 if not delivery.settled:
                     seq, before = delivery.seq_id, delivery.delivery_count - 1
@@ -217,7 +217,7 @@ class Settler:
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """See :meth:`qindex.queue.queue.Queue.extend`."""
         ends = monotonic() + check_lease(seconds)
-        with self._state as state:
+        with self._state.lock, self._state as state:
             self.outstanding.seq_ids_of([delivery])
             there = state.leases.end_of(delivery.seq_id)
             if there is None:
@@ -232,7 +232,7 @@ class Settler:
 
     def on_alarm(self) -> None:
         """End the leases whose time is up. The engine's timer calls it."""
-        with self._state as state:
+        with self._state.lock, self._state as state:
             now = monotonic()
             for lease in state.leases.due(now):
                 self._end_lease(lease, now)

@@ -34,9 +34,11 @@ handler has cut short may not have told."""
 class QueueState:
     """One queue. ``index.live - index.out`` messages are ready, ``index.out`` with consumers.
 
-    A context manager: it holds the queue's lock. A block that is left by an exception that is no
+    A critical section is ``with state.lock, state:``. The lock is given back by a function in C, so
+    that no signal's handler can raise in its stead. A block that is left by an exception that is no
     :class:`StoreError` (Ctrl-C, no memory) may have left things half done. Then the next one who
-    takes the lock reads the queue again from its journal, before anything else.
+    takes the lock reads the queue again from its journal, before anything else. The calls for
+    single messages do the same by :meth:`take` and :meth:`leave`.
     """
 
     __slots__ = (
@@ -192,13 +194,8 @@ class QueueState:
             self.lock.release()
 
     def __enter__(self) -> QueueState:
-        if self.lock.is_mine():
-            refuse_twice()
-        try:
-            self.take()
-        except BaseException as error:
-            self.leave(error)
-            raise
+        if self.index.changing:
+            self.read_again()
         return self
 
     def __exit__(
@@ -207,10 +204,8 @@ class QueueState:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.lock.is_mine():
-            if error is not None and not isinstance(error, StoreError):
-                self.index.changing += 1
-            self.lock.release()
+        if error is not None and not isinstance(error, StoreError):
+            self.index.changing += 1
 
     def resume(self) -> None:
         """Go on behind a wait, with the lock held again. Raises what the queue raises since it was

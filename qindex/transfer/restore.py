@@ -53,5 +53,5 @@ def mark_delivered(queue: Queue, first: int, moved: Sequence[Moved]) -> None:
     """Note of those that were delivered before, published from ``first`` on, that they were."""
     seqs = np.array([first + at for at, one in enumerate(moved) if one.redelivered], np.int64)
     if len(seqs):
-        with queue._parts.state as state:
+        with queue._parts.state.lock, queue._parts.state as state:
             state.index.note_delivered(seqs)

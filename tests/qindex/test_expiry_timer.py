@@ -26,7 +26,7 @@ def test_a_delay_line_works_without_a_reader(tmp_path: Path, background: bool) -
         line.publish(b"single")
         line.publish_many([b"a", b"b"])
         line.publish(b"large" * 2000)
-        bodies = []
+        bodies: list[bytes] = []
         while len(bodies) < 4:
             delivery = done.get(timeout=WAIT)
             assert delivery is not None
