@@ -105,7 +105,7 @@ VICTIMS = """
 import json, os, signal, sys
 from journal import files
 from pyspark_qindex import publishing
-from qindex.queue.producing import Publisher
+from qindex.queue.producing import Producer
 
 publishing.STEP, publishing._ROWS_AT_ONCE = 6, 4
 left = 0
@@ -124,14 +124,14 @@ def counted(call):
 
 for name in ("open", "write", "pwrite", "fdatasync", "rename", "unlink", "sync_dir", "rmdir"):
     setattr(files.RealFileSystem, name, staticmethod(counted(getattr(files.RealFileSystem, name))))
-append = Publisher._append_entries
+append = Producer.append_entries
 
 def append_and_count(*arguments, **options):
     result = append(*arguments, **options)
     count()
     return result
 
-Publisher._append_entries = append_and_count
+Producer.append_entries = append_and_count
 for line in sys.stdin:
     store, batch, rows, left = json.loads(line)
     child = os.fork()
