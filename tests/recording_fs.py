@@ -32,6 +32,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -462,7 +463,7 @@ def crash_states(
     chance = random.Random(seed)
     disk = recording.start.copy()
     seen: set[int] = set()
-    number = seed
+    numbers = itertools.count(seed)
     for point in range(len(recording.log) + 1):
         if point:
             disk.take(recording.log[point - 1])
@@ -470,14 +471,12 @@ def crash_states(
             continue
         last = recording.log[point - 1] if point else None
         states = _states_at(disk, point, window, random_per_point, chance)
-        for state in itertools.chain(_kill_states(disk, point, last), states):
+        some = (state() for state in states if next(numbers) % power == 0)
+        for state in itertools.chain(_kill_states(disk, point, last), some):
             key = hash(state.key())
             if key not in seen:
                 seen.add(key)
-                kill = state.how.startswith("kill")
-                number += not kill
-                if kill or number % power == 0:
-                    yield state
+                yield state
 
 
 def _kill_states(disk: Disk, point: int, last: Operation | None) -> Iterator[CrashState]:
@@ -496,7 +495,8 @@ def _kill_states(disk: Disk, point: int, last: Operation | None) -> Iterator[Cra
 
 def _states_at(
     disk: Disk, point: int, window: int, random_per_point: int, chance: random.Random
-) -> Iterator[CrashState]:
+) -> Iterator[Callable[[], CrashState]]:
+    """Give what makes each state: it takes longer to make one than to know of it."""
     data, changes = disk.data, disk.changes
     if not data and not changes:
         return
@@ -524,8 +524,14 @@ def _states_at(
 
     for how, done, named in states():
         if _is_possible(data, done):
-            files = disk.files([each for each in done if each is not None], named)
-            yield CrashState(point, how, *files, tuple(disk.notes))
+            writes = [each for each in done if each is not None]
+            yield partial(_power_state, disk, point, how, writes, named)
+
+
+def _power_state(
+    disk: Disk, point: int, how: str, writes: list[Data], named: list[Name]
+) -> CrashState:
+    return CrashState(point, how, *disk.files(writes, named), tuple(disk.notes))
 
 
 def _is_possible(data: Sequence[Data], done: Sequence[Data | None]) -> bool:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import effort
+from tests import conftest, effort
 from tests.crash.workloads import WORKLOADS
 from tests.effort import Tier
 from tests.sharing import Scheduler, in_order
@@ -107,3 +107,17 @@ def test_processes_share_the_workloads_one_by_one() -> None:
     items = [SimpleNamespace(nodeid=one) for one in [*ids, *rest]]
     order = [one.nodeid for one in in_order(items)]  # type: ignore[arg-type]
     assert order == [rest[2], rest[0], rest[1], *ids]
+
+
+@pytest.mark.parametrize(
+    ("states", "workloads", "fails"),
+    [(1, len(WORKLOADS), True), (10**6, len(WORKLOADS), False), (1, 3, False)],
+)
+def test_a_run_with_too_few_crash_states_fails(states: int, workloads: int, fails: bool) -> None:
+    """Where all workloads were asked for."""
+    report = SimpleNamespace(user_properties=[("crash states", (states, 1.0))])
+    reporter = SimpleNamespace(stats={"passed": [report] * workloads})
+    manager = SimpleNamespace(get_plugin=lambda name: reporter)
+    session = SimpleNamespace(config=SimpleNamespace(pluginmanager=manager), exitstatus=0)
+    conftest.pytest_sessionfinish(session)  # type: ignore[arg-type]
+    assert bool(session.exitstatus) == fails

@@ -14,23 +14,28 @@ from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Limits
 from tests.crash.states import Bounds
 from tests.crash.workloads import LIMITS, WORKLOADS
-from tests.effort import QUICK, SEED
+from tests.effort import SEED, by_tier
 
 _FEW = Bounds(product=2, pairs=0, subset=1, moments=1)
-_QUICK = Limits(bounds=_FEW, power=16, second=64, goes_on=64, turn=SEED)
+_QUICK = Limits(bounds=_FEW, power=14, second=24, goes_on=32, turn=SEED)
 _LIMITS = Limits(bounds=_FEW, second=31, goes_on=64, turn=SEED)
 """Of the workloads on dead letters, leases and limits. The order of writes to several files is new
 in them, so fewer pages of one file are varied than elsewhere."""
 _WHOLE = Limits(turn=SEED)
+_NIGHTLY = Limits(Bounds(product=64, pairs=64, subset=4, moments=6), goes_on=8, turn=SEED)
 
 
-@pytest.mark.timeout(1800)
+def limits_of(workload: Workload) -> Limits:
+    whole = _LIMITS if workload in LIMITS else _WHOLE
+    return by_tier(quick=_QUICK, all=whole, nightly=_NIGHTLY)
+
+
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_every_state_keeps_the_promises(
     workload: Workload, record_property: Callable[[str, object], None]
 ) -> None:
-    limits = _QUICK if QUICK else _LIMITS if workload in LIMITS else _WHOLE
-    report = Explorer(limits).explore(workload)
+    report = Explorer(limits_of(workload)).explore(workload)
     record_property("crash states", (report.distinct, report.seconds))
     assert report.points > 5
     if report.failures:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Limits
-from tests.effort import not_quick
+from tests.effort import by_tier, not_quick, part
 
 REGRESSIONS = [
     # A process that died between the two stores of an append left an entry that had the message
@@ -165,7 +165,7 @@ _LONG = "sector with an entry lost, the one with its ack not"
     "workload",
     [
         pytest.param(one, id=one.name, marks=not_quick("50 s") if one.name == _LONG else ())
-        for one in REGRESSIONS
+        for one in part(REGRESSIONS, by_tier(quick=2, all=1, nightly=1), "regressions")
     ],
 )
 def test_stays_mended(workload: Workload) -> None:

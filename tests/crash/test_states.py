@@ -137,7 +137,7 @@ def test_the_program_finds_shrinks_and_tells(
         return None
 
     monkeypatch.setattr(QueueIndex, "plan", lose_acks)
-    monkeypatch.setattr("qindex.queue.queue_core.QueueCore._close", lambda self: None)
+    monkeypatch.setattr("qindex.queue.flushing.Flusher.close", lambda self: None)
     workload = Workload("lossy", (("publish", "a"), ("publish", "a", "ttl"), ("close",)))
     limits = Limits(second=0)
     (failure,) = Explorer(limits).explore(workload).failures

@@ -31,6 +31,8 @@ from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 NAMES = ("a", "b", "c")
 STATES = by_tier(quick=12, all=160, nightly=100_000)
 """States of a loss of power that are tried of each workload, about."""
+POWER = by_tier(quick=16, all=1, nightly=1)
+"""One of so many of them is made at all."""
 
 Places = frozenset[tuple[str, int]]
 """Messages in their queues."""
@@ -231,7 +233,7 @@ def record(directory: Path, workload: Callable[[Driver], None]) -> RecordingFile
 
 def chosen(fs: RecordingFileSystem) -> list[CrashState]:
     """All kills, and of the losses of power as many as there is time for, spread evenly."""
-    states = list(crash_states(fs, window=3, random_per_point=2))
+    states = list(crash_states(fs, window=3, random_per_point=2, power=POWER))
     kills = [state for state in states if state.how == "kill"]
     power = [state for state in states if state.how != "kill"]
     return kills + list(part(power, max(1, len(power) // STATES), "power"))

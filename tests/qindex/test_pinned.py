@@ -80,7 +80,7 @@ def test_a_live_writer_is_read_again_and_again(tmp_path: Path, journal: int, seg
                 last_head = seqs[0]
             rows_seen += len(seqs)
         assert writer.poll() is None
-    assert rows_seen > READS * 100
+    assert rows_seen > READS * by_tier(quick=10, all=100, nightly=100)
 
 
 def test_list_beside_a_live_writer(tmp_path: Path) -> None:
