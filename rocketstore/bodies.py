@@ -39,5 +39,5 @@ def usual_bodies(
 
 @lru_cache(maxsize=256)
 def _framed(size: int, length: int) -> struct.Struct:
-    """What is looked at of a record of ``size`` bytes, and its body of ``length``."""
+    """The checked fields of a record of ``size`` bytes, and its body of ``length``."""
     return struct.Struct(f"{FRAME_LAYOUT}{length}s{size - BODY_AT - length}x")

@@ -1,4 +1,4 @@
-"""From what a caller gives to what a record holds: properties, keys, and where a message waits."""
+"""Compose the fields of a record from the arguments of a put: topic, queue id and properties."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Delivered", "compose", "join_properties", "raw_properties", "take_ra
 
 
 class Delivered(bytes):
-    """Properties of a message that has waited: they ask for a delay, which is over."""
+    """Properties of a delayed message that is put where it belongs: their delay is over."""
 
 
 def compose(

@@ -69,8 +69,7 @@ class Descriptors:
             raise StorageError(directory, "can't be created", error) from error
         fd = create_file(self._fs, path, size)
         self._keep(path, fd)
-        self._dirty.add(path)
-        self._directories.add(directory)
+        self.mark_dirty(path)
 
     def _keep(self, path: str, fd: int) -> None:
         self._open[path] = fd
@@ -109,9 +108,18 @@ class Descriptors:
         except OSError as error:
             raise StorageError(path, "can't be removed", error) from error
 
+    def mark_dirty(self, path: str) -> None:
+        """Count a file and its directory as not synced."""
+        self._dirty.add(path)
+        self._directories.add(os.path.dirname(path))
+
+    def dirty(self) -> tuple[list[str], list[str]]:
+        """Files and directories that were not synced."""
+        return sorted(self._dirty), sorted(self._directories)
+
     def take_dirty(self) -> tuple[list[str], list[str]]:
         """Files and directories that were not synced; from now on they count as synced."""
-        taken = sorted(self._dirty), sorted(self._directories)
+        taken = self.dirty()
         self._dirty.clear()
         self._directories.clear()
         return taken

@@ -66,6 +66,6 @@ def build_units(
 
 
 def count_valid(units: Units) -> int:
-    """How many units there are before the first unwritten one."""
+    """The number of units before the first unwritten one."""
     bad = (units["offset"] < 0) | (units["size"] <= 0)
     return int(bad.argmax()) if bad.any() else len(units)

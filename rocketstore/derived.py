@@ -1,4 +1,4 @@
-"""How far ConsumeQueues and IndexFiles had followed the CommitLog, durably.
+"""Our note of a checkpoint: ConsumeQueues and IndexFiles are durable up to an offset of the log.
 
 RocketMQ's checkpoint says it in timestamps and can run ahead of the disk. This file says it in
 offsets: up to ``offset`` the log was on disk, each queue held the units it names, each index file

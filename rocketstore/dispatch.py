@@ -59,8 +59,8 @@ class DispatchBatch:
                 yield key, chosen
 
     def units(self, chosen: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """What a ConsumeQueue keeps of these messages: ordinals, physical offsets, sizes, tag
-        hash codes."""
+        """Give the columns of a ConsumeQueue for these messages: ordinals, physical offsets,
+        sizes, tag hash codes."""
         return (
             self.queue_offsets[chosen],
             self.offsets[chosen],
@@ -97,7 +97,7 @@ def _queue_topic(topic: bytes) -> str:
 
 
 def from_records(records: Records, start: int, *, delays: bool = True) -> DispatchBatch:
-    """What the records of the file that begins at ``start`` ask for.
+    """Give the batch of the records of the file that begins at ``start``.
 
     ``delays=False`` gives messages of the schedule topic the hash of their tags, as the real
     store does while it recovers from a crash.

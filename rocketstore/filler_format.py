@@ -1,4 +1,4 @@
-"""What stands in the log where damaged bytes were set aside, so that every reader can go on.
+"""Fillers: records in place of damaged bytes that were set aside, so that every reader can go on.
 
 A hole becomes records of a rolled-back transaction: RocketMQ (and this package) step over such a
 record by its size, and put it into no ConsumeQueue and no IndexFile. Its body is zeros with the
@@ -129,7 +129,7 @@ class Fillers:
         return keep
 
     def most_lost(self, after: int, before: int) -> int:
-        """How many messages can have stood in holes between two physical offsets."""
+        """The most messages that can have stood in holes between two physical offsets."""
         number = bisect_left(self._offsets, after)
         if number == len(self._offsets) or self._offsets[number] >= before:
             return 0

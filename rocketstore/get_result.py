@@ -1,4 +1,4 @@
-"""What :meth:`rocketstore.Store.get` answers: a status, where to go on, and the messages."""
+"""The result of :meth:`rocketstore.Store.get`: a status, the next offset, and the messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _new_tuple = tuple.__new__
 
 
 class GetStatus(enum.Enum):
-    """What became of a request for messages: RocketMQ's names."""
+    """The outcome of a request for messages: RocketMQ's names."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"

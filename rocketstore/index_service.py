@@ -175,7 +175,8 @@ class IndexService:
     # Reading
 
     def query_offsets(self, key_hash: int, max_num: int, begin: int, end: int) -> list[int]:
-        """What the real ``queryOffset`` gives: newest file first, in each newest entry first."""
+        """Give the offsets as the real ``queryOffset`` does: newest file first, in each newest
+        entry first."""
         limit = min(max_num, BATCH_MAX)
         out: list[int] = []
         for file in reversed(self.files):

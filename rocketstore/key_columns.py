@@ -135,7 +135,7 @@ def keys_of_properties(properties: Sequence[bytes], seed: Seed) -> KeyColumns:
 
 
 class _Collector:
-    """What an answer is made of: the keys of some messages, with the message that each is of."""
+    """The keys of some messages, collected for an answer, with the message that each is of."""
 
     def __init__(
         self, data: UInt8Array, starts: Int64Array, lengths: Int64Array, seed: Seed

@@ -1,4 +1,4 @@
-"""Which files make up a store, and what stands in its directory that does not belong there."""
+"""The layout of a store: its files, and strangers in its directory."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Paths:
 
     @property
     def derived(self) -> str:
-        """Ours: how far queues and index had followed the log, durably."""
+        """Ours: the note of the last checkpoint (:mod:`rocketstore.derived`)."""
         return os.path.join(self.config, "rocketstore.json")
 
     @property
@@ -90,7 +90,7 @@ class Paths:
 
     @property
     def delay_offset(self) -> str:
-        """How far each delay level was delivered."""
+        """The next message to deliver of each delay level."""
         return os.path.join(self.config, "delayOffset.json")
 
     @property

@@ -37,6 +37,8 @@ __all__ = [
     "holds_data",
     "open_mapped",
     "scan_directory",
+    "sync_directories",
+    "sync_files",
 ]
 
 RESERVE_STEP = 16 << 20
@@ -88,6 +90,36 @@ def close_map(data: mmap.mmap) -> None:
     what they looked at for as long as its exception is."""
     with contextlib.suppress(BufferError):
         data.close()
+
+
+def sync_files(fs: FileSystem, paths: Iterable[str]) -> None:
+    """Sync files by name: no other call can close a descriptor of their own under the sync. A file
+    that is gone is passed over. Raises :class:`StorageError`."""
+    for path in paths:
+        try:
+            fd = fs.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StorageError(path, "can't be opened", error) from error
+        try:
+            fs.fdatasync(fd)
+        except OSError as error:
+            raise StorageError(path, "can't be synced", error) from error
+        finally:
+            close_quietly(fs, fd, path)
+
+
+def sync_directories(fs: FileSystem, paths: Iterable[str]) -> None:
+    """Make the names in directories durable; one that is gone is passed over. Raises
+    :class:`StorageError`."""
+    for path in paths:
+        try:
+            fs.sync_dir(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StorageError(path, "can't be synced", error) from error
 
 
 class MappedFile:
@@ -181,7 +213,6 @@ class MappedFiles:
         self._writable = writable
         self.files: OrderedDict[int, MappedFile] = OrderedDict()
         self._recent: OrderedDict[int, None] = OrderedDict()
-        self._names_changed = False
 
     def load(self, starts: Iterable[int], short: Mapping[int, int] | None = None) -> None:
         """Take over existing files; each counts as full until the owner says otherwise.
@@ -242,10 +273,9 @@ class MappedFiles:
         """Create the next file, at full length. Raises :class:`StorageError`."""
         path = os.path.join(self.directory, file_name(start))
         close_quietly(self._fs, create_file(self._fs, path, self.size), path)
-        self._names_changed = True
         try:
             # Names reach the disk in order: no crash can leave a gap between files.
-            self.sync_names()
+            self._fs.sync_dir(self.directory)
         except OSError as error:
             raise StorageError(path, "can't be created", error) from error
         file = self._add(start)
@@ -270,12 +300,6 @@ class MappedFiles:
     def dirty(self) -> list[MappedFile]:
         """The files with bytes that were not synced, oldest first."""
         return [file for file in self.files.values() if file.dirty]
-
-    def sync_names(self) -> None:
-        """Make creations and removals durable. Raises :class:`OSError`."""
-        if self._names_changed:
-            self._names_changed = False
-            self._fs.sync_dir(self.directory)
 
     def close(self) -> None:
         """Unmap all."""

@@ -53,7 +53,7 @@ class PutResult(NamedTuple):
 
 
 class BatchResult(Sequence[PutResult]):
-    """What :meth:`Store.put_many` answers: a :class:`PutResult` for each message, made when asked
+    """The result of :meth:`Store.put_many`: a :class:`PutResult` for each message, made when asked
     for."""
 
     __slots__ = ("offsets", "queue_id", "queue_offset", "sizes", "store_host", "store_timestamp")
@@ -236,7 +236,7 @@ class StoredMessage(NamedTuple):
 
     @property
     def born_host(self) -> str:
-        """Who made it, ``"ip:port"``."""
+        """The host that made it, ``"ip:port"``."""
         return format_host(self.fields[9])
 
     @property
@@ -246,12 +246,12 @@ class StoredMessage(NamedTuple):
 
     @property
     def store_host(self) -> str:
-        """Who stored it, ``"ip:port"``."""
+        """The host that stored it, ``"ip:port"``."""
         return format_host(self.fields[11])
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was sent back."""
+        """The number of times that it was sent back."""
         return int(self.fields[12])
 
     @property

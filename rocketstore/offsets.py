@@ -16,6 +16,7 @@ from journal.files import FileSystem, make_dirs, read_optional, replace_file
 
 __all__ = [
     "ConsumerOffsets",
+    "DelayOffsets",
     "int_table",
     "load_json",
     "parse_fastjson",
@@ -172,3 +173,32 @@ class ConsumerOffsets:
             raise StorageError(directory, "can't be created", error) from error
         save_json(self._fs, self._path, {**self._content, "offsetTable": table})
         self._changed = False
+
+
+class DelayOffsets:
+    """The next message of each delay level to deliver. Its owner holds a lock.
+
+    ``changed``: since the last save.
+    """
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._table = int_table(load_json(fs, path).get("offsetTable"))
+        self.changed = False
+
+    def get(self, level: int) -> int:
+        """The next offset in the queue of a level."""
+        return self._table.get(level, 0)
+
+    def set(self, level: int, offset: int) -> None:
+        """Set it, in memory."""
+        self._table[level] = offset
+        self.changed = True
+
+    def save(self) -> None:
+        """Write the file if an offset was set. Raises :class:`StorageError`."""
+        if self.changed:
+            table = {str(level): at for level, at in sorted(self._table.items())}
+            save_json(self._fs, self._path, {"offsetTable": table})
+            self.changed = False

@@ -1,4 +1,4 @@
-"""What a store can be told at open."""
+"""The options of a store."""
 
 from __future__ import annotations
 

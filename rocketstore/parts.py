@@ -12,9 +12,13 @@ from journal.findings import Finding
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog import CommitLog
 from rocketstore.consumequeue import ConsumeQueue, Descriptors
+from rocketstore.consumequeue_format import UNIT_SIZE
+from rocketstore.derived import Derived
 from rocketstore.dispatch import DispatchBatch, QueueKey
+from rocketstore.index_format import IndexHeader
 from rocketstore.index_service import IndexService
 from rocketstore.layout import Layout, Paths
+from rocketstore.mapped_files import sync_files
 from rocketstore.options import Options
 
 __all__ = ["Parts", "build_parts"]
@@ -72,6 +76,26 @@ class Parts:
         """Keep a finding and log it."""
         self.findings.append(finding)
         log.warning("%s", finding)
+
+    def sync_after_crash(self, derived: Derived | None) -> None:
+        """Sync what the log holds behind the last checkpoint, and mark what queues and index hold
+        behind it as not synced: it may be in the system's memory alone.
+
+        Raises :class:`journal.errors.StorageError`.
+        """
+        durable = derived.offset if derived is not None else 0
+        files = self.commitlog.files.files.values()
+        sync_files(self.fs, [file.path for file in files if file.start + file.wrote > durable])
+        known = derived.queues if derived is not None else {}
+        for key, queue in self.queues.items():
+            vouched = known.get(key, (0, 0))[1] * UNIT_SIZE
+            for start in queue.starts:
+                if vouched < queue.wrote and vouched < start + queue.file_size:
+                    self.descriptors.mark_dirty(queue.path(start))
+        headers = {row[0]: IndexHeader(*row[1:]) for row in derived.index} if derived else {}
+        for file in self.index.files:
+            if headers.get(file.name) != file.header:
+                file.dirty = self.index.names_changed = True
 
     def close(self) -> None:
         """Close all files."""

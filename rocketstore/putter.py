@@ -1,108 +1,94 @@
-"""Single puts: the usual one here, step by step, others by :mod:`rocketstore.put_path`."""
+"""Single puts: the usual message, and a message with rare fields."""
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterable
-from typing import Unpack
+import struct
+from collections.abc import Iterable, Mapping
+from typing import TypedDict
 
 from journal.call_lock import refuse_twice
-from journal.errors import StorageError, StoreError, UsageError
-from journal.patience import PatientLock
-from journal.poison import Poison
-from journal.sync import GroupCommit
-from rocketstore.commitlog import CommitLog
-from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC, START
+from journal.errors import UsageError
+from rocketstore.commitlog_format import (
+    COMMIT,
+    HEADERS,
+    MESSAGE_MAGIC,
+    START,
+    TRANSACTION_MASK,
+    body_crc,
+    host_bytes,
+    with_host_bits,
+)
+from rocketstore.compose import compose
 from rocketstore.crc import crc32
-from rocketstore.cut_short import WholeOrNothing
-from rocketstore.dispatch import QueueKey
+from rocketstore.delay import deliver_time
+from rocketstore.dispatcher import PENDING_MAX, Dispatcher
+from rocketstore.log_sync import LogSync
 from rocketstore.message import PutResult
-from rocketstore.parts import Parts
-from rocketstore.pending import PENDING_MAX, Pending
-from rocketstore.properties import encode_usual, join_keys
-from rocketstore.put_path import PutFields, Route, pack_head, pack_stamp, put_general
+from rocketstore.properties import WAIT, encode_usual, join_keys
+from rocketstore.route import NOWHERE
+from rocketstore.state import Change, StoreState
+from rocketstore.store_clock import STAMP_SIZE
 
-__all__ = ["Putter"]
+__all__ = ["PutFields", "Putter"]
 
 _HEAD_SIZE = HEADERS[0].size
 _START_SIZE = START.size
 _pack_start = START.pack
 _new_tuple = tuple.__new__
 
+_pack_head = struct.Struct(f">iiI8sqq{STAMP_SIZE}si").pack
+"""A record's first 88 bytes when both hosts are IPv4: size, magic, CRC, :attr:`Route.start`,
+ordinal, offset, :attr:`StoreClock.stamp`, length of the body. Fewer and longer fields than
+:data:`HEADERS` has: a pack costs by the field."""
+assert struct.calcsize(f">iiI8sqq{STAMP_SIZE}si") == _HEAD_SIZE
+
+
+class PutFields(TypedDict, total=False):
+    """The fields of a put that few messages have; see :meth:`rocketstore.Store.put`."""
+
+    properties: Mapping[str, str] | bytes | None
+    delay: int | None
+    flag: int
+    sys_flag: int
+    born_timestamp: int | None
+    born_host: str | bytes | tuple[str, int] | None
+    store_host: str | bytes | tuple[str, int] | None
+    reconsume_times: int
+    prepared_transaction_offset: int
+    wait: bool
+
 
 class Putter:
-    """The single puts of :class:`rocketstore.Store`, which has the rest."""
+    """Store single messages."""
 
-    # What a put looks at stands in slots: it is found sooner there.
-    __slots__ = (
-        "_commitlog",
-        "_fsync",
-        "_full",
-        "_group",
-        "_last_route",
-        "_last_time",
-        "_lock",
-        "_max_size",
-        "_next_tick",
-        "_pending",
-        "_poison",
-        "_refusal",
-        "_routes",
-        "_stamp",
-        "_store_host",
-        "_ticks",
-        "_wide",
-    )
+    __slots__ = ("_dispatcher", "_fsync", "_last_route", "_log_sync", "_max_size", "_state")
 
-    _commitlog: CommitLog
-    _fsync: bool
-    _full: bool
-    _group: GroupCommit
-    _last_route: Route
-    _last_time: int
-    _lock: PatientLock
-    _max_size: int
-    _next_tick: int
-    _parts: Parts
-    _pending: Pending
-    _poison: Poison
-    _refusal: StoreError | None
-    _routes: dict[QueueKey, Route]
-    _stamp: bytes
-    _store_host: bytes
-    _ticks: Callable[[], int]
-    _ticks_per_ms: int
-    _wide: bool
-    path: str
+    def __init__(self, state: StoreState, dispatcher: Dispatcher, log_sync: LogSync) -> None:
+        self._state = state
+        self._dispatcher = dispatcher
+        self._log_sync = log_sync
+        self._fsync = state.options.durability == "fsync"
+        self._max_size = state.options.max_message_size
+        self._last_route = NOWHERE
 
     def put(
         self,
         topic: str,
         body: bytes,
-        *,
-        queue_id: int = 0,
-        tags: str | None = None,
-        keys: str | Iterable[str] | None = None,
-        unique_key: str | None = None,
-        **fields: Unpack[PutFields],
+        queue_id: int,
+        tags: str | None,
+        keys: str | Iterable[str] | None,
+        unique_key: str | None,
+        fields: PutFields,
     ) -> PutResult:
-        """Store one message; found by queue and key from now on. O(size).
-
-        ``fields`` are what few messages have: ``properties``, ``delay``, ``flag``, ``sys_flag``,
-        ``born_timestamp``, ``born_host``, ``store_host``, ``reconsume_times``,
-        ``prepared_transaction_offset`` and ``wait``. ``properties`` may also be bytes, which are
-        stored as they are. ``delay`` is a level from 1 to 18: the message is delivered to its
-        topic after that time. ``wait=False`` (or property WAIT=false) does not wait for the disk
-        under ``durability="fsync"``.
-
-        Raises :class:`UsageError` for input over a limit, :class:`StorageError` when the disk is
-        full (nothing is stored then), :class:`WritesRefusedError` after an earlier failure.
-        """
-        if fields or self._wide or body.__class__ is not bytes:
-            return put_general(self, topic, body, queue_id, tags, keys, unique_key, **fields)
+        """:meth:`rocketstore.Store.put`."""
+        state = self._state
+        clock = state.clock
+        if fields or clock.wide or body.__class__ is not bytes:
+            return self._put_general(topic, body, queue_id, tags, keys, unique_key, **fields)
         route = self._last_route
         if topic is not route.topic or queue_id != route.queue_id:
-            route = self._routes.get((topic, queue_id)) or self._route(topic, queue_id)
+            route = state.routes.get((topic, queue_id)) or state.route(topic, queue_id)
             self._last_route = route
         tail = route.plain
         if keys or unique_key or tags:
@@ -114,91 +100,151 @@ class Putter:
         length = len(body)
         size = _HEAD_SIZE + length + len(tail)
         crc = crc32(body) & 0x7FFFFFFF
-        log, lock, pending = self._commitlog, self._lock, self._pending
+        lock = state.lock
         if lock.is_mine():
             refuse_twice()
         try:
             # A ``with`` costs twice as much.
             if not lock.take():
                 lock.stand_in_line()
-            if self._refusal is not None or self._poison.reason is not None or self._full:
-                self._check_writable()
+            if state.changing or state.refused:
+                state.begin_put()
+            log = state.commitlog
             at = log.at
             if at + size > log.room or size > self._max_size:
                 at = self._make_room(size)
             # A callable kept in an attribute is called faster by way of a local name.
-            clock = self._ticks
-            ticks = clock()
-            if ticks >= self._next_tick:
-                self._begin_moment(ticks)
-            now = self._last_time
+            read_ticks = clock.ticks
+            ticks = read_ticks()
+            if ticks >= clock.next_tick:
+                clock.advance(ticks)
+            now = clock.now
             ordinal = route.ordinal
             offset = log.base + at
             end = at + size
             # The start of a record is stored last: see CommitLog.write.
-            head = pack_head(0, 0, crc, route.start, ordinal, offset, self._stamp, length)
+            head = _pack_head(0, 0, crc, route.start, ordinal, offset, clock.stamp, length)
             start = _pack_start(size, MESSAGE_MAGIC)
-            # From here to the last line no signal's handler runs: all of it is done, or nothing.
+            state.changing = True
             log.view[at:end] = head + body + tail  # type: ignore[index]
             log.view[at : at + _START_SIZE] = start  # type: ignore[index]
             log.at = end
             route.ordinal = ordinal + 1
+            pending = state.pending
             if route is not pending.route:
                 pending.route = route
                 pending.queues[offset] = route.key
             offsets = pending.offsets
             offsets.append(offset)
             if len(offsets) >= PENDING_MAX:
-                pending.dispatch_quietly()
+                self._dispatcher.dispatch_quietly()
+            state.changing = False
         except BaseException:
             # A signal's exception can also come while the lock is waited for.
             lock.let_go()
             raise
         lock.release()
         if self._fsync:
-            self._group.commit()
-        return _new_tuple(PutResult, (offset, size, queue_id, ordinal, now, self._store_host))
+            self._log_sync.commit()
+        return _new_tuple(PutResult, (offset, size, queue_id, ordinal, now, clock.host))
 
-    def _route(self, topic: str, queue_id: int) -> Route:
-        """The route of a queue, made at its first put; of two threads' one is taken by both."""
-        key = (topic, queue_id)
-        route = self._routes.get(key)
-        if route is None:
-            queue = self._parts.queues.get(key)
-            made = Route(topic, queue_id, queue.max_offset if queue is not None else 0)
-            route = self._routes.setdefault(key, made)
-        return route
+    def _put_general(
+        self,
+        topic: str,
+        body: bytes,
+        queue_id: int,
+        tags: str | None,
+        keys: str | Iterable[str] | None,
+        unique_key: str | None,
+        *,
+        properties: Mapping[str, str] | bytes | None = None,
+        delay: int | None = None,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int | None = None,
+        born_host: str | bytes | tuple[str, int] | None = None,
+        store_host: str | bytes | tuple[str, int] | None = None,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+        wait: bool = True,
+    ) -> PutResult:
+        """Store a message with any field."""
+        if not isinstance(body, bytes):
+            raise UsageError(f"body is {type(body).__name__}: bytes are right")
+        topic, queue_id, data, found, level = compose(
+            topic, queue_id, properties, tags, keys, unique_key, delay, sys_flag
+        )
+        stored_by = self._state.clock.host if store_host is None else host_bytes(store_host)
+        born_by = stored_by if born_host is None else host_bytes(born_host)
+        with self._state.lock:
+            result = self.append(
+                topic, queue_id, body, data, flag, sys_flag, born_timestamp, born_by, stored_by,
+                reconsume_times, prepared_transaction_offset, level,
+            )  # fmt: skip
+        if wait and self._fsync and found.get(WAIT) != "false":
+            self._log_sync.commit()
+        return result
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        properties: bytes,
+        flag: int,
+        sys_flag: int,
+        born_timestamp: int | None,
+        born_host: bytes,
+        store_host: bytes,
+        reconsume_times: int,
+        prepared_transaction_offset: int,
+        level: int,
+    ) -> PutResult:
+        """Append a message to the log. The caller has the store's lock, and syncs.
+
+        ``born_timestamp``: ``None`` for the store time. ``level``: of delay, 0 for none. Raises as
+        :meth:`rocketstore.Store.put`.
+        """
+        state = self._state
+        state.begin_put()
+        sys_flag = with_host_bits(sys_flag, born_host, store_host)
+        header = HEADERS[(sys_flag >> 4) & 3]
+        route = state.route(topic, queue_id)
+        tail = route.lead(len(properties)) + properties
+        size = header.size + len(body) + len(tail)
+        at = self._make_room(size)
+        now = state.clock.read()
+        # Messages of a transaction that is open or undone stand in no queue.
+        counted = sys_flag & TRANSACTION_MASK in (0, COMMIT)
+        ordinal = route.ordinal if counted else 0
+        offset = state.commitlog.base + at
+        born = now if born_timestamp is None else born_timestamp
+        try:
+            head = header.pack(
+                size, MESSAGE_MAGIC, body_crc(body), queue_id, flag, ordinal, offset,
+                sys_flag, born, born_host, now, store_host, reconsume_times,
+                prepared_transaction_offset, len(body),
+            )  # fmt: skip
+        except struct.error as error:
+            raise UsageError(f"a field does not fit into the record: {error}") from error
+        with Change(state):
+            state.commitlog.write(head + body + tail)
+            route.ordinal += counted
+            pending = state.pending
+            pending.note(offset, route, deliver_time(level, now) if level else 0)
+            if len(pending.offsets) >= PENDING_MAX:
+                self._dispatcher.dispatch_quietly()
+        return PutResult(offset, size, queue_id, ordinal, now, store_host)
 
     def _make_room(self, size: int) -> int:
-        """Have room for a record; gives its place in the last file."""
+        """Make room for a record; gives its place in the last file."""
         if size > self._max_size:
             raise UsageError(f"record of {size} bytes: the limit is {self._max_size}")
-        log = self._commitlog
+        state = self._state
+        log = state.commitlog
         if log.at + size > log.room:
-            with WholeOrNothing(self):
-                # What waits is in the last file, which may become another one now.
-                self._pending.dispatch()
+            # The pending messages are in the last file, which may become another one now.
+            self._dispatcher.dispatch()
+            with Change(state):
                 log.make_room(size)
         return log.at
-
-    def _now(self) -> int:
-        """The store time (ms) of a message that is put now: it never runs backwards."""
-        ticks = self._ticks()
-        if ticks >= self._next_tick:
-            self._begin_moment(ticks)
-        return self._last_time
-
-    def _begin_moment(self, ticks: int) -> None:
-        """The clock shows another millisecond: what its messages share is packed once."""
-        now = ticks // self._ticks_per_ms
-        self._stamp = pack_stamp(0, now, self._store_host, now, self._store_host, 0, 0)
-        self._last_time = now
-        self._next_tick = (now + 1) * self._ticks_per_ms
-
-    def _check_writable(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-        self._poison.check()
-        if self._full:
-            cause = OSError(errno.ENOSPC, "the disk is used beyond the retention's full_ratio")
-            raise StorageError(self.path, "no more messages are taken", cause)

@@ -56,7 +56,7 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
 
 @lru_cache(maxsize=1)
 def _near_bytes() -> int:
-    """How far behind the log's end the real store still expects to find records in memory."""
+    """Bytes behind the log's end in which the real store expects records to be in memory."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.4)
 
 
@@ -67,7 +67,6 @@ def get_messages(
     offset: int,
     max_num: int,
     tags: str | None,
-    *,
     most: int = MAX_MESSAGES,
     max_bytes: int = MAX_BYTES,
 ) -> GetResult:

@@ -25,7 +25,7 @@ from rocketstore.dispatch import QueueKey, from_records
 from rocketstore.filler_format import Fillers
 from rocketstore.index_format import IndexHeader
 from rocketstore.index_rebuild import IndexCheck
-from rocketstore.mend import Mender
+from rocketstore.log_repair import LogRepair
 from rocketstore.parts import Parts
 from rocketstore.quarantine import save_span
 from rocketstore.recovery import cut_log
@@ -37,7 +37,7 @@ __all__ = ["QueueRepair", "Rebuilt", "recover_full"]
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What recovery found to do."""
+    """The work of a recovery."""
 
     end: int = 0
     walked_from: int = 0
@@ -63,13 +63,13 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
     result = Rebuilt(walked_from=known.offset if known is not None else first)
     if known is not None:
         result.last = known.last[:2]
-    mender = Mender(parts, explained=crashed and _boot_changed(parts, derived))
+    log_repair = LogRepair(parts, explained=crashed and _boot_changed(parts, derived))
     walk = LogWalk(
         parts.commitlog,
         result.walked_from,
         strict=known is not None,
         keep_bad_bodies=True,
-        on_damage=mender,
+        on_damage=log_repair,
     )
     fillers = Fillers()
     repair_of = partial(QueueRepair, fillers=fillers, from_zero=first == 0)
@@ -94,7 +94,7 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
     if walk.last[1]:
         result.last = walk.last
         result.last_store_time = walk.last_store_time
-    _end_of_log(parts, walk, mender)
+    _end_of_log(parts, walk, log_repair)
     if derived is not None and result.end < derived.offset:
         _ends_early(parts, result.end, derived.offset)
     _finish_queues(parts, repairs, repair_of, result)
@@ -308,7 +308,7 @@ def _ends_early(parts: Parts, end: int, durable: int) -> None:
     )
 
 
-def _end_of_log(parts: Parts, walk: LogWalk, mender: Mender) -> None:
+def _end_of_log(parts: Parts, walk: LogWalk, log_repair: LogRepair) -> None:
     """Cut the log where its records end. What stands behind is copied to quarantine if it is
     sound: that was never promised, or the hole before it is too small to be filled."""
     commitlog = parts.commitlog
@@ -326,7 +326,7 @@ def _end_of_log(parts: Parts, walk: LogWalk, mender: Mender) -> None:
             )
         )
     file = commitlog.files.find(end)
-    if mender.survivor is not None and file is not None:
+    if log_repair.survivor is not None and file is not None:
         length = commitlog.files.max_offset - end
         where = save_span(parts.fs, parts.paths, commitlog, end, end + length)
         parts.finding(
@@ -334,8 +334,8 @@ def _end_of_log(parts: Parts, walk: LogWalk, mender: Mender) -> None:
                 file.path,
                 end - file.start,
                 length,
-                Cause.CRASH if mender.explained else Cause.DAMAGE,
-                f"no record stands here, but sound ones do from offset {mender.survivor} on",
+                Cause.CRASH if log_repair.explained else Cause.DAMAGE,
+                f"no record stands here, but sound ones do from offset {log_repair.survivor} on",
                 f"the log was cut here; its rest is set aside in {where}",
             )
         )

@@ -1,4 +1,4 @@
-"""How long messages are kept: which CommitLog files may go."""
+"""Retention: the rules by which CommitLog files are deleted."""
 
 from __future__ import annotations
 

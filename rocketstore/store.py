@@ -2,61 +2,46 @@
 
 A put copies its record into the log and notes it; queues and index follow in batches, at the
 latest when somebody reads (so a reader sees every put that returned) or when the background
-thread comes round. They hold nothing that the log does not tell, so what a crash takes from them
-is put again at open.
+thread comes round. They hold nothing that the log does not tell, so the units and entries that a
+crash takes from them are put again at open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from journal.beneath import beneath, leave
 from journal.call_lock import check_alone
-from journal.errors import (
-    ClosedError,
-    DamageError,
-    ForkedError,
-    StorageError,
-    StoreError,
-    UsageError,
-)
-from journal.files import PathLike, make_dirs, read_optional
+from journal.errors import ClosedError, ForkedError, StorageError, UsageError
+from journal.files import FileSystem, PathLike, make_dirs
+from journal.findings import Finding
 from journal.patience import PatientLock
-from journal.poison import Poison
-from journal.sync import GroupCommit
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.columns import make_properties
-from rocketstore.commitlog_format import TRANSACTION_MASK, host_bytes
-from rocketstore.compose import join_properties, raw_properties
-from rocketstore.config_check import check_config, mend_config
-from rocketstore.cut_short import WholeOrNothing
-from rocketstore.derived import Derived, load_derived
+from rocketstore.background import Background
+from rocketstore.batch_putter import BatchPutter
+from rocketstore.checkpointer import Checkpointer
+from rocketstore.cleaner import Cleaner
+from rocketstore.delayed_delivery import DelayedDelivery
 from rocketstore.dispatch import QueueKey
-from rocketstore.index_rebuild import rebuild_index
-from rocketstore.javahash import topic_seed
-from rocketstore.key_columns import keys_of_properties
+from rocketstore.dispatcher import Dispatcher
+from rocketstore.get_result import GetResult
 from rocketstore.layout import Paths, look
-from rocketstore.lifecycle import Background, Keeper
 from rocketstore.lock import StoreLock
-from rocketstore.message import BatchResult
+from rocketstore.log_sync import LogSync
+from rocketstore.message import BatchResult, PutResult, StoredMessage
 from rocketstore.offsets import ConsumerOffsets
-from rocketstore.options import Options, clock_ms
-from rocketstore.parts import build_parts
-from rocketstore.pending import Pending, append_columns
-from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY
-from rocketstore.put_path import NOWHERE, Route
-from rocketstore.putter import Putter
+from rocketstore.options import Options
+from rocketstore.parts import Parts
+from rocketstore.putter import PutFields, Putter
 from rocketstore.reader import Reader
-from rocketstore.rebuild import Rebuilt, recover_full
-from rocketstore.recovery import recover_compatible, recover_read_only
-from rocketstore.settle import settle_files
+from rocketstore.reading import MAX_BYTES, MAX_MESSAGES, TIME_MAX
+from rocketstore.rebuild import Rebuilt
+from rocketstore.state import StoreState
 
 __all__ = ["Store", "open_store"]
 
@@ -76,7 +61,7 @@ def open_store(path: PathLike, **options: Any) -> Store:
     return Store(os.fspath(path), chosen)
 
 
-class Store(Putter, Reader):
+class Store:
     """An open store; :func:`rocketstore.open` makes one. Thread-safe. A context manager.
 
     What is durable when a put returns: with ``durability="os"`` the record is in the operating
@@ -84,99 +69,98 @@ class Store(Putter, Reader):
     """
 
     def __init__(self, path: str, options: Options) -> None:
-        self._outside = options.fs
-        options = replace(options, fs=beneath(options.fs, path, hold=True))
+        outside = options.fs
+        options = replace(options, fs=beneath(outside, path, hold=True))
         self.path = path
         self.options = options
-        self._paths = paths = Paths(path)
-        self._lock = PatientLock(shared=True)
-        self._poison = Poison()
-        self._refusal: StoreError | None = None
-        self._full = False
-        self._fsync = options.durability == "fsync"
-        self._max_size = options.max_message_size
+        paths = Paths(path)
+        self._state = StoreState(options, paths)
         self._file_lock: StoreLock | None = None
         self._background: Background | None = None
         look(options.fs, paths, options)
         if not options.read_only:
-            self._file_lock = self._take_lock()
+            self._file_lock = self._take_lock(outside, paths)
         try:
             self._open(options, paths)
         except BaseException as error:
-            if self._file_lock is not None:
-                self._file_lock.release()
+            self._release()
             if isinstance(error, OSError):
                 raise StorageError(error.filename or path, "can't be opened", error) from error
             raise
         _open_stores.add(self)
         if options.background and not options.read_only:
-            self._background = Background(self._keeper, options)
+            self._background = Background(
+                self._state,
+                self._dispatcher,
+                self._log_sync,
+                self._checkpointer,
+                self._delayed,
+                self._cleaner,
+            )
             self._background.start()
 
-    def _take_lock(self) -> StoreLock:
+    def _take_lock(self, outside: FileSystem, paths: Paths) -> StoreLock:
         try:
-            make_dirs(self._outside, self.path)
+            make_dirs(outside, self.path)
         except OSError as error:
             raise StorageError(self.path, "can't be created", error) from error
-        return StoreLock(self.options.fs, self._paths.lock)
+        return StoreLock(self.options.fs, paths.lock)
 
     def _open(self, options: Options, paths: Paths) -> None:
-        fs = options.fs
-        derived = load_derived(fs, paths.derived)
-        crashed = read_optional(fs, paths.abort) is not None
-        layout, findings = settle_files(options, paths, derived, crashed=crashed)
-        checkpoint = Checkpoint.parse(read_optional(fs, paths.checkpoint))
-        self._parts = parts = build_parts(options, paths, layout, checkpoint)
-        repairs = options.repair and not options.read_only
-        for finding in (*findings, *(mend_config if repairs else check_config)(fs, paths)):
-            parts.finding(finding)
-        self._keeper = Keeper(self)
-        self._offsets = ConsumerOffsets(fs, paths.consumer_offset, writable=not options.read_only)
-        self._local = ConsumerOffsets(fs, paths.local_offset, writable=not options.read_only)
-        self.recovered = Rebuilt()
-        try:
-            if options.read_only:
-                self.recovered.end = recover_read_only(parts)
-            else:
-                self._keeper.begin()
-                self._recover(derived, crashed)
-        except BaseException as error:
-            if isinstance(error, DamageError) and not crashed:
-                self._keeper.take_back()
-            parts.close()
-            raise
-        self._pending = Pending(parts, self._poison)
-        self._routes: dict[QueueKey, Route] = {}
-        self._last_route = NOWHERE
-        self._store_host = host_bytes(options.store_host)
-        self._wide = len(self._store_host) != 8
-        # The system's clock is asked in its own unit: most readings need no division then.
-        own = options.clock is not clock_ms
-        self._ticks, self._ticks_per_ms = (options.clock, 1) if own else (time.time_ns, 1_000_000)
-        self._begin_moment(self._newest_time() * self._ticks_per_ms)
-        self._commitlog = parts.commitlog
+        state = self._state
+        state.open()
+        writable = not options.read_only
+        self._offsets = ConsumerOffsets(options.fs, paths.consumer_offset, writable=writable)
+        self._local_offsets = ConsumerOffsets(options.fs, paths.local_offset, writable=writable)
+        self._dispatcher = Dispatcher(state)
+        self._log_sync = LogSync(state)
+        self._reader = Reader(state, self._dispatcher)
+        self._putter = Putter(state, self._dispatcher, self._log_sync)
+        self._batch_putter = BatchPutter(state, self._dispatcher, self._log_sync)
+        self._delayed = DelayedDelivery(state, self._dispatcher, self._putter)
+        self._cleaner = Cleaner(state, self._dispatcher, self._log_sync)
+        tables = (self._offsets, self._local_offsets, self._delayed.offsets)
+        self._checkpointer = Checkpointer(state, self._dispatcher, self._log_sync, tables)
         if options.read_only:
-            self._refusal = UsageError(f"{self.path}: is open for reading only")
-        else:
-            parts.commitlog.begin_writing()
-            parts.commitlog.last = self.recovered.last
-            if options.recovery == "full":
-                self._keeper.checkpoint()
-        self._group = GroupCommit(self._keeper.sync_log)
+            state.refuse(UsageError(f"{self.path}: is open for reading only"))
+        elif options.recovery == "full":
+            self._checkpointer.checkpoint()
 
-    def _recover(self, derived: Derived | None, crashed: bool) -> None:
-        if self.options.recovery == "compatible":
-            self.recovered.end = recover_compatible(self._parts, crashed=crashed)
-            return
-        self.recovered = recover_full(self._parts, derived, crashed=crashed)
+    @property
+    def recovered(self) -> Rebuilt:
+        """The work of recovery at open."""
+        return self._state.recovered
 
-    def _newest_time(self) -> int:
-        offset, size = self.recovered.last
-        if size:
-            return max(self._parts.commitlog.store_time(offset, size), 0)
-        return max(self._parts.checkpoint.logical, 0)
+    @property
+    def _parts(self) -> Parts:
+        return self._state.parts
 
     # Writing
+
+    def put(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        queue_id: int = 0,
+        tags: str | None = None,
+        keys: str | Iterable[str] | None = None,
+        unique_key: str | None = None,
+        **fields: Unpack[PutFields],
+    ) -> PutResult:
+        """Store one message; found by queue and key from now on. O(size).
+
+        ``fields`` are what few messages have: ``properties``, ``delay``, ``flag``, ``sys_flag``,
+        ``born_timestamp``, ``born_host``, ``store_host``, ``reconsume_times``,
+        ``prepared_transaction_offset`` and ``wait``. ``properties`` may also be bytes, which are
+        stored as they are. ``delay`` is a level from 1 to 18: the message is delivered to its
+        topic after that time. ``wait=False`` (or property WAIT=false) does not wait for the disk
+        under ``durability="fsync"``.
+
+        Raises :class:`UsageError` for input over a limit, :class:`StorageError` when the disk is
+        full (nothing is stored then), :class:`WritesRefusedError` after an earlier failure.
+        """
+        return self._putter.put(topic, body, queue_id, tags, keys, unique_key, fields)
 
     def put_many(
         self,
@@ -201,17 +185,9 @@ class Store(Putter, Reader):
         checked before anything is stored, but a disk that fills up in the middle leaves the first
         messages stored.
         """
-        self._check_writable()
-        for reserved in (DELAY, TAGS, KEYS, UNIQ_KEY):
-            if properties and reserved in properties:
-                raise UsageError(f"property {reserved} can't be given to put_many by name")
-        bodies = list(bodies)
-        columns: dict[str, Any] = dict(properties or {})
-        columns.update({TAGS: tags, KEYS: keys, UNIQ_KEY: unique_keys})
-        data, key_columns = make_properties(len(bodies), topic, columns)
-        return append_columns(
-            self, topic, bodies, data, key_columns, queue_id, flag, 0,
-            born_timestamp, born_host, None, wait, whole=False,
+        return self._batch_putter.put_many(
+            topic, bodies, queue_id, tags, keys, unique_keys, properties, flag, born_timestamp,
+            born_host, wait,
         )  # fmt: skip
 
     def put_batch(
@@ -231,26 +207,95 @@ class Store(Putter, Reader):
         in one file, together at most ``max_message_size``; the batch's own properties follow each
         message's. No transactions, no delays.
         """
-        self._check_writable()
-        if sys_flag & TRANSACTION_MASK:
-            raise UsageError("a batch can't be part of a transaction")
-        shared = raw_properties(properties or {})
-        rows = [raw_properties(own) for _, _, own in messages]
-        if shared:
-            rows = [join_properties(own, shared) for own in rows]
-        bodies = [body for _, body, _ in messages]
-        flags = [own_flag for own_flag, _, _ in messages]
-        return append_columns(
-            self, topic, bodies, rows, keys_of_properties(rows, topic_seed(topic)), queue_id,
-            flags, sys_flag, born_timestamp, born_host, store_host, wait, whole=True,
+        return self._batch_putter.put_batch(
+            topic, messages, queue_id, properties, sys_flag, born_timestamp, born_host, store_host,
+            wait,
         )  # fmt: skip
 
     def sync(self) -> None:
         """Make every put that returned durable against power loss. Raises
         :class:`WritesRefusedError` when that failed before, :class:`StorageError` when now."""
-        check_alone(self._lock)
-        self._check_writable()
-        self._group.commit()
+        check_alone(self._state.lock)
+        self._state.check_writable()
+        self._log_sync.commit()
+
+    # Reading: every answer holds every put that returned before the question
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_num: int = 32,
+        tags: str | None = None,
+        *,
+        most: int = MAX_MESSAGES,
+        max_bytes: int = MAX_BYTES,
+    ) -> GetResult:
+        """Messages of a queue from ordinal ``offset`` on, with the status and next offset that
+        RocketMQ gives. ``tags`` is ``"A || B"``, matched by hash. ``most`` and ``max_bytes`` are
+        RocketMQ's caps on one answer. O(messages)."""
+        return self._reader.get(topic, queue_id, offset, max_num, tags, most, max_bytes)
+
+    def lookup(self, offset: int | str) -> StoredMessage | None:
+        """The message at a physical offset, or with an offset message id; ``None`` if no record
+        stands there. What fills a hole in the log is no message. O(1)."""
+        return self._reader.lookup(offset)
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_num: int = 32,
+        begin: int = 0,
+        end: int = TIME_MAX,
+        *,
+        exact: bool = True,
+    ) -> list[StoredMessage]:
+        """Messages by key (one of KEYS, or the UNIQ_KEY) stored from ``begin`` to ``end`` (ms).
+
+        ``exact``: the newest ``max_num`` that really have the key, each once, oldest first.
+        Otherwise what RocketMQ answers: at most 64, hash twins and duplicates among them, times
+        rounded to seconds. Cost: the length of the key's chain, not the size of the store.
+        """
+        return self._reader.query(topic, key, max_num, begin, end, exact=exact)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, as_rocketmq: bool = False
+    ) -> int:
+        """Ordinal of the queue's first message stored at or after a time (ms), or the queue's end.
+
+        ``as_rocketmq``: what 4.9.3 answers, the nearest unit within one file, which it picks by
+        modification time.
+        """
+        return self._reader.offset_by_time(topic, queue_id, timestamp, as_rocketmq=as_rocketmq)
+
+    def at(self, topic: str, queue_id: int, queue_offset: int) -> StoredMessage | None:
+        """The message with an ordinal in a queue; ``None`` if there is none (any more)."""
+        return self._reader.at(topic, queue_id, queue_offset)
+
+    def messages(self, topic: str, queue_id: int, offset: int = 0) -> Iterator[StoredMessage]:
+        """All messages of a queue from an ordinal on, those put meanwhile too; changes nothing."""
+        return self._reader.messages(topic, queue_id, offset)
+
+    def queues(self) -> dict[QueueKey, tuple[int, int]]:
+        """``(topic, queue id)`` to its min and max offset, for each queue that has messages."""
+        return self._reader.queues()
+
+    @property
+    def min_offset(self) -> int:
+        """First physical offset of the log; -1 if it is empty."""
+        return self._state.commitlog.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """Physical offset after the last record."""
+        return self._reader.max_offset()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Damage and crash traces that open found: repaired, or reported."""
+        return list(self._state.parts.findings)
 
     # Consumers
 
@@ -259,85 +304,104 @@ class Store(Putter, Reader):
     ) -> None:
         """Note the next offset a group will ask for. Kept in ``config/consumerOffset.json``,
         written by the background thread, :meth:`checkpoint` and :meth:`close`."""
-        with self._lock:
-            self._check_writable()
-            (self._local if broadcast else self._offsets).commit(group, topic, queue_id, offset)
+        with self._state.lock:
+            self._state.check_writable()
+            self._offsets_of(broadcast).commit(group, topic, queue_id, offset)
 
     def fetch_offset(
         self, group: str, topic: str, queue_id: int, *, broadcast: bool = False
     ) -> int:
         """The offset committed last; -1 if there is none."""
-        with self._lock:
-            self._check_open()
-            return (self._local if broadcast else self._offsets).fetch(group, topic, queue_id)
+        with self._state.lock:
+            self._state.check_open()
+            return self._offsets_of(broadcast).fetch(group, topic, queue_id)
 
     def consumer_offsets(self) -> dict[str, dict[int, int]]:
         """``topic@group`` to queue id to next offset."""
-        with self._lock:
+        with self._state.lock:
             return {name: dict(offsets) for name, offsets in self._offsets.table.items()}
+
+    def _offsets_of(self, broadcast: bool) -> ConsumerOffsets:
+        return self._local_offsets if broadcast else self._offsets
 
     # Housekeeping
 
     def deliver_due(self, now: int | None = None) -> int:
         """Put delayed messages whose time (ms) has come where they belong; gives their number.
-        After a crash one may be delivered again, none is lost."""
-        self._check_writable()
-        return self._keeper.deliver_due(self.options.clock() if now is None else now)
+        After a crash, and after a call that Ctrl-C ended, one may be delivered
+        again; none is lost."""
+        self._state.check_writable()
+        return self._delayed.deliver_due(self.options.clock() if now is None else now)
 
     def clean(self, now: float | None = None) -> int:
         """Delete expired files of the log now, and what of queues and index points to them; gives
         the number of log files. Without a ``retention`` option: RocketMQ's 72 hours."""
-        check_alone(self._lock)
-        self._check_writable()
-        return self._keeper.clean(now, manual=True)
+        check_alone(self._state.lock)
+        self._state.check_writable()
+        return self._cleaner.clean(now, manual=True)
 
     def rebuild_index(self) -> None:
         """Delete all index files and build them anew from the log. O(bytes of the log)."""
-        with self._lock, WholeOrNothing(self):
-            self._check_writable()
-            self._pending.dispatch()
-            log = self._parts.commitlog
-            log.settle()
-            try:
-                rebuild_index(self._parts, 0, max(log.min_offset, 0), 0, log.max_offset)
-            except StorageError as error:
-                # Half an index must not be vouched for.
-                self._pending.broke(error)
-                raise
-        self._keeper.checkpoint()
+        with self._state.lock:
+            self._dispatcher.rebuild_index()
+        self._checkpointer.checkpoint()
 
     def checkpoint(self) -> None:
         """Sync log, queues and index, and note it, so that the next open starts from here."""
-        check_alone(self._lock)
-        self._check_writable()
-        self._keeper.checkpoint()
+        check_alone(self._state.lock)
+        self._state.check_writable()
+        self._checkpointer.checkpoint()
 
     def close(self) -> None:
         """Sync all, write the checkpoint, remove ``abort``, release the lock. Can be repeated."""
-        if isinstance(self._refusal, ClosedError):
-            if self._file_lock is not None:  # a close before may have been cut short
-                self._file_lock.release()
+        state = self._state
+        if isinstance(state.refusal, ClosedError):
+            # A close before may have been cut short behind its refusal.
+            self._release()
             return
-        check_alone(self._lock)
+        check_alone(state.lock)
         background, self._background = self._background, None
         if background is not None:
             background.stop()
-        with self._keeper.alone(), self._lock:
-            if isinstance(self._refusal, ClosedError):
+        with self._checkpointer.alone(), state.lock:
+            if isinstance(state.refusal, ClosedError):
                 return
-            closed = ClosedError(f"{self.path}: the store is closed")
             try:
-                if not self.options.read_only and self._poison.reason is None:
-                    self._keeper.finish()
+                if not self.options.read_only and state.poison.reason is None:
+                    self._checkpointer.checkpoint_alone()
+            except BaseException:
+                self._refuse_calls()
+                raise
+            else:
+                clean = state.refusal is None and state.poison.reason is None
+                self._refuse_calls()
+                # Only now: no call may follow that no ``abort`` stands for.
+                if clean:
+                    self._remove_abort()
             finally:
-                try:
-                    self._refusal = closed
-                    _open_stores.discard(self)
-                    self._parts.close()
-                finally:
-                    if self._file_lock is not None:
-                        self._file_lock.release()
-                    leave(self.options.fs)
+                self._release()
+
+    def _refuse_calls(self) -> None:
+        self._state.refuse(ClosedError(f"{self.path}: the store is closed"))
+        _open_stores.discard(self)
+
+    def _remove_abort(self) -> None:
+        fs, paths = self.options.fs, self._state.paths
+        try:
+            fs.unlink(paths.abort)
+            fs.sync_dir(paths.root)
+        except OSError as error:
+            raise StorageError(paths.abort, "can't be removed", error) from error
+
+    def _release(self) -> None:
+        """Close all files, and give the lock of the directory back. Can be repeated."""
+        try:
+            if not isinstance(self._state.refusal, ForkedError):
+                self._state.close_files()
+        finally:
+            if self._file_lock is not None:
+                self._file_lock.release()
+            leave(self.options.fs)
 
     def __enter__(self) -> Self:
         return self
@@ -353,10 +417,10 @@ class Store(Putter, Reader):
 
 def _close_in_child() -> None:
     for store in list(_open_stores):
-        store._refusal = ForkedError(f"{store.path}: was opened by the parent process")
+        store._state.refuse(ForkedError(f"{store.path}: was opened by the parent process"))
         store._background = None
         # The parent may have held it at that moment; nobody here would ever release it.
-        store._lock = PatientLock(shared=True)
+        store._state.lock = PatientLock(shared=True)
 
 
 with contextlib.suppress(AttributeError):

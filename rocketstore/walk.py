@@ -24,7 +24,7 @@ _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big", signed=True)
 
 
 class OnDamage(Protocol):
-    """Who is asked when a walk comes to something that is no sound record."""
+    """It is asked when a walk comes to something that is no sound record."""
 
     def __call__(self, walk: LogWalk, /) -> int | None:
         """The offset where the walk (which stands at ``walk.end``) goes on; ``None`` ends it."""

@@ -124,7 +124,7 @@ def test_a_handler_of_a_store_that_makes_a_call(
     handler: Callable[[rocketstore.Store], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rocketstore.pending.PENDING_MAX", 6)
+    monkeypatch.setattr("rocketstore.dispatcher.PENDING_MAX", 6)
     monkeypatch.setattr("rocketstore.putter.PENDING_MAX", 6)
     store = rocket.open_here(tmp_path / "whole")
     points = points_of(operation(store).call)

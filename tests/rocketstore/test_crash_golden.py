@@ -97,7 +97,7 @@ def _put_again(store: Store, message: rocketstore.StoredMessage) -> None:
     size = store._parts.commitlog.file_size
     # The golden log has blanks where a batch did not fit; move on to the same place.
     if message.offset % size == 0 and store.max_offset % size:
-        store._pending.dispatch()
+        store._dispatcher.dispatch()
         store._parts.commitlog._roll(size - store.max_offset % size)
     result = store.put(
         message.topic,

@@ -79,7 +79,7 @@ def test_queue_numbers_of_a_log_that_counts_anew(tmp_path: Path) -> None:
         for number in range(8):
             store.put("T", b"%d" % number)
         store.get("T", 0, 0)
-        store._route("T", 0).ordinal = 5
+        store._state.route("T", 0).ordinal = 5
         for number in range(5):
             store.put("T", b"again %d" % number)
         expected = [message.offset for message in store.messages("T", 0)]
@@ -131,7 +131,7 @@ def test_ipv6_hosts(tmp_path: Path) -> None:
 
 def wait_for_refusal(store: Store) -> None:
     for _ in range(500):
-        if store._poison.reason is not None or store._full:
+        if store._state.poison.reason is not None or store._state.full:
             return
         time.sleep(0.01)
     raise AssertionError("the background thread did not notice")
@@ -169,15 +169,15 @@ def test_deletion_by_age_and_by_disk_use() -> None:
     with open_tiny(Path("/s"), fs=disk, retention=rules, clock=Clock()) as store:
         for _ in range(40):
             store.put("T", b"x" * 900)
-        keeper = store._keeper
-        assert keeper.clean(1e9, manual=False) == 0, "no hour of deletion, and room on the disk"
+        cleaner = store._cleaner
+        assert cleaner.clean(1e9, manual=False) == 0, "no hour of deletion, and room on the disk"
         disk.used = 0.8
-        assert keeper.clean(1800.0, manual=False) == 0, "none is an hour old"
-        assert keeper.clean(3600.0, manual=False) == 2, "no more than two at once"
+        assert cleaner.clean(1800.0, manual=False) == 0, "none is an hour old"
+        assert cleaner.clean(3600.0, manual=False) == 2, "no more than two at once"
         disk.used = 0.86
-        assert keeper.clean(0.0, manual=False) == 2, "whatever their age"
+        assert cleaner.clean(0.0, manual=False) == 2, "whatever their age"
         assert store.min_offset == 4 * 4096
-        while keeper.clean(1e9, manual=True):
+        while cleaner.clean(1e9, manual=True):
             assert store.get("T", 0, store.queues()["T", 0][0]).messages
         assert store.max_offset - store.min_offset <= 4096
 
@@ -188,13 +188,13 @@ def test_full_disk_refuses_puts_until_there_is_room() -> None:
     rules = Retention(hours=1e6, delete_when=())
     with open_tiny(Path("/s"), fs=disk, retention=rules) as store:
         store.put("T", b"x")
-        store._keeper.look_at_disk()
+        store._cleaner.look_at_disk()
         with pytest.raises(StorageError, match="full_ratio") as error:
             store.put("T", b"y")
         assert error.value.errno == errno.ENOSPC
         assert len(store.get("T", 0, 0).messages) == 1
         disk.used = 0.5
-        store._keeper.look_at_disk()
+        store._cleaner.look_at_disk()
         store.put("T", b"y")
 
 

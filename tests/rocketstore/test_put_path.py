@@ -18,7 +18,7 @@ import rocketstore.crc
 from journal.errors import DamageError, UsageError, WritesRefusedError
 from rocketstore import Store
 from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
-from rocketstore.pending import PENDING_MAX
+from rocketstore.dispatcher import PENDING_MAX
 from rocketstore.verify import verify
 from tests.rocketstore.support import SIZES, Clock, open_tiny, store_files
 
@@ -97,9 +97,9 @@ def test_what_waits_is_found_by_queue_and_key_whatever_it_is(tmp_path: Path) -> 
 def test_a_full_batch_is_dispatched_by_the_put_that_fills_it(tmp_path: Path) -> None:
     with rocketstore.open(tmp_path / "s", background=False) as store:
         for number in range(PENDING_MAX):
-            assert len(store._pending.offsets) == number
+            assert len(store._state.pending.offsets) == number
             store.put("T", b"")
-        assert store._pending.offsets == []
+        assert store._state.pending.offsets == []
         assert store._parts.queues["T", 0].max_offset == PENDING_MAX
 
 
@@ -201,7 +201,7 @@ def test_threads_that_meet_a_new_queue_share_its_numbers(tmp_path: Path) -> None
 def test_an_interrupt_leaves_the_lock_free(taken: bool, tmp_path: Path) -> None:
     with open_tiny(tmp_path / "s") as store:
         store.put("T", b"the first of its queue")
-        lock = store._lock
+        lock = store._state.lock
         real = lock.take
 
         def interrupted() -> bool:
@@ -244,7 +244,7 @@ def test_leads_stay_few(tmp_path: Path) -> None:
     with rocketstore.open(tmp_path / "s", background=False) as store:
         for length in range(1, 600):
             store.put("T", b"", keys="k" * length)
-        assert len(store._route("T", 0).leads) <= 256
+        assert len(store._state.route("T", 0).leads) <= 256
         for message, length in zip(store.messages("T", 0), itertools.count(1), strict=False):
             assert message.keys == ["k" * length]
             message.check()

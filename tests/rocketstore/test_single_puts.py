@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import rocketstore
 from journal.errors import ClosedError, StorageError, UsageError, WritesRefusedError
-from rocketstore.pending import PENDING_MAX, Pending
-from rocketstore.putter import Putter
+from journal.sync import GroupCommit
+from rocketstore.dispatcher import PENDING_MAX, Dispatcher
+from rocketstore.store_clock import StoreClock
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
 
@@ -31,7 +32,7 @@ def memory_store(**options: Any) -> rocketstore.Store:
 
 
 def is_free(store: rocketstore.Store) -> bool:
-    return not store._lock._is_owned()  # type: ignore[attr-defined]
+    return not store._state.lock._is_owned()  # type: ignore[attr-defined]
 
 
 texts = st.sampled_from([None, "", "k", "one two", "\xe9", "a" * 300, "x\x02y", "x\0", "x\x01y"])
@@ -97,7 +98,7 @@ def test_a_result_is_one() -> None:
         assert put.queue_id is queue_id
         assert put._replace(offset=5).offset == 5
         assert store.lookup(put.message_id) == store.lookup(put.offset)
-        assert put.store_timestamp == store._last_time
+        assert put.store_timestamp == store._state.clock.now
 
 
 def test_arguments_that_are_none_of_its_own() -> None:
@@ -139,8 +140,8 @@ def test_what_it_calls_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         stored = [b"0"]
         for target, name in (
             (Clock, "__call__"),
-            (Putter, "_begin_moment"),
-            (type(store._commitlog.view), "__setitem__"),
+            (StoreClock, "advance"),
+            (type(store._state.commitlog.view), "__setitem__"),
         ):
             with monkeypatch.context() as context:
                 context.setattr(target, name, ended)
@@ -153,38 +154,41 @@ def test_what_it_calls_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dispatch_that_is_ended() -> None:
-    """The message is stored, and the store is used no more."""
+    """The message is stored, and the store goes on."""
     fs = MemoryFileSystem(root="/s")
-    store = memory_store(fs=fs, commitlog_file_size=1 << 20, consumequeue_file_size=1 << 20)
+    sizes = {"commitlog_file_size": 1 << 20, "consumequeue_file_size": 1 << 20}
+    same: dict[str, Any] = {"fs": fs, **sizes}
+    store = memory_store(**same)
     for _ in range(PENDING_MAX - 1):
         store.put("T", b"")
-    assert len(store._pending.offsets) == PENDING_MAX - 1
-    with patch.object(Pending, "_columns", side_effect=Ended), pytest.raises(Ended):
+    assert len(store._state.pending.offsets) == PENDING_MAX - 1
+    with patch.object(Dispatcher, "_columns", side_effect=Ended), pytest.raises(Ended):
         store.put("T", b"last")
     assert is_free(store)
-    with pytest.raises(WritesRefusedError, match="cut short by Ended"):
-        store.put("T", b"")
+    assert store.put("T", b"behind it").queue_offset == PENDING_MAX
+    assert store.get("T", 0, PENDING_MAX - 1).bodies == [b"last", b"behind it"]
     store.close()
-    with memory_store(fs=fs, commitlog_file_size=1 << 20) as again:
-        assert again.get("T", 0, PENDING_MAX - 1).bodies == [b"last"]
+    with memory_store(**same) as again:
+        assert again.get("T", 0, PENDING_MAX - 1).bodies == [b"last", b"behind it"]
+        assert not again.findings
 
 
 def test_it_dispatches_after_so_many() -> None:
     with memory_store(commitlog_file_size=1 << 20) as store:
         for number in range(PENDING_MAX + 3):
             store.put("T", b"", queue_id=number % 2)
-        assert len(store._pending.offsets) == 3
+        assert len(store._state.pending.offsets) == 3
         assert store.get("T", 1, 0).max_offset == PENDING_MAX // 2 + 1
 
 
 def test_a_store_that_takes_no_writes(tmp_path: Path) -> None:
     store = open_tiny(tmp_path)
     store.put("T", b"a")
-    store._full = True
+    store._state.refuse_full(True)
     with pytest.raises(StorageError, match="full_ratio"):
         store.put("T", b"b")
-    store._full = False
-    store._poison.set(OSError(5, "EIO"))
+    store._state.refuse_full(False)
+    store._state.poison.set(OSError(5, "EIO"))
     with pytest.raises(WritesRefusedError):
         store.put("T", b"b")
     assert is_free(store)
@@ -207,10 +211,10 @@ def test_a_store_with_a_wide_host(tmp_path: Path) -> None:
 def test_a_put_waits_for_the_lock_and_for_the_disk(tmp_path: Path) -> None:
     with open_tiny(tmp_path, durability="fsync") as store:
         store.put("T", b"a")
-        syncs = patch.object(type(store._group), "commit", side_effect=store._group.commit)
+        syncs = patch.object(GroupCommit, "commit", side_effect=store._log_sync._group.commit)
         with syncs as commit:
             thread = threading.Thread(target=store.put, args=("T", b"b"))
-            with store._lock:
+            with store._state.lock:
                 thread.start()
                 thread.join(0.05)
                 assert thread.is_alive()
@@ -265,7 +269,7 @@ def test_no_object_is_left_behind() -> None:
             store.put(topic, body, keys=key, tags=key, unique_key=key, queue_id=number & 1)
             with pytest.raises(UsageError):
                 store.put(topic, body, keys="\x02")
-            with patch.object(Putter, "_begin_moment", side_effect=Ended), pytest.raises(Ended):
+            with patch.object(StoreClock, "advance", side_effect=Ended), pytest.raises(Ended):
                 store.put(topic, body)
         store.get(topic, 0, 0)
         gc.collect()
@@ -273,8 +277,9 @@ def test_no_object_is_left_behind() -> None:
     with store:
         work(100)
         blocks = sys.getallocatedblocks()
-        route = store._route(topic, 0)
-        of = [topic, body, key, route, store, store._commitlog, store._pending, store._lock, None]
+        route = store._state.route(topic, 0)
+        state = store._state
+        of = [topic, body, key, route, store, state.commitlog, state.pending, state.lock, None]
         counts = [sys.getrefcount(one) for one in of]
         work(500)
         assert sys.getallocatedblocks() - blocks < 500

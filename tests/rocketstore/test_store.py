@@ -22,7 +22,8 @@ from journal.errors import (
     NotAStoreError,
     UsageError,
 )
-from rocketstore import GetStatus, Retention
+from journal.files import FileSystem
+from rocketstore import GetStatus, Retention, mapped_files
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.index_file import IndexFile
 from rocketstore.offsets import parse_fastjson
@@ -226,7 +227,7 @@ def test_threads(durability: str, tmp_path: Path) -> None:
         thread.join()
     assert failures == []
     if durability == "fsync":
-        assert store._group.rounds < 900
+        assert store._log_sync.rounds < 900
     store.close()
     with open_tiny(tmp_path / "s") as store:
         assert [bounds[1] for bounds in store.queues().values()] == [300, 300, 300]
@@ -508,20 +509,20 @@ def test_sizes_are_found_from_the_golden_files() -> None:
         assert len(read_lines(rocket_golden("gen"), "queues")) >= len(store.queues())
 
 
-def test_checkpoints_take_turns(tmp_path: Path) -> None:
+def test_checkpoints_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one of them has taken note of as synced, another one must not vouch for before."""
     with open_tiny(tmp_path / "s") as store:
         inside: list[int] = []
-        real = store._keeper._sync_paths
+        real = mapped_files.sync_files
 
-        def sync_paths(paths: list[str], directories: list[str]) -> None:
+        def sync_files(fs: FileSystem, paths: list[str]) -> None:
             inside.append(1)
             assert len(inside) == 1
-            real(paths, directories)
+            real(fs, paths)
             time.sleep(0.001)
             inside.pop()
 
-        store._keeper._sync_paths = sync_paths  # type: ignore[method-assign]
+        monkeypatch.setattr("rocketstore.checkpointer.sync_files", sync_files)
 
         def work() -> None:
             for number in range(20):

@@ -1,4 +1,5 @@
-"""Before a store is opened: lengthen what a crash cut short, set aside what does not belong."""
+"""Repair the directory of a store before it is opened: lengthen files that a crash cut short, set
+aside files that do not belong there."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from rocketstore.mapped_files import Stranger, create_file
 from rocketstore.options import Options
 from rocketstore.quarantine import copy_excess, set_aside
 
-__all__ = ["settle_files"]
+__all__ = ["repair_directory"]
 
 _MISSING_MAX = 1024
 """Most log files made anew in one place: a name that is further away is no file of this log."""
 
 
-def settle_files(
+def repair_directory(
     options: Options, paths: Paths, derived: Derived | None, *, crashed: bool
 ) -> tuple[Layout, list[Finding]]:
     """Look at the directory; lengthen what a crash cut short, set aside what ``repair`` may.

@@ -1,4 +1,4 @@
-"""What ``repair=True`` does to damage in the middle of the log: only the damaged span goes.
+"""Repair damage in the middle of the log (``repair=True``): only the damaged span goes.
 
 The next sound record is one that says itself that it stands there, with a body that has its
 checksum. The span before it is copied to ``quarantine/``, and then overwritten by fillers (see
@@ -18,10 +18,10 @@ from rocketstore.parts import Parts
 from rocketstore.quarantine import save_span
 from rocketstore.walk import LogWalk, find_survivor, is_cut_short
 
-__all__ = ["Mender"]
+__all__ = ["LogRepair"]
 
 
-class Mender:
+class LogRepair:
     """Asked by a walk what to do where no record stands.
 
     ``survivor`` is the offset of the sound record behind the place where the walk ended, if the log

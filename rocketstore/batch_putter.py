@@ -1,0 +1,282 @@
+"""Batches: many messages of one topic and queue, with one copy, one dispatch and one sync."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from journal.errors import StorageError, UsageError
+from rocketstore.columns import build_columns, make_properties
+from rocketstore.commitlog_format import (
+    BLANK_SIZE,
+    TRANSACTION_MASK,
+    host_bytes,
+    with_host_bits,
+)
+from rocketstore.compose import join_properties, raw_properties
+from rocketstore.dispatch import DispatchBatch, Int64Array
+from rocketstore.dispatcher import Dispatcher
+from rocketstore.javahash import topic_seed
+from rocketstore.key_columns import KeyColumns, keys_of_properties
+from rocketstore.log_sync import LogSync
+from rocketstore.message import BatchResult
+from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY
+from rocketstore.state import Change, StoreState
+
+__all__ = ["BatchPutter"]
+
+Host = str | bytes | tuple[str, int] | None
+
+
+class BatchPutter:
+    """Store batches."""
+
+    __slots__ = ("_dispatcher", "_log_sync", "_state")
+
+    def __init__(self, state: StoreState, dispatcher: Dispatcher, log_sync: LogSync) -> None:
+        self._state = state
+        self._dispatcher = dispatcher
+        self._log_sync = log_sync
+
+    def put_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        queue_id: int,
+        tags: str | Sequence[str] | None,
+        keys: str | Sequence[str] | None,
+        unique_keys: Sequence[str] | None,
+        properties: Mapping[str, str] | None,
+        flag: int,
+        born_timestamp: int | None,
+        born_host: Host,
+        wait: bool,
+    ) -> BatchResult:
+        """:meth:`rocketstore.Store.put_many`."""
+        self._state.check_writable()
+        for reserved in (DELAY, TAGS, KEYS, UNIQ_KEY):
+            if properties and reserved in properties:
+                raise UsageError(f"property {reserved} can't be given to put_many by name")
+        bodies = list(bodies)
+        given: dict[str, Any] = dict(properties or {})
+        given.update({TAGS: tags, KEYS: keys, UNIQ_KEY: unique_keys})
+        data, key_columns = make_properties(len(bodies), topic, given)
+        batch = _Batch(
+            self._state,
+            topic,
+            queue_id,
+            bodies,
+            data,
+            key_columns,
+            flag,
+            0,
+            born_timestamp,
+            born_host,
+            None,
+        )
+        return self._put(batch, whole=False, wait=wait)
+
+    def put_batch(
+        self,
+        topic: str,
+        messages: Sequence[tuple[int, bytes, Mapping[str, str] | bytes]],
+        queue_id: int,
+        properties: Mapping[str, str] | bytes | None,
+        sys_flag: int,
+        born_timestamp: int | None,
+        born_host: Host,
+        store_host: Host,
+        wait: bool,
+    ) -> BatchResult:
+        """:meth:`rocketstore.Store.put_batch`."""
+        self._state.check_writable()
+        if sys_flag & TRANSACTION_MASK:
+            raise UsageError("a batch can't be part of a transaction")
+        shared = raw_properties(properties or {})
+        rows = [raw_properties(own) for _, _, own in messages]
+        if shared:
+            rows = [join_properties(own, shared) for own in rows]
+        batch = _Batch(
+            self._state,
+            topic,
+            queue_id,
+            [body for _, body, _ in messages],
+            rows,
+            keys_of_properties(rows, topic_seed(topic)),
+            [own_flag for own_flag, _, _ in messages],
+            sys_flag,
+            born_timestamp,
+            born_host,
+            store_host,
+        )
+        most = min(self._state.options.max_message_size, self._record_max())
+        if batch.total > most:
+            raise UsageError(f"batch of {batch.total} bytes: the limit is {most}")
+        return self._put(batch, whole=True, wait=wait)
+
+    def _record_max(self) -> int:
+        return self._state.commitlog.file_size - BLANK_SIZE
+
+    def _put(self, batch: _Batch, *, whole: bool, wait: bool) -> BatchResult:
+        """Append a batch to the log and dispatch it.
+
+        ``whole`` keeps it in one file, as RocketMQ's batches are; otherwise each file is filled.
+        """
+        state = self._state
+        count = batch.count
+        if batch.largest > self._record_max():
+            raise UsageError(
+                f"record of {batch.largest} bytes: a file of the commit log holds "
+                f"{self._record_max()}"
+            )
+        offsets: list[int] = []
+        with state.lock:
+            state.begin_put()
+            self._dispatcher.dispatch()
+            batch.store_time = state.clock.read()
+            first = batch.route.ordinal
+            with Change(state):
+                while len(offsets) < count:
+                    places = self._append_part(batch, len(offsets), first, whole=whole)
+                    part = batch.dispatch_of(len(offsets), places, first)
+                    offsets += places.tolist()
+                    batch.route.ordinal = first + len(offsets)
+                    try:
+                        state.parts.dispatch(part)
+                    except StorageError as error:
+                        state.broke(error)
+                        break
+        if len(offsets) < count:
+            state.poison.check()
+        if wait and count and state.options.durability == "fsync":
+            self._log_sync.commit()
+        return BatchResult(
+            offsets,
+            batch.columns.sizes.tolist(),
+            batch.route.queue_id,
+            first,
+            batch.store_time,
+            batch.store_host,
+        )
+
+    def _append_part(self, batch: _Batch, start: int, first: int, *, whole: bool) -> Int64Array:
+        """Write as many records from number ``start`` on as the present file takes; gives their
+        offsets. ``first``: ordinal of the batch's first message."""
+        state = self._state
+        log = state.commitlog
+        sizes = batch.columns.sizes[start:]
+        ends = np.cumsum(sizes)
+        part = len(ends)
+        if not whole:
+            part = int(np.searchsorted(ends, log.space_left(), side="right"))
+            if part == 0:
+                log.make_room(int(sizes[0]))
+                part = int(np.searchsorted(ends, log.space_left(), side="right"))
+        places = ends[:part] - sizes[:part] + log.make_room(int(ends[part - 1]))
+        data = batch.encode(start, places, first)
+        try:
+            log.write(data)
+        except StorageError as error:
+            state.broke(error)  # a part of it may stand behind the log's end
+            raise
+        log.last = (int(places[-1]), int(sizes[part - 1]))
+        return places
+
+
+class _Batch:
+    """The records of a batch in columns; ``store_time`` is set when they are stored."""
+
+    __slots__ = (
+        "_born_host",
+        "_born_timestamp",
+        "_keys",
+        "_sys_flag",
+        "columns",
+        "route",
+        "store_host",
+        "store_time",
+    )
+
+    def __init__(
+        self,
+        state: StoreState,
+        topic: str,
+        queue_id: int,
+        bodies: Sequence[bytes],
+        properties: list[bytes] | bytes,
+        keys: KeyColumns,
+        flags: Sequence[int] | int,
+        sys_flag: int,
+        born_timestamp: int | None,
+        born_host: Host,
+        store_host: Host,
+    ) -> None:
+        self.route = state.route(topic, queue_id)
+        self.store_host = state.clock.host if store_host is None else host_bytes(store_host)
+        self._born_host = self.store_host if born_host is None else host_bytes(born_host)
+        self._born_timestamp = born_timestamp
+        self._sys_flag = with_host_bits(sys_flag, self._born_host, self.store_host)
+        self._keys = keys
+        topic_length = len(self.route.field) - 1
+        largest = state.options.max_message_size
+        self.columns = build_columns(
+            bodies, properties, topic_length, self._sys_flag, flags, largest
+        )
+        self.store_time = 0
+
+    @property
+    def count(self) -> int:
+        """Messages in the batch."""
+        return len(self.columns.sizes)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all records."""
+        return int(self.columns.sizes.sum())
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest record."""
+        return int(self.columns.sizes.max()) if self.count else 0
+
+    def encode(self, start: int, places: Int64Array, first: int) -> bytes:
+        """Give the records from number ``start`` on that stand at ``places``; ``first`` is the
+        ordinal of the batch's first message. Raises :class:`UsageError`."""
+        now = self.store_time
+        try:
+            return self.columns.encode(
+                start,
+                start + len(places),
+                places,
+                topic_field=self.route.field,
+                queue_id=self.route.queue_id,
+                queue_offset=first + start,
+                sys_flag=self._sys_flag,
+                born_timestamp=now if self._born_timestamp is None else self._born_timestamp,
+                born_host=self._born_host,
+                store_timestamp=now,
+                store_host=self.store_host,
+            )
+        except (OverflowError, TypeError, ValueError) as error:
+            raise UsageError(f"a field does not fit into the record: {error}") from error
+
+    def dispatch_of(self, start: int, places: Int64Array, first: int) -> DispatchBatch:
+        """Give what queues and index need of these records."""
+        count = len(places)
+        keys = self._keys
+        if count != self.count:
+            keys = keys.part(start, start + count)
+        return DispatchBatch(
+            queues=[self.route.key],
+            queue_numbers=np.zeros(count, np.int64),
+            offsets=places,
+            sizes=self.columns.sizes[start : start + count],
+            queue_offsets=np.arange(first + start, first + start + count),
+            tags_codes=keys.tags_codes,
+            store_times=np.full(count, self.store_time, np.int64),
+            transactions=np.full(count, self._sys_flag & TRANSACTION_MASK, np.int64),
+            key_hashes=keys.hashes,
+            key_messages=keys.messages,
+        )

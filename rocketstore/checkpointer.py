@@ -1,0 +1,148 @@
+"""Checkpoints: sync log, queues and index, and note how far they were synced."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+from zlib import crc32
+
+from journal.call_lock import check_alone, held_or
+from journal.errors import StorageError
+from journal.files import replace_file
+from rocketstore.derived import Derived, save_derived
+from rocketstore.dispatcher import Dispatcher
+from rocketstore.log_sync import LogSync
+from rocketstore.mapped_files import sync_directories, sync_files
+from rocketstore.state import StoreState
+
+__all__ = ["Checkpointer"]
+
+
+class _Table(Protocol):
+    def save(self) -> None: ...
+
+
+class Checkpointer:
+    """Checkpoints of one store. ``tables`` are saved with each: offsets of consumers and delays.
+
+    A checkpoint has a lock of its own, taken before all others: it is held from the note of what
+    is to be synced until that is durable. A file that is being synced counts as unsynced until the
+    checkpoint has ended, so one that was cut short loses nothing.
+    """
+
+    __slots__ = ("_directories", "_dispatcher", "_files", "_lock", "_log_sync", "_state", "_tables")
+
+    def __init__(
+        self,
+        state: StoreState,
+        dispatcher: Dispatcher,
+        log_sync: LogSync,
+        tables: Sequence[_Table],
+    ) -> None:
+        self._state = state
+        self._dispatcher = dispatcher
+        self._log_sync = log_sync
+        self._tables = tables
+        self._lock = threading.RLock()
+        self._files: set[str] = set()
+        self._directories: set[str] = set()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nobody syncs, and let nobody begin to; before the store's lock is taken."""
+        with self._lock, self._log_sync.lock:
+            yield
+
+    def checkpoint(self) -> None:
+        """Sync log, queues and index, then say so in ``checkpoint`` and our own file.
+
+        Raises :class:`ClosedError`, :class:`StorageError` and :class:`WritesRefusedError`.
+        """
+        check_alone(self._lock)
+        with self._lock:
+            self.checkpoint_alone()
+
+    def checkpoint_alone(self) -> None:
+        """:meth:`checkpoint` within :meth:`alone`."""
+        state = self._state
+        fs, paths = state.options.fs, state.paths
+        with held_or(state.lock):
+            self._dispatcher.catch_up()
+            state.poison.check()
+            parts = state.parts
+            derived = self._derived()
+            stored = state.clock.now if derived.last[1] else 0
+            logical = parts.checkpoint.logical
+            index_time = parts.index.end_timestamp
+            self._take_unsynced()
+        self._log_sync.sync()
+        try:
+            with self._log_sync.lock:
+                sync_files(fs, sorted(self._files))
+                sync_directories(fs, sorted(self._directories))
+            with held_or(state.lock):
+                for table in self._tables:
+                    table.save()
+            if state.options.recovery == "full":
+                save_derived(fs, paths.derived, derived)
+            parts.checkpoint.physical = max(parts.checkpoint.physical, stored)
+            parts.checkpoint.logical = logical
+            parts.checkpoint.index = index_time
+            replace_file(fs, paths.checkpoint, parts.checkpoint.to_bytes())
+        except StorageError as error:
+            state.poison.set(error)
+            raise
+        self._files.clear()
+        self._directories.clear()
+
+    def _take_unsynced(self) -> None:
+        """Take over what queues and index have not synced. First it is noted here, then forgotten
+        there."""
+        parts = self._state.parts
+        files, directories = parts.descriptors.dirty()
+        self._files.update(files)
+        self._directories.update(directories)
+        parts.descriptors.take_dirty()
+        index_files = parts.index.dirty()
+        self._files.update([file.path for file in index_files])
+        for file in index_files:
+            file.dirty = False
+        if parts.index.names_changed:
+            self._directories.add(self._state.paths.index)
+            parts.index.names_changed = False
+
+    def _derived(self) -> Derived:
+        parts = self._state.parts
+        commitlog = parts.commitlog
+        offset, size = commitlog.last
+        data = commitlog.read(offset, size) if size else None
+        return Derived(
+            offset=commitlog.max_offset,
+            boot=self._state.options.fs.boot_id().decode(errors="replace"),
+            last=(offset, size, crc32(data)) if data else (0, 0, 0),
+            queues={
+                key: (queue.min_logic, queue.max_offset)
+                for key, queue in parts.queues.items()
+                if queue.max_offset
+            },
+            index=[
+                (
+                    file.name,
+                    file.header.begin_timestamp,
+                    file.header.end_timestamp,
+                    file.header.begin_offset,
+                    file.header.end_offset,
+                    file.header.used_slots,
+                    file.header.count,
+                )
+                for file in parts.index.files
+            ],
+            sizes=(
+                commitlog.file_size,
+                parts.consumequeue_file_size,
+                parts.index.slots,
+                parts.index.entries,
+            ),
+        )

@@ -1,0 +1,164 @@
+"""The dispatcher: from the records in the log to queues and index."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from journal.errors import DamageError, StorageError
+from rocketstore.commitlog_format import COMMIT, ROLLBACK, TRANSACTION_MASK
+from rocketstore.consumequeue_format import UNIT
+from rocketstore.dispatch import DispatchBatch, Int64Array
+from rocketstore.heads import read_head, read_heads
+from rocketstore.index_rebuild import rebuild_index
+from rocketstore.javahash import index_hash, tags_code, topic_seed
+from rocketstore.key_columns import key_columns
+from rocketstore.properties import TAGS, decode_properties, index_keys
+from rocketstore.state import Change, StoreState
+
+__all__ = ["PENDING_MAX", "Dispatcher"]
+
+PENDING_MAX = 4096
+"""So many single puts are dispatched at once: the call that comes next waits no longer."""
+_FEW = 24
+"""Up to so many messages, one by one is faster than columns."""
+
+
+class Dispatcher:
+    """Bring queues and index up to the log. The caller has the store's lock.
+
+    When queues or index can't be written the store takes no more writes: the messages are in the
+    log, and the next open puts them where they belong.
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+
+    def dispatch(self) -> None:
+        """Dispatch all pending messages. Raises :class:`StorageError`, and :class:`DamageError`
+        when somebody else has written into what was put."""
+        state = self._state
+        pending = state.pending
+        offsets = pending.offsets
+        if not offsets:
+            return
+        if state.broken is not None:
+            raise state.broken
+        outer = state.changing
+        state.changing = True
+        try:
+            if len(offsets) <= _FEW:
+                self._one_by_one()
+            else:
+                state.parts.dispatch(self._columns())
+        except (StorageError, DamageError) as error:
+            state.broke(error)
+            state.changing = outer
+            raise
+        log = state.commitlog
+        log.last = (offsets[-1], log.max_offset - offsets[-1])
+        pending.clear()
+        state.changing = outer
+
+    def dispatch_quietly(self) -> None:
+        """:meth:`dispatch` within a put: its message is stored, so an error is for the next
+        call."""
+        with contextlib.suppress(StorageError, DamageError):
+            self.dispatch()
+
+    def catch_up(self) -> None:
+        """Make ready to read: every put that returned is found. Raises :class:`ClosedError`,
+        :class:`StorageError`, :class:`DamageError`, :class:`StoreError`."""
+        state = self._state
+        if state.refusal is not None or state.changing:
+            state.begin_read()
+        if state.broken is not None:
+            raise state.broken
+        if state.pending.offsets:
+            self.dispatch()
+
+    def rebuild_index(self) -> None:
+        """Delete all index files and build them anew from the log. O(bytes of the log).
+
+        Raises :class:`StorageError`; half an index is not vouched for: the store is broken then.
+        """
+        state = self._state
+        state.begin_write()
+        self.dispatch()
+        log = state.commitlog
+        log.settle()
+        with Change(state):
+            try:
+                rebuild_index(state.parts, 0, max(log.min_offset, 0), 0, log.max_offset)
+            except StorageError as error:
+                state.broke(error)
+                raise
+
+    def _one_by_one(self) -> None:
+        parts, pending = self._state.parts, self._state.pending
+        log = parts.commitlog
+        index = parts.index if parts.options.index else None
+        view = log.view
+        assert view is not None
+        topic, queue_id, now = "", 0, 0
+        base = log.base
+        for offset, end in pairwise((*pending.offsets, log.max_offset)):
+            topic, queue_id = pending.queues.get(offset, (topic, queue_id))
+            record = read_head(view, offset - base, end - base, base)
+            now = record.store_timestamp
+            found = decode_properties(record.properties)
+            transaction = record.sys_flag & TRANSACTION_MASK
+            if transaction in (0, COMMIT):
+                code = pending.codes.get(offset) or tags_code(found.get(TAGS))
+                unit = UNIT.pack(offset, record.size, code)
+                parts.queue(topic, queue_id).put_one(record.queue_offset, offset, record.size, unit)
+            if index is None:
+                continue
+            keys = index_keys(found)
+            if keys and transaction != ROLLBACK:
+                seed = topic_seed(topic)
+                index.put_one([index_hash(key, seed) for key in keys], offset, now)
+            else:
+                index.current()
+        parts.checkpoint.logical = now
+
+    def _columns(self) -> DispatchBatch:
+        log, pending = self._state.commitlog, self._state.pending
+        count = len(pending.offsets)
+        offsets = np.fromiter(pending.offsets, np.int64, count)
+        first = pending.offsets[0]
+        assert log.view is not None
+        data = np.frombuffer(log.view, np.uint8, log.max_offset - first, first - log.base)
+        heads = read_heads(data, offsets - first, first)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(pending.queues.values()))}
+        starts = _places(pending.queues, offsets)
+        queue_numbers = np.repeat(
+            np.array([numbers[key] for key in pending.queues.values()], np.int64),
+            np.diff(starts, append=count),
+        )
+        seeds = [topic_seed(topic) for topic, _ in numbers]
+        seed = np.array(seeds, np.int64)[queue_numbers] if len(set(seeds)) > 1 else seeds[0]
+        keys = key_columns(data, heads.properties_at, heads.property_lengths, seed)
+        keys.tags_codes[_places(pending.codes, offsets)] = list(pending.codes.values())
+        return DispatchBatch(
+            queues=list(numbers),
+            queue_numbers=queue_numbers,
+            offsets=offsets,
+            sizes=heads.sizes,
+            queue_offsets=heads.queue_offsets,
+            tags_codes=keys.tags_codes,
+            store_times=heads.store_times,
+            transactions=heads.sys_flags & TRANSACTION_MASK,
+            key_hashes=keys.hashes,
+            key_messages=keys.messages,
+        )
+
+
+def _places(noted: dict[int, Any], offsets: Int64Array) -> Int64Array:
+    """The numbers of the messages that a note by offset is of."""
+    return np.searchsorted(offsets, np.fromiter(noted, np.int64, len(noted)))

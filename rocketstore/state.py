@@ -1,0 +1,284 @@
+"""The state that the parts of one open store share, and the rule for calls that are cut short.
+
+A signal's handler may raise in the middle of a call (Ctrl-C), and memory may run out. The commit
+log is the truth. So a call that changes the store marks it before its first change
+(``changing``), and takes the mark away after its last. A call that finds the mark when it has
+taken the lock reads the store again from its files first, by recovery's own code, as after a crash
+at that point. A put that returned is there; a record that is not whole is not; the store goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from types import TracebackType
+
+from journal.errors import ClosedError, StorageError, StoreError
+from journal.findings import Cause
+from journal.patience import PatientLock
+from journal.poison import Poison
+from rocketstore.commitlog import CommitLog
+from rocketstore.dispatch import QueueKey
+from rocketstore.layout import Paths
+from rocketstore.opening import open_parts
+from rocketstore.options import Options
+from rocketstore.parts import Parts
+from rocketstore.rebuild import Rebuilt
+from rocketstore.route import Route
+from rocketstore.store_clock import StoreClock
+
+__all__ = ["Change", "Pending", "StoreState"]
+
+
+class Pending:
+    """Messages in the log that queues and index do not have yet.
+
+    ``offsets`` says where their records stand in the last file of the log: these tell what queues
+    and index need, as they do after a crash. What they don't tell stands beside it by offset:
+    ``queues`` says where the messages from that one on go, up to the next that is named, and
+    ``codes`` the tagsCodes that are no tags'. ``route`` is the last put's, ``None`` at first.
+    """
+
+    __slots__ = ("codes", "offsets", "queues", "route")
+
+    def __init__(self) -> None:
+        self.route: Route | None = None
+        self.queues: dict[int, QueueKey] = {}
+        self.codes: dict[int, int] = {}
+        self.offsets: list[int] = []
+
+    def note(self, offset: int, route: Route, code: int) -> None:
+        """Add one message; ``code`` is its tagsCode, if that is not its tags'."""
+        if route is not self.route:
+            self.route = route
+            self.queues[offset] = route.key
+        if code:
+            self.codes[offset] = code
+        self.offsets.append(offset)
+
+    def clear(self) -> None:
+        """Forget all messages: they were dispatched, or will be found in the log."""
+        self.route = None
+        self.queues.clear()
+        self.codes.clear()
+        self.offsets.clear()
+
+
+class StoreState:
+    """Files, tables and locks of one open store. ``lock`` is held while any of it is used.
+
+    ``refusal``: the error that every call raises that writes (closed, forked, read-only).
+    ``full``: the disk is used beyond the retention's ``full_ratio``.
+    ``refused``: puts are refused, by one of these or by the poison.
+    ``broken``: queues or index could not be written; nobody may ask them before the next open.
+    ``changing``: a call changes the store, or was cut short while it did.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_opened",
+        "broken",
+        "changing",
+        "clock",
+        "commitlog",
+        "full",
+        "lock",
+        "options",
+        "parts",
+        "paths",
+        "pending",
+        "poison",
+        "recovered",
+        "refusal",
+        "refused",
+        "routes",
+    )
+
+    parts: Parts
+    commitlog: CommitLog
+    recovered: Rebuilt
+    clock: StoreClock
+
+    def __init__(self, options: Options, paths: Paths) -> None:
+        self.options = options
+        self.paths = paths
+        self.lock = PatientLock(shared=True)
+        self.poison = Poison()
+        self.refusal: StoreError | None = None
+        self.full = False
+        self.refused = False
+        self.poison.watch(self)
+        self.broken: StoreError | None = None
+        self.changing = False
+        self.pending = Pending()
+        self.routes: dict[QueueKey, Route] = {}
+        self._opened: list[Parts] = []  # the last ones are in use
+
+    def open(self) -> None:
+        """Open the files and recover. Raises as :func:`rocketstore.opening.open_parts` does."""
+        self._use(*open_parts(self.options, self.paths, again=False))
+        self.clock = StoreClock(self.options, self._newest_time())
+
+    def _use(self, parts: Parts, recovered: Rebuilt) -> None:
+        self._opened.append(parts)
+        self.parts = parts
+        self.commitlog = parts.commitlog
+        self.recovered = recovered
+
+    def _newest_time(self) -> int:
+        offset, size = self.recovered.last
+        if size:
+            return max(self.commitlog.store_time(offset, size), 0)
+        return max(self.parts.checkpoint.logical, 0)
+
+    # Checks
+
+    def check_open(self) -> None:
+        """Raise :class:`ClosedError` after a close."""
+        if isinstance(self.refusal, ClosedError):
+            raise self.refusal
+
+    def check_writable(self) -> None:
+        """Raise the refusal of writes, if there is one."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.poison.check()
+
+    def begin_put(self) -> None:
+        """As :meth:`begin_write`, and raise :class:`StorageError` while the disk is too full."""
+        if self.changing or self.refused:
+            self.begin_write()
+        if self.full:
+            cause = OSError(errno.ENOSPC, "the disk is used beyond the retention's full_ratio")
+            raise StorageError(self.paths.root, "no more messages are taken", cause)
+
+    def begin_write(self) -> None:
+        """Raise the refusal of writes, and read the store again if a call was cut short. With the
+        lock held."""
+        self.check_writable()
+        if self.changing:
+            self.read_again()
+
+    def begin_read(self) -> None:
+        """Raise :class:`ClosedError` after a close, and read the store again if a call was cut
+        short. With the lock held."""
+        self.check_open()
+        if self.changing:
+            self.read_again()
+
+    # Failures
+
+    def refuse(self, error: StoreError | None = None) -> None:
+        """Refuse writes with this error, or (``None``) as the poison says."""
+        if error is not None:
+            self.refusal = error
+        self.refused = True
+
+    def refuse_full(self, full: bool) -> None:
+        """Refuse puts while the disk is too full."""
+        self.full = full
+        self.refused = full
+        # In this order: another thread may poison the store meanwhile.
+        if self.refusal is not None or self.poison.reason is not None:
+            self.refused = True
+
+    def broke(self, error: StoreError) -> None:
+        """Refuse writes, and questions to queues and index, up to the next open."""
+        self.broken = error
+        self.poison.set(error)
+
+    def read_again(self) -> None:
+        """Read the store again from its files: a call was cut short. O(bytes of the log since the
+        last checkpoint).
+
+        Consumer offsets, the routes' identity and the clock survive. Raises :class:`StoreError`
+        when the files can't be read; the store is then broken.
+        """
+        if self.poison.reason is not None:
+            # Recovery writes, and no more writes are taken.
+            self.broken = StoreError(
+                f"{self.paths.root}: a call was cut short, and an earlier write failed "
+                f"({self.poison.reason}); close, and open again"
+            )
+            raise self.broken
+        try:
+            parts, recovered = open_parts(self._options_as_found(), self.paths, again=True)
+        except OSError as error:
+            failure = StorageError(
+                error.filename or self.paths.root, "can't be read again after a call", error
+            )
+            self.broke(failure)
+            raise failure from error
+        except StoreError as error:
+            self.broke(error)
+            raise
+        # The traces of the call that was cut short are only logged: the user knows of it.
+        damage = [one for one in parts.findings if one.cause is not Cause.CRASH]
+        parts.findings[:] = self.parts.findings + damage
+        self._use(parts, recovered)
+        self.pending.clear()
+        for route in list(self.routes.values()):
+            queue = parts.queues.get(route.key)
+            route.ordinal = queue.max_offset if queue is not None else 0
+        self.clock.restart(self._newest_time())
+        self.changing = False
+
+    def _options_as_found(self) -> Options:
+        # A file that was begun need not tell its size any more.
+        parts = self.parts
+        return replace(
+            self.options,
+            commitlog_file_size=parts.commitlog.file_size,
+            consumequeue_file_size=parts.consumequeue_file_size,
+            index_slots=parts.index.slots,
+            index_entries=parts.index.entries,
+        )
+
+    def close_replaced(self) -> None:
+        """Close the files that :meth:`read_again` has replaced. It does not do so itself: their
+        descriptors may be synced meanwhile. Called where nobody syncs."""
+        while len(self._opened) > 1:
+            self._opened.pop(0).close()
+
+    def close_files(self) -> None:
+        """Close all files. Can be repeated."""
+        for parts in self._opened:
+            parts.close()
+
+    # Queues
+
+    def route(self, topic: str, queue_id: int) -> Route:
+        """The route of a queue, made at its first put; of two threads' one is taken by both."""
+        key = (topic, queue_id)
+        route = self.routes.get(key)
+        if route is None:
+            queue = self.parts.queues.get(key)
+            made = Route(topic, queue_id, queue.max_offset if queue is not None else 0)
+            route = self.routes.setdefault(key, made)
+        return route
+
+
+class Change:
+    """A section of a call that changes the store, with the lock held. A context manager.
+
+    It ends by its last statement, or by an error of the store's own, which leaves the store as it
+    says. Any other exception leaves the mark, and the next call reads the store again.
+    """
+
+    __slots__ = ("_outer", "_state")
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+        self._outer = state.changing
+
+    def __enter__(self) -> None:
+        self._state.changing = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, StoreError | OSError):
+            self._state.changing = self._outer
