@@ -29,6 +29,7 @@ from journal.files import FileSystem
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
 from qindex.format.delivery_rules import DirectoryRules
+from qindex.format.rabbitmq.queue_index_v2 import file_number as version2_number
 from qindex.format.resynchronise import Reading
 from qindex.format.segment import file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
@@ -229,9 +230,9 @@ def _listed_part(
     numbers = []
     for name in fs.listdir(directory):
         weight += fs.stat(os.path.join(directory, name)).st_size
-        number = file_number(name)
-        if number is not None:
-            numbers.append(number)
+        for number in (file_number(name), version2_number(name)):
+            if number is not None:
+                numbers.append(number)
     return QueuePart(
         store=store,
         queue=one.name,
@@ -239,7 +240,7 @@ def _listed_part(
         rules=reader.rules(one),
         priority=one.priority,
         stores=reader.stores,
-        numbers=tuple(sorted(numbers)),
+        numbers=tuple(sorted(set(numbers))),
         pinned=None,
         head=0,
         leads=True,
