@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from journal.call_lock import refuse_twice
 from journal.errors import DamageError, StorageError, StoreError, UsageError
 from journal.poison import Poison
 from rocketstore.columns import Columns, build_columns
@@ -225,6 +226,9 @@ def append_columns(
         )
     if largest > most:
         raise UsageError(f"record of {largest} bytes: a file of the commit log holds {most}")
+    synced = wait and count > 0 and options.durability == "fsync"
+    if synced and store._group.is_mine():
+        refuse_twice()  # a handler in the middle of a sync: before anything is put
     with store._lock, WholeOrNothing(store):
         store._check_writable()
         store._pending.dispatch()
@@ -251,7 +255,7 @@ def append_columns(
                 break
     if done < count:
         store._poison.check()
-    if wait and count and options.durability == "fsync":
+    if synced:
         store._group.commit()
     return BatchResult(offsets, columns.sizes.tolist(), queue_id, queue_offset, now, stored_by)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypedDict
 
+from journal.call_lock import refuse_twice
 from journal.errors import UsageError
 from rocketstore.commitlog_format import (
     COMMIT,
@@ -143,6 +144,9 @@ def put_general(
     sys_flag = with_host_bits(sys_flag, born_by, stored_by)
     header = HEADERS[(sys_flag >> 4) & 3]
     transaction = sys_flag & TRANSACTION_MASK
+    synced = wait and store._fsync and found.get(WAIT) != "false"
+    if synced and store._group.is_mine():
+        refuse_twice()  # a handler in the middle of a sync: before anything is put
     with nullcontext() if held else store._lock, WholeOrNothing(store):
         store._check_writable()
         route = store._route(topic, queue_id)
@@ -166,6 +170,6 @@ def put_general(
         store._commitlog.write(head + body + tail)
         route.ordinal += counted
         store._pending.note(offset, route, deliver_time(level, now) if level else 0)
-    if wait and store._fsync and found.get(WAIT) != "false":
+    if synced:
         store._group.commit()
     return PutResult(offset, size, queue_id, ordinal, now, stored_by)

@@ -115,7 +115,7 @@ class Putter:
         size = _HEAD_SIZE + length + len(tail)
         crc = crc32(body) & 0x7FFFFFFF
         log, lock, pending = self._commitlog, self._lock, self._pending
-        if lock.is_mine():
+        if lock.is_mine() or (self._fsync and self._group.is_mine()):
             refuse_twice()
         try:
             # A ``with`` costs twice as much.
