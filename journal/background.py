@@ -29,6 +29,7 @@ class Background:
         # Held by who starts it. A handler that comes here then finds it started.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._ident = 0
         self._began = threading.Event()
 
     def start(self) -> bool:
@@ -54,13 +55,16 @@ class Background:
         return True
 
     def _main(self) -> None:
+        self._ident = get_ident()
         self._began.set()
-        self._run()
+        try:
+            self._run()
+        finally:
+            self._ident = 0  # another thread may be given the number of one that has ended
 
     def is_mine(self) -> bool:
         """Tell whether it is the calling thread."""
-        thread = self._thread
-        return thread is not None and thread.ident == get_ident()
+        return self._ident == get_ident()
 
     def join(self) -> None:
         """Wait until it has ended, if it was started; not in the thread itself."""

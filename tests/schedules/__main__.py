@@ -18,7 +18,6 @@ import sys
 import traceback
 from contextlib import nullcontext
 
-os.environ["QINDEX_PURE_PYTHON"] = "1"
 from tests.schedules import scheduler
 
 scheduler.install()

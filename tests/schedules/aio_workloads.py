@@ -128,7 +128,7 @@ def aio_publish_confirm_plain_publish(run: Run) -> None:
     async def publish() -> None:
         await w.publish_awaited(confirm=True)
 
-    w.race(loop=w.loop(publish, publish), publisher=lambda: w.publish(confirm=True))
+    w.race(loop=w.loop(publish), publisher=lambda: w.publish(confirm=True))
     w.lose_power()
     w.durable = w.durable[0], set()
     w.end()

@@ -328,15 +328,27 @@ def running() -> Run:
 # -- in the place of Python's ---------------------------------------------------------------------
 
 
+_SILENT = ("concurrent.futures", "queue", "asyncio")
+"""Modules of Python's whose own locks are no switch points: what they do has others around it."""
+
+
+def _says_points() -> bool:
+    """Tell whether a lock that is just being made is to be a switch point."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in ("threading", __name__):
+        frame = frame.f_back
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    return not name.startswith(_SILENT)
+
+
 class Lock:
     """A lock."""
 
-    __slots__ = ("__weakref__", "_holder")
-
-    says_points = True
+    __slots__ = ("__weakref__", "_holder", "_says")
 
     def __init__(self) -> None:
         self._holder: object = None
+        self._says = _says_points()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         run = _running
@@ -346,7 +358,7 @@ class Lock:
             taken = self._holder is None
             self._holder = self._holder or True
             return taken
-        if self.says_points:
+        if self._says:
             run.at("acquire", "a lock")
         while self._holder is not None:
             if not blocking or not run.wait(self, None if timeout < 0 else timeout):
@@ -361,7 +373,7 @@ class Lock:
         self._holder = None
         if run is not None:
             run.wake(self)
-            if self.says_points and not run.over:
+            if self._says and not run.over:
                 run.at("release", "a lock")
 
     def locked(self) -> bool:
@@ -382,20 +394,24 @@ class _Waiter(Lock):
 
     __slots__ = ()
 
-    says_points = False
+    def __init__(self) -> None:
+        self._holder = None
+        self._says = False
 
 
 class RLock:
     """A lock that its owner may take again. Subclasses have slots, and arguments of their own."""
 
-    __slots__ = ("__weakref__", "_count", "_owner")
+    __slots__ = ("__weakref__", "_count", "_owner", "_says")
 
     _count: int
     _owner: object
+    _says: bool
 
     def __new__(cls, *_args: object, **_named: object) -> RLock:
         made = object.__new__(cls)
         made._owner, made._count = None, 0
+        made._says = _says_points()
         return made
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -408,7 +424,8 @@ class RLock:
             if self._owner is not None:
                 raise RuntimeError("it would wait for ever")
         else:
-            run.at("acquire", type(self).__name__)
+            if self._says:
+                run.at("acquire", type(self).__name__)
             while self._owner is not None:
                 if not blocking or not run.wait(self, None if timeout < 0 else timeout):
                     return False
@@ -430,7 +447,7 @@ class RLock:
         run = _running
         if run is not None:
             run.wake(self, released=True)
-            if tells and not run.over:
+            if tells and self._says and not run.over:
                 run.at("release", type(self).__name__)
 
     def __enter__(self) -> bool:
