@@ -31,6 +31,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._ident = 0
         self._began = threading.Event()
+        self._said = False
 
     def start(self) -> bool:
         """Start it, unless it was started; false where that can't be had now, which is logged."""
@@ -46,7 +47,9 @@ class Background:
                 thread.start()
             except RuntimeError as error:
                 self._thread = None
-                _log.error("thread %s can't be started: %s", self._name, error)
+                if not self._said:
+                    self._said = True  # it may be tried again at each call
+                    _log.error("thread %s can't be started: %s", self._name, error)
                 return False
             except BaseException:  # a signal's handler; before the start, or behind it
                 if not self._began.wait(_LONGEST_START):
