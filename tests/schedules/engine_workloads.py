@@ -206,7 +206,7 @@ def delete_close(run: Run) -> None:
 @workload(delays=3)
 def close_close(run: Run) -> None:
     w = World(run)
-    w.publish(LARGE)
+    w.publish()
     w.race(one=w.close, other=w.close)
     w.end()
 
