@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from journal.call_lock import check_alone, held_or
+from journal import background as thread
+from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import StorageError, StoreError, WritesRefusedError
 from journal.files import close_quietly, make_dirs, replace_file
 from rocketstore.compose import Delivered
@@ -21,6 +22,7 @@ from rocketstore.consumequeue_format import UNIT
 from rocketstore.cut_short import WholeOrNothing
 from rocketstore.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from rocketstore.derived import Derived, save_derived
+from rocketstore.lock_places import Place
 from rocketstore.message import StoredMessage
 from rocketstore.offsets import int_table, load_json, save_json
 from rocketstore.options import Options
@@ -44,11 +46,14 @@ class Keeper:
         self._store = store
         self._fs = store.options.fs
         self._paths = store._paths
-        self._checkpoints = threading.RLock()
+        order = store._poison.order
+        self._checkpoints = CallLock()
         """Held from taking note of what is to be synced until it is vouched for: what one takes
         the next one would not find. Taken before the next lock, and that before the store's."""
-        self._sync_lock = threading.RLock()
+        self._sync_lock = CallLock()
         """Held while descriptors are synced, so that no file is closed or deleted meanwhile."""
+        for lock, place in ((self._checkpoints, Place.CHECKPOINT), (self._sync_lock, Place.SYNC)):
+            lock.before_waiting = order.add(place, lock.is_mine)
         content = load_json(self._fs, self._paths.delay_offset)
         self._delay_offsets = int_table(content.get("offsetTable"))
         self._delay_changed = False
@@ -74,10 +79,15 @@ class Keeper:
             self._fs.unlink(self._paths.abort)
             self._fs.sync_dir(self._paths.root)
 
+    def check_outside(self) -> None:
+        """Raise :class:`UsageError` in the middle of a sync or checkpoint of the calling thread."""
+        check_alone(self._checkpoints)
+        check_alone(self._sync_lock)
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until nobody syncs, and let nobody begin to; for who then takes the store's lock."""
-        with self._checkpoints, self._sync_lock:
+        with self._checkpoints, held_or(self._sync_lock):
             yield
 
     def finish(self) -> None:
@@ -98,7 +108,7 @@ class Keeper:
         """Make the log durable as it is now. A failure poisons the store."""
         store = self._store
         files = store._parts.commitlog.files
-        with self._sync_lock:
+        with held_or(self._sync_lock):
             with held_or(store._lock):
                 store._check_open()  # it may have been closed meanwhile, here and below
                 store._parts.commitlog.settle()
@@ -157,7 +167,7 @@ class Keeper:
 
     def _sync_paths(self, paths: list[str], directories: list[str]) -> None:
         """Sync files by name: a descriptor of their own can't be closed under the sync."""
-        with self._sync_lock:
+        with held_or(self._sync_lock):
             for path in paths:
                 try:
                     fd = self._fs.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -344,17 +354,16 @@ class Background:
         self._keeper = keeper
         self._options = options
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rocketstore", daemon=True)
+        self._thread = thread.Background(self._run, "rocketstore")
 
     def start(self) -> None:
-        """Begin."""
+        """Begin. Where the system has no thread left it says so, and the store does without."""
         self._thread.start()
 
     def stop(self) -> None:
         """End, after the round that is under way."""
         self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         store = self._keeper._store

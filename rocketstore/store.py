@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from journal.beneath import beneath, leave
-from journal.call_lock import check_alone
+from journal.call_lock import check_alone, refuse_twice
 from journal.errors import (
     ClosedError,
     DamageError,
@@ -45,6 +45,7 @@ from rocketstore.key_columns import keys_of_properties
 from rocketstore.layout import Paths, look
 from rocketstore.lifecycle import Background, Keeper
 from rocketstore.lock import StoreLock
+from rocketstore.lock_places import Place
 from rocketstore.message import BatchResult
 from rocketstore.offsets import ConsumerOffsets
 from rocketstore.options import Options, clock_ms
@@ -163,6 +164,9 @@ class Store(Putter, Reader):
             if options.recovery == "full":
                 self._keeper.checkpoint()
         self._group = GroupCommit(self._keeper.sync_log)
+        order = self._poison.order
+        self._lock.before_waiting = order.add(Place.STORE, self._lock.is_used_here)
+        self._group.before_waiting = order.add(Place.GROUP, self._group.is_mine)
 
     def _recover(self, derived: Derived | None, crashed: bool) -> None:
         if self.options.recovery == "compatible":
@@ -319,6 +323,9 @@ class Store(Putter, Reader):
                 self._file_lock.release()
             return
         check_alone(self._lock)
+        if self._group.is_mine():
+            refuse_twice()
+        self._keeper.check_outside()
         background, self._background = self._background, None
         if background is not None:
             background.stop()

@@ -82,7 +82,7 @@ class _AsyncWorld(World):
             # What was handed over before the end may be there: its sync has failed.
             self.raised.append(type(error).__name__)
             return
-        self.there |= names - self.gone
+        self.there |= names - self.acking
         self.maybe -= names
 
     async def close_awaited(self) -> None:
@@ -143,9 +143,10 @@ def aio_get_waits_plain_publish(run: Run) -> None:
         delivery = await queue.get()
         assert delivery is not None
         name = delivery.body[:6]
+        w.acking.add(name)
         w.there.discard(name)
-        w.gone.add(name)
         await delivery.ack()
+        w.gone.add(name)
 
     w.race(loop=w.loop(consume), publisher=w.publish)
     w.end()

@@ -195,3 +195,21 @@ def rocket_handler_in_checkpoint(run: Run) -> None:
     w.handle = w.put
     w.race(caller=w.store.checkpoint, other=w.store.checkpoint)
     w.close()
+
+
+@workload(interrupts="caller")
+def rocket_handler_checkpoints_in_sync(run: Run) -> None:
+    """It wants what the other checkpoint has, which waits for the sync."""
+    w = _RocketWorld(run)
+    w.put()
+    w.handle = lambda: w.guard(w.store.checkpoint)
+    w.race(caller=w.store.sync, other=w.store.checkpoint)
+    w.close()
+
+
+@workload(interrupts="caller")
+def rocket_handler_closes_in_put(run: Run) -> None:
+    w = _RocketWorld(run, durability="fsync")
+    w.handle = w.close
+    w.race(caller=w.put)
+    w.close()

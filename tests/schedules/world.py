@@ -134,6 +134,7 @@ class World:
         self.queue = self.engine.queue("a", **(queue or {}))
         self.there: set[bytes] = set()
         self.maybe: set[bytes] = set()
+        self.acking: set[bytes] = set()
         self.gone: set[bytes] = set()
         self.refused: set[bytes] = set()
         self.raised: list[str] = []
@@ -177,13 +178,15 @@ class World:
         names = {one[:6] for one in bodies}
         self.maybe |= names
         if self.guard(call):
-            self.there |= names - self.gone
+            # It may be with a consumer by now, who acknowledges it.
+            self.there |= names - self.acking
         else:
             self.refused |= names
-        self.maybe -= names - self.gone
+        self.maybe -= names - self.acking
 
     def ack(self, *deliveries: qindex.Delivery) -> None:
         names = {one.body[:6] for one in deliveries}
+        self.acking |= names
         self.there -= names
         self.maybe |= names
 
