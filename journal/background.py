@@ -29,7 +29,9 @@ class Background:
         # Held by who starts it. A handler that comes here then finds it started.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._ident = 0
         self._began = threading.Event()
+        self._said = False
 
     def start(self) -> bool:
         """Start it, unless it was started; false where that can't be had now, which is logged."""
@@ -45,7 +47,9 @@ class Background:
                 thread.start()
             except RuntimeError as error:
                 self._thread = None
-                _log.error("thread %s can't be started: %s", self._name, error)
+                if not self._said:
+                    self._said = True  # it may be tried again at each call
+                    _log.error("thread %s can't be started: %s", self._name, error)
                 return False
             except BaseException:  # a signal's handler; before the start, or behind it
                 if not self._began.wait(_LONGEST_START):
@@ -54,13 +58,16 @@ class Background:
         return True
 
     def _main(self) -> None:
+        self._ident = get_ident()
         self._began.set()
-        self._run()
+        try:
+            self._run()
+        finally:
+            self._ident = 0  # another thread may be given the number of one that has ended
 
     def is_mine(self) -> bool:
         """Tell whether it is the calling thread."""
-        thread = self._thread
-        return thread is not None and thread.ident == get_ident()
+        return self._ident == get_ident()
 
     def join(self) -> None:
         """Wait until it has ended, if it was started; not in the thread itself."""

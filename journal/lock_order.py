@@ -39,18 +39,19 @@ class Rank(IntEnum):
 
 
 class LockOrder:
-    """The locks of one engine: who asks whether a thread has one of a place in the order."""
+    """The locks of one engine, or of one store of :mod:`rocketstore` (which has places of its own):
+    tells whether a thread has one of a place in the order."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[Rank, Callable[[], bool]]] = []
+        self._held: list[tuple[int, Callable[[], bool]]] = []
 
-    def add(self, rank: Rank, is_mine: Callable[[], bool]) -> Callable[[], None]:
+    def add(self, rank: int, is_mine: Callable[[], bool]) -> Callable[[], None]:
         """Take in a lock, or many of one place; ``is_mine`` tells whether the calling thread has
         it. Gives what is to be called before it is waited for: raises :class:`UsageError`."""
         self._held.append((rank, is_mine))
         return self.checked(rank)
 
-    def checked(self, rank: Rank) -> Callable[[], None]:
+    def checked(self, rank: int) -> Callable[[], None]:
         """Give what is to be called before a lock of this place is waited for."""
 
         def check() -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from journal import background as thread
 from journal.errors import StoreError
 from rocketstore.checkpointer import Checkpointer
 from rocketstore.cleaner import Cleaner
@@ -39,17 +40,16 @@ class Background:
         self._delayed = delayed
         self._cleaner = cleaner
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rocketstore", daemon=True)
+        self._thread = thread.Background(self._run, "rocketstore")
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Where the system has none left it says so, and the store does without."""
         self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread, after the round that is under way, and wait for it."""
         self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         state, options = self._state, self._state.options

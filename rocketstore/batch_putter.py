@@ -132,6 +132,9 @@ class BatchPutter:
                 f"{self._record_max()}"
             )
         offsets: list[int] = []
+        synced = wait and count > 0 and state.options.durability == "fsync"
+        if synced:
+            self._log_sync.check_outside()
         with state.lock:
             state.begin_put()
             self._dispatcher.dispatch()
@@ -150,7 +153,7 @@ class BatchPutter:
                         break
         if len(offsets) < count:
             state.poison.check()
-        if wait and count and state.options.durability == "fsync":
+        if synced:
             self._log_sync.commit()
         return BatchResult(
             offsets,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 from zlib import crc32
 
-from journal.call_lock import check_alone, held_or
+from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import StorageError
 from journal.files import replace_file
 from rocketstore.derived import Derived, save_derived
 from rocketstore.dispatcher import Dispatcher
+from rocketstore.lock_places import Place
 from rocketstore.log_sync import LogSync
 from rocketstore.mapped_files import sync_directories, sync_files
 from rocketstore.state import StoreState
@@ -45,15 +45,21 @@ class Checkpointer:
         self._dispatcher = dispatcher
         self._log_sync = log_sync
         self._tables = tables
-        self._lock = threading.RLock()
+        self._lock = CallLock()
+        self._lock.before_waiting = state.poison.order.add(Place.CHECKPOINT, self._lock.is_mine)
         self._files: set[str] = set()
         self._directories: set[str] = set()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until nobody syncs, and let nobody begin to; before the store's lock is taken."""
-        with self._lock, self._log_sync.lock:
+        with self._lock, held_or(self._log_sync.lock):
             yield
+
+    def check_outside(self) -> None:
+        """Raise :class:`UsageError` in the middle of a sync or checkpoint of the calling thread."""
+        check_alone(self._lock)
+        self._log_sync.check_alone()
 
     def checkpoint(self) -> None:
         """Sync log, queues and index, then say so in ``checkpoint`` and our own file.
@@ -79,7 +85,7 @@ class Checkpointer:
             self._take_unsynced()
         self._log_sync.sync()
         try:
-            with self._log_sync.lock:
+            with held_or(self._log_sync.lock):
                 sync_files(fs, sorted(self._files))
                 sync_directories(fs, sorted(self._directories))
             with held_or(state.lock):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
-from journal.call_lock import held_or
+from journal.call_lock import CallLock, check_alone, held_or, refuse_twice
 from journal.errors import StorageError, WritesRefusedError
 from journal.sync import GroupCommit
+from rocketstore.lock_places import Place
 from rocketstore.state import StoreState
 
 __all__ = ["LogSync"]
@@ -20,12 +19,26 @@ class LogSync:
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
+        order = state.poison.order
         self._group = GroupCommit(self.sync)
-        self.lock = threading.RLock()
+        self._group.before_waiting = order.add(Place.GROUP, self._group.is_mine)
+        self.lock = CallLock()
+        self.lock.before_waiting = order.add(Place.SYNC, self.lock.is_mine)
 
     def commit(self) -> None:
         """Return when a sync that began after this call has ended. Raises as :meth:`sync`."""
         self._group.commit()
+
+    def check_outside(self) -> None:
+        """Raise :class:`UsageError` to a handler in the middle of a commit of its thread, before
+        anything is put."""
+        if self._group.is_mine():
+            refuse_twice()
+
+    def check_alone(self) -> None:
+        """Raise :class:`UsageError` in the middle of any sync of the calling thread."""
+        self.check_outside()
+        check_alone(self.lock)
 
     @property
     def rounds(self) -> int:
@@ -39,7 +52,7 @@ class LogSync:
         """
         state = self._state
         fs = state.options.fs
-        with self.lock:
+        with held_or(self.lock):
             with held_or(state.lock):
                 state.begin_read()  # it may have been closed meanwhile
                 state.commitlog.settle()

@@ -103,6 +103,8 @@ class Putter:
         lock = state.lock
         if lock.is_mine():
             refuse_twice()
+        if self._fsync:
+            self._log_sync.check_outside()
         try:
             # A ``with`` costs twice as much.
             if not lock.take():
@@ -176,12 +178,15 @@ class Putter:
         )
         stored_by = self._state.clock.host if store_host is None else host_bytes(store_host)
         born_by = stored_by if born_host is None else host_bytes(born_host)
+        synced = wait and self._fsync and found.get(WAIT) != "false"
+        if synced:
+            self._log_sync.check_outside()
         with self._state.lock:
             result = self.append(
                 topic, queue_id, body, data, flag, sys_flag, born_timestamp, born_by, stored_by,
                 reconsume_times, prepared_transaction_offset, level,
             )  # fmt: skip
-        if wait and self._fsync and found.get(WAIT) != "false":
+        if synced:
             self._log_sync.commit()
         return result
 

@@ -20,6 +20,7 @@ from journal.poison import Poison
 from rocketstore.commitlog import CommitLog
 from rocketstore.dispatch import QueueKey
 from rocketstore.layout import Paths
+from rocketstore.lock_places import Place
 from rocketstore.opening import open_parts
 from rocketstore.options import Options
 from rocketstore.parts import Parts
@@ -104,6 +105,8 @@ class StoreState:
         self.paths = paths
         self.lock = PatientLock(shared=True)
         self.poison = Poison()
+        order = self.poison.order
+        self.lock.before_waiting = order.add(Place.STORE, self.lock.is_used_here)
         self.refusal: StoreError | None = None
         self.full = False
         self.refused = False

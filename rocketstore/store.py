@@ -360,6 +360,7 @@ class Store:
             self._release()
             return
         check_alone(state.lock)
+        self._checkpointer.check_outside()
         background, self._background = self._background, None
         if background is not None:
             background.stop()

@@ -14,7 +14,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["Scheduler", "in_order"]
 
-_EXPLORER = ("tests/crash/test_explore.py::", "tests/crash/test_regressions.py::")
+_EXPLORER = (
+    "tests/crash/test_explore.py::",
+    "tests/crash/test_regressions.py::",
+    "tests/schedules/",
+)
 _TOGETHER = ("tests/spark/",)
 _FIRST = (*_TOGETHER, "tests/qindex/test_rabbitmq_node", "tests/interrupts/")
 """What takes longest: begun last, it would keep one process busy while the other is done."""

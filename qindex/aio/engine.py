@@ -14,6 +14,7 @@ from journal.errors import UsageError
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
 from msgstore import CompactionReport
+from qindex.aio.ending import close_at_the_end
 from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
 from qindex.aio.room import with_room
@@ -135,6 +136,7 @@ class Engine:
                 await self._ports.helper.finish(self._close)
         finally:
             self._ports.helper.stop()
+            await self._ports.let_go()
 
     def _close(self) -> None:
         self._ports.stop_syncing()
@@ -184,7 +186,9 @@ class _Opening:
             raise
         finally:
             helper.stop()
-        return Engine(opened[0])
+        engine = Engine(opened[0])
+        await close_at_the_end(engine._engine, engine._ports)
+        return engine
 
     async def __aenter__(self) -> Engine:
         self._engine = await self._open()
@@ -203,6 +207,9 @@ class _Opening:
 
 def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Opening:
     """Open the store in ``directory``: ``async with open(...) as engine``, or await it.
+
+    One that was not closed when the loop ends that it was opened in (and no other loop uses it), or
+    when it and its queues are given up, is closed then, with a :class:`ResourceWarning`.
 
     Options and errors are those of :func:`qindex.open`, but for ``read_only``: a reader waits for
     nobody, and the plain one does. Opened in a thread of its own; a cancellation closes again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import AsyncGenerator
 
 from qindex.aio.port import Port
 from qindex.aio.threads import Helper, Syncer
@@ -16,13 +17,15 @@ __all__ = ["Ports"]
 class Ports:
     """One :class:`~qindex.aio.port.Port` for each loop, over one syncer and one helper.
 
-    ``helper``: the thread for calls that may block. Methods are called on the thread of a running
-    loop, but for :meth:`stop_syncing`.
+    ``helper``: the thread for calls that may block; ``syncer``: the one for syncs; ``guard``: what
+    closes the engine at the end of its loop (:mod:`qindex.aio.ending`). Methods are called on the
+    thread of a running loop, but for :meth:`stop_syncing`.
     """
 
     def __init__(self) -> None:
         self.helper = Helper()
-        self._syncer = Syncer()
+        self.syncer = Syncer()
+        self.guard: AsyncGenerator[None] | None = None
         self._ports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Port] = (
             weakref.WeakKeyDictionary()
         )
@@ -33,6 +36,16 @@ class Ports:
     def noting(self) -> bool:
         """Whether some loop has messages that it is yet to append."""
         return bool(self._noting)
+
+    def is_used_beside(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Tell whether another loop, which is not closed, has used it."""
+        return any(one is not loop and not one.is_closed() for one in list(self._ports))
+
+    async def let_go(self) -> None:
+        """The engine was closed: the end of its loop is nothing to it any more."""
+        guard, self.guard = self.guard, None
+        if guard is not None:
+            await guard.aclose()
 
     def durable(self, queue: Queue) -> asyncio.Future[None]:
         """Give a future of the running loop, resolved when all that was done to ``queue`` so far
@@ -59,7 +72,7 @@ class Ports:
 
     def stop_syncing(self) -> None:
         """End the syncer's thread; it does first what it was asked for."""
-        self._syncer.stop()
+        self.syncer.stop()
 
     def _port(self, loop: asyncio.AbstractEventLoop) -> Port:
         last = self._last
@@ -67,6 +80,6 @@ class Ports:
             return last
         port = self._ports.get(loop)
         if port is None:
-            port = self._ports[loop] = Port(loop, self._syncer, self.helper, self._noting)
+            port = self._ports[loop] = Port(loop, self.syncer, self.helper, self._noting)
         self._last = port
         return port

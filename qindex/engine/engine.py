@@ -336,9 +336,8 @@ class Engine:
     def _parts_of(self, name: str) -> QueueParts:
         return self.queue(name)._parts
 
-    def _ask_flush(self, queue: Flusher) -> None:
-        if self._housekeeper is not None:
-            self._housekeeper.ask(queue)
+    def _ask_flush(self, queue: Flusher) -> bool:
+        return self._housekeeper is not None and self._housekeeper.ask(queue)
 
     def _ask_for_room(self) -> None:
         if self._housekeeper is not None:

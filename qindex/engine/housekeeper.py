@@ -56,13 +56,16 @@ class Housekeeper:
         self._failing: set[Flusher] = set()
         self._thread.start()
 
-    def ask(self, queue: Flusher) -> None:
-        """Flush ``queue`` soon. Called with the queue's lock held, so it waits for nothing."""
-        self._thread.start()
+    def ask(self, queue: Flusher) -> bool:
+        """Flush ``queue`` soon; false where no thread is to be had for that. Called with the
+        queue's lock held, so it waits for nothing."""
+        if not self._thread.start():
+            return False
         if queue not in self._asked:
             with self._wake:
                 self._asked[queue] = None
                 self._wake.notify()
+        return True
 
     def ask_for_room(self) -> None:
         """Put queues to rest soon: many are awake. Called with a queue's lock held, too."""

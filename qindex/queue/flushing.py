@@ -40,7 +40,8 @@ _SEAL_AT_LEAST = 4096
 class Flusher:
     """Flushes one queue, and sees when a flush is due.
 
-    ``request``: asks the engine's background thread for a flush; ``None``: there is none.
+    ``request``: asks the engine's background thread for a flush, and tells whether there is one;
+    ``None``: there is none.
     ``check_mask``: the calls for single messages tick where ``seq_id & check_mask`` is 0.
     """
 
@@ -48,7 +49,7 @@ class Flusher:
         self,
         state: QueueState,
         mover: Mover,
-        request: Callable[[Flusher], None] | None = None,
+        request: Callable[[Flusher], bool] | None = None,
     ) -> None:
         self.state = state
         self.request = request
@@ -128,7 +129,7 @@ class Flusher:
         too_early = index.dirty < self._retry_at and not drained
         if lock.refusal is not None or too_early:
             return
-        if self.request is None:
+        if self.request is None or not self.request(self):
             if not state.flushing and waits:
                 try:
                     lock.release()
@@ -140,7 +141,6 @@ class Flusher:
                 finally:
                     lock.retake()
             return
-        self.request(self)
         while waits and self.is_pressed() and state.flushing != get_ident():
             if not state.flushed.wait(LOOK_AGAIN) and not state.flushing:
                 break

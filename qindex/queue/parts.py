@@ -45,7 +45,7 @@ class QueueParts:
         alarm: Alarm,
         calls: Calls,
         messages: Messages | None = None,
-        request_flush: Callable[[Flusher], None] | None = None,
+        request_flush: Callable[[Flusher], bool] | None = None,
     ) -> None:
         state = self.state = QueueState(
             name, index, options, settings=settings, alarm=alarm, calls=calls, messages=messages

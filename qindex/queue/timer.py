@@ -42,13 +42,15 @@ class Alarm:
     def set(self, who: Sleeper, when: float) -> None:
         """Call ``who`` at ``when`` (of :func:`time.monotonic`). A queue's lock may be held."""
         with self._wake:
-            if self._stopped or self._times.get(who, when + 1) <= when:
+            if self._stopped:
                 return
-            first = min(self._times.values(), default=None)
-            self._times[who] = when
             # Where the system has none left it is tried again at the next alarm: what the caller
             # has done is done.
             self._thread.start()
+            if self._times.get(who, when + 1) <= when:
+                return
+            first = min(self._times.values(), default=None)
+            self._times[who] = when
             if first is None or when < first:
                 self._wake.notify()
 

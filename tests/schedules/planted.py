@@ -1,0 +1,90 @@
+"""Defects that are planted to see that the explorer finds them: of the kinds that are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from journal.call_lock import CallLock
+from journal.calls import Calls
+from journal.journal import Journal, Retired
+from msgstore import MessageStore
+from qindex.queue.wake_ups import Bell
+
+__all__ = ["DEFECTS"]
+
+
+def _replace(kind: type, name: str, method: Callable[..., Any]) -> None:
+    assert hasattr(kind, name), f"{kind.__name__} has no {name} any more"
+    setattr(kind, name, method)
+
+
+def _close_waits_for_nobody() -> None:
+    """A publish that is between message store and journal is cut in two."""
+    _replace(Calls, "wait", lambda _calls: None)
+
+
+def _not_asked_behind_the_take() -> None:
+    """Who stood at a lock while the engine closed comes in behind."""
+    real = CallLock.check
+
+    def check(lock: CallLock) -> None:
+        if not lock.is_mine():
+            real(lock)
+
+    _replace(CallLock, "check", check)
+
+
+def _lock_taken_too_late() -> None:
+    """A rebase looks whether a sync is under way, and then takes the lock of the files."""
+    real_rebase, real_look = Journal.rebase, Journal._is_durable_from
+
+    def look(journal: Any, front: int) -> bool:
+        early: bool | None = journal.__dict__.get("early")
+        return real_look(journal, front) if early is None else early
+
+    def rebase(journal: Any, front: int, prepared: Retired | None) -> Retired | None:
+        journal.early = real_look(journal, front)
+        try:
+            return real_rebase(journal, front, prepared)
+        finally:
+            journal.early = None
+
+    _replace(Journal, "_is_durable_from", look)
+    _replace(Journal, "rebase", rebase)
+
+
+def _running_sync_forgotten() -> None:
+    """A rebase takes no notice of a sync that is under way."""
+
+    def look(journal: Any, front: int) -> bool:
+        return bool(journal.synced > front)
+
+    _replace(Journal, "_is_durable_from", look)
+
+
+def _locks_in_the_other_order() -> None:
+    """The append lock of the message store is taken while its tables' lock is held."""
+    real = MessageStore.remove
+
+    def remove(store: Any, msg_ids: Any) -> None:
+        with store._state.lock, store._writer._append_lock:
+            pass
+        real(store, msg_ids)
+
+    _replace(MessageStore, "remove", remove)
+
+
+def _notify_lost() -> None:
+    """Who waits is not told of the end."""
+    _replace(Bell, "notify_all", lambda _bell: None)
+
+
+DEFECTS: dict[str, Callable[[], None]] = {
+    "close_waits_for_nobody": _close_waits_for_nobody,
+    "not_asked_behind_the_take": _not_asked_behind_the_take,
+    "lock_taken_too_late": _lock_taken_too_late,
+    "running_sync_forgotten": _running_sync_forgotten,
+    "locks_in_the_other_order": _locks_in_the_other_order,
+    "notify_lost": _notify_lost,
+}
