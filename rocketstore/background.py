@@ -43,7 +43,7 @@ class Background:
         self._thread = thread.Background(self._run, "rocketstore")
 
     def start(self) -> None:
-        """Start the thread. Where the system has none left it says so, and the store does without."""
+        """Start the thread. Where the system has none left, the store does without, and logs it."""
         self._thread.start()
 
     def stop(self) -> None:
