@@ -16,6 +16,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+# First: it sees that the packages below are ours.
+import qindex._packages  # noqa: F401
 from journal.errors import (
     ClosedError,
     DamageError,

@@ -7,6 +7,8 @@
 ...     store.query("orders", "o-17")
 """
 
+# First: it sees that the package below is ours.
+import rocketstore._packages  # noqa: F401
 from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.message import BatchResult, PutResult, StoredMessage
 from rocketstore.options import Options

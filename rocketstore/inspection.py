@@ -13,7 +13,7 @@ from typing import Any
 from journal.errors import NotAStoreError, UsageError
 from journal.files import REAL, FileSystem, read_file
 from rocketstore.checkpoint_format import CHECKPOINT_SIZE, Checkpoint
-from rocketstore.commitlog_format import START
+from rocketstore.commitlog_format import BLANK_MAGIC, MESSAGE_MAGIC, START
 from rocketstore.consumequeue_format import UNIT_SIZE, count_valid, parse_units
 from rocketstore.derived import load_derived
 from rocketstore.filler_format import is_filler
@@ -55,9 +55,24 @@ def inspect_file(
         raise UsageError(f"{path}: is no file of a RocketMQ store")
     if len(name) == 17:
         return _index(fs, path, found.st_size, slots, entries)
-    if "consumequeue" in Path(path).resolve().parts:
+    if _is_of_a_queue(fs, path):
         return _consume_queue(fs, path, int(name))
     return _commitlog(fs, path, int(name))
+
+
+def _is_of_a_queue(fs: FileSystem, path: str) -> bool:
+    """Tell a ConsumeQueue's file from a CommitLog's: by the directory or, where the file stands
+    somewhere else, by what it holds."""
+    parts = Path(path).resolve().parts
+    if "consumequeue" in parts or "commitlog" in parts:
+        return "consumequeue" in parts
+    with _mapped(fs, path) as view:
+        if view is None or len(view) < UNIT_SIZE or len(view) % UNIT_SIZE:
+            return False
+        size, magic = START.unpack_from(view)
+        if magic in (MESSAGE_MAGIC, BLANK_MAGIC):
+            return False
+        return bool(size or magic or any(view[:UNIT_SIZE]))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
 from qindex.compat import shared
 from qindex.compat.queue import Codec, Taken, codec_of
-from qindex.compat.set_aside import UnreadableItemError, set_aside
+from qindex.compat.set_aside import UnreadableItemError, item_of
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
@@ -149,19 +149,15 @@ class Queue(asyncio.Queue[Any]):
         self._check_open()
         try:
             delivery = self._next_delivery()
-        except DamageError:
-            self._one_less()  # the engine has set it aside
+            if delivery is None:
+                # The count was of messages that had expired.
+                raise asyncio.QueueEmpty
+            loads = self._codec.loads
+            item = item_of(self._engine, delivery, loads, self._name, self._dead_letter)
+        except (DamageError, UnreadableItemError):
+            self._one_less()  # it is set aside, here or by the engine
             raise
-        if delivery is None:
-            # The count was of messages that had expired, or were damaged.
-            raise asyncio.QueueEmpty
-        try:
-            return self._codec.loads(delivery.body), delivery
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            set_aside(self._engine, delivery, self._name, self._dead_letter, why)
-            self._one_less()
-            raise UnreadableItemError(self._name, delivery, self._dead_letter, why) from error
+        return item, delivery
 
     def _next_delivery(self) -> Delivery | None:
         return self._core._deliverer.get(0, waits=False)

@@ -1,4 +1,4 @@
-"""The command line ``qindex``; its entry point is :func:`qindex.cli.app.main`.
+"""The command line ``qindex``; its entry point is :func:`qindex.cli.start.main`.
 
-Nothing in :mod:`qindex` imports this package, which needs typer, and rich for the demo.
+Nothing in :mod:`qindex` imports this package. It needs typer and rich: ``qindex[cli]``.
 """

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from qindex.cli.app import main
+from qindex.cli.start import main
 
 sys.exit(main())

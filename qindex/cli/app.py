@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from typer.main import get_command
 
 import qindex
 from journal.errors import DamageError, StoreError
+from qindex.cli.drop import delete_command, purge_command
 from qindex.cli.follow import follow_command
 from qindex.cli.inspect_file import inspect_command
 from qindex.cli.look import Directory, JsonOption, cat_command, list_command, stats_command
@@ -51,6 +53,9 @@ DEFECT = 70
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
+_COMPLETE = "_QINDEX_COMPLETE"
+"""The variable by which a shell's completion script asks."""
+
 _LATER = {
     "rocket": ("rocketstore.cli", "The same for a RocketMQ store (qindex rocket --help)."),
     "pipeline": (
@@ -73,7 +78,6 @@ def make_app(*, loaded: str = "") -> typer.Typer:
     app = typer.Typer(
         name="qindex",
         help="An embedded, persistent message queue, and a reader of RabbitMQ's.",
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -85,6 +89,8 @@ def make_app(*, loaded: str = "") -> typer.Typer:
     app.command("consume")(consume_command)
     app.command("follow")(follow_command)
     app.command("queue")(queue_command)
+    app.command("purge")(purge_command)
+    app.command("delete")(delete_command)
     app.command("inspect")(inspect_command)
     app.command("compact")(compact_command)
     app.command("stats")(stats_command)
@@ -102,7 +108,25 @@ def make_app(*, loaded: str = "") -> typer.Typer:
             _add_loaded(app, name, importlib.import_module(module))
         elif _is_there(module):
             app.command(name, help=text, add_help_option=False)(_placeholder)
+    _let_help_flow(app)
     return app
+
+
+def _let_help_flow(app: typer.Typer) -> None:
+    """Give every command its docstring without the line breaks of its source: the terminal's width
+    breaks lines."""
+    for command in app.registered_commands:
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _let_help_flow(group.typer_instance)
+
+
+def _complete(command: Any) -> None:
+    """Answer the shell that asks for completions, and end; see ``--install-completion``."""
+    if _COMPLETE in os.environ:
+        command.main(prog_name="qindex", complete_var=_COMPLETE)
 
 
 def _add_loaded(app: typer.Typer, name: str, module: Any) -> None:
@@ -212,6 +236,7 @@ def _run(arguments: list[str]) -> int:
         asked = arguments[0] if arguments and arguments[0] in _LATER else ""
         loaded = asked if asked and _is_there(_LATER[asked][0]) else ""
         command = get_command(make_app(loaded=loaded))
+        _complete(command)
         # Not command.main(): that one catches what is to be told apart here.
         with command.make_context("qindex", list(arguments) or ["--help"]) as context:
             result: Any = command.invoke(context)

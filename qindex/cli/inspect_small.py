@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from qindex.format import layout
 from qindex.format.json_value import plain_value
 from qindex.format.moves import sound_moves
 from qindex.format.rabbitmq.clean_dot import parse_clean_dot
-from qindex.format.rabbitmq.names import parse_queue_name
+from qindex.format.rabbitmq.names import directory_name, parse_queue_name
 from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
@@ -184,8 +185,13 @@ def _marker(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
 
 
 def _queue_name(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    directory = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    if not _HASHED.fullmatch(directory):
+        # A copy of the file, somewhere else: nothing vouches for the border, the first one it is.
+        vhost_part, _, queue_part = data.partition(b"\nQUEUE: ")
+        directory = directory_name(vhost_part.removeprefix(b"VHOST: "), queue_part[:-1])
     try:
-        name = parse_queue_name(data, os.path.basename(os.path.dirname(os.path.abspath(path))))
+        name = parse_queue_name(data, directory)
     except StoreError as error:
         findings.append(_wrong(path, data, error))
         return
@@ -233,6 +239,9 @@ def _clean(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     refs = [ref.hex() for ref in clean.client_refs]
     yield _row(data, "clean", index_module=clean.index_module, client_refs=refs)
 
+
+_HASHED = re.compile("[0-9A-Z]{20,25}")
+"""Names of queues' directories."""
 
 _READERS: dict[str, Callable[[str, bytes, list[Finding]], Iterator[Row]]] = {
     SNAPSHOT: _snapshot,

@@ -4,20 +4,21 @@ nothing."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from journal.errors import UsageError
+from journal.errors import StoreError, UsageError
 from qindex.cli.output import (
     key_text,
     preview,
     print_findings,
     print_json,
     print_line,
-    settings_text,
     write_out,
 )
+from qindex.cli.tables import human_count, human_size, print_flowing, print_queues
 from qindex.format.json_value import plain_value
 from qindex.metrics import exposition, store_families
 from qindex.view.reader import MessageStoreSummary, QueueReader, QueueSummary, Row, StoreReader
@@ -28,6 +29,7 @@ __all__ = [
     "JsonOption",
     "QueueName",
     "cat_command",
+    "complete_queue",
     "list_command",
     "stats_command",
 ]
@@ -35,30 +37,45 @@ __all__ = [
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="The store's directory.", show_default=False)
 ]
+
+
+def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
+    """Give the names of queues that begin so, for a shell's completion."""
+    try:
+        names = StoreReader(str(context.params.get("directory", ""))).queue_names()
+    except (StoreError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 QueueName = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="The queue's name.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="QUEUE",
+        help="The queue's name.",
+        show_default=False,
+        autocompletion=complete_queue,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
-_COLUMNS = (
-    "name",
-    "ready",
-    "unacked",
-    "bytes",
-    "file_bytes",
-    "segments",
-    "journal_entries",
-    "next_seq_id",
-)
+_SIZES = ("size", "live", "garbage")
+"""Figures of a message store that are bytes."""
+
+WideOption = Annotated[
+    bool, typer.Option("--wide", help="Print all figures, exactly, in lines of any length.")
+]
 
 
-def list_command(directory: Directory, as_json: JsonOption = False) -> int:
+def list_command(
+    directory: Directory, wide: WideOption = False, as_json: JsonOption = False
+) -> int:
     """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
 
     DIR is a store's directory or that of a RabbitMQ virtual host. unacked: delivered and not
-    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies. version: of
-    RabbitMQ's queue files (1+2: a node was stopped while it converted them). settings: of queues
-    that have some.
+    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies. on disk: the
+    files of the queue. version: of RabbitMQ's queue files (1+2: a node was stopped while it
+    converted them). Settings stand below the queues that have some.
     """
     store = StoreReader(directory)
     found = []
@@ -72,7 +89,7 @@ def list_command(directory: Directory, as_json: JsonOption = False) -> int:
             print_json(_summary_json(summary) | {"kind": store.kind})
         code |= print_findings(reader.findings)
     if not as_json:
-        _print_table(found)
+        print_queues(found, wide=wide)
     return code | print_findings(store.findings)
 
 
@@ -86,6 +103,7 @@ def stats_command(
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print Prometheus' text form.")
     ] = False,
+    wide: WideOption = False,
 ) -> int:
     """Print figures of the queues, their sum, and those of the message store.
 
@@ -112,43 +130,32 @@ def stats_command(
         queues = [_summary_json(summary) for summary in found]
         print_json({"kind": store.kind, "queues": queues, "message_store": shown})
     else:
-        _print_table(found)
-        _print_sums(found, messages)
+        print_queues(found, wide=wide)
+        _print_sums(found, messages, wide=wide)
     if messages is not None and messages.missing:
         code = 1
     return code | print_findings(store.findings)
 
 
-def _print_sums(found: list[QueueSummary], messages: MessageStoreSummary | None) -> None:
+def _print_sums(
+    found: list[QueueSummary], messages: MessageStoreSummary | None, *, wide: bool
+) -> None:
+    count: Callable[[int], str] = str if wide else human_count
+    size: Callable[[int], str] = str if wide else human_size
+    on_disk = "file_bytes" if wide else "on disk"
+    say: Callable[[str], None] = print_line if wide else print_flowing
     print_line()
-    print_line(
-        f"queues: {len(found)}, messages: {sum(one.messages for one in found)}, "
-        f"bytes: {sum(one.bytes for one in found)}, "
-        f"file_bytes: {sum(one.file_bytes for one in found)}"
+    say(
+        f"queues: {count(len(found))}, messages: {count(sum(one.messages for one in found))}, "
+        f"bytes: {size(sum(one.bytes for one in found))}, "
+        f"{on_disk}: {size(sum(one.file_bytes for one in found))}"
     )
     if messages is not None:
-        fields = dataclasses.asdict(messages).items()
-        print_line("message store: " + ", ".join(f"{name}: {value}" for name, value in fields))
-
-
-def _print_table(found: list[QueueSummary]) -> None:
-    columns = (*_COLUMNS, "versions") if any(one.versions for one in found) else _COLUMNS
-    heads = tuple("version" if name == "versions" else name for name in columns)
-    rows = [heads, *(tuple(_cell(getattr(one, name)) for name in columns) for one in found)]
-    settings = [settings_text(one.settings) for one in found]
-    last = ["settings" if any(settings) else "", *settings]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(columns))]
-    for row, said in zip(rows, last, strict=True):
-        name, *figures = row
-        shown = name if name.isprintable() else ascii(name)
-        cells = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
-        print_line("  ".join([shown.ljust(widths[0]), *cells, said]).rstrip())
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, tuple):
-        return "+".join(map(str, value)) or "-"
-    return "-" if value is None else str(value)
+        shown = (
+            f"{name}: {(size if name in _SIZES else count)(value)}"
+            for name, value in dataclasses.asdict(messages).items()
+        )
+        say("message store: " + ", ".join(shown))
 
 
 def cat_command(

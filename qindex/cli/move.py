@@ -11,8 +11,16 @@ import typer
 
 import qindex
 from journal.errors import NotAStoreError, UsageError
-from qindex.cli.look import Directory, JsonOption, QueueName
-from qindex.cli.output import print_findings, print_json, print_line, print_note, progress_bar
+from qindex.cli.look import Directory, JsonOption, QueueName, complete_queue
+from qindex.cli.output import (
+    flush,
+    print_findings,
+    print_json,
+    print_line,
+    print_note,
+    progress_bar,
+    write_out,
+)
 from qindex.view.reader import StoreReader
 
 __all__ = ["export_command", "import_command", "pull_command", "push_command"]
@@ -37,10 +45,18 @@ def export_command(
     directory: Directory,
     queues: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUEUE]...", help="Queues; all without.", show_default=False),
+        typer.Argument(
+            metavar="[QUEUE]",
+            help="Queues; all without.",
+            show_default=False,
+            autocompletion=complete_queue,
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The new file: .jsonl or .parquet.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="The new file: .jsonl or .parquet; - for standard output."
+        ),
     ] = None,
     format: FormatOption = None,
     as_json: JsonOption = False,
@@ -48,15 +64,24 @@ def export_command(
     """Write messages into a file, in order and without loss; changes nothing in the store.
 
     DIR is a store's directory, in use or not, or that of a RabbitMQ virtual host. Interrupted and
-    started again, it goes on. Exits 1 when something is damaged, and left out.
+    started again, it goes on; with --out - it writes JSON Lines to standard output, and begins
+    anew. Exits 1 when something is damaged, and left out.
     """
-    from qindex.transfer import export_messages
+    from qindex.transfer import export_messages, stream_messages
 
     if out is None:
-        raise UsageError("export needs --out FILE")
+        raise UsageError("export needs --out FILE, or --out - for standard output")
+    to_output = str(out) == "-"
     with progress_bar("exporting") as told:
-        report = export_messages(directory, out, queues or None, format=format, progress=told)
-    if as_json:
+        if to_output:
+            report = stream_messages(
+                directory, write_out, queues or None, format=format, progress=told
+            )
+        else:
+            report = export_messages(directory, out, queues or None, format=format, progress=told)
+    if to_output:
+        flush()  # standard output belongs to whoever reads the messages
+    elif as_json:
         print_json(
             {
                 "file": report.path,

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, UsageError
 from qindex.compat import shared
-from qindex.compat.set_aside import UnreadableItemError, bring_back, set_aside
+from qindex.compat.set_aside import UnreadableItemError, bring_back, item_of
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
@@ -253,19 +253,15 @@ class Queue(standard.Queue[Any]):
         self._check_open()
         try:
             delivery = self._take()
-        except DamageError:
-            self._one_less()  # the engine has set it aside
+            if delivery is None:
+                # The count was of messages that had expired.
+                raise standard.Empty
+            loads = self._codec.loads
+            item = item_of(self._engine, delivery, loads, self._name, self._dead_letter)
+        except (DamageError, UnreadableItemError):
+            self._one_less()  # it is set aside, here or by the engine
             raise
-        if delivery is None:
-            # The count was of messages that had expired, or were damaged.
-            raise standard.Empty
-        try:
-            return self._codec.loads(delivery.body), delivery
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            set_aside(self._engine, delivery, self._name, self._dead_letter, why)
-            self._one_less()
-            raise UnreadableItemError(self._name, delivery, self._dead_letter, why) from error
+        return item, delivery
 
     def _one_less(self) -> None:
         self._state.finish_one()
@@ -288,6 +284,8 @@ class Queue(standard.Queue[Any]):
         deadline = None if timeout is None else monotonic() + timeout
         with self.not_empty:
             while not self._qsize():
+                if getattr(self, "is_shutdown", False):  # from Python 3.13 on
+                    raise getattr(standard, "ShutDown")  # noqa: B009
                 left = None if deadline is None else deadline - monotonic()
                 if not block or (left is not None and left <= 0):
                     raise standard.Empty

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from journal.errors import StoreError
 from qindex.engine.engine import Engine
@@ -16,7 +17,7 @@ from qindex.queue.dead_letter import Letter, with_death
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
 
-__all__ = ["EXCEPTION", "UnreadableItemError", "bring_back", "set_aside"]
+__all__ = ["EXCEPTION", "UnreadableItemError", "bring_back", "item_of", "set_aside"]
 
 EXCEPTION = "x-exception"
 """The header that says what was raised."""
@@ -38,6 +39,23 @@ class UnreadableItemError(StoreError):
             f"queue {queue!r}: no item can be made of the message with seq_id {delivery.seq_id} "
             f"({why}){where}"
         )
+
+
+def item_of(
+    engine: Engine,
+    delivery: Delivery,
+    loads: Callable[[bytes], Any],
+    source: str,
+    target: str,
+) -> Any:
+    """Make an item of a message that was taken from ``source``. Raises
+    :class:`UnreadableItemError` where that can't be: the message is in ``target`` then."""
+    try:
+        return loads(delivery.body)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        set_aside(engine, delivery, source, target, why)
+        raise UnreadableItemError(source, delivery, target, why) from error
 
 
 def set_aside(engine: Engine, delivery: Delivery, source: str, target: str, why: str) -> None:

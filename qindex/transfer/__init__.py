@@ -7,7 +7,13 @@ RabbitMQ brokers.
 
 from __future__ import annotations
 
-from qindex.transfer.exporting import ExportReport, export_messages
+from qindex.transfer.exporting import ExportReport, export_messages, stream_messages
 from qindex.transfer.importing import ImportReport, import_messages
 
-__all__ = ["ExportReport", "ImportReport", "export_messages", "import_messages"]
+__all__ = [
+    "ExportReport",
+    "ImportReport",
+    "export_messages",
+    "import_messages",
+    "stream_messages",
+]

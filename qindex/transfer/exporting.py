@@ -27,9 +27,10 @@ from journal.errors import StorageError, UsageError
 from journal.files import REAL, PathLike, read_optional, replace_file
 from journal.findings import Finding
 from qindex.transfer.files import FileFormat, NamedRow, format_of
+from qindex.transfer.jsonl import line_of
 from qindex.view.reader import StoreReader
 
-__all__ = ["ExportReport", "Progress", "export_messages"]
+__all__ = ["ExportReport", "Progress", "export_messages", "stream_messages"]
 
 Progress = Callable[[int, int], None]
 """Told from time to time: messages done, and of how many (0: unknown)."""
@@ -113,6 +114,37 @@ def export_messages(
     except OSError as error:
         raise StorageError(target, "can't be exported to", error) from error
     report.messages = parts.done.messages
+    report.findings += store.findings
+    if progress is not None:
+        progress(report.messages, max(total, report.messages))
+    return report
+
+
+def stream_messages(
+    directory: PathLike,
+    write: Callable[[bytes], object],
+    queues: list[str] | None = None,
+    *,
+    format: str | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Give the messages of ``queues`` (``None``: of all), in order, to ``write``, each as a line of
+    JSON Lines. ``import_messages`` takes such a file, and can't tell whether it was cut.
+
+    Raises :class:`UsageError` for a queue that is not there, and another format. Memory: one
+    message.
+    """
+    if format not in (None, "jsonl"):
+        raise UsageError(f"a stream is of JSON Lines, not {format}")
+    store = StoreReader(directory)
+    names = list(dict.fromkeys(queues)) if queues else store.queue_names()
+    total = sum(store.queue(name).summary().messages for name in names) if progress else 0
+    report = ExportReport("-")
+    for name, row in _rows_from(store, names, _Done(), report):
+        write(line_of(name, row))
+        report.messages += 1
+        if progress is not None and report.messages % _CHUNK_ROWS == 0:
+            progress(report.messages, total)
     report.findings += store.findings
     if progress is not None:
         progress(report.messages, max(total, report.messages))

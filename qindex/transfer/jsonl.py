@@ -26,9 +26,10 @@ from typing import Any
 from journal.errors import UsageError
 from qindex.transfer.files import FormatError, NamedRow
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
+from qindex.view.reader import Row
 from qindex.view.row_json import json_line, row_json
 
-__all__ = ["merge", "read", "write_chunk"]
+__all__ = ["line_of", "merge", "read", "write_chunk"]
 
 _HEADER = "qindex_messages"
 
@@ -37,11 +38,16 @@ def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
     """Write rows into a new file. The store's name is not part of JSON Lines."""
     with path.open("wb") as file:
         for queue, row in rows:
-            values = {"queue": queue} | row_json(row)
-            envelope = envelope_of(row)
-            if envelope is not None:
-                values["envelope_base64"] = base64.b64encode(envelope).decode()
-            file.write(json_line(values))
+            file.write(line_of(queue, row))
+
+
+def line_of(queue: str, row: Row) -> bytes:
+    """Give the line of one message."""
+    values = {"queue": queue} | row_json(row)
+    envelope = envelope_of(row)
+    if envelope is not None:
+        values["envelope_base64"] = base64.b64encode(envelope).decode()
+    return json_line(values)
 
 
 def merge(target: Path, chunks: Sequence[Path], count: int) -> None:

@@ -280,7 +280,7 @@ def test_list_for_people(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         engine.queue("long name").publish_many([b"12345"] * 3)
         engine.queue("z\n").publish(b"")
-        result = run("list", tmp_path)
+        result = run("list", tmp_path, "--wide")
     first, second, third = result.text.splitlines()
     assert first.split()[:4] == ["name", "ready", "unacked", "bytes"]
     assert first.split()[4:] == ["file_bytes", "segments", "journal_entries", "next_seq_id"]

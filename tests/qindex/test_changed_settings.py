@@ -105,7 +105,7 @@ def test_counts_of_deliveries_from_before_a_limit_are_kept(tmp_path: Path) -> No
         engine.queue("q").publish(b"a")
         taken(engine.queue("q")).nack()
         engine.queue("q", delivery_limit=5)
-        taken(engine.queue("q"))
+        taken(engine.queue("q")).nack()
     with open_quietly(tmp_path) as engine:
         delivery = taken(engine.queue("q"))
         assert delivery.delivery_count == 3

@@ -1,0 +1,33 @@
+"""Sees, at import, that no file of a user stands in the way of our own packages.
+
+They have names that others use, too: a ``journal.py`` beside a program comes first for Python.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+__all__ = ["check"]
+
+_OURS = {"journal": "errors.py", "msgstore": "store.py"}
+"""The packages that this one is built on, and a file that each of them has."""
+
+
+def check() -> None:
+    """Raise :class:`ImportError` where something else has the name of one of our packages."""
+    for name, known in _OURS.items():
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise ImportError(f"qindex is not installed whole: its package {name!r} is missing")
+        places = list(spec.submodule_search_locations or ())
+        if any(os.path.exists(os.path.join(place, known)) for place in places):
+            continue
+        there = spec.origin or ", ".join(places)
+        raise ImportError(
+            f"{there} is in the way of qindex's own package {name!r}: "
+            f"rename it, or start Python from another directory"
+        )
+
+
+check()
