@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
 import qindex
 from journal.files import REAL
-from journal.findings import Cause
+from journal.findings import Cause, Kind
 from journal.journal import Journal
 from journal.poison import Poison
 from qindex.format.record_layouts import journal_layout

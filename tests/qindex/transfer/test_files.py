@@ -238,7 +238,7 @@ def test_queues_in_turn_are_imported_together(
     monkeypatch.chdir(tmp_path)
     report = import_messages(["x.jsonl"], "b", batch=10, progress=lambda at, _: counts.append(at))
     assert report.resumed == 4 + (6 + 10 + 5) + 5
-    assert len(counts) == 20 - 2  # batches, the one that was begun among them
+    assert len(counts) == 20 - 3  # batches
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
 
 
