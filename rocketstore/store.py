@@ -27,7 +27,7 @@ from journal.errors import (
     StoreError,
     UsageError,
 )
-from journal.files import PathLike, make_dirs, read_optional
+from journal.files import PathLike, checked_path, make_dirs, read_optional
 from journal.patience import PatientLock
 from journal.poison import Poison
 from journal.sync import GroupCommit
@@ -73,7 +73,7 @@ def open_store(path: PathLike, **options: Any) -> Store:
         chosen = Options(**options)
     except TypeError as error:
         raise UsageError(str(error)) from error
-    return Store(os.fspath(path), chosen)
+    return Store(checked_path(path), chosen)
 
 
 class Store(Putter, Reader):

@@ -28,7 +28,7 @@ from typing import Any
 
 import qindex
 from journal.errors import StorageError, UsageError
-from journal.files import REAL, PathLike, read_optional, replace_file, unlink_if_there
+from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, unlink_if_there
 from qindex.engine.engine import Engine
 from qindex.format.settings import checked_name
 from qindex.queue.queue import Queue
@@ -77,11 +77,11 @@ def import_messages(
     """
     if queue is not None:
         checked_name(queue)
-    sources = [_Source(Path(os.fspath(path)), format) for path in files]
+    sources = [_Source(Path(checked_path(path)), format) for path in files]
     if not sources:
         raise UsageError("no files to import")
     about = {"files": [source.about for source in sources], "queue": queue}
-    note = _Note(os.path.join(os.path.abspath(os.fspath(directory)), IMPORT_FILE), about)
+    note = _Note(os.path.join(os.path.abspath(checked_path(directory)), IMPORT_FILE), about)
     total = note.total
     if total is None:
         total = _check(sources, queue)
