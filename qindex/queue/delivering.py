@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import time_ns
 
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.queue import run_clock
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
 from qindex.queue.delivery import Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
@@ -228,7 +228,7 @@ class Deliverer:
         """
         assert isinstance(extra, Entry)
         entry = self._reader.without_flipped_bits(seq, extra)
-        if entry.expiry and entry.expiry <= time_ns() // 1000:
+        if entry.expiry and entry.expiry <= run_clock.time_ns() // 1000:
             self._letters.part_with_expired(seq, entry)
             return None
         entry = self._reader.with_message(entry)
@@ -437,7 +437,7 @@ class Deliverer:
         if not isinstance(most, int) or most < 0:
             raise UsageError(f"the number of messages must be at least 0, not {most!r}")
         with self._state:
-            now = time_ns() // 1000
+            now = run_clock.time_ns() // 1000
             seen: list[Delivery] = []
             if not most:
                 return seen
@@ -523,7 +523,7 @@ class Deliverer:
         with self._state as state:
             index = state.index
             below = index.next_seq
-            now = time_ns() // 1000
+            now = run_clock.time_ns() // 1000
             while (seq := index.last_ready(below)) is not None:
                 below = seq
                 body, extra = index.read_one(seq)
