@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import zlib
 
-TIER = os.environ.get("QINDEX_TIER") or "all"
-SHARE = {"quick": 53, "all": 2, "nightly": 1}[TIER]
+from tests.effort import by_tier, turn
+
+SHARE = by_tier(quick=67, all=2, nightly=1)
 
 
 def test_whatever_stands_in_the_place_of_a_file() -> None:
     """Nothing outside is touched, and it ends in time, in little memory, with an answer or an error
     of ours. A part of the cases, another one with each rotation; ``python -m tests.hostile`` tries
     them all."""
-    seed = zlib.crc32(os.environ.get("QINDEX_ROTATION", "").encode()) % SHARE
+    seed = turn(SHARE, "hostile")
     command = [sys.executable, "-m", "tests.hostile", "--share", str(SHARE), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"

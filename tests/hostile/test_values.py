@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +20,10 @@ from qindex.queue.delivery_counts import pack_count
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.tools.repair import repair
 from tests.damage.samples import STORE, Sample, _Builder
+from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 
-TIER = os.environ.get("QINDEX_TIER") or "all"
-SHARE = {"quick": 9, "all": 1, "nightly": 1}[TIER]
-SEED = zlib.crc32(os.environ.get("QINDEX_ROTATION", "").encode())
+SHARE = by_tier(quick=23, all=2, nightly=1)
 
 VALUES: list[Any] = [
     None,
@@ -187,7 +184,7 @@ def _try(sample: Sample, path: str, data: bytes, case: str) -> list[str]:
 def _try_all(sample: Sample, path: str, cases: list[tuple[str, bytes]]) -> None:
     assert cases
     wrong = []
-    for case, data in cases[SEED % SHARE :: SHARE]:
+    for case, data in part(cases, SHARE, path):
         wrong += _try(sample, path, data, case)
     assert not wrong, "\n".join(wrong[:20])
 
