@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 from journal.errors import UnopenedError, UnsafeFileError
 from journal.files import FileSystem, PathLike, RealFileSystem
 
-__all__ = ["BeneathFileSystem", "beneath", "check_root", "leave"]
+__all__ = ["BeneathFileSystem", "beneath", "check_root", "leave", "special"]
 
 _Result = TypeVar("_Result")
 
@@ -184,9 +184,9 @@ class BeneathFileSystem(RealFileSystem):
         """Open a regular file, or a directory to read."""
         fd = self._open(path, flags | _ALWAYS, mode if flags & os.O_CREAT else 0)
         try:
-            kind = os.fstat(fd).st_mode
-            if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-                raise _unsafe(os.fspath(path), kind)
+            opened = os.fstat(fd).st_mode
+            if special(opened):
+                raise _unsafe(os.fspath(path), opened)
         except BaseException:
             os.close(fd)
             raise
@@ -267,16 +267,22 @@ def _explain(root_fd: int, root: str, inner: str) -> None:
     for part in inner.split("/"):
         done = os.path.join(done, part)
         try:
-            kind = os.stat(done, dir_fd=root_fd, follow_symlinks=False).st_mode
+            mode = os.stat(done, dir_fd=root_fd, follow_symlinks=False).st_mode
         except OSError:
             return
-        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-            raise _unsafe(os.path.join(root, done), kind) from None
+        if special(mode):
+            raise _unsafe(os.path.join(root, done), mode) from None
 
 
-def _unsafe(path: str, kind: int) -> UnsafeFileError:
-    what = next((text for test, text in _KINDS if test(kind)), "no regular file")
-    return UnsafeFileError(errno.ELOOP, f"{path} is {what}", path)
+def special(mode: int) -> str | None:
+    """Say what a thing of this ``st_mode`` is that is neither a file nor a directory."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    return next((text for test, text in _KINDS if test(mode)), "no regular file")
+
+
+def _unsafe(path: str, mode: int) -> UnsafeFileError:
+    return UnsafeFileError(errno.ELOOP, f"{path} is {special(mode)}", path)
 
 
 def _open_step_by_step(root_fd: int, inner: str, flags: int, mode: int) -> int:

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from journal.errors import StorageError, UnopenedError, UnsafeFileError
+from journal.errors import StorageError, UnopenedError, UnsafeFileError, UsageError
 
 __all__ = [
     "REAL",
@@ -38,6 +38,7 @@ __all__ = [
     "PathLike",
     "ReadBuffer",
     "RealFileSystem",
+    "checked_path",
     "close_quietly",
     "data_ranges",
     "make_dirs",
@@ -198,6 +199,18 @@ class RealFileSystem:
 
 
 REAL = RealFileSystem()
+
+
+def checked_path(path: PathLike) -> str:
+    """Give a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
+    bytes, for what is no path, and for one that no file can have (empty, with NUL)."""
+    try:
+        text = os.fspath(path)
+        if isinstance(text, str) and text and b"\0" not in os.fsencode(text):
+            return text
+    except (TypeError, UnicodeEncodeError):
+        pass
+    raise UsageError(f"a path must be a str or os.PathLike without NUL, not {path!a}")
 
 
 def write_all(fs: FileSystem, fd: int, data: ReadBuffer) -> None:

@@ -84,6 +84,12 @@ class Finding:
     consequence: str = ""
     kind: Kind = Kind.RECORD
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is damage that was not put right: no crash explains it, and something may be
+        lost by it."""
+        return self.cause is Cause.DAMAGE and self.kind is not Kind.CORRECTED
+
     def __str__(self) -> str:
         tail = f"; {self.consequence}" if self.consequence else ""
         return f"{self.path}: at offset {self.offset}, {self.length} bytes: {self.what}{tail}"

@@ -43,6 +43,7 @@ from journal.poison import PASSING, Poison, was_tried
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sum_file import SumFile
 from journal.sync import GroupCommit
+from journal.written_map import WrittenMap, map_writable
 
 __all__ = ["Journal", "Retired"]
 
@@ -163,7 +164,7 @@ class Journal:
             self._allocated = size
         if not self.in_reserve:
             _log.warning("%s: the disk is full: takes delivers and acks only", self.path)
-        self._use(self._fs.mmap(self._fd, size, True), position, in_reserve=True)
+        self._use(map_writable(self._fs, self._fd, size), position, in_reserve=True)
 
     @property
     def reserve_left(self) -> int:
@@ -236,7 +237,7 @@ class Journal:
         journal = self
         if self.end + size > limit:
             journal = self.make_room(size, reserve=reserve)
-        if size < _BULK:
+        if size < _BULK or isinstance(journal.map, WrittenMap):
             return journal.store(data)
         return journal._store_bulk(data)
 
@@ -486,7 +487,11 @@ class Journal:
             new_map, allocated = make_room(fs, fd, copied, tail, FIRST_CAPACITY, self.entries)
             if tail > copied:
                 with memoryview(self.map) as view:
-                    pwrite_all(fs, fd, view[front + copied : end], copied)
+                    piece = view[front + copied : end]
+                    if isinstance(new_map, WrittenMap):
+                        new_map[copied:tail] = piece
+                    else:
+                        pwrite_all(fs, fd, piece, copied)
             if durable:
                 fs.fdatasync(fd)
         except BaseException:

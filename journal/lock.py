@@ -6,6 +6,7 @@ is the ``flock`` on it, which the kernel drops when the process ends, however it
 
 from __future__ import annotations
 
+import errno
 import os
 import weakref
 from collections.abc import Callable
@@ -46,8 +47,13 @@ class DirectoryLock:
                 if monotonic() >= deadline:
                     raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
                 sleep(_PAUSE)
-            fs.truncate(fd, 0)
-            fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            try:
+                fs.truncate(fd, 0)
+                fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            except OSError as error:
+                # A full disk: it is held all the same, and an error of others names no process.
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
 
         try:
             open_claimed(fs, path, os.O_RDWR | os.O_CREAT, take)

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from journal.files import FileSystem
 from journal.format import ACTION_SIZE
+from journal.written_map import map_writable
 
 __all__ = ["FIRST_CAPACITY", "FULL", "allocate", "make_room", "whole_pages"]
 
@@ -44,7 +45,7 @@ def make_room(
     part = min(capacity // _RESERVED_PART, _MOST_RESERVED)
     allocated = capacity + whole_pages(max(part, entries * 2 * ACTION_SIZE))
     allocate(fs, fd, had, allocated)
-    return fs.mmap(fd, capacity, True), allocated
+    return map_writable(fs, fd, capacity), allocated
 
 
 def allocate(fs: FileSystem, fd: int, had: int, size: int) -> None:

@@ -12,8 +12,10 @@ import mmap
 import os
 
 from journal.block_sums import HEAD_SIZE, SUFFIX
+from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, unlink_if_there
 from journal.room import whole_pages
+from journal.written_map import map_writable
 
 __all__ = ["SumFile"]
 
@@ -52,7 +54,7 @@ class SumFile:
                 self._at = start
                 room[start:end] = bytes(end - start)
                 raise
-        except OSError as error:
+        except (OSError, StorageError) as error:
             _log.warning("%s: can't be written: %s", self.path, error)
             self._give_up()
 
@@ -65,7 +67,7 @@ class SumFile:
         fd = fs.open(self.path, flags, 0o644)
         try:
             fs.fallocate(fd, 0, size)
-            room = fs.mmap(fd, size, True)
+            room = map_writable(fs, fd, size)
         finally:
             fs.close(fd)
         self._unmap()

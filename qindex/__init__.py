@@ -31,7 +31,7 @@ from journal.errors import (
     UsageError,
     WritesRefusedError,
 )
-from journal.files import REAL, FileSystem, PathLike
+from journal.files import REAL, FileSystem, PathLike, checked_path
 from journal.findings import Cause, Finding
 
 if TYPE_CHECKING:
@@ -191,4 +191,4 @@ def open(
         from qindex.engine.read_only import ReadOnlyEngine
 
         return ReadOnlyEngine(directory, fs)
-    return Engine(os.path.abspath(os.fspath(directory)), checked, fs)
+    return Engine(os.path.abspath(checked_path(directory)), checked, fs)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from journal.errors import UsageError
 from journal.files import REAL, FileSystem
+from journal.schema import Int, Number, Optional
 from rocketstore.retention import Retention
 
 __all__ = ["Durability", "Options", "Recovery", "clock_ms"]
@@ -67,16 +68,19 @@ class Options:
             raise UsageError(f"durability {self.durability!r}: 'os' or 'fsync' are right")
         if self.recovery not in ("full", "compatible"):
             raise UsageError(f"recovery {self.recovery!r}: 'full' or 'compatible' are right")
-        least = {
-            "commitlog_file_size": 1024,
-            "consumequeue_file_size": 20,
-            "index_slots": 1,
-            "index_entries": 2,
-            "max_message_size": 1,
-        }
-        for name, minimum in least.items():
+        for name, shape in _NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < minimum):
-                raise UsageError(f"{name} is {value!r}: at least {minimum} is right")
-        if self.flush_interval <= 0 or self.checkpoint_interval <= 0:
-            raise UsageError("flush_interval and checkpoint_interval must be above 0 seconds")
+            if not shape.fits(value):
+                raise UsageError(f"{name} is {value!r}: {shape.wanted} is right")
+
+
+_SECONDS = Number(1e-6, 1e9)
+_NUMBERS = {
+    "commitlog_file_size": Optional(Int(1024, 1 << 40)),
+    "consumequeue_file_size": Optional(Int(20, 1 << 40)),
+    "index_slots": Optional(Int(1, (1 << 31) - 1)),
+    "index_entries": Optional(Int(2, (1 << 31) - 1)),
+    "max_message_size": Int(1, (1 << 31) - 1),
+    "flush_interval": _SECONDS,
+    "checkpoint_interval": _SECONDS,
+}

@@ -6,9 +6,11 @@ import time
 from dataclasses import dataclass
 
 from journal.errors import UsageError
+from journal.schema import Int, Number
 
 __all__ = ["DISK_FULL_RATIO", "Retention"]
 
+_HOURS, _HOUR, _FILES = Number(0, 1e7), Int(0, 23), Int(1, 1 << 31)
 DISK_FULL_RATIO = 0.90
 """Above this share of the disk, puts are refused (when a retention is set)."""
 
@@ -30,8 +32,12 @@ class Retention:
     most_at_once: int = 10
 
     def __post_init__(self) -> None:
-        if self.hours < 0 or not all(0 <= hour <= 23 for hour in self.delete_when):
-            raise UsageError("retention: hours must not be negative, delete_when is hours 0 to 23")
+        hours = all(_HOUR.fits(hour) for hour in self.delete_when)
+        if not _HOURS.fits(self.hours) or not hours or not _FILES.fits(self.most_at_once):
+            raise UsageError(
+                f"retention: hours must be {_HOURS.wanted}, delete_when hours 0 to 23, "
+                f"most_at_once {_FILES.wanted}"
+            )
         if not 0 < self.disk_ratio <= self.force_ratio <= self.full_ratio <= 1:
             raise UsageError(
                 "retention: 0 < disk_ratio <= force_ratio <= full_ratio <= 1 must hold"

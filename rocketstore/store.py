@@ -19,7 +19,7 @@ from typing import Any, Self, Unpack
 from journal.beneath import beneath, leave
 from journal.call_lock import check_alone
 from journal.errors import ClosedError, ForkedError, StorageError, UsageError
-from journal.files import FileSystem, PathLike, make_dirs
+from journal.files import FileSystem, PathLike, checked_path, make_dirs
 from journal.findings import Finding
 from journal.patience import PatientLock
 from rocketstore.background import Background
@@ -58,7 +58,7 @@ def open_store(path: PathLike, **options: Any) -> Store:
         chosen = Options(**options)
     except TypeError as error:
         raise UsageError(str(error)) from error
-    return Store(os.fspath(path), chosen)
+    return Store(checked_path(path), chosen)
 
 
 class Store:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 
 from journal.beneath import beneath
-from journal.files import REAL, FileSystem, PathLike
+from journal.files import REAL, FileSystem, PathLike, checked_path
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT_SIZE, build_units
@@ -32,9 +31,10 @@ def verify(path: PathLike, **options: object) -> list[Finding]:
     Options are those of :func:`rocketstore.open`. O(bytes of the log). Raises
     :class:`journal.errors.LockedError` when somebody writes there, and what open raises.
     """
+    path = checked_path(path)
     fs: Any = beneath(cast("FileSystem", options.get("fs", REAL)), path)
     try:
-        lock = StoreLock(fs, Paths(os.fspath(path)).lock, change=False)
+        lock = StoreLock(fs, Paths(path).lock, change=False)
     except (FileNotFoundError, NotADirectoryError):
         lock = None  # nobody has ever written here
     try:

@@ -26,7 +26,7 @@ from typing import Literal
 
 from journal.beneath import beneath
 from journal.errors import ClosedError, NotAStoreError, StorageError, StoreError, UsageError
-from journal.files import REAL, FileSystem, PathLike
+from journal.files import REAL, FileSystem, PathLike, checked_path
 from qindex.following.gap import GONE, UNSOUND, Gap
 from qindex.following.giver import Giver
 from qindex.following.journal_tail import Change, JournalTail
@@ -79,7 +79,7 @@ def follow(
     (unless ``wait``), :class:`NotAStoreError`, :class:`StorageError`.
     """
     return Follower(
-        os.path.abspath(os.fspath(directory)),
+        os.path.abspath(checked_path(directory)),
         queue,
         start,
         timeout=timeout,

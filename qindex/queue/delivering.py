@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from time import time_ns
 
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.queue import run_clock
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
 from qindex.queue.delivery import Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
@@ -241,7 +241,7 @@ class Deliverer:
         """
         assert isinstance(extra, Entry)
         entry = self._reader.without_flipped_bits(seq, extra)
-        if entry.expiry and entry.expiry <= time_ns() // 1000:
+        if entry.expiry and entry.expiry <= run_clock.time_ns() // 1000:
             self._letters.part_with_expired(seq, entry)
             return None
         entry = self._reader.with_message(entry)
@@ -420,7 +420,7 @@ class Deliverer:
         while not ahead.is_empty() or self._fill(READ_AHEAD):
             seq, extra = ahead.first()
             expiry = 0 if isinstance(extra, int) else extra.expiry
-            if not 0 < expiry <= time_ns() // 1000:
+            if not 0 < expiry <= run_clock.time_ns() // 1000:
                 return expiry
             admitted = self._admit(seq, extra)
             if admitted is not None:
@@ -553,7 +553,7 @@ class Deliverer:
         with self._state.lock, self._state as state:
             index = state.index
             below = index.next_seq
-            now = time_ns() // 1000
+            now = run_clock.time_ns() // 1000
             while (seq := index.last_ready(below)) is not None:
                 below = seq
                 body, extra = index.read_one(seq)

@@ -6,8 +6,9 @@ such messages the timer looks at the head once a second. A queue without a ttl p
 
 from __future__ import annotations
 
-from time import monotonic, time_ns
+from time import monotonic
 
+from qindex.queue import run_clock
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.delivering import Deliverer
 from qindex.queue.state import QueueState
@@ -33,7 +34,7 @@ class Expirer:
         """Take note of a message that expires (microseconds since 1970; 0: it does not). The
         queue's lock is held."""
         if expiry and not self._is_set:
-            self._set(expiry / 1e6 - time_ns() / 1e9)
+            self._set(expiry / 1e6 - run_clock.time_ns() / 1e9)
 
     def _set(self, seconds: float) -> None:
         self._is_set = True

@@ -28,6 +28,7 @@ from qindex.format.message_record import (
 )
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
 from qindex.index.seq_ids import RESERVE
+from qindex.queue import run_clock
 from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
 from qindex.queue.prepared_message import Notes, Prepared
@@ -483,7 +484,7 @@ class Producer:
         if not given:
             return 0
         seconds = min(given)
-        return time_ns() // 1000 + int(seconds * 1e6)
+        return run_clock.time_ns() // 1000 + int(seconds * 1e6)
 
 
 def _check_message(message: Message) -> None:

@@ -117,7 +117,7 @@ def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]
 
 
 def _judge(loaded: LoadedQueue, repair: bool) -> None:
-    damage = [one for one in loaded.findings if one.cause is Cause.DAMAGE]
+    damage = [one for one in loaded.findings if one.is_loss]
     for finding in loaded.findings:
         _log.warning("%s", finding)
     if damage and not repair:
@@ -145,7 +145,7 @@ def _rewrite(fs: FileSystem, loaded: LoadedQueue) -> None:
 
 def _next_seq(loaded: LoadedQueue, seq_file: SeqFile) -> int:
     next_seq = seq_file.next_after_crash(loaded.seen)
-    if any(finding.cause is Cause.DAMAGE for finding in loaded.findings):
+    if any(finding.is_loss for finding in loaded.findings):
         # The damaged places may have held the latest seq_ids.
         next_seq = max(next_seq, seq_file.reserved)
     return next_seq

@@ -23,8 +23,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, get_args
 
+from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError
-from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
+from journal.files import (
+    REAL,
+    FileSystem,
+    PathLike,
+    checked_path,
+    make_dirs,
+    read_optional,
+    replace_file,
+)
 from journal.files import unlink_if_there as unlink
 from journal.lock import DirectoryLock
 from msgstore.format import NODE_STATE_NAMES
@@ -77,7 +86,9 @@ def convert(
     """
     if to not in get_args(Version):
         raise UsageError(f"a version is 1 or 2, not {to!r}")
-    source = os.path.abspath(os.fspath(directory))
+    source = os.path.abspath(checked_path(directory))
+    around = [] if out is None else [os.path.dirname(os.path.abspath(checked_path(out)))]
+    fs = beneath(fs, source, *around)
     marker = check_marker(fs, source)[0]
     try:
         if marker is not None:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from journal import format as journal_format
+from journal.beneath import special
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import StorageError
 from journal.files import FileSystem
@@ -85,6 +86,10 @@ def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> 
     for place, judge in places:
         for name in _list(fs, place):
             path = os.path.join(place, name)
+            odd = _special(fs, path)
+            if odd is not None:
+                yield Finding(path, 0, 0, Cause.DAMAGE, odd, "it is not read", Kind.FOREIGN_FILE)
+                continue
             wants_directory = judge(name)
             if not in_use and (classify_name(name) or (None,))[0] is FileKind.TMP:
                 yield _left(path, "copies of an unfinished compaction")
@@ -145,8 +150,19 @@ def _list(fs: FileSystem, directory: str) -> list[str]:
 
 def _is_directory(fs: FileSystem, path: str) -> bool | None:
     """Tell whether it is a directory; ``None``: it was removed since it was listed."""
+    mode = _mode(fs, path)
+    return None if mode is None else stat.S_ISDIR(mode)
+
+
+def _special(fs: FileSystem, path: str) -> str | None:
+    """Say what it is, if neither a file nor a directory."""
+    mode = _mode(fs, path)
+    return None if mode is None else special(mode)
+
+
+def _mode(fs: FileSystem, path: str) -> int | None:
     try:
-        return stat.S_ISDIR(fs.stat(path).st_mode)
+        return fs.stat(path).st_mode
     except FileNotFoundError:
         return None
     except OSError as error:

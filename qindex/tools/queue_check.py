@@ -26,6 +26,8 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
 from qindex.index.seq_ids import SeqFile
+from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
+from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
 from qindex.tools.ids_check import QueueIds
 from qindex.tools.thorough_view import Batch, ThoroughView
@@ -346,10 +348,32 @@ def _check_small_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
         except ValueError as error:
             what, lost = f"the settings of the queue: {error}", "the queue can't be opened"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
+    yield from _check_deliveries(fs, os.path.join(directory, DELIVERIES))
     if lacks_its_name(fs, directory):
         path = os.path.join(directory, layout.QUEUE_NAME)
         what, lost = "the queue's name is missing", "its directory's name is a hash of it"
         yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
+
+
+def _check_deliveries(fs: FileSystem, path: str) -> Iterator[Finding]:
+    lost = "a message may be delivered more often than its queue's delivery_limit says"
+    try:
+        data = read_optional(fs, path) or b""
+    except OSError as error:
+        what = f"can't be read: {error.strerror or error}"
+        yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.UNREADABLE)
+        return
+    whole = len(data) - len(data) % RECORD_SIZE
+    for at in range(0, whole, RECORD_SIZE):
+        if unpack_count(data[at : at + RECORD_SIZE]) is None:
+            # The last one may have been cut short, or be on its way.
+            cause = Cause.DAMAGE if at + RECORD_SIZE < len(data) else Cause.CRASH
+            what = "no count of deliveries stands here"
+            yield Finding(path, at, RECORD_SIZE, cause, what, lost, Kind.CHECKSUM)
+            return
+    if whole < len(data):
+        what = "a count of deliveries that is cut off"
+        yield Finding(path, whole, len(data) - whole, Cause.CRASH, what, lost, Kind.TORN)
 
 
 def _check_terms(reader: StoreReader, checked: CheckedQueue) -> Iterator[Finding]:

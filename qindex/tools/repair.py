@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError
-from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
+from journal.files import (
+    REAL,
+    FileSystem,
+    PathLike,
+    checked_path,
+    make_dirs,
+    read_optional,
+    replace_file,
+)
 from journal.findings import Cause
 from journal.lock import DirectoryLock, hold_if_there
 from journal.poison import Poison
@@ -51,8 +59,8 @@ def repair(
     ``directory`` a node's; :class:`journal.errors.NotAStoreError`; :class:`StorageError` (a full
     disk): then there is no ``out``.
     """
-    source = os.path.abspath(os.fspath(directory))
-    fs = beneath(fs, source, os.path.dirname(os.path.abspath(os.fspath(out))))
+    source = os.path.abspath(checked_path(directory))
+    fs = beneath(fs, source, os.path.dirname(os.path.abspath(checked_path(out))))
     marker, findings = check_marker(fs, source)
     if marker is None:
         StoreReader(source, fs)  # raises the error of a directory of something else

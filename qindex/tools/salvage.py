@@ -9,7 +9,15 @@ from typing import Literal, get_args
 
 from journal.beneath import beneath
 from journal.errors import NotAStoreError, StorageError, UsageError
-from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
+from journal.files import (
+    REAL,
+    FileSystem,
+    PathLike,
+    checked_path,
+    make_dirs,
+    read_optional,
+    replace_file,
+)
 from qindex.format import layout
 from qindex.format.rabbitmq.names import (
     QueueNameError,
@@ -62,8 +70,8 @@ def salvage(
     """
     if format not in get_args(Format):
         raise UsageError(f"format must be qindex, rabbitmq or rabbitmq-4, not {format!r}")
-    source = os.path.abspath(os.fspath(directory))
-    fs = beneath(fs, source, os.path.dirname(os.path.abspath(os.fspath(out))))
+    source = os.path.abspath(checked_path(directory))
+    fs = beneath(fs, source, os.path.dirname(os.path.abspath(checked_path(out))))
     if check_marker(fs, source)[0] is not None:
         raise UsageError(f"{source}: a store of ours; see repair")
     vhosts = _vhosts(fs, source)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from journal.beneath import beneath
 from journal.errors import StorageError
-from journal.files import REAL, FileSystem, PathLike, read_optional
+from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.lock import holder
 from qindex.format import layout
@@ -236,7 +236,7 @@ class StoreVerification:
 
 def check_store(directory: PathLike, fs: FileSystem = REAL) -> Iterator[Finding]:
     """Check a store directory; see :class:`Verification`."""
-    return Verification(os.fspath(directory), fs).findings()
+    return Verification(checked_path(directory), fs).findings()
 
 
 def verify(directory: PathLike, *, fs: FileSystem = REAL) -> Report:
@@ -255,6 +255,6 @@ def verify(directory: PathLike, *, fs: FileSystem = REAL) -> Report:
     Raises :class:`NotAStoreError`, :class:`StorageError`,
     :class:`qindex.view.point_in_time.BusyError`.
     """
-    check = Verification(os.fspath(directory), fs)
+    check = Verification(checked_path(directory), fs)
     findings = list(check.findings())
-    return Report(os.path.abspath(os.fspath(directory)), findings, check.figures)
+    return Report(os.path.abspath(checked_path(directory)), findings, check.figures)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from journal.errors import StorageError, UsageError
-from journal.files import REAL, PathLike, read_optional, replace_file
+from journal.files import REAL, PathLike, checked_path, read_optional, replace_file
 from journal.findings import Finding
 from qindex.transfer.files import FileFormat, NamedRow, format_of
 from qindex.transfer.jsonl import line_of
@@ -80,7 +80,7 @@ def export_messages(
     return. Raises :class:`UsageError` for a queue that is not there and a file that is, and
     :class:`StorageError`. Memory: one chunk.
     """
-    target = Path(os.fspath(out))
+    target = Path(checked_path(out))
     kind = format_of(target, format)
     if target.exists():
         # Finished, but for what it leaves behind.

@@ -3,10 +3,11 @@
 Steps:
 
 1. All files are read once and checked; a bad line is told with its number, and nothing is done.
-2. For each batch of up to 1,000 messages of one queue:
+2. Of each 16,000 messages, those of one queue go together: files may name queues in turn. For each
+   batch of up to 1,000 messages of one queue:
    a. seq_ids are reserved, so that a crash skips none;
    b. ``qindex.import`` in the store is replaced: the files, how many of their messages are done,
-      the queue, the seq_id that the batch starts with;
+      which batch of the next it is, the queue, the seq_id that the batch starts with;
    c. the batch is published.
 3. The store is synced, and ``qindex.import`` removed.
 
@@ -21,13 +22,13 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import qindex
 from journal.errors import StorageError, UsageError
-from journal.files import REAL, PathLike, read_optional, replace_file, unlink_if_there
+from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, unlink_if_there
 from qindex.engine.engine import Engine
 from qindex.format.settings import checked_name
 from qindex.queue.queue import Queue
@@ -41,7 +42,9 @@ __all__ = ["IMPORT_FILE", "ImportReport", "import_messages"]
 IMPORT_FILE = "qindex.import"
 """Name, in the store's directory, of the note about an import that is not finished."""
 _BATCH = 1000
-_BATCH_BYTES = 16 << 20
+_TOGETHER = 16
+"""Batches of messages that are sorted by queue."""
+_TOGETHER_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -74,11 +77,11 @@ def import_messages(
     """
     if queue is not None:
         checked_name(queue)
-    sources = [_Source(Path(os.fspath(path)), format) for path in files]
+    sources = [_Source(Path(checked_path(path)), format) for path in files]
     if not sources:
         raise UsageError("no files to import")
     about = {"files": [source.about for source in sources], "queue": queue}
-    note = _Note(os.path.join(os.path.abspath(os.fspath(directory)), IMPORT_FILE), about)
+    note = _Note(os.path.join(os.path.abspath(checked_path(directory)), IMPORT_FILE), about)
     total = note.total
     if total is None:
         total = _check(sources, queue)
@@ -116,6 +119,11 @@ def _check(sources: Sequence[_Source], queue: str | None) -> int:
     return total
 
 
+_At = tuple[int, int, int, int]
+"""Messages that are sorted together, those of a batch, which batch of them it is, and how many of
+it are done."""
+
+
 class _Note:
     """What stands in :data:`IMPORT_FILE`; ``total`` is ``None`` where there is none yet."""
 
@@ -124,6 +132,7 @@ class _Note:
         self._about = about
         self.total: int | None = None
         self.done = 0
+        self.together = self.size = self.batch = self.into = 0
         self.queue: str | None = None
         self.first = 0
         self.count = 0
@@ -134,17 +143,20 @@ class _Note:
             values = json.loads(data)
             self.total, self.done = values["total"], values["done"]
             self.queue, self.first, self.count = values["batch"]
+            alone = self.count, self.count, 0, 0
+            self.together, self.size, self.batch, self.into = values.get("at", alone)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path}: damaged ({error}): remove it") from error
         if values["about"] != about:
             names = ", ".join(one[0] for one in values["about"]["files"])
             raise UsageError(f"{path}: an import of {names} is not finished (or they changed)")
 
-    def write(self, total: int, done: int, queue: str, first: int, count: int) -> None:
+    def write(self, total: int, done: int, at: _At, queue: str, first: int, count: int) -> None:
         values = {
             "about": self._about,
             "total": total,
             "done": done,
+            "at": at,
             "batch": [queue, first, count],
         }
         replace_file(REAL, self._path, json.dumps(values).encode())
@@ -173,30 +185,47 @@ class _Import:
 
     def run(self, progress: Progress | None) -> ImportReport:
         report = ImportReport(self._total)
-        done = self._note.done
+        note, done = self._note, self._note.done
         moved = self._rest(done)
-        if self._note.queue is not None:
-            done += self._finish_batch(self._note.queue, moved)
-        report.resumed = done
-        for name, batch in self._batches(moved):
-            queue = self._engine.queue(name)
-            first = queue.reserve(len(batch))
-            self._note.write(self._total, done, name, first, len(batch))
-            restore(queue, batch)
-            done += len(batch)
-            report.queues[name] = report.queues.get(name, 0) + len(batch)
-            if progress is not None:
-                progress(done, self._total)
+        windows = self._windows(moved)
+        resuming = note.queue is not None
+        if resuming:
+            windows = chain([list(islice(moved, note.together))], windows)
+        for window in windows:
+            done_before, size = done, note.size if resuming else self._batch
+            for at, (name, batch) in enumerate(self._batches(window, size)):
+                into = 0
+                if resuming and at < note.batch:
+                    done += len(batch)
+                    continue
+                if resuming:
+                    into = note.into + self._finish_batch(name, batch[note.into :])
+                    report.resumed = done + into
+                    resuming = False
+                if into < len(batch):
+                    self._publish(name, batch, done_before, (len(window), size, at, into))
+                    count = report.queues.get(name, 0) + len(batch) - into
+                    report.queues[name] = count
+                done += len(batch)
+                if progress is not None:
+                    progress(done, self._total)
         self._engine.sync()
-        self._note.remove()
+        note.remove()
         return report
 
-    def _finish_batch(self, name: str, moved: Iterator[Moved]) -> int:
-        """See how much of the batch that was under way is there; skips that."""
+    def _publish(self, name: str, batch: list[Moved], done: int, at: _At) -> None:
+        """Publish the rest of a batch; ``done``: messages before those that are sorted with it."""
+        queue = self._engine.queue(name)
+        rest = batch[at[-1] :]
+        first = queue.reserve(len(rest))
+        self._note.write(self._total, done, at, name, first, len(rest))
+        restore(queue, rest)
+
+    def _finish_batch(self, name: str, batch: list[Moved]) -> int:
+        """See how much of the batch that was under way is there."""
         queue = self._engine.queue(name)
         there = self._published(queue)
-        skipped = list(islice(moved, there))
-        mark_delivered(queue, self._note.first, skipped)
+        mark_delivered(queue, self._note.first, batch[:there])
         return there
 
     def _published(self, queue: Queue) -> int:
@@ -226,16 +255,25 @@ class _Import:
                     yield moved
             done = max(done - size, 0)
 
-    def _batches(self, moved: Iterator[Moved]) -> Iterator[tuple[str, list[Moved]]]:
-        name, batch, size = "", list[Moved](), 0
+    def _windows(self, moved: Iterator[Moved]) -> Iterator[list[Moved]]:
+        """Give so many messages as are sorted by queue together."""
+        window, size = list[Moved](), 0
         for one in moved:
+            window.append(one)
+            size += len(one.message.body)
+            if len(window) >= _TOGETHER * self._batch or size >= _TOGETHER_BYTES:
+                yield window
+                window, size = [], 0
+        if window:
+            yield window
+
+    def _batches(self, window: list[Moved], size: int) -> Iterator[tuple[str, list[Moved]]]:
+        """Give the messages of each queue, in order, a batch at a time."""
+        by_queue: dict[str, list[Moved]] = {}
+        for one in window:
             its = self._queue or one.queue
             assert its
-            if batch and (its != name or len(batch) >= self._batch or size >= _BATCH_BYTES):
-                yield name, batch
-                batch, size = [], 0
-            name = its
-            batch.append(one)
-            size += len(one.message.body)
-        if batch:
-            yield name, batch
+            by_queue.setdefault(its, []).append(one)
+        for name, its_own in by_queue.items():
+            for at in range(0, len(its_own), size):
+                yield name, its_own[at : at + size]

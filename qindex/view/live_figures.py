@@ -16,7 +16,7 @@ import numpy as np
 
 from journal.beneath import beneath
 from journal.errors import UsageError
-from journal.files import REAL, FileSystem, PathLike
+from journal.files import REAL, FileSystem, PathLike, checked_path
 from qindex.index.segment import segment_numbers
 from qindex.view.columns import Columns
 from qindex.view.point_in_time import BusyError
@@ -139,7 +139,7 @@ class Looker:
     """Looks at the store in ``directory``; the first look is made by :meth:`look`, too."""
 
     def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
-        self._directory = os.path.abspath(os.fspath(directory))
+        self._directory = os.path.abspath(checked_path(directory))
         self._fs = beneath(fs, self._directory)
         self._known: dict[str, _Known] = {}
         self._store: StoreTail | None = None

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from journal.errors import NotAStoreError
+from journal.errors import NotAStoreError, UnsafeFileError
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from qindex.format import layout
@@ -196,9 +196,9 @@ def find_vhosts(
             paths = [
                 os.path.join(path, name)
                 for path in paths
-                for name in (_names(fs, os.path.join(directory, path)) if part == "*" else [part])
+                for name in (_look(fs, os.path.join(directory, path)) if part == "*" else [part])
             ]
-        found += [one for one in paths if marks & set(_names(fs, os.path.join(directory, one)))]
+        found += [one for one in paths if marks & set(_look(fs, os.path.join(directory, one)))]
     return sorted(found)
 
 
@@ -222,6 +222,14 @@ def _described(fs: FileSystem, directory: str, vhost: str) -> str:
     path = os.path.join(directory, vhost)
     name = read_optional(fs, os.path.join(path, VHOST_FILE)) or b""
     return f"{path} (virtual host {name.decode('utf-8', 'replace')!r})"
+
+
+def _look(fs: FileSystem, path: str) -> list[str]:
+    """List what may be a directory; what stands outside, behind a link, is none of ours."""
+    try:
+        return _names(fs, path)
+    except UnsafeFileError:
+        return []
 
 
 def _names(fs: FileSystem, path: str) -> list[str]:

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError
-from journal.files import REAL, FileSystem, PathLike, read_optional
+from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
 from journal.poison import Poison
@@ -232,7 +232,7 @@ class StoreReader:
         *,
         marker: layout.StoreMarker | None = None,
     ) -> None:
-        self.directory = os.path.abspath(os.fspath(directory))
+        self.directory = os.path.abspath(checked_path(directory))
         self._fs = fs = beneath(fs, self.directory)
         self._vhost: Vhost | None = None
         self._own_findings: list[Finding] = []

@@ -531,7 +531,7 @@ def _repeatable(patches: dict[str, Any]) -> Iterator[None]:
         for module in (
             "queue.producing",
             "engine.engine",
-            "queue.delivering",
+            "queue.run_clock",
             "queue.dead_letter",
         ):
             stack.enter_context(mock.patch(f"qindex.{module}.time_ns", ticks.__next__))

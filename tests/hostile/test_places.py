@@ -7,7 +7,7 @@ import sys
 
 from tests.effort import by_tier, turn
 
-SHARE = by_tier(quick=53, all=2, nightly=1)
+SHARE = by_tier(quick=67, all=2, nightly=1)
 
 
 def test_whatever_stands_in_the_place_of_a_file() -> None:

@@ -23,7 +23,7 @@ from tests.damage.samples import STORE, Sample, _Builder
 from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 
-SHARE = by_tier(quick=9, all=1, nightly=1)
+SHARE = by_tier(quick=23, all=1, nightly=1)
 
 VALUES: list[Any] = [
     None,
@@ -184,7 +184,7 @@ def _try(sample: Sample, path: str, data: bytes, case: str) -> list[str]:
 def _try_all(sample: Sample, path: str, cases: list[tuple[str, bytes]]) -> None:
     assert cases
     wrong = []
-    for case, data in part(cases, SHARE, "values"):
+    for case, data in part(cases, SHARE, path):
         wrong += _try(sample, path, data, case)
     assert not wrong, "\n".join(wrong[:20])
 

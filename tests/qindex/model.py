@@ -15,7 +15,7 @@ from qindex.format.message_record import encode_record
 __all__ = ["Clock", "Model", "Sent"]
 
 _MODULES = (
-    "queue.delivering",
+    "queue.run_clock",
     "engine.engine",
     "queue.producing",
     "view.queue_view",

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import qindex
+from qindex.options import Durability
 from tests import effort
 
 ROUNDS = effort.by_tier(quick=6, all=100, nightly=1000)
@@ -110,7 +111,7 @@ class Load:
 
 def one_round(directory: Path, number: int) -> None:
     chance = effort.chance("close in load", number)
-    durability = chance.choice(["os", "os", "fsync"])
+    durability: Durability = chance.choice(("os", "os", "fsync"))
     engine = qindex.open(
         directory,
         durability=durability,

@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 from time import time_ns
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from journal.errors import StoreError
 from journal.files import REAL
 from qindex.format.layout import MARKER
 from qindex.recovery.store_directory import is_empty_store, store_kind
+from qindex.view.reader import StoreReader
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly, queue_directory
 from tests.traced_memory import tracing
 
@@ -107,12 +109,35 @@ def test_a_message_that_expires_while_it_is_read_ahead_or_out(
             queue.publish(body, ttl=1000.0)
         first = queue.get(0)
         assert first is not None
-        import qindex.queue.delivering
+        from qindex.queue import run_clock
 
-        monkeypatch.setattr(qindex.queue.delivering, "time_ns", lambda: time_ns() + 2000 * 10**9)
+        monkeypatch.setattr(run_clock, "time_ns", lambda: time_ns() + 2000 * 10**9)
         first.nack()
         assert queue.get(0) is None
         assert (len(queue), queue.stats().unacked) == (0, 0)
+
+
+def test_a_wall_clock_that_is_set_forward_for_a_moment(tmp_path: Path) -> None:
+    """All messages with a ttl were dropped for good. Within a run what has passed counts."""
+    ahead = 3600 * 10**9
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", message_ttl=100.0)
+        queue.publish(b"queue's")
+        queue.publish(b"own", ttl=50.0)
+        with mock.patch("time.time_ns", return_value=time_ns() + ahead):
+            assert [one.body for one in queue.peek(5)] == [b"queue's", b"own"]
+            queue.nack(queue.get_many(1)[0], requeue=True)
+            queue.publish(b"published meanwhile", ttl=50.0)
+        assert [one.body for one in queue.get_many(5)] == [
+            b"queue's",
+            b"own",
+            b"published meanwhile",
+        ]
+    [expiry] = {
+        0 < row.expiry - time_ns() // 1000 <= 100 * 10**6
+        for row in StoreReader(tmp_path).queue("q").entries()
+    }
+    assert expiry
 
 
 def test_queue_ttl_is_kept_with_the_queue(tmp_path: Path) -> None:

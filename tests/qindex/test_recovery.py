@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
 import qindex
 from journal.files import REAL
-from journal.findings import Cause
+from journal.findings import Cause, Kind
 from journal.journal import Journal
 from journal.poison import Poison
 from qindex.format.record_layouts import journal_layout
@@ -350,3 +351,27 @@ def test_the_start_of_an_append_is_stored_last(tmp_path: Path) -> None:
     assert journal.tell() == offset + len(batch)
     journal.close()
     assert (tmp_path / "journal.jif").read_bytes()[offset:] == batch
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_flipped_bit_in_a_journal_is_put_right_by_an_open(tmp_path: Path, synced: bool) -> None:
+    """It was found and could be put right, and the store was not opened without ``repair``."""
+    bodies = [b"body %d" % number for number in range(12)]
+    with open_quietly(tmp_path / "running") as engine:
+        engine.queue("q").publish_many(bodies)
+        if synced:
+            engine.sync()
+        shutil.copytree(tmp_path / "running", tmp_path / "killed")
+    [path] = (tmp_path / "killed").rglob("journal.jif")
+    content = path.read_bytes()
+    for bit in range(0, len(content.rstrip(b"\0")) * 8, 97):
+        flipped = bytearray(content)
+        flipped[bit >> 3] ^= 0x80 >> (bit & 7)
+        store = tmp_path / f"store-{bit}"
+        shutil.copytree(tmp_path / "killed", store)
+        next(store.rglob("journal.jif")).write_bytes(flipped)
+        with open_quietly(store) as engine:
+            assert [one.kind for one in engine.findings] == [Kind.CORRECTED]
+            assert [one.body for one in engine.queue("q").peek(20)] == bodies
+        assert qindex.verify(store).findings == []
+        shutil.rmtree(store)

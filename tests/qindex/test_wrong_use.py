@@ -16,7 +16,10 @@ import pytest
 
 import qindex
 import qindex.aio
+import rocketstore
 from journal.files import RealFileSystem
+from qindex.transfer import export_messages, import_messages
+from rocketstore.verify import verify as rocketstore_verify
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import drain, open_quietly, queue_directory
 
@@ -488,3 +491,35 @@ def test_timeouts_that_are_no_numbers(tmp_path: Path, timeout: Any) -> None:
                     await call
 
     asyncio.run(waits())
+
+
+@pytest.mark.parametrize("path", [b"x", "a\0b", None, 5, "", "\ud800"], ids=ascii)
+def test_what_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any) -> None:
+    """Bytes gave a TypeError of nobody's, NUL a ValueError."""
+    monkeypatch.chdir(tmp_path)
+
+    async def opened(path: Any) -> object:
+        return await qindex.aio.open(path)
+
+    calls: list[Callable[[], object]] = [
+        lambda: qindex.open(path),
+        lambda: qindex.open(path, read_only=True),
+        lambda: asyncio.run(opened(path)),
+        lambda: qindex.verify(path),
+        lambda: qindex.repair(path, "out"),
+        lambda: qindex.repair("store", path),
+        lambda: qindex.salvage(path, "out"),
+        lambda: qindex.follow(path, "q"),
+        lambda: export_messages(path, "out.jsonl"),
+        lambda: export_messages("store", path),
+        lambda: import_messages([path], "new"),
+        lambda: import_messages(["in.jsonl"], path),
+        lambda: rocketstore.open(path),
+        lambda: rocketstore_verify(path),
+    ]
+    open_quietly(tmp_path / "store").close()
+    (tmp_path / "in.jsonl").touch()
+    for call in calls:
+        with pytest.raises(qindex.UsageError, match="path must be a str"):
+            call()
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "store"]

@@ -552,3 +552,20 @@ def test_a_close_while_others_sync(tmp_path: Path) -> None:
             store.close()
             for future in futures:
                 future.result(30)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 0, "x", True], ids=repr)
+def test_options_that_are_no_numbers(tmp_path: Path, value: Any) -> None:
+    for name in (
+        "commitlog_file_size",
+        "consumequeue_file_size",
+        "index_entries",
+        "max_message_size",
+        "flush_interval",
+        "checkpoint_interval",
+    ):
+        with pytest.raises(UsageError, match=name):
+            rocketstore.open(tmp_path / "store", **{name: value})
+    if value != 0:
+        with pytest.raises(UsageError, match="retention: hours"):
+            rocketstore.Retention(hours=value)

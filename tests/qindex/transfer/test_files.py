@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -209,8 +210,36 @@ def test_an_import_killed_within_a_batch_goes_on(tmp_path: Path, suffix: str) ->
         import_messages([out], target, "elsewhere")
     report = import_messages([out], target, batch=10)
     # Each run went on behind what was published; the first queue has 7 messages, so one batch.
-    assert report.resumed == 0 + (7 + 3) + (10 + 10 + 10) + (10 + 9)
+    assert report.resumed == 0 + (7 + 3) + (7 + 10 + 10) + (10 + 9)
     assert contents(target) == contents(tmp_path / "a")
+
+
+def test_queues_in_turn_are_imported_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line in turn, each message was a batch of its own, with its syncs."""
+    with qindex.open(tmp_path / "a", background=False) as engine:
+        for number in range(100):
+            engine.queue("one").publish(b"1-%d" % number)
+            engine.queue("two").publish(b"2-%d" % number)
+    export_messages(tmp_path / "a", tmp_path / "x.jsonl")
+    lines = (tmp_path / "x.jsonl").read_bytes().splitlines(keepends=True)
+    first, (one, two) = lines[:-200], (lines[-200:-100], lines[-100:])
+    turn = [line for pair in zip(one, two, strict=True) for line in pair]
+    (tmp_path / "x.jsonl").write_bytes(b"".join(first + turn))
+    for call, part in ((1, 4), (3, 5), (2, 0)):
+        subprocess.run(
+            [sys.executable, "-c", CHILD, "x.jsonl", "b", str(call), str(part)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    counts = []
+    monkeypatch.chdir(tmp_path)
+    report = import_messages(["x.jsonl"], "b", batch=10, progress=lambda at, _: counts.append(at))
+    assert report.resumed == 4 + (6 + 10 + 5) + 5
+    assert len(counts) == 20 - 3  # batches
+    assert contents(tmp_path / "b") == contents(tmp_path / "a")
 
 
 def test_an_import_killed_at_any_time_goes_on(tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""The clock by which messages expire: it does not jump while the process runs.
+
+A message's expiry is kept as a time of the wall clock, for it has to be right after a restart, too.
+But a wall clock is set now and then: when it was wrong for a minute, by an hour ahead say, all
+messages with a ttl below that would be dropped for good. So within a run the time is what it was
+when the process began, and what has passed since, by a clock that nobody sets. From one run to the
+next the wall clock counts.
+"""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["time_ns"]
+
+# Goes on while the machine sleeps, where there is such a one.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_BEGAN = time.time_ns() - time.clock_gettime_ns(_CLOCK)
+
+
+def time_ns() -> int:
+    """Give nanoseconds since 1970, by the wall clock of this run's beginning."""
+    return _BEGAN + time.clock_gettime_ns(_CLOCK)
