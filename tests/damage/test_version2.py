@@ -6,13 +6,12 @@ place), or by ``verify``. Where the format has no checksum, a flip may also hide
 a trace, or bring one back that was acknowledged: those places are listed here, and in
 docs/rabbitmq.md.
 
-A fixed part of all harms runs always (every :data:`SHARE`-th, moved by ``DAMAGE_SEED``); with the
-profile ``nightly`` every byte.
+A part of all harms runs always, every :data:`SHARE`-th, another one with each commit; in a nightly
+run each byte and each length.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -24,11 +23,10 @@ import pytest
 import qindex
 from journal.findings import Cause
 from qindex.view.reader import StoreReader
+from tests.effort import NIGHTLY, SEED, by_tier
 from tests.golden_v2 import RECORDED_AT, scenario
 
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-SEED = int(os.environ.get("DAMAGE_SEED", "0"))
-SHARE = 1 if NIGHTLY else 499
+SHARE = by_tier(quick=997, all=199, nightly=1)
 STORES = ("x40_m", "vb")
 SUFFIXES = (".qi", ".qs", ".rdq")
 
@@ -72,7 +70,7 @@ def harms(path: Path, data: bytes) -> Iterator[tuple[str, bytes]]:
     for at in range(SEED % SHARE, len(data), SHARE):
         bit = 1 << (at * 7 + SEED) % 8
         yield f"flip {at}", data[:at] + bytes((data[at] ^ bit,)) + data[at + 1 :]
-    for size in range(SEED % SHARE, len(data), SHARE * 2):
+    for size in range(SEED % SHARE, len(data), SHARE):
         yield f"cut {size}", data[:size]
 
 
@@ -128,8 +126,8 @@ def test_each_byte_and_each_length(name: str, tmp_path: Path) -> None:
             done["flip" if not cut else "cut"] += 1
         path.write_bytes(data)
     print(name, dict(done))
-    assert done["flip"] > (20_000 if NIGHTLY else 40)
-    assert done["cut"] > (10_000 if NIGHTLY else 20)
+    assert done["flip"] > (20_000 if NIGHTLY else 20)
+    assert done["cut"] > (20_000 if NIGHTLY else 20)
 
 
 @pytest.mark.parametrize("name", STORES)
