@@ -16,11 +16,11 @@ from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.rabbitmq.record import encode_message
+from qindex.format.rabbitmq.term_format import Atom as A
 from qindex.tools.convert import convert
 from qindex.view.reader import QueueReader, StoreReader
 from tests.golden import golden
 from tests.qindex.rabbitmq.test_container import MODES, content, erl
-from tests.qindex.rabbitmq.test_container import Atom as A
 
 NAME = "q"
 

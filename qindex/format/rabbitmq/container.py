@@ -507,7 +507,7 @@ def _flat(data: Term) -> bytes:
     if type(data) is not list:
         raise TermError("has a payload that is no list of bytes")
     out: list[bytes] = []
-    stack = [data]
+    stack: list[Term] = [data]
     while stack:
         one = stack.pop()
         if type(one) is bytes:

@@ -73,7 +73,7 @@ def test_both_encodings_of_erlang(wide: bool) -> None:
 
 
 def test_the_order_of_annotations_is_any() -> None:
-    notes = {**{f"later{n}": n for n in range(40)}, b"x-b": b"v"}
+    notes: dict[Any, Any] = {**{f"later{n}": n for n in range(40)}, b"x-b": b"v"}
     assert seen(record("mc_amqpl", content(MODES, b"a"), notes))["headers"] == {"x-b": "v"}
 
 
@@ -175,7 +175,7 @@ def amqp10(
 ) -> tuple[Any, ...]:
     first = section(0x73, properties) if properties else b""
     second = section(0x74, application) if application else b""
-    places = (0 if first else [], len(first) if second else [])
+    places: tuple[Any, Any] = (0 if first else [], len(first) if second else [])
     annotations = [((Atom("symbol"), key), value) for key, value in notes]
     bare = first + second + body
     return (Atom("v1"), annotations, bare, *places, len(first + second), code)
