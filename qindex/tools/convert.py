@@ -23,6 +23,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, get_args
 
+from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, make_dirs, read_optional, replace_file
 from journal.files import unlink_if_there as unlink
@@ -78,6 +79,8 @@ def convert(
     if to not in get_args(Version):
         raise UsageError(f"a version is 1 or 2, not {to!r}")
     source = os.path.abspath(os.fspath(directory))
+    around = [] if out is None else [os.path.dirname(os.path.abspath(os.fspath(out)))]
+    fs = beneath(fs, source, *around)
     marker = check_marker(fs, source)[0]
     try:
         if marker is not None:
@@ -218,6 +221,7 @@ class _Conversion:
             fs.sync_dir(store)
         old = os.path.join(self._work, _OLD)
         make_dirs(fs, os.path.join(old, layout.QUEUES))
+        make_dirs(fs, os.path.join(vhost, layout.QUEUES))
         fs.sync_dir(vhost)
         for place in plan:
             new, target = os.path.join(self._new, place), os.path.join(vhost, place)
@@ -225,7 +229,6 @@ class _Conversion:
                 continue  # it is in its place
             if os.path.basename(place) in self._names(os.path.dirname(target)):
                 fs.rename(target, self._free(os.path.join(old, place)))
-            make_dirs(fs, os.path.dirname(target))
             fs.rename(new, target)
         for path in (os.path.join(vhost, layout.QUEUES), os.path.join(old, layout.QUEUES), vhost):
             fs.sync_dir(path)

@@ -12,8 +12,9 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from journal.beneath import BeneathFileSystem
 from journal.errors import StorageError, UsageError
-from journal.files import REAL, FileSystem, PathLike, make_dirs
+from journal.files import FileSystem, PathLike, RealFileSystem, make_dirs
 from journal.lock import DirectoryLock
 from qindex.recovery.opening import remove_queue_directory as remove_tree
 
@@ -125,7 +126,7 @@ def sync_tree(fs: FileSystem, path: str) -> None:
         finally:
             fs.close(fd)
 
-    if fs is not REAL:
+    if not isinstance(fs, RealFileSystem | BeneathFileSystem):
         list(map(sync, files))
         list(map(fs.sync_dir, directories))
         return
