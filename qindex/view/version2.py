@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -483,9 +482,3 @@ def _decodes(record: memoryview) -> bool:
     except StoreError:
         return False
     return True
-
-
-def v1_numbers(first: int, count: int, own_count: int) -> Iterator[int]:
-    """Give the segments of version 1, of ``own_count`` entries each, that hold seq_ids of
-    ``first`` to ``first + count``."""
-    yield from range(first // own_count, (first + count - 1) // own_count + 1)
