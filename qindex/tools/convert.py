@@ -229,6 +229,7 @@ class _Conversion:
             fs.sync_dir(store)
         old = os.path.join(self._work, _OLD)
         make_dirs(fs, os.path.join(old, layout.QUEUES))
+        make_dirs(fs, os.path.join(vhost, layout.QUEUES))
         fs.sync_dir(vhost)
         for place in plan:
             new, target = os.path.join(self._new, place), os.path.join(vhost, place)
@@ -236,7 +237,6 @@ class _Conversion:
                 continue  # it is in its place
             if os.path.basename(place) in self._names(os.path.dirname(target)):
                 fs.rename(target, self._free(os.path.join(old, place)))
-            make_dirs(fs, os.path.dirname(target))
             fs.rename(new, target)
         for path in (os.path.join(vhost, layout.QUEUES), os.path.join(old, layout.QUEUES), vhost):
             fs.sync_dir(path)

@@ -66,6 +66,7 @@ _TERM = 0x83
 @dataclass
 class StoreCopy:
     """The copy of the store that ``reader`` reads into the directory ``target``, which is there.
+    The new files of queues are not synced: see :func:`qindex.tools.staging.sync_tree`.
 
     ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
     directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
@@ -202,7 +203,9 @@ class StoreCopy:
         if self.version == 2:
             writer = PairWriter(self.fs, path, self.pair_entries, name)
         else:
-            writer = QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
+            writer = QueueWriter(
+                self.fs, path, self.entry_count, name, sums=self.sums, synced=False
+            )
         if not checked.readable:
             return at
         view = self.reader.pin_as(ThoroughView, checked.queue)

@@ -8,12 +8,12 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from journal.files import FileSystem, make_dirs, pread_all, pwrite_all, replace_file
+from journal.files import FileSystem, make_dirs, pread_all, pwrite_all
 from journal.format import PAYLOAD_SIZE
-from qindex.format import layout
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.index.segment import segment_numbers
+from qindex.tools.queue_writer import write_name
 from qindex.tools.thorough_view import Batch
 
 __all__ = ["PairWriter"]
@@ -23,8 +23,8 @@ U8 = npt.NDArray[np.uint8]
 
 
 class PairWriter:
-    """Writes one queue directory. All calls raise :class:`OSError`; what :meth:`add` wrote is
-    durable but for the names."""
+    """Writes one queue directory. All calls raise :class:`OSError`; nothing is durable before the
+    caller syncs it."""
 
     def __init__(
         self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None
@@ -34,7 +34,7 @@ class PairWriter:
         self._entry_count = entry_count
         make_dirs(fs, directory)
         if name is not None:
-            replace_file(fs, os.path.join(directory, layout.QUEUE_NAME), name)
+            write_name(fs, directory, name, synced=False)
 
     def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
         """Add entries under these seq_ids, ascending, with these body sizes. Their records are
@@ -66,7 +66,6 @@ class PairWriter:
             run[seqs - first] = slots
             pwrite_all(self._fs, fd, header, 0)
             pwrite_all(self._fs, fd, run.tobytes(), at)
-            self._fs.fdatasync(fd)
         finally:
             self._fs.close(fd)
 
@@ -86,7 +85,6 @@ class PairWriter:
                 record = view[start : start + length]
                 parts += (store_format.pack_entry_head(record), record)
             pwrite_all(self._fs, fd, b"".join(parts), end)
-            self._fs.fdatasync(fd)
         finally:
             self._fs.close(fd)
         framed = lengths + store_format.ENTRY_HEAD.size

@@ -27,7 +27,7 @@ from qindex.index.flush import append_sums
 from qindex.index.segment import segment_numbers
 from qindex.tools.thorough_view import Batch
 
-__all__ = ["QueueWriter"]
+__all__ = ["QueueWriter", "write_name"]
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -38,19 +38,28 @@ _COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 
 class QueueWriter:
     """Writes one queue directory. ``sums``: with the checksum files of our stores.
 
-    All calls raise :class:`OSError`; what :meth:`add` wrote is durable but for the names.
+    All calls raise :class:`OSError`; what :meth:`add` wrote is durable but for the names, and not
+    durable where the caller syncs all later (``synced=False``).
     """
 
     def __init__(
-        self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None, *, sums: bool
+        self,
+        fs: FileSystem,
+        directory: str,
+        entry_count: int,
+        name: bytes | None,
+        *,
+        sums: bool,
+        synced: bool = True,
     ) -> None:
         self._fs = fs
         self.directory = directory
         self._entry_count = entry_count
         self._sums = sums
+        self._synced = synced
         make_dirs(fs, directory)
         if name is not None:
-            replace_file(fs, os.path.join(directory, layout.QUEUE_NAME), name)
+            write_name(fs, directory, name, synced)
 
     def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
         """Append entries under these seq_ids, ascending, with these body sizes. The seq_ids may
@@ -69,11 +78,25 @@ class QueueWriter:
         try:
             start = fs.fstat(fd).st_size
             write_all(fs, fd, data)
-            fs.fdatasync(fd)
+            if self._synced:
+                fs.fdatasync(fd)
         finally:
             fs.close(fd)
         if self._sums:
             append_sums(fs, path, [extent(data, start)])
+
+
+def write_name(fs: FileSystem, directory: str, name: bytes, synced: bool) -> None:
+    """Write a queue's name file. Raises :class:`OSError`."""
+    path = os.path.join(directory, layout.QUEUE_NAME)
+    if synced:
+        replace_file(fs, path, name)
+        return
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fs, fd, name)
+    finally:
+        fs.close(fd)
 
 
 def _records(batch: Batch, rels: I64, sizes: I64) -> bytes:

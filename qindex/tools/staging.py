@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from journal.beneath import BeneathFileSystem
 from journal.errors import StorageError, UsageError
-from journal.files import FileSystem, PathLike, make_dirs
+from journal.files import FileSystem, PathLike, RealFileSystem, make_dirs
 from journal.lock import DirectoryLock
 from qindex.recovery.opening import remove_queue_directory as remove_tree
 
@@ -19,6 +22,8 @@ __all__ = ["Staging", "sync_tree"]
 
 _SUFFIX = ".partial"
 _LOCK = "lock"
+_SYNCS = 32
+"""Threads that wait for the disk."""
 _CONTENT = "content"
 
 
@@ -106,11 +111,26 @@ def _is_there(fs: FileSystem, path: str) -> bool:
 
 
 def sync_tree(fs: FileSystem, path: str) -> None:
-    """Make the names of all directories below durable; the files are already."""
-    for name in fs.listdir(path):
-        inner = os.path.join(path, name)
+    """Make a directory durable, with all that is in it. Raises :class:`OSError`."""
+    files: list[str] = []
+    directories = [path]
+    for directory in directories:
+        for name in fs.listdir(directory):
+            inner = os.path.join(directory, name)
+            (directories if stat.S_ISDIR(fs.stat(inner).st_mode) else files).append(inner)
+
+    def sync(file: str) -> None:
+        fd = fs.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            sync_tree(fs, inner)
-        except NotADirectoryError:
-            continue
-    fs.sync_dir(path)
+            fs.fdatasync(fd)
+        finally:
+            fs.close(fd)
+
+    if not isinstance(fs, RealFileSystem | BeneathFileSystem):
+        list(map(sync, files))
+        list(map(fs.sync_dir, directories))
+        return
+    # A file system lets syncs that come together share their write.
+    with ThreadPoolExecutor(_SYNCS, "qindex-sync") as pool:
+        list(pool.map(sync, files))
+        list(pool.map(fs.sync_dir, directories))

@@ -124,10 +124,6 @@ class ThoroughView(QueueView):
             heads = source.heads_of(rows)
             persistent, dropped = self._persistence(source, rows, heads)
             seqs = source.seqs[rows]
-            below = self._rules.redelivered_below
-            delivered = states[seqs - base] == DELIVERED if below is None else seqs < below
-            if self._rules.redelivered:
-                delivered |= np.isin(seqs, list(self._rules.redelivered))
             self.highest = max(self.highest, int(seqs[-1]))
             yield Batch(
                 path=source.path,
@@ -137,7 +133,7 @@ class ThoroughView(QueueView):
                 seqs=seqs,
                 payloads=payloads,
                 offsets=source.places_of(rows),
-                delivered=delivered,
+                delivered=self._redelivered(seqs, states[seqs - base]),
                 persistent=persistent,
                 dropped=dropped,
                 ids=np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, _ID_SIZE),

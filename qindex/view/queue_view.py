@@ -441,10 +441,13 @@ class QueueView:
 
     def redelivered(self, columns: Columns) -> Bools:
         """Tell which entries were delivered before. Shape ``(n,)``."""
+        return self._redelivered(columns.seqs, columns.states)
+
+    def _redelivered(self, seqs: I64, states: U8) -> Bools:
         below = self._rules.redelivered_below
-        again: Bools = columns.states == DELIVERED if below is None else columns.seqs < below
+        again: Bools = states == DELIVERED if below is None else seqs < below
         if self._rules.redelivered:
-            again |= np.isin(columns.seqs, list(self._rules.redelivered))
+            again |= np.isin(seqs, list(self._rules.redelivered))
         return again
 
     def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +24,7 @@ from journal.errors import StoreError
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
+from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.format.rabbitmq.bridge import read_rabbitmq
@@ -282,25 +282,25 @@ class _Reading:
         found = np.zeros(len(named), np.bool_)
         true_sizes = sizes.copy()
         view = memoryview(store)
-        unpack = store_format.ENTRY_HEAD.unpack_from
+        whole = named & (offsets >= HEADER_SIZE)
+        head = store_format.ENTRY_HEAD.size
+        whole &= offsets + head + sizes <= len(store)
+        rows = np.flatnonzero(whole)
+        starts = offsets[rows] + head
+        packed = np.ascontiguousarray(gather_bytes(store, offsets[rows], head))
+        heads: npt.NDArray[np.void] = packed.view(store_format.HEADS).ravel()
+        fits = (heads["size"] == sizes[rows]) & (heads["zero"] == 0)
+        fits &= heads["flags"] <= store_format.HAS_CHECKSUM
+        checked = fits & (heads["flags"] == store_format.HAS_CHECKSUM)
+        spans = zip(starts[checked].tolist(), (starts + sizes[rows])[checked].tolist(), strict=True)
         checksum = store_format.checksum
-        head, end = store_format.ENTRY_HEAD.size, len(store)
-        chosen = np.flatnonzero(named)
-        table = zip(chosen.tolist(), offsets[chosen].tolist(), sizes[chosen].tolist(), strict=True)
-        for at, offset, size in table:
-            start = offset + head
-            if offset >= HEADER_SIZE and start <= end:
-                stated, flags, crc, zero = unpack(view, offset)
-                stop = start + stated
-                if stated == size and stop <= end and not zero:
-                    if flags == 1:
-                        if checksum(view[start:stop]) == crc:
-                            found[at] = entries.checked[at] = True
-                            continue
-                    elif not flags:
-                        found[at] = True
-                        continue
-            true = self._judge_record(entries, at, offset, size, view)
+        sums = np.array([checksum(view[start:stop]) for start, stop in spans], np.int64)
+        fits[checked] = sums == heads["checksum"][checked]
+        fits &= checked | (heads["checksum"] == 0)
+        found[rows] = fits
+        entries.checked[rows] = fits & checked
+        for at in np.flatnonzero(named & ~found).tolist():
+            true = self._judge_record(entries, at, int(offsets[at]), int(sizes[at]), view)
             if true is not None:
                 found[at] = True
                 true_sizes[at] = true
@@ -333,6 +333,10 @@ class _Reading:
                 what = f"{seq} has a head that is not as it should be"
                 self._add(path, offset, head, Cause.DAMAGE, what, _SHOWN, Kind.CORRECTED)
                 return int(length)
+        if stated == size and not flags & 1 and start + size <= len(view):
+            what = f"{seq} has a checksum that a node does not look at, and does not have it"
+            self._add(path, offset, head + size, Cause.DAMAGE, what, _SHOWN, Kind.CORRECTED)
+            return size
         if entries.odd[at] or not kept:
             return None
         if start + size > len(view) and stated in (0, size):
@@ -398,8 +402,8 @@ class _Reading:
         chosen = rows[done]
         entries.ids[chosen] = usual.ids[done]
         entries.bodies[chosen] = usual.bodies[done]
-        left: I64 = rows[~done]
-        return left
+        others: I64 = rows[~done]
+        return others
 
     # -- what comes of it -----------------------------------------------------------------------
 
@@ -478,9 +482,3 @@ def _decodes(record: memoryview) -> bool:
     except StoreError:
         return False
     return True
-
-
-def v1_numbers(first: int, count: int, own_count: int) -> Iterator[int]:
-    """Give the segments of version 1, of ``own_count`` entries each, that hold seq_ids of
-    ``first`` to ``first + count``."""
-    yield from range(first // own_count, (first + count - 1) // own_count + 1)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
+from qindex.format.rabbitmq.amqp10_format import DATA, data_body, decode_section
+from qindex.format.rabbitmq.bridge import basic_message, read_rabbitmq
 from qindex.format.rabbitmq.clean_dot import message_store_clean, parse_clean_dot
 from qindex.format.rabbitmq.dets_format import read_table
 from qindex.format.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
 from qindex.format.rabbitmq.properties_format import (
     Properties,
+    PropertiesError,
     decode_properties,
     encode_properties,
     properties_of_record,
@@ -19,8 +23,11 @@ from qindex.format.rabbitmq.table_format import decode_table, encode_table, plai
 from qindex.format.rabbitmq.term_format import Atom, decode, encode
 from qindex.format.rabbitmq.text_terms import parse_terms
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
+from qindex.view.version2 import Depth, pin_pairs, read_pair
 from tests.fuzz.frame import Decoder
 from tests.fuzz.seeds import files_named
+from tests.golden_v2 import scenario
+from tests.memory_fs import MemoryFileSystem
 
 __all__ = ["DECODERS"]
 
@@ -42,6 +49,70 @@ def _term_seeds() -> Iterator[bytes]:
         at = content.find(b"\x83h")
         if at >= 0:
             yield content[at : at + 600]
+
+
+def _record(data: bytes) -> None:
+    message, end = read_rabbitmq(data)
+    assert 0 < end <= len(data)
+    assert len(message.body) <= len(data)
+    try:
+        message.properties.typed()
+    except PropertiesError:
+        return
+    basic = basic_message(data, b"/")
+    again, _ = read_rabbitmq(basic)
+    assert (again.body, again.msg_id) == (message.body, message.msg_id)
+
+
+def _record_seeds() -> Iterator[bytes]:
+    for name in ("x40_m", "x40_g4"):
+        for path in sorted(scenario(name).vhost_dir.rglob("*.qs")):
+            content = path.read_bytes()
+            at = 64
+            while at + 8 < len(content):
+                size = int.from_bytes(content[at : at + 4], "big")
+                yield content[at + 8 : at + 8 + size]
+                at += 8 + max(size, 1)
+
+
+def _section(data: bytes) -> None:
+    code, _, end = decode_section(data, 0)
+    assert 0 < end <= len(data)
+    if code == DATA:
+        assert len(data_body(data, 0)) < len(data)
+
+
+def _section_seeds() -> Iterator[bytes]:
+    for record in _record_seeds():
+        at = record.find(b"\0S")
+        if at >= 0:
+            yield record[at:]
+    yield b"\0Su\xa0\3abc\0Su\xb0\0\0\0\1d\0Sx\xc1\1\0"
+
+
+def _pair(data: bytes) -> None:
+    """An index, and its store behind it."""
+    fs = MemoryFileSystem()
+    border = 64 + 32 * 8
+    for path, content in (("0.qi", data[:border]), ("0.qs", data[border:])):
+        fd = fs.open(f"/{path}", os.O_WRONLY | os.O_CREAT)
+        fs.write(fd, content)
+        fs.close(fd)
+    pairs = pin_pairs(fs, "/", ["0.qi", "0.qs"])
+    for depth in Depth:
+        pair = read_pair(fs, "/", pairs[0], 64, depth, clean=True)
+        assert len(pair.source.seqs) <= 8
+        heads = pair.source.heads_of(slice(None))
+        ends = pair.source.offsets + pair.source.lengths
+        if depth is not Depth.COUNT:
+            assert (ends[heads["embedded"] > 0] <= len(pair.source.data)).all()
+
+
+def _pair_seeds() -> Iterator[bytes]:
+    for path in sorted(scenario("x40_g4").vhost_dir.rglob("*.qi"))[:4]:
+        index = path.read_bytes()[: 64 + 32 * 8].ljust(64 + 32 * 8, b"\0")
+        store = path.with_suffix(".qs")
+        yield index + (store.read_bytes() if store.exists() else b"")
 
 
 def _text(data: bytes) -> None:
@@ -102,6 +173,9 @@ def _queue_name(data: bytes) -> None:
 
 DECODERS = (
     Decoder("term", _term, _term_seeds, memory=24 << 20, per_byte=1100),
+    Decoder("rabbitmq-record", _record, _record_seeds, memory=24 << 20, per_byte=1100),
+    Decoder("amqp10-section", _section, _section_seeds, memory=24 << 20, per_byte=1100),
+    Decoder("version-2", _pair, _pair_seeds, memory=24 << 20, per_byte=1100),
     Decoder("text-terms", _text, lambda: files_named("clean.dot", ".config")),
     Decoder("clean-dot", _clean_dot, lambda: files_named("clean.dot")),
     Decoder("vhost-config", parse_vhost_config, lambda: files_named(".config")),

@@ -209,3 +209,16 @@ def test_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(qindex.UsageError, match="1 or 2"):
         convert(tmp_path / "store", 3)  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == ["store"]
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """A directory that came from elsewhere: nothing outside of it is read or changed."""
+    vhost = golden("e1").copy(tmp_path)
+    outside = tmp_path / "outside"
+    queue = min((vhost / "queues").iterdir())
+    queue.rename(outside)
+    queue.symlink_to(outside)
+    before = files(outside)
+    with pytest.raises((qindex.StorageError, qindex.DamageError)):
+        convert(vhost, 2)
+    assert files(outside) == before

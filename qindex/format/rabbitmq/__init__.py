@@ -1,4 +1,4 @@
-"""Codecs for what a RabbitMQ 3.10 node keeps beside and inside its queue index files.
+"""Codecs for what RabbitMQ nodes, 3.10 to 4.3, keep beside and inside their queue index files.
 
 Message records (Erlang external terms), AMQP message properties, directory names, the vhost's
 ``.config``, and the terms of a clean shutdown. Every function works on bytes; none opens a file.

@@ -81,7 +81,8 @@ def message_store_clean(
         parsed = parse_clean_dot(clean_dot)
     except TermError as error:
         return f"clean.dot is unreadable: {error}"
-    if parsed.index_module not in (INDEX_MODULE, None):
+    named = parsed.index_module == INDEX_MODULE
+    if not named and (parsed.index_module is not None or b"client_refs" not in clean_dot):
         return "clean.dot names another index module"
     if parsed.client_refs != sorted(persistent_refs):
         return "clean.dot and recovery.dets name different queues"

@@ -504,8 +504,10 @@ def _flat(data: Term) -> bytes:
     """The bytes of an Erlang iolist: a binary, or a list of binaries, bytes and such lists."""
     if type(data) is bytes:
         return data
+    if type(data) is not list:
+        raise TermError("has a payload that is no list of bytes")
     out: list[bytes] = []
-    stack = [data]
+    stack: list[Term] = [data]
     while stack:
         one = stack.pop()
         if type(one) is bytes:

@@ -25,18 +25,25 @@ Source: files written by RabbitMQ 3.10.8, 4.0.5 and 4.3.6.
 
 from __future__ import annotations
 
-import zlib
 from struct import Struct
 from typing import Final
+
+import numpy as np
 
 from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE, Header
 from qindex.format.rabbitmq.queue_index_v2 import pack_header as _pack_header
 from qindex.format.rabbitmq.queue_index_v2 import parse_header as _parse_header
 
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # no wheel of it for this machine
+    from zlib import crc32
+
 __all__ = [
     "ENTRY_HEAD",
     "HAS_CHECKSUM",
     "HEADER_SIZE",
+    "HEADS",
     "MAGIC",
     "checksum",
     "file_name",
@@ -50,11 +57,14 @@ SUFFIX: Final = ".qs"
 HAS_CHECKSUM: Final = 1
 ENTRY_HEAD: Final = Struct(">IBHB")
 """Size, flags, checksum, zero: what stands in front of a record."""
+HEADS: Final = np.dtype([("size", ">u4"), ("flags", "u1"), ("checksum", ">u2"), ("zero", "u1")])
+"""The same as a column."""
+assert HEADS.itemsize == ENTRY_HEAD.size
 
 
 def checksum(record: bytes | memoryview) -> int:
     """The 16 bits that an entry keeps of its record's CRC-32."""
-    return zlib.crc32(record) & 0xFFFF
+    return crc32(record) & 0xFFFF
 
 
 def pack_entry_head(record: bytes | memoryview) -> bytes:
