@@ -139,7 +139,7 @@ class QueueState:
         nothing by itself: with ``overflow="drop-head"`` the next publish does. Publishes of other
         threads that have begun may come in beside a limit that was not there before.
         """
-        with self:
+        with self.lock, self:
             self._work_by(settings)
             self.room.notify_all()
 
