@@ -11,6 +11,7 @@ from time import monotonic
 from qindex.queue import run_clock
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.delivering import Deliverer
+from qindex.queue.flushing import Flusher
 from qindex.queue.state import QueueState
 
 __all__ = ["Expirer"]
@@ -22,8 +23,15 @@ _LOOK = 1.0
 class Expirer:
     """Drops what has expired at the head of one queue, or lets it go to the dead-letter queue."""
 
-    def __init__(self, state: QueueState, deliverer: Deliverer, letters: DeadLetters) -> None:
+    def __init__(
+        self,
+        state: QueueState,
+        flusher: Flusher,
+        deliverer: Deliverer,
+        letters: DeadLetters,
+    ) -> None:
         self._state = state
+        self._flusher = flusher
         self._deliverer = deliverer
         self._letters = letters
         self._is_set = False
@@ -47,6 +55,7 @@ class Expirer:
             self._is_set = False
             try:
                 expiry = self._deliverer.expire_head()
+                self._flusher.tick(True)
             finally:
                 if expiry:
                     self.note(expiry)

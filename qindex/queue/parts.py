@@ -57,7 +57,7 @@ class QueueParts:
         self.settler = Settler(state, self.flusher, outstanding, self.letters)
         self.deliverer = Deliverer(state, self.flusher, reader, self.letters, self.settler)
         self.room = Room(state, self.letters, self.deliverer, self.settler)
-        expirer = Expirer(state, self.deliverer, self.letters)
+        expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer = Producer(state, self.flusher, self.room, expirer)
 
     def purge(self) -> int:

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import qindex
@@ -29,6 +30,7 @@ __all__ = [
     "publish_record",
     "queue_directory",
     "segment_bytes",
+    "wait_until",
 ]
 
 WAIT = 30.0
@@ -131,3 +133,11 @@ def segment_bytes(seq_id: int, body: bytes, actions: str, entry_count: int) -> b
         "a": pack_step(rel),
     }
     return b"".join(records[action] for action in actions)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait until something holds that another thread brings about."""
+    until = monotonic() + WAIT
+    while not true():
+        assert monotonic() < until
+        sleep(0.002)

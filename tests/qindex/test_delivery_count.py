@@ -82,9 +82,10 @@ def test_a_limit_of_one(tmp_path: Path) -> None:
         assert len(queue) == 1
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")
-        assert take(queue).body == b"2"
-        assert [one.body for one in engine.queue("dead").peek(5)] == [b"0", b"1"]
-        assert queue.stats().unacked == 1
+        # A clean close took the second one back: it does not count.
+        assert (take(queue).body, take(queue).body) == (b"1", b"2")
+        assert [one.body for one in engine.queue("dead").peek(5)] == [b"0"]
+        assert queue.stats().unacked == 2
 
 
 def test_a_limit_without_a_dead_letter_queue(tmp_path: Path) -> None:

@@ -278,16 +278,15 @@ def test_block_waits_for_room(tmp_path: Path, way: str) -> None:
         queue = engine.queue("q", max_length=1, overflow="block")
         queue.publish(b"0", ttl=0 if way == "expired" else None)
         thread, ended = _in_thread(lambda: queue.publish(b"1"))
-        assert _is_waiting(queue)
-        assert not ended
+        if way != "expired":  # the timer makes room, perhaps at once
+            assert _is_waiting(queue)
+            assert not ended
         if way == "purge":
             queue.purge()
         elif way == "get_many":
             queue.get_many(1)
         elif way == "get":
             queue.get()
-        else:
-            assert queue.get(0) is None
         thread.join(WAIT)
         assert ended == [1]
 

@@ -262,10 +262,13 @@ def test_consume_gives_no_more_than_prefetch(tmp_path: Path) -> None:
             queue = await engine.queue("q")
             await queue.publish_many([b"%d" % n for n in range(10)])
             seen: list[qindex.aio.Delivery] = []
-            async for delivery in queue.consume(prefetch=3, timeout=0.01):
-                seen.append(delivery)
-            assert len(seen) == 3
+            consuming = queue.consume(prefetch=3, timeout=0)
+            seen += [await anext(consuming) for _ in range(3)]
+            fourth = asyncio.ensure_future(anext(consuming))
+            await asyncio.sleep(0.01)
+            assert not fourth.done()
             await seen[0].ack()
+            await (await fourth).nack()
             messages = queue.consume(prefetch=2, timeout=None)
             first, second = await anext(messages), await anext(messages)
             third = asyncio.ensure_future(anext(messages))

@@ -115,7 +115,7 @@ def test_leases(tmp_path: Path) -> None:
             assert again is not None
             assert (again.body, again.delivery_count) == (b"0", 2)
             for settle in (first.ack(), first.extend(1), first.nack()):
-                with pytest.raises(qindex.UsageError, match="lease"):
+                with pytest.raises(qindex.LeaseExpiredError, match="lease"):
                     await settle
             await batch[0].ack()
             await again.ack()
