@@ -326,6 +326,16 @@ def publish_fsync_sync(run: Run) -> None:
     w = World(run, durability="fsync")
     w.publish()
     w.make_safe()
+    w.race(syncer=w.engine.sync, publisher=lambda: w.publish(LARGE))
+    w.lose_power()
+    w.end()
+
+
+@workload(nightly=True)
+def publish_fsync_two_sync(run: Run) -> None:
+    w = World(run, durability="fsync")
+    w.publish()
+    w.make_safe()
     w.race(one=w.publish, other=lambda: w.publish(LARGE), syncer=w.engine.sync)
     w.lose_power()
     w.end()
@@ -341,7 +351,7 @@ def publish_fsync_flush(run: Run) -> None:
     w.end()
 
 
-@workload()
+@workload(nightly=True)
 def publish_fsync_two_flush(run: Run) -> None:
     w = World(run, durability="fsync")
     w.publish()
@@ -491,7 +501,7 @@ def reject_flush(run: Run) -> None:
     w.publish()
     w.publish()
     one, _ = w.got(2)
-    w.race(consumer=lambda: one.nack(requeue=False), flusher=w.engine.flush)
+    w.race(consumer=lambda: one.nack(requeue=False), flusher=w.queue.flush)
     w.end()
 
 

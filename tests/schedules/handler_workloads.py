@@ -160,6 +160,17 @@ def handler_asks_engine(run: Run) -> None:
 @workload(interrupts="one")
 def handler_rejects(run: Run) -> None:
     w = World(run, {"dead_letter": "dead"}, durability="fsync")
+    for _ in range(2):
+        w.publish()
+    one, other = w.got(2)
+    w.handle = lambda: w.guard(lambda: other.nack(requeue=False))
+    w.race(one=lambda: one.nack(requeue=False))
+    w.end()
+
+
+@workload(interrupts="one", nightly=True)
+def handler_rejects_beside(run: Run) -> None:
+    w = World(run, {"dead_letter": "dead"}, durability="fsync")
     for _ in range(3):
         w.publish()
     one, other, third = w.got(3)

@@ -150,7 +150,7 @@ def rocket_background_close(run: Run) -> None:
     w.close()
 
 
-@workload(delays=3)
+@workload()
 def rocket_close_close(run: Run) -> None:
     w = _RocketWorld(run)
     w.put()
