@@ -10,7 +10,7 @@ from zlib import crc32
 from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import StorageError
 from journal.files import replace_file
-from rocketstore.derived import Derived, save_derived
+from rocketstore.dispatch_note import DispatchNote, save_note
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.lock_places import Place
 from rocketstore.log_sync import LogSync
@@ -78,8 +78,8 @@ class Checkpointer:
             self._dispatcher.catch_up()
             state.poison.check()
             parts = state.parts
-            derived = self._derived()
-            stored = state.clock.now if derived.last[1] else 0
+            note = self._note()
+            stored = state.clock.now if note.last[1] else 0
             logical = parts.checkpoint.logical
             index_time = parts.index.end_timestamp
             self._take_unsynced()
@@ -92,7 +92,7 @@ class Checkpointer:
                 for table in self._tables:
                     table.save()
             if state.options.recovery == "full":
-                save_derived(fs, paths.derived, derived)
+                save_note(fs, paths.dispatch_note, note)
             parts.checkpoint.physical = max(parts.checkpoint.physical, stored)
             parts.checkpoint.logical = logical
             parts.checkpoint.index = index_time
@@ -119,12 +119,12 @@ class Checkpointer:
             self._directories.add(self._state.paths.index)
             parts.index.names_changed = False
 
-    def _derived(self) -> Derived:
+    def _note(self) -> DispatchNote:
         parts = self._state.parts
         commitlog = parts.commitlog
         offset, size = commitlog.last
         data = commitlog.read(offset, size) if size else None
-        return Derived(
+        return DispatchNote(
             offset=commitlog.max_offset,
             boot=self._state.options.fs.boot_id().decode(errors="replace"),
             last=(offset, size, crc32(data)) if data else (0, 0, 0),

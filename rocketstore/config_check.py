@@ -14,7 +14,7 @@ from typing import Any
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from rocketstore.checkpoint_format import CHECKPOINT_SIZE, TIMES_SIZE
-from rocketstore.derived import load_derived
+from rocketstore.dispatch_note import load_note
 from rocketstore.layout import Paths
 from rocketstore.offsets import parse_object, save_sane, table_problem
 from rocketstore.quarantine import copy_excess, set_aside
@@ -27,10 +27,10 @@ def check_config(fs: FileSystem, paths: Paths) -> Iterator[Finding]:
     :class:`OSError`."""
     for path, depth in _offset_files(paths).items():
         yield from _check_offsets(fs, path, depth)
-    data = read_optional(fs, paths.derived)
-    if data is not None and load_derived(fs, paths.derived) is None:
+    data = read_optional(fs, paths.dispatch_note)
+    if data is not None and load_note(fs, paths.dispatch_note) is None:
         what, lost = "the note's checksum does not hold", "not used: all of the log is read"
-        yield Finding(paths.derived, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
+        yield Finding(paths.dispatch_note, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
     yield from _check_checkpoint(fs, paths.checkpoint)
 
 

@@ -9,7 +9,7 @@ from journal.errors import DamageError, StorageError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
 from rocketstore.commitlog_format import file_name
-from rocketstore.derived import Derived
+from rocketstore.dispatch_note import DispatchNote
 from rocketstore.layout import Layout, Paths, extend, look
 from rocketstore.mapped_files import Stranger, create_file
 from rocketstore.options import Options
@@ -22,7 +22,7 @@ _MISSING_MAX = 1024
 
 
 def repair_directory(
-    options: Options, paths: Paths, derived: Derived | None, *, crashed: bool
+    options: Options, paths: Paths, note: DispatchNote | None, *, crashed: bool
 ) -> tuple[Layout, list[Finding]]:
     """Look at the directory; lengthen what a crash cut short, set aside what ``repair`` may.
 
@@ -30,14 +30,14 @@ def repair_directory(
     :class:`StorageError`.
     """
     fs = options.fs
-    sizes = derived.sizes if derived is not None else None
+    sizes = note.sizes if note is not None else None
     layout = look(fs, paths, options, sizes)
     findings: list[Finding] = []
     for stranger in layout.strangers:
         cause, consequence = Cause.DAMAGE, "not used"
         if not options.read_only:
-            synced = derived is not None and stranger.path.startswith(paths.commitlog)
-            durable = synced and derived is not None and stranger.start < derived.offset
+            synced = note is not None and stranger.path.startswith(paths.commitlog)
+            durable = synced and note is not None and stranger.start < note.offset
             if crashed and stranger.is_short and not durable:
                 extend(fs, stranger)
                 cause, consequence = Cause.CRASH, "lengthened with zeros"

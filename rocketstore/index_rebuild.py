@@ -1,8 +1,8 @@
 """Hold index files against the keys of the log, and build anew what does not agree.
 
-Two cases. When :mod:`rocketstore.derived` vouches for the index up to some offset, the last file
-is cut back to what was vouched for and the log's later keys are put again. When nothing does, the
-entries of all files are compared with the keys of the whole log as it is read; at the first
+Two cases. When :mod:`rocketstore.dispatch_note` vouches for the index up to some offset, the last
+file is cut back to that and the log's later keys are put again. When nothing does, the entries of
+all files are compared with the keys of the whole log as it is read; at the first
 difference the file it is in, and all after it, are dropped and built again from the log.
 """
 
@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from journal.findings import Cause, Finding, Kind
 from rocketstore.commitlog_format import ROLLBACK
-from rocketstore.derived import Derived
 from rocketstore.dispatch import DispatchBatch, from_records
+from rocketstore.dispatch_note import DispatchNote
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import IndexHeader
 from rocketstore.parts import Parts
@@ -35,7 +35,7 @@ class IndexCheck:
     """
 
     def __init__(
-        self, parts: Parts, known: Derived | None, *, crashed: bool, dry: bool = False
+        self, parts: Parts, known: DispatchNote | None, *, crashed: bool, dry: bool = False
     ) -> None:
         self._parts = parts
         self._index = parts.index
@@ -55,7 +55,7 @@ class IndexCheck:
         else:
             self._next_file(0)
 
-    def _cut_back(self, known: Derived, *, crashed: bool) -> None:
+    def _cut_back(self, known: DispatchNote, *, crashed: bool) -> None:
         names = {row[0]: row for row in known.index}
         for number, file in enumerate(self._index.files):
             row = names.get(file.name)

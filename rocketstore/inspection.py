@@ -15,7 +15,7 @@ from journal.files import REAL, FileSystem, read_file
 from rocketstore.checkpoint_format import CHECKPOINT_SIZE, Checkpoint
 from rocketstore.commitlog_format import BLANK_MAGIC, MESSAGE_MAGIC, START
 from rocketstore.consumequeue_format import UNIT_SIZE, count_valid, parse_units
-from rocketstore.derived import load_derived
+from rocketstore.dispatch_note import load_note
 from rocketstore.filler_format import is_filler
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS, file_size, find_geometry
@@ -48,7 +48,7 @@ def inspect_file(
     if name == "checkpoint":
         return _checkpoint(fs, path)
     if name == "rocketstore.json":
-        return _derived(fs, path)
+        return _dispatch_note(fs, path)
     if name.endswith((".json", ".bak")):
         return _json(fs, path)
     if not (name.isascii() and name.isdigit() and len(name) in (17, 20)):
@@ -206,8 +206,8 @@ def _checkpoint(fs: FileSystem, path: str) -> Iterator[Row]:
     yield row
 
 
-def _derived(fs: FileSystem, path: str) -> Iterator[Row]:
-    found = load_derived(fs, path)
+def _dispatch_note(fs: FileSystem, path: str) -> Iterator[Row]:
+    found = load_note(fs, path)
     if found is None:
         yield {"kind": "derived", "damage": "its checksum does not match"}
         return

@@ -11,8 +11,8 @@ from time import sleep
 from journal.errors import NotAStoreError, StorageError
 from journal.files import FileSystem, pread_all
 from rocketstore.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
-from rocketstore.derived import load_derived
 from rocketstore.dispatch import QueueKey
+from rocketstore.dispatch_note import load_note
 from rocketstore.index_format import (
     DEFAULT_ENTRIES,
     DEFAULT_SLOTS,
@@ -74,8 +74,8 @@ class Paths:
         return os.path.join(self.root, "lock")
 
     @property
-    def derived(self) -> str:
-        """Ours: the note of the last checkpoint (:mod:`rocketstore.derived`)."""
+    def dispatch_note(self) -> str:
+        """Ours: the note of the last checkpoint (:mod:`rocketstore.dispatch_note`)."""
         return os.path.join(self.config, "rocketstore.json")
 
     @property
@@ -279,8 +279,8 @@ def _index_geometry(
 
 def _noted_geometry(fs: FileSystem, paths: Paths) -> tuple[int, int] | None:
     """Give what a former open noted."""
-    derived = load_derived(fs, paths.derived)
-    return (derived.sizes[2], derived.sizes[3]) if derived is not None else None
+    note = load_note(fs, paths.dispatch_note)
+    return (note.sizes[2], note.sizes[3]) if note is not None else None
 
 
 def _geometry_of(

@@ -13,8 +13,8 @@ from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, make_dirs, read_optional
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.config_check import check_config, mend_config
-from rocketstore.derived import load_derived
 from rocketstore.directory_repair import repair_directory
+from rocketstore.dispatch_note import load_note
 from rocketstore.layout import Paths
 from rocketstore.options import Options
 from rocketstore.parts import Parts, build_parts
@@ -34,9 +34,9 @@ def open_parts(options: Options, paths: Paths, *, again: bool) -> tuple[Parts, R
     then.
     """
     fs = options.fs
-    derived = load_derived(fs, paths.derived)
+    note = load_note(fs, paths.dispatch_note)
     crashed = again or read_optional(fs, paths.abort) is not None
-    layout, findings = repair_directory(options, paths, derived, crashed=crashed)
+    layout, findings = repair_directory(options, paths, note, crashed=crashed)
     checkpoint = Checkpoint.parse(read_optional(fs, paths.checkpoint))
     parts = build_parts(options, paths, layout, checkpoint)
     try:
@@ -52,11 +52,11 @@ def open_parts(options: Options, paths: Paths, *, again: bool) -> tuple[Parts, R
         if options.recovery == "compatible":
             recovered = Rebuilt(end=recover_compatible(parts, crashed=crashed))
         else:
-            recovered = recover_full(parts, derived, crashed=crashed)
+            recovered = recover_full(parts, note, crashed=crashed)
         parts.commitlog.begin_writing()
         parts.commitlog.last = recovered.last
         if crashed:
-            parts.sync_after_crash(derived)
+            parts.sync_after_crash(note)
     except BaseException as error:
         if isinstance(error, DamageError) and not crashed:
             _unmark_open(fs, paths)

@@ -13,8 +13,8 @@ from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog import CommitLog
 from rocketstore.consumequeue import ConsumeQueue, Descriptors
 from rocketstore.consumequeue_format import UNIT_SIZE
-from rocketstore.derived import Derived
 from rocketstore.dispatch import DispatchBatch, QueueKey
+from rocketstore.dispatch_note import DispatchNote
 from rocketstore.index_format import IndexHeader
 from rocketstore.index_service import IndexService
 from rocketstore.layout import Layout, Paths
@@ -77,22 +77,22 @@ class Parts:
         self.findings.append(finding)
         log.warning("%s", finding)
 
-    def sync_after_crash(self, derived: Derived | None) -> None:
+    def sync_after_crash(self, note: DispatchNote | None) -> None:
         """Sync what the log holds behind the last checkpoint, and mark what queues and index hold
         behind it as not synced: it may be in the system's memory alone.
 
         Raises :class:`journal.errors.StorageError`.
         """
-        durable = derived.offset if derived is not None else 0
+        durable = note.offset if note is not None else 0
         files = self.commitlog.files.files.values()
         sync_files(self.fs, [file.path for file in files if file.start + file.wrote > durable])
-        known = derived.queues if derived is not None else {}
+        known = note.queues if note is not None else {}
         for key, queue in self.queues.items():
             vouched = known.get(key, (0, 0))[1] * UNIT_SIZE
             for start in queue.starts:
                 if vouched < queue.wrote and vouched < start + queue.file_size:
                     self.descriptors.mark_dirty(queue.path(start))
-        headers = {row[0]: IndexHeader(*row[1:]) for row in derived.index} if derived else {}
+        headers = {row[0]: IndexHeader(*row[1:]) for row in note.index} if note else {}
         for file in self.index.files:
             if headers.get(file.name) != file.header:
                 file.dirty = self.index.names_changed = True

@@ -127,9 +127,11 @@ class Putter:
             # The start of a record is stored last: see CommitLog.write.
             head = _pack_head(0, 0, crc, route.start, ordinal, offset, clock.stamp, length)
             start = _pack_start(size, MESSAGE_MAGIC)
+            view = log.view
+            assert view is not None
             state.changing = True
-            log.view[at:end] = head + body + tail  # type: ignore[index]
-            log.view[at : at + _START_SIZE] = start  # type: ignore[index]
+            view[at:end] = head + body + tail
+            view[at : at + _START_SIZE] = start
             log.at = end
             route.ordinal = ordinal + 1
             pending = state.pending

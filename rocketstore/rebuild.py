@@ -1,9 +1,9 @@
 """Recovery that loses nothing: queues and index are held against the log, and made to agree.
 
 The log is the truth. Each of its records says which queue it is in, at which place, under which
-keys; so the units of every queue and the entries of every index file follow from it. From where
-:mod:`rocketstore.derived` vouches for both, or from the log's first record when nothing does, the
-log is read, each queue is compared and overwritten where it differs, and index files are kept up
+keys; so the units of every queue and the entries of every index file follow from it. The log is
+read from where :mod:`rocketstore.dispatch_note` vouches for both, or from its first record when
+nothing does; each queue is compared and overwritten where it differs, and index files are kept up
 to the first entry that differs and built anew from there.
 """
 
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import MAX_UNIT, UNIT_SIZE, build_units, count_valid
-from rocketstore.derived import Derived
 from rocketstore.dispatch import QueueKey, from_records
+from rocketstore.dispatch_note import DispatchNote
 from rocketstore.filler_format import Fillers
 from rocketstore.index_format import IndexHeader
 from rocketstore.index_rebuild import IndexCheck
@@ -48,7 +48,7 @@ class Rebuilt:
     """Name of the first index file that was built anew, or empty."""
 
 
-def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Rebuilt:
+def recover_full(parts: Parts, note: DispatchNote | None, *, crashed: bool) -> Rebuilt:
     """Find the log's end, cut what a crash tore there, and make queues and index agree with it.
 
     With ``repair`` the whole log is read, and what is damaged in it is set aside.
@@ -57,13 +57,13 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
     and :class:`StorageError`.
     """
     known = None
-    if derived is not None and not parts.options.repair and _still_true(parts, derived):
-        known = derived
+    if note is not None and not parts.options.repair and _still_true(parts, note):
+        known = note
     first = max(parts.commitlog.min_offset, 0)
     result = Rebuilt(walked_from=known.offset if known is not None else first)
     if known is not None:
         result.last = known.last[:2]
-    log_repair = LogRepair(parts, explained=crashed and _boot_changed(parts, derived))
+    log_repair = LogRepair(parts, explained=crashed and _boot_changed(parts, note))
     walk = LogWalk(
         parts.commitlog,
         result.walked_from,
@@ -95,36 +95,36 @@ def recover_full(parts: Parts, derived: Derived | None, *, crashed: bool) -> Reb
         result.last = walk.last
         result.last_store_time = walk.last_store_time
     _end_of_log(parts, walk, log_repair)
-    if derived is not None and result.end < derived.offset:
-        _ends_early(parts, result.end, derived.offset)
+    if note is not None and result.end < note.offset:
+        _ends_early(parts, result.end, note.offset)
     _finish_queues(parts, repairs, repair_of, result)
     result.index_from = index.finish(result.end)
     return result
 
 
-def _boot_changed(parts: Parts, derived: Derived | None) -> bool:
+def _boot_changed(parts: Parts, note: DispatchNote | None) -> bool:
     boot = parts.fs.boot_id().decode(errors="replace")
-    return derived is None or not boot or derived.boot != boot
+    return note is None or not boot or note.boot != boot
 
 
-def _still_true(parts: Parts, derived: Derived) -> bool:
+def _still_true(parts: Parts, note: DispatchNote) -> bool:
     """Whether files and log are still those that were vouched for."""
     commitlog = parts.commitlog
     if not commitlog.files.files:
-        return derived.offset == 0 and not parts.queues and not parts.index.files
-    if not max(commitlog.min_offset, 0) <= derived.offset <= commitlog.max_offset:
+        return note.offset == 0 and not parts.queues and not parts.index.files
+    if not max(commitlog.min_offset, 0) <= note.offset <= commitlog.max_offset:
         return False
-    offset, size, crc = derived.last
+    offset, size, crc = note.last
     if size and offset >= commitlog.min_offset:
         data = commitlog.read(offset, size)
         if data is None or crc32(data) != crc:
             return False
-    return _queues_hold(parts, derived) and _index_holds(parts, derived)
+    return _queues_hold(parts, note) and _index_holds(parts, note)
 
 
-def _queues_hold(parts: Parts, derived: Derived) -> bool:
+def _queues_hold(parts: Parts, note: DispatchNote) -> bool:
     minimum = max(parts.commitlog.min_offset, 0)
-    for key, (min_position, max_unit) in derived.queues.items():
+    for key, (min_position, max_unit) in note.queues.items():
         if max_unit == 0:
             continue
         queue = parts.queues.get(key)
@@ -151,11 +151,11 @@ def _contiguous(queue: ConsumeQueue) -> bool:
     )
 
 
-def _index_holds(parts: Parts, derived: Derived) -> bool:
+def _index_holds(parts: Parts, note: DispatchNote) -> bool:
     files = {file.name: file for file in parts.index.files}
     minimum = max(parts.commitlog.min_offset, 0)
-    present = [row for row in derived.index if row[0] in files]
-    for row in derived.index:
+    present = [row for row in note.index if row[0] in files]
+    for row in note.index:
         if row[0] not in files and row[4] >= minimum:
             return False
     for number, row in enumerate(present):

@@ -43,7 +43,7 @@ from pyspark_qindex.jobs.tasks import Row, batches, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
 from pyspark_qindex.schemas import Table, spark_schema
 from rocketstore.commitlog_format import file_name
-from rocketstore.derived import load_derived
+from rocketstore.dispatch_note import load_note
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import IndexHeader, index_name
 from rocketstore.layout import Layout, Paths, look
@@ -170,9 +170,9 @@ def _take(root: str, stack: contextlib.ExitStack) -> _Target:
     paths = Paths(root)
     lock = StoreLock(REAL, paths.lock)
     stack.callback(lock.release)
-    derived = load_derived(REAL, paths.derived)
+    note = load_note(REAL, paths.dispatch_note)
     options = Options(read_only=True)
-    layout = look(REAL, paths, options, derived.sizes if derived is not None else None)
+    layout = look(REAL, paths, options, note.sizes if note is not None else None)
     for stranger in layout.strangers:
         raise DamageError(
             stranger.path, 0, f"{stranger.what} (open with repair=True sets it aside)"

@@ -31,7 +31,7 @@ from pyspark_qindex.jobs.build_write import StorePlan
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.consumequeue import ConsumeQueue, Descriptors
 from rocketstore.consumequeue_format import UNIT_SIZE
-from rocketstore.derived import Derived, save_derived
+from rocketstore.dispatch_note import DispatchNote, save_note
 from rocketstore.filler_format import Fillers
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
@@ -95,7 +95,7 @@ def install_store(plan: StorePlan, log: list[LogFile]) -> None:
         _sync_tree(plan.staging)
         REAL.close(REAL.open(paths.abort, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
         REAL.sync_dir(paths.root)
-        if unlink_if_there(REAL, paths.derived):
+        if unlink_if_there(REAL, paths.dispatch_note):
             REAL.sync_dir(paths.config)
         for name in ("consumequeue", "index"):
             _exchange(os.path.join(plan.staging, name), os.path.join(paths.root, name))
@@ -135,7 +135,7 @@ def _vouch(plan: StorePlan, log: list[LogFile]) -> None:
     try:
         last = last_message(log)
         data = parts.commitlog.read(last.offset, last.size) if last is not None else None
-        derived = Derived(
+        note = DispatchNote(
             offset=plan.end,
             boot=REAL.boot_id().decode(errors="replace"),
             last=(last.offset, last.size, crc32(data)) if last is not None and data else (0, 0, 0),
@@ -146,10 +146,10 @@ def _vouch(plan: StorePlan, log: list[LogFile]) -> None:
                 plan.layout.index_entries,
             ),
         )
-        derived.queues, derived.index = _derived_files(parts)
+        note.queues, note.index = _noted_files(parts)
         if not os.path.isdir(paths.config):
             os.mkdir(paths.config)
-        save_derived(REAL, paths.derived, derived)
+        save_note(REAL, paths.dispatch_note, note)
         checkpoint = Checkpoint.parse(read_optional(REAL, paths.checkpoint))
         if last is not None:
             checkpoint.physical = max(checkpoint.physical, last.time)
@@ -169,7 +169,7 @@ def _parts_in_place(plan: StorePlan) -> Parts:
     return build_parts(options, paths, look(REAL, paths, options, sizes), Checkpoint())
 
 
-def _derived_files(
+def _noted_files(
     parts: Parts,
 ) -> tuple[dict[tuple[str, int], tuple[int, int]], list[tuple[str, int, int, int, int, int, int]]]:
     minimum = max(parts.commitlog.min_offset, 0)

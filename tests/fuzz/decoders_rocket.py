@@ -15,8 +15,8 @@ from rocketstore.commitlog_format import message_id, parse_message_id
 from rocketstore.config_check import check_config, mend_config
 from rocketstore.consumequeue_format import build_units, count_valid, parse_units
 from rocketstore.delay import delay_level
-from rocketstore.derived import load_derived
 from rocketstore.dispatch import from_records
+from rocketstore.dispatch_note import load_note
 from rocketstore.filler_format import Fillers
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import find_geometry
@@ -148,7 +148,7 @@ def _config(data: bytes) -> None:
     """What is mended makes sense, and is what was used before."""
     paths = Paths("/s")
     offsets = (paths.consumer_offset, paths.local_offset, paths.delay_offset)
-    names = [*offsets, paths.derived, paths.checkpoint]
+    names = [*offsets, paths.dispatch_note, paths.checkpoint]
     fs = MemoryFileSystem({name.removeprefix("/"): data for name in names})
     found = list(check_config(fs, paths))
     used = [int_table(load_json(fs, path).get("offsetTable")) for path in offsets]
@@ -181,11 +181,11 @@ def _message_id(data: bytes) -> None:
 
 def _derived(data: bytes) -> None:
     """As it stands, and as content whose checksum is right."""
-    load_derived(MemoryFileSystem({"d": data}), "/d")
+    load_note(MemoryFileSystem({"d": data}), "/d")
     with suppress(UnicodeDecodeError):
         text = data.decode()
         outer = json.dumps({"crc": crc32(data), "derived": text}).encode()
-        found = load_derived(MemoryFileSystem({"d": outer}), "/d")
+        found = load_note(MemoryFileSystem({"d": outer}), "/d")
         if found is not None:
             assert all(size > 0 for size in found.sizes)
 

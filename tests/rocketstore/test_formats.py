@@ -26,7 +26,7 @@ from rocketstore.commitlog_format import (
 from rocketstore.consumequeue_format import PRE_BLANK, build_units, count_valid, parse_units
 from rocketstore.consumequeue_format import round_file_size as round_size
 from rocketstore.delay import deliver_time
-from rocketstore.derived import Derived, load_derived
+from rocketstore.dispatch_note import DispatchNote, load_note
 from rocketstore.index_format import IndexHeader, file_size, index_name, time_difference
 from rocketstore.message import StoredMessage
 from rocketstore.properties import decode_properties, encode_properties, java_map_order
@@ -218,10 +218,10 @@ GOOD_NOTE: dict[str, Any] = {
 def test_note_that_makes_no_sense(wrong: dict[str, Any]) -> None:
     """Even with the right checksum: the log is read whole then."""
 
-    def load(content: dict[str, Any]) -> Derived | None:
+    def load(content: dict[str, Any]) -> DispatchNote | None:
         text = json.dumps(content)
         outer = json.dumps({"crc": crc32(text.encode()), "derived": text})
-        return load_derived(MemoryFileSystem({"note": outer.encode()}), "/note")
+        return load_note(MemoryFileSystem({"note": outer.encode()}), "/note")
 
     good = load(GOOD_NOTE)
     assert good is not None

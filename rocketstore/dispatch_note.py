@@ -18,13 +18,13 @@ from zlib import crc32
 from journal.files import FileSystem, read_optional, replace_file
 from rocketstore.dispatch import QueueKey
 
-__all__ = ["Derived", "load_derived", "save_derived"]
+__all__ = ["DispatchNote", "load_note", "save_note"]
 
 _VERSION = 1
 
 
 @dataclass(slots=True)
-class Derived:
+class DispatchNote:
     """``last`` is offset, size and CRC-32 of the last record before ``offset`` (zeros if none):
     it tells whether this is still the log that was meant. ``queues`` gives the min position and
     max unit of each queue; ``index`` name, begin and end timestamp, begin and end offset, used
@@ -39,22 +39,22 @@ class Derived:
     sizes: tuple[int, ...] = ()
 
 
-def save_derived(fs: FileSystem, path: str, derived: Derived) -> None:
+def save_note(fs: FileSystem, path: str, note: DispatchNote) -> None:
     """Replace the file, durably. Raises :class:`journal.errors.StorageError`."""
     content = {
         "version": _VERSION,
-        "offset": derived.offset,
-        "boot": derived.boot,
-        "last": derived.last,
-        "queues": [[*key, *bounds] for key, bounds in derived.queues.items()],
-        "index": derived.index,
-        "sizes": derived.sizes,
+        "offset": note.offset,
+        "boot": note.boot,
+        "last": note.last,
+        "queues": [[*key, *bounds] for key, bounds in note.queues.items()],
+        "index": note.index,
+        "sizes": note.sizes,
     }
     text = json.dumps(content, separators=(",", ":"))
     replace_file(fs, path, json.dumps({"crc": crc32(text.encode()), "derived": text}).encode())
 
 
-def load_derived(fs: FileSystem, path: str) -> Derived | None:
+def load_note(fs: FileSystem, path: str) -> DispatchNote | None:
     """Read the file; ``None`` when it is missing or not as it was written."""
     data = read_optional(fs, path)
     if data is None:
@@ -72,8 +72,8 @@ def load_derived(fs: FileSystem, path: str) -> Derived | None:
         return None
 
 
-def _parse(content: dict[str, Any]) -> Derived | None:
-    derived = Derived(
+def _parse(content: dict[str, Any]) -> DispatchNote | None:
+    note = DispatchNote(
         offset=content["offset"],
         boot=content["boot"],
         last=tuple(content["last"]),
@@ -81,17 +81,17 @@ def _parse(content: dict[str, Any]) -> Derived | None:
         index=[tuple(row) for row in content["index"]],
         sizes=tuple(content["sizes"]),
     )
-    if (len(derived.last), len(derived.sizes)) != (3, 4):
+    if (len(note.last), len(note.sizes)) != (3, 4):
         return None
-    numbers = [derived.offset, *derived.last, *derived.sizes]
-    for (topic, queue), bounds in derived.queues.items():
+    numbers = [note.offset, *note.last, *note.sizes]
+    for (topic, queue), bounds in note.queues.items():
         numbers += [queue, *bounds]
         if not isinstance(topic, str):
             return None
-    for name, *header in derived.index:
+    for name, *header in note.index:
         numbers += header
-        if not isinstance(name, str) or len(header) != 6 or not 1 <= header[5] <= derived.sizes[3]:
+        if not isinstance(name, str) or len(header) != 6 or not 1 <= header[5] <= note.sizes[3]:
             return None
     if any(type(one) is not int or one < 0 for one in numbers):
         return None
-    return derived if all(derived.sizes) and isinstance(derived.boot, str) else None
+    return note if all(note.sizes) and isinstance(note.boot, str) else None
