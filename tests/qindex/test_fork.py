@@ -47,7 +47,7 @@ def test_use_in_a_forked_child_raises(tmp_path: Path) -> None:
                 call()
                 wrong.append(f"{name} did not raise")
             except qindex.ForkedError as error:
-                if "another process" not in str(error):
+                if "before the fork" not in str(error):
                     wrong.append(f"{name}: {error}")
             except BaseException as error:
                 wrong.append(f"{name}: {error!r}")
