@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 
-from journal.beneath import beneath
+from journal.beneath import beneath, special
 from journal.files import REAL, FileSystem, PathLike, checked_path
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
@@ -39,10 +41,26 @@ def verify(path: PathLike, **options: object) -> list[Finding]:
         lock = None  # nobody has ever written here
     try:
         with open_store(path, **{**options, "read_only": True}) as store:
-            return list(verify_parts(store))
+            return [*_special_files(fs, path), *verify_parts(store)]
     finally:
         if lock is not None:
             lock.release()
+
+
+def _special_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
+    """Find what is neither a file nor a directory, anywhere below."""
+    for name in sorted(fs.listdir(directory)):
+        inner = os.path.join(directory, name)
+        try:
+            mode = fs.stat(inner).st_mode
+            odd = special(mode)
+            if odd is not None:
+                what = Kind.FOREIGN_FILE
+                yield Finding(inner, 0, 0, Cause.DAMAGE, odd, "it is not read", what)
+            elif stat.S_ISDIR(mode):
+                yield from _special_files(fs, inner)
+        except FileNotFoundError:
+            continue  # deleted meanwhile
 
 
 def verify_parts(store: Store) -> Iterator[Finding]:

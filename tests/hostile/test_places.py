@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.effort import by_tier, turn
 
 SHARE = by_tier(quick=67, all=2, nightly=1)
 
 
+@pytest.mark.timeout(3000)
 def test_whatever_stands_in_the_place_of_a_file() -> None:
     """Nothing outside is touched, and it ends in time, in little memory, with an answer or an error
     of ours. A part of the cases, another one with each rotation; ``python -m tests.hostile`` tries
