@@ -35,6 +35,7 @@ __all__ = [
     "tell",
 ]
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _KEPT = 8
 """Columns of one value that are kept, with some 50 bytes a row each; of bounds, 4 bytes a row."""
 _AT_ONCE = 256
@@ -175,7 +176,7 @@ def plain_json(value: Mapping[str, Any]) -> str:
     """Give headers or properties as JSON, as ``qindex cat --json`` prints them."""
     if not value:
         return "{}"
-    return json.dumps(plain_value(value), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(plain_value(value))
 
 
 def damage_batch(

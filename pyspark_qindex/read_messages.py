@@ -131,12 +131,13 @@ class _Segment:
         starts = payloads + PAYLOAD_SIZE
         lengths, sizes = (heads[name].astype(np.int64) for name in ("embedded", "size"))
         found = find_plain(data, starts, lengths, sizes)
-        tables: tuple[pa.Array, pa.Array] | None = None
+        tables: list[pa.Array] = []
         if found.has_tables.any() and _TABLES & self.options.columns.keys():
             packed = _slices(data, found.key_ends, found.table_ends)
-            headers, properties, sound = json_tables(packed)
-            found = found.take(sound)
-            tables = headers.filter(pa.array(sound)), properties.filter(pa.array(sound))
+            *tables, sound = json_tables(packed)
+            if not sound.all():
+                found = found.take(sound)
+                tables = [column.filter(pa.array(sound)) for column in tables]
         if not len(found.rows):
             return None, mine
         others = np.delete(mine, found.rows)
@@ -162,7 +163,7 @@ class _Segment:
         starts: I64,
         found: PlainRows,
         keys: pa.Array,
-        tables: tuple[pa.Array, pa.Array] | None,
+        tables: list[pa.Array],
     ) -> pa.RecordBatch:
         columns, data, count = self.columns, source.data, len(mine)
         ids = np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, 16)

@@ -39,6 +39,7 @@ from rocketstore.commitlog import CommitLog
 from rocketstore.commitlog_format import BLANK_MAGIC, START, format_host
 from rocketstore.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
 from rocketstore.index_file import IndexFile
+from rocketstore.layout import Paths
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 from rocketstore.scan import Records
 from rocketstore.walk import LogWalk, SkipDamage, find_survivor
@@ -137,7 +138,7 @@ def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
         return False
     if START.unpack(start)[1] == BLANK_MAGIC or find_survivor(log, end) == end:
         return False
-    return not is_in_use(part.store.file_system(), part.store)
+    return not is_in_use(part.store.file_system(), Paths(part.store.path))
 
 
 def _in_pieces(records: Records) -> Iterator[Records]:
@@ -347,7 +348,7 @@ def _is_sound(file: IndexFile, part: IndexPart) -> bool:
     for pause in (*_SETTLE_PAUSES, None):
         if file.chains_are_sound():
             return True
-        if pause is None or not is_in_use(part.store.file_system(), part.store):
+        if pause is None or not is_in_use(part.store.file_system(), Paths(part.store.path)):
             break
         sleep(pause)
         before = file.header

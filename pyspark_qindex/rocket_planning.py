@@ -134,10 +134,10 @@ def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
         log.files.close()
 
 
-def is_in_use(fs: FileSystem, store: Store) -> bool:
+def is_in_use(fs: FileSystem, paths: Paths) -> bool:
     """Tell whether a store is open for writing, or was left so by a crash."""
     try:
-        fs.stat(Paths(store.path).abort)
+        fs.stat(paths.abort)
     except FileNotFoundError:
         return False
     return True

@@ -27,6 +27,7 @@ from journal.errors import StoreError
 from journal.findings import Finding, Kind
 from pyspark_qindex.jobs.findings import RocketKind, damage, trace
 from pyspark_qindex.jobs.log_places import have_topic, record_heads
+from pyspark_qindex.rocket_planning import is_in_use
 from pyspark_qindex.stores import Store
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog_format import MESSAGE_MAGIC, ROLLBACK, file_name
@@ -156,11 +157,7 @@ def audit_rocket_item(item: RocketItem) -> Iterator[Found]:
 
 def in_use(parts: Parts) -> bool:
     """Whether the store is open for writing, or was left so by a crash."""
-    try:
-        parts.fs.stat(parts.paths.abort)
-    except FileNotFoundError:
-        return False
-    return True
+    return is_in_use(parts.fs, parts.paths)
 
 
 def _layout(store: Store) -> Layout:

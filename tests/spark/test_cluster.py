@@ -60,6 +60,7 @@ def test_an_executor_dies_and_each_message_is_published_once(
     assert [path for path in state.rglob("*") if path.suffix == ".arrow"] == []
 
 
+@pytest.mark.timeout(900)  # thirty jobs, one after the other
 def test_a_store_that_workers_do_not_see_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
     if cluster.hidden is None:
         pytest.skip("a directory can't be hidden from one process here: unshare --mount is refused")

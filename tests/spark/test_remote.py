@@ -26,7 +26,7 @@ from pyspark_qindex.read_messages import read_messages
 from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
 from tests.golden_v2 import SCENARIOS, scenario
-from tests.spark.fleet import LARGE, make_rocket
+from tests.spark.fleet import LARGE, ROCKET_SIZES, make_rocket
 
 Rows = list[dict[str, Any]]
 MOST = 16 << 10
@@ -161,7 +161,7 @@ def test_queues_of_version_2_are_the_same_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("include", list(ROCKET_TABLES))
 def test_rocketmq_stores_are_planned_by_their_names(tmp_path: Path, include: str) -> None:
     make_rocket(tmp_path / "small", count=100)
-    sizes = {"index_slots": 5_000, "index_entries": 4_000}
+    sizes = ROCKET_SIZES | {"index_slots": 5_000, "index_entries": 4_000}
     with rocketstore.open(tmp_path / "large", background=False, **sizes) as opened:
         for at in range(300):
             opened.put("t", b"x" * 500, keys=f"k{at}")
