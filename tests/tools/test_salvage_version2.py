@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -130,3 +131,24 @@ def test_records_are_kept_as_they_are(tmp_path: Path) -> None:
         record = path.read_bytes()[72 : 72 + size]
         assert record in theirs
         assert read_rabbitmq(record)[1] == size
+
+
+def test_quorum_queues_and_streams_are_named(tmp_path: Path) -> None:
+    node = tmp_path / "mnesia" / "rabbit@host"
+    shutil.copytree(scenario("x43_e1").vhost_dir, node / "msg_stores" / "vhosts" / "HASH")
+    quorum = node / "quorum" / "rabbit@host" / "2F_QUOP9K80L9TRZQ8"
+    quorum.mkdir(parents=True)
+    (quorum.parent / "0000000000000001.wal").touch()
+    resource = '#{name => x,queue_resource =>\n  {resource,<<"/">>,queue,<<"quo">>}}.'
+    (quorum / "config").write_text(resource)
+    (node / "stream" / "__str_1795549795737437546").mkdir(parents=True)
+    for tree in (node, tmp_path / "mnesia"):
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        saved = qindex.salvage(tree, tmp_path / "new")
+        assert saved.messages == 177
+        assert [one.what.split(" is ")[0] for one in saved.lost] == [
+            "quorum queue 'quo'",
+            "stream '__str_1795549795737437546'",
+        ]
+        assert [Path(one.path) for one in saved.lost] == [quorum, *(node / "stream").iterdir()]
+    assert qindex.salvage(node / "msg_stores", tmp_path / "other").complete
