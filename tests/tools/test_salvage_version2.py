@@ -12,9 +12,11 @@ import qindex
 from qindex.format.rabbitmq.bridge import read_rabbitmq
 from qindex.tools.salvage import Format
 from qindex.view.reader import Row, StoreReader
+from tests.effort import by_tier, part
 from tests.golden import golden, sha16
 from tests.golden_v2 import RECORDED_AT, SCENARIOS, cases, scenario
 
+SLICES = by_tier(quick=5, all=1, nightly=1)
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 # Where the node does not read the queue, or drops what is sound.
@@ -57,7 +59,7 @@ def shown(row: Row) -> Any:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", part(SCENARIOS, SLICES, "salvage of version 2"))
 def test_a_scenario(name: str, format: Format, tmp_path: Path) -> None:
     store = scenario(name)
     saved = qindex.salvage(store.vhost_dir, tmp_path / "new", format=format)
@@ -86,7 +88,7 @@ def test_a_node_of_3_10_gets_records_that_it_reads(name: str, tmp_path: Path) ->
     assert not any(b"h\x04w\x02mc" in one for one in heads)
 
 
-@pytest.mark.parametrize("name", ["a", "c1", "e1", "g1"])
+@pytest.mark.parametrize("name", part(["a", "c1", "e1", "g1"], SLICES, "to version 2"))
 def test_version_1_becomes_version_2(name: str, tmp_path: Path) -> None:
     source = golden(name).vhost_dir
     saved = qindex.salvage(source, tmp_path / "new", format="rabbitmq-4")
