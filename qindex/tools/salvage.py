@@ -28,6 +28,7 @@ from qindex.format.rabbitmq.names import (
 from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
+from qindex.tools.not_read import node_directories, queues_not_read
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.repair import NAMELESS, begin_store, reserve_seq_ids, settle
 from qindex.tools.saved import SavedQueue, SaveReport
@@ -64,6 +65,7 @@ def salvage(
     Saved is what the node would deliver: persistent messages that are not acknowledged, in order
     (of a priority queue, the highest priority first), redelivered as it would say; what has an
     expiry keeps it. More than the node saves is what it does not find, or does not start over.
+    Quorum queues and streams are named, and not read.
     ``progress`` is called with the messages that were saved and those that there are.
     ``names``: as for :func:`qindex.tools.repair.repair`, which see for the rest. Raises
     :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.
@@ -87,6 +89,8 @@ def salvage(
                 reader = StoreReader(os.path.join(source, vhost), fs)
                 _Salvage(fs, reader, target, one, list(names), progress).run(format)
                 _add(report, one, os.path.relpath(target, staging.path))
+            for node in node_directories(vhosts):
+                report.findings += queues_not_read(fs, os.path.normpath(os.path.join(source, node)))
             staging.commit()
             return report
     except OSError as error:

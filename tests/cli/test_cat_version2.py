@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import qindex
 from tests.cli.support import run
 from tests.cli.test_cat_golden import as_received, without_empty_headers
 from tests.golden import sha16
@@ -187,3 +190,19 @@ def test_inspect_tells_index_and_messages(name: str, queue: str) -> None:
             found += sum(row.get("key") == queue for row in result.rows)
     small = [one for one in store.delivered[queue] if one.body_len < 4000]
     assert found == len(small) > 20
+
+
+def test_a_read_only_engine_and_an_export_give_the_same(tmp_path: Path) -> None:
+    store = scenario("x40_m")
+    expected = {name: [one.sha16 for one in found] for name, found in store.delivered.items()}
+    with qindex.open(store.vhost_dir, read_only=True) as engine:
+        for name, hashes in expected.items():
+            queue = engine.queue(name)
+            assert [sha16(one.body) for one in queue] == hashes
+            assert [sha16(one.body) for one in queue.peek(3)] == hashes[:3]
+            assert len(queue) == len(hashes)
+    result = run("export", store.vhost_dir, "--out", tmp_path / "all.jsonl")
+    assert result.code == 0
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    exported = [sha16(base64.b64decode(row["body_base64"])) for row in rows if "queue" in row]
+    assert exported == [one for name in sorted(expected) for one in expected[name]]

@@ -19,6 +19,7 @@ from qindex.format.rabbitmq.record import encode_message
 from qindex.format.rabbitmq.term_format import Atom as A
 from qindex.tools.convert import convert
 from qindex.view.reader import QueueReader, StoreReader
+from tests.effort import by_tier, part
 from tests.golden import golden
 from tests.qindex.rabbitmq.test_container import MODES, content, erl
 
@@ -142,7 +143,7 @@ def test_holes_are_no_messages(tmp_path: Path) -> None:
     assert reader.summary().messages == 3
 
 
-@pytest.mark.parametrize("pairs", [1, 2, 4])
+@pytest.mark.parametrize("pairs", part([1, 2, 4], by_tier(quick=3, all=1, nightly=1)))
 @pytest.mark.parametrize("kept", ["all", "unconverted"])
 def test_a_conversion_that_was_cut_short(pairs: int, kept: str, tmp_path: Path) -> None:
     """A node writes segment by segment, and deletes one of version 1 when it is done with it."""

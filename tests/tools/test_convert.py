@@ -14,6 +14,7 @@ from journal.files import REAL
 from qindex.tools.convert import Version, convert
 from qindex.view.reader import StoreReader
 from tests.cli.support import run
+from tests.effort import by_tier, part, turn
 from tests.golden import golden
 from tests.golden_v2 import RECORDED_AT, cases, scenario
 
@@ -53,7 +54,12 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", ["a", "c1", "d1", "d3", "e1", "f1", "g1"])
+VERSION_1 = ["a", "c1", "d1", "d3", "e1", "f1", "g1"]
+VERSION_2 = ["va", "vh2", "vi1", "vk", "x40_g4", "x40_m", "x43_d4", "x43_e1"]
+SLICES = by_tier(quick=4, all=1, nightly=1)
+
+
+@pytest.mark.parametrize("name", part(VERSION_1, SLICES, "to version 2"))
 def test_to_version_2_and_back(name: str, tmp_path: Path) -> None:
     vhost = golden(name).copy(tmp_path)
     before = shown(vhost)
@@ -71,7 +77,7 @@ def test_to_version_2_and_back(name: str, tmp_path: Path) -> None:
     assert qindex.verify(vhost).findings == []
 
 
-@pytest.mark.parametrize("name", ["va", "vh2", "vi1", "vk", "x40_g4", "x40_m", "x43_d4", "x43_e1"])
+@pytest.mark.parametrize("name", part(VERSION_2, SLICES, "to version 1"))
 def test_to_version_1_and_back(name: str, tmp_path: Path) -> None:
     """What came from a node of 3.13 or later becomes what one of 3.10 reads."""
     vhost = scenario(name).copy(tmp_path)
@@ -153,7 +159,7 @@ def test_a_process_that_dies_at_any_change(to: Version, tmp_path: Path) -> None:
     """It is converted by the next call, and until the plan is written nothing has changed."""
     source = golden("e1") if to == 2 else scenario("x43_e1")
     before = shown(source.vhost_dir)
-    count, unchanged, finished = 0, 0, 0
+    count, unchanged, finished = turn(SLICES), 0, 0
     while True:
         vhost = source.copy(tmp_path)
         dying: Any = Dying(count)
@@ -173,9 +179,9 @@ def test_a_process_that_dies_at_any_change(to: Version, tmp_path: Path) -> None:
         assert versions(vhost) == {to}
         assert shown(vhost) == before
         assert not (vhost / "qindex.convert").exists()
-        count += 1
-    assert unchanged > 10
-    assert finished > 10
+        count += SLICES
+    assert unchanged > 2
+    assert finished > 2
 
 
 def test_a_store_of_ours_becomes_a_directory_for_a_node(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,9 +12,11 @@ import qindex
 from qindex.format.rabbitmq.bridge import read_rabbitmq
 from qindex.tools.salvage import Format
 from qindex.view.reader import Row, StoreReader
+from tests.effort import by_tier, part
 from tests.golden import golden, sha16
 from tests.golden_v2 import RECORDED_AT, SCENARIOS, cases, scenario
 
+SLICES = by_tier(quick=5, all=1, nightly=1)
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 # Where the node does not read the queue, or drops what is sound.
@@ -56,7 +59,7 @@ def shown(row: Row) -> Any:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", part(SCENARIOS, SLICES, "salvage of version 2"))
 def test_a_scenario(name: str, format: Format, tmp_path: Path) -> None:
     store = scenario(name)
     saved = qindex.salvage(store.vhost_dir, tmp_path / "new", format=format)
@@ -85,7 +88,7 @@ def test_a_node_of_3_10_gets_records_that_it_reads(name: str, tmp_path: Path) ->
     assert not any(b"h\x04w\x02mc" in one for one in heads)
 
 
-@pytest.mark.parametrize("name", ["a", "c1", "e1", "g1"])
+@pytest.mark.parametrize("name", part(["a", "c1", "e1", "g1"], SLICES, "to version 2"))
 def test_version_1_becomes_version_2(name: str, tmp_path: Path) -> None:
     source = golden(name).vhost_dir
     saved = qindex.salvage(source, tmp_path / "new", format="rabbitmq-4")
@@ -130,3 +133,24 @@ def test_records_are_kept_as_they_are(tmp_path: Path) -> None:
         record = path.read_bytes()[72 : 72 + size]
         assert record in theirs
         assert read_rabbitmq(record)[1] == size
+
+
+def test_quorum_queues_and_streams_are_named(tmp_path: Path) -> None:
+    node = tmp_path / "mnesia" / "rabbit@host"
+    shutil.copytree(scenario("x43_e1").vhost_dir, node / "msg_stores" / "vhosts" / "HASH")
+    quorum = node / "quorum" / "rabbit@host" / "2F_QUOP9K80L9TRZQ8"
+    quorum.mkdir(parents=True)
+    (quorum.parent / "0000000000000001.wal").touch()
+    resource = '#{name => x,queue_resource =>\n  {resource,<<"/">>,queue,<<"quo">>}}.'
+    (quorum / "config").write_text(resource)
+    (node / "stream" / "__str_1795549795737437546").mkdir(parents=True)
+    for tree in (node, tmp_path / "mnesia"):
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        saved = qindex.salvage(tree, tmp_path / "new")
+        assert saved.messages == 177
+        assert [one.what.split(" is ")[0] for one in saved.lost] == [
+            "quorum queue 'quo'",
+            "stream '__str_1795549795737437546'",
+        ]
+        assert [Path(one.path) for one in saved.lost] == [quorum, *(node / "stream").iterdir()]
+    assert qindex.salvage(node / "msg_stores", tmp_path / "other").complete
