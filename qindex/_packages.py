@@ -6,12 +6,12 @@ They have names that others use, too: a ``journal.py`` beside a program comes fi
 from __future__ import annotations
 
 import importlib.util
-import os
+from importlib.machinery import PathFinder
 
 __all__ = ["check"]
 
-_OURS = {"journal": "errors.py", "msgstore": "store.py"}
-"""The packages that this one is built on, and a file that each of them has."""
+_OURS = {"journal": "errors", "msgstore": "store"}
+"""The packages that this one is built on, and a module that each of them has."""
 
 
 def check() -> None:
@@ -21,7 +21,8 @@ def check() -> None:
         if spec is None:
             raise ImportError(f"qindex is not installed whole: its package {name!r} is missing")
         places = list(spec.submodule_search_locations or ())
-        if any(os.path.exists(os.path.join(place, known)) for place in places):
+        # Found as Python would, in an archive (a wheel on the path) too, and not imported.
+        if places and PathFinder.find_spec(f"{name}.{known}", places) is not None:
             continue
         there = spec.origin or ", ".join(places)
         raise ImportError(
