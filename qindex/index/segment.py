@@ -129,6 +129,11 @@ class Segment:
         """Entries delivered to a consumer, or being moved, and not yet acknowledged."""
         return self.states.count(OUT) + self.states.count(MOVING)
 
+    def acknowledge(self, seq: int) -> None:
+        """Mark an entry of a loaded segment as acknowledged: recovery drops it, before the queue
+        has an owner."""
+        self.states[seq - self.base] = ACKED
+
     def load(self, filed: bytearray, offsets: I64, lengths: I64) -> None:
         """Take over what a scan of the file gave; the states are those of the file."""
         self.filed = filed

@@ -23,7 +23,6 @@ from journal.findings import Cause, Finding, Kind
 from qindex.format.segment import file_name
 from qindex.index.flush import FlushPlan, append_sums, plan_segment, remove_sums, write_plan
 from qindex.index.quarantine import quarantine_findings
-from qindex.index.segment import ACKED
 from qindex.index.segment_scan import scan_segment
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery.load import LoadedQueue, load_queue
@@ -107,7 +106,7 @@ def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]
         segment = loaded.segments[seq // loaded.entry_count]
         if not segment.loaded:
             _reload(fs, loaded, segment.number)
-        segment.states[seq - segment.base] = ACKED
+        segment.acknowledge(seq)
         path = os.path.join(loaded.directory, file_name(segment.number))
         what = f"seq_id {seq}: its message {msg_id.hex()} is not in the message store"
         kind = Kind.ENTRY_WITHOUT_MESSAGE
@@ -163,7 +162,7 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> RestingQueue:
         segment = loaded.segments[seq // loaded.entry_count]
         if not segment.loaded:
             _reload(fs, loaded, segment.number)
-        segment.states[seq - segment.base] = ACKED
+        segment.acknowledge(seq)
     plans = []
     entries = loaded.journal
     for segment in loaded.segments.values():
