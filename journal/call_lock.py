@@ -35,8 +35,7 @@ def check_alone(lock: RLock) -> None:
 
 
 def held_or(lock: CallLock) -> AbstractContextManager[object]:
-    """What takes the lock, or nothing where the calling thread has it: for what is a part of some
-    calls that have it, and of others that don't."""
+    """Take the lock unless this thread holds it."""
     return _NOTHING if lock.is_mine() else lock
 
 

@@ -1,4 +1,4 @@
-"""How long things of one kind took: counts in fixed buckets, for what waits for the disk anyway.
+"""Durations of one kind of work that waits for the disk: counts in fixed buckets.
 
 Nothing on the path of a publish, delivery or ack is timed: that would cost as much as a part of it.
 """
@@ -32,7 +32,7 @@ class Durations:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Count them."""
         return sum(self.counts)
 
 

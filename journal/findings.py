@@ -1,4 +1,4 @@
-"""What a scan of a file met that should not be there.
+"""Findings: things in a file that should not be there.
 
 Readers never print and never guess in silence: they give findings, and the caller (open, verify,
 repair, the command line) decides what a finding means.
@@ -14,7 +14,7 @@ __all__ = ["Cause", "Finding", "Kind"]
 
 
 class Cause(enum.Enum):
-    """Who can have done this."""
+    """The possible author of a finding."""
 
     CRASH = "crash"
     """A crash of the process or the machine leaves this; open repairs it without asking."""
@@ -23,7 +23,7 @@ class Cause(enum.Enum):
 
 
 class Kind(enum.StrEnum):
-    """What is wrong, as a word that stays the same; docs/damage.md explains each."""
+    """The kind of a finding, a word that stays the same; docs/damage.md explains each."""
 
     CHECKSUM = "checksum"
     """Bytes that do not have their checksum."""

@@ -304,12 +304,12 @@ class Journal:
 
     @property
     def syncs(self) -> int:
-        """How many syncs have been made."""
+        """Count the syncs that have been made."""
         return self._commits.rounds
 
     @property
     def sync_durations(self) -> Durations:
-        """How long they took."""
+        """Give their durations."""
         return self._commits.stopwatch.durations()
 
     def _sync_now(self) -> None:

@@ -1,4 +1,4 @@
-"""What happens after a write or a sync failed: the store takes no more writes.
+"""A failed write or sync ends all writes of a store.
 
 A failed fsync leaves pages whose state nobody knows, and the kernel reports it once: a retry that
 succeeds proves nothing (the "fsyncgate" of PostgreSQL, 2018). So the failure is a state of the

@@ -82,7 +82,7 @@ class Walk:
 
 
 class RecordColumns(Generic[_Head]):
-    """What a walk has met so far: head (its first bytes as a number, of type ``head``), offset and
+    """The columns of a walk: head (its first bytes as a number, of type ``head``), offset and
     length of each record; single ones in lists, runs of records as arrays."""
 
     __slots__ = ("_head", "_heads", "_length", "_lengths", "_offsets", "_parts")

@@ -1,5 +1,4 @@
-"""What the fields of our small msgpack files may hold, said once for each file and checked in one
-place.
+"""Schemas of our small msgpack files: one for each, checked in one place.
 
 A file that has its checksum need not be one that we wrote: its numbers become sizes, divisors and
 loops, its texts names of files. So nothing of it is used before its shape has been checked.
@@ -36,7 +35,7 @@ _SHOWN = 60
 
 
 class Shape:
-    """What a value may be; ``wanted`` says so."""
+    """The values that a field may have; ``wanted`` says them in words."""
 
     @property
     def wanted(self) -> str:

@@ -57,7 +57,7 @@ _LONGEST_REST = 0.01
 
 @dataclass(slots=True)
 class CompactionReport:
-    """What a compaction did. Sizes in bytes; ``reclaimed`` is net of what was copied."""
+    """The result of a compaction. Sizes in bytes; ``reclaimed`` is net of what was copied."""
 
     files_deleted: int = 0
     files_written: int = 0

@@ -75,7 +75,7 @@ _SUFFIX_TMP = ".rdq.tmp"
 
 
 class Kind(enum.Enum):
-    """What a name in a store directory stands for."""
+    """The kinds of names in a store directory."""
 
     RECORDS = _SUFFIX_RECORDS
     TAIL = _SUFFIX_TAIL

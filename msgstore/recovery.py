@@ -59,7 +59,7 @@ _ATTEMPTS = 200
 
 @dataclass(slots=True)
 class Recovered:
-    """What a store starts with."""
+    """The state that a store starts with."""
 
     locations: Locations
     summary: Summary

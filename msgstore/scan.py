@@ -60,7 +60,7 @@ class Gap:
 
 @dataclass(slots=True)
 class FileScan:
-    """What a file holds. ``end`` is the end of the last record, ``size`` that of the file.
+    """The content of a file. ``end`` is the end of the last record, ``size`` that of the file.
 
     Records from index ``searched`` on were found behind a gap: another copy of the same message
     that was found in the ordinary way is to be preferred (the gap may have hidden the frame of a

@@ -1,4 +1,5 @@
-"""What the parts of one open store share: the lock, the index, the file summaries, the handles.
+"""The state that the parts of one open store share: the lock, the index, the file summaries, the
+handles.
 
 Locks, taken in the order of :class:`journal.lock_order.Rank`: the compaction's mutex, the writer's
 append lock, ``lock``.
@@ -24,7 +25,7 @@ __all__ = ["State", "Worth"]
 
 
 class Worth(enum.IntEnum):
-    """What a removal left for compaction to do."""
+    """The work that a removal leaves to compaction."""
 
     NOTHING = 0
     DRAINED = 1

@@ -422,7 +422,7 @@ class MessageStore:
             return len(self._state.locations)
 
     def references(self, msg_id: bytes) -> int:
-        """How many references the message has; 0 if the store does not have it."""
+        """Count the references of a message; 0 if the store does not have it."""
         location = self.locate(msg_id)
         return 0 if location is None else location.references
 

@@ -1,4 +1,4 @@
-"""What each file of a store holds: its size and how much of it is live.
+"""Summaries of the files of a store: the size of each and how much of it is live.
 
 Not thread-safe; the owner's lock guards it.
 """

@@ -60,7 +60,7 @@ _CHOOSE: Final[dict[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read was asked for.
+    """The options of a read.
 
     ``paths``: directories or globs. ``columns``: the part of the table that is wanted.
     ``names``: queues (of RocketMQ: topics), none for all. ``seq_from <= seq_id < seq_to``.

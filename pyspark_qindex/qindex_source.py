@@ -77,7 +77,7 @@ class QindexSource(DataSource):
 
 @dataclass
 class Parts(InputPartition):
-    """What one task reads."""
+    """The parts that one task reads."""
 
     parts: list[Any]
 

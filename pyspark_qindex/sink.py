@@ -54,7 +54,8 @@ class SinkOptions:
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task has ready. ``file``: relative to the staging directory; none without rows."""
+    """The rows that a task has ready. ``file``: relative to the staging directory; none without
+    rows."""
 
     query: str
     file: str

@@ -1,4 +1,4 @@
-"""How far a query's batches are published: one small file for each query.
+"""The batches of a query that are published: one small file for each query.
 
 It stands in the store's staging directory and is replaced at once, durably::
 

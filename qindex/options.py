@@ -37,7 +37,7 @@ class OpenOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an engine works; all are keyword arguments of :func:`qindex.open`.
+    """The options of an engine; all are keyword arguments of :func:`qindex.open`.
 
     ``durability``: what is safe when a call returns. ``"os"``: the operating system has it, the
     death of the process loses nothing. ``"fsync"``: it is on disk; concurrent callers share a

@@ -379,8 +379,8 @@ def _write(spark: SparkSession, plans: dict[str, StorePlan], pieces: DataFrame) 
 
 
 def _finish(plan: StorePlan, log: list[LogFile]) -> Iterator[Row]:
-    """What no task writes: the index file that the store begins though it has no key yet, and
-    queues whose messages are all expired."""
+    """Write what is left to the driver: the index file that the store begins though it has no key
+    yet, and queues whose messages are all expired."""
     os.makedirs(Paths(plan.staging).consumequeue, exist_ok=True)
     os.makedirs(Paths(plan.staging).index, exist_ok=True)
     last = last_message(log)

@@ -68,7 +68,7 @@ class ScanItem:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """What the scan of a file says of it: where its records end and why, and the last of them."""
+    """The scan of one file: where its records end and why, and the last of them."""
 
     start: int
     end: int

@@ -23,7 +23,7 @@ __all__ = ["JOBS", "JobOptions"]
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What the command was given. ``install``: for build-index, put what was built into the
+    """The options of a command. ``install``: for build-index, put what was built into the
     stores. ``failfast``: end at the first damage. ``top``: for stats, how many keys."""
 
     paths: list[str]
@@ -34,7 +34,7 @@ class JobOptions:
 
     @property
     def mode(self) -> str:
-        """What the sources are told."""
+        """Give the mode of the sources."""
         return "failfast" if self.failfast else "permissive"
 
 

@@ -41,7 +41,7 @@ _SHOWN: Final = 8
 
 
 class RocketKind(enum.StrEnum):
-    """What is wrong in a RocketMQ store, where :class:`journal.findings.Kind` has no word."""
+    """Kinds of findings in a RocketMQ store, where :class:`journal.findings.Kind` has no word."""
 
     UNIT = "unit"
     """A ConsumeQueue unit that does not point to the message with that queue offset."""

@@ -1,4 +1,4 @@
-"""What ``migrate`` does not carry over: named, a row for each thing.
+"""Things that ``migrate`` does not carry over, a row for each.
 
 ==================  ===============================================================================
 ``what``            ``value``

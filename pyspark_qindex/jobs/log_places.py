@@ -1,4 +1,4 @@
-"""What stands in a CommitLog at given places: a few numbers of each record, many at once."""
+"""Records of a CommitLog at given places: a few numbers of each record, many at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _HEAD: Final = np.dtype(
 
 
 def record_heads(parts: Parts, offsets: I64) -> tuple[npt.NDArray[np.void], Bools]:
-    """How the records at ``offsets`` begin, and which of the places are in the log at all."""
+    """Give the beginnings of the records at ``offsets``, and which of the places are in the log at
+    all."""
     heads = np.zeros(len(offsets), _HEAD)
     there = np.zeros(len(offsets), np.bool_)
     width = np.arange(_HEAD.itemsize)

@@ -1,4 +1,4 @@
-"""What a message of a queue is in a RocketMQ store, and back.
+"""Messages of a queue as messages of a RocketMQ store, and back.
 
 ======================  ===========================================================================
 queue                   topic: letters, digits, ``-`` and ``_`` stay, every other byte is ``%XX``;
@@ -77,8 +77,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RocketRecord:
-    """What a put needs. ``properties``: as they are stored. The rest is ``None`` or 0 where the
-    message was never in a RocketMQ store."""
+    """The arguments of a put. ``properties``: as they are stored. The rest is ``None`` or 0 where
+    the message was never in a RocketMQ store."""
 
     topic: str
     queue_id: int

@@ -1,4 +1,4 @@
-"""What a job hands to whoever runs it: a summary, tables, and plots of them."""
+"""The outcome of a job: a summary, tables, and plots of them."""
 
 from __future__ import annotations
 

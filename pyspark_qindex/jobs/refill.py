@@ -56,9 +56,9 @@ _VHOST = "/"
 
 @dataclass(frozen=True, slots=True)
 class QueueKept:
-    """What a queue has beside its messages. ``settings``: what its settings file holds, ``None``
-    without one. ``next_seq_id``: of its next publish. ``deliveries``: how often messages were
-    delivered, by seq_id, as far as that is counted. ``messages``: how many it holds.
+    """The things of a queue beside its messages. ``settings``: what its settings file holds,
+    ``None`` without one. ``next_seq_id``: of its next publish. ``deliveries``: how often messages
+    were delivered, by seq_id, as far as that is counted. ``messages``: how many it holds.
     ``error``: why its settings can't be read."""
 
     name: str

@@ -223,7 +223,7 @@ def file_garbage(files: DataFrame) -> DataFrame:
 
 
 def consumer_lag(messages: DataFrame, committed: DataFrame) -> DataFrame:
-    """How far each consumer group is behind each queue's end. ``committed``: store, queue,
+    """Give the distance of each consumer group from each queue's end. ``committed``: store, queue,
     consumer_group, committed (the next queue offset it asks for)."""
     from pyspark.sql import functions as f
 

@@ -75,7 +75,7 @@ class Delivery:
 
     @property
     def delivery_count(self) -> int:
-        """How often it was delivered, this time included."""
+        """Count its deliveries, this one included."""
         return self._plain.delivery_count
 
     @property
@@ -118,7 +118,7 @@ class Delivery:
 
 
 class Batch(Sequence[Delivery]):
-    """What :meth:`qindex.aio.queue.Queue.get_many` gives: deliveries in order of ``seq_id``.
+    """The result of :meth:`qindex.aio.queue.Queue.get_many`: deliveries in order of ``seq_id``.
 
     Makes its deliveries as they are looked at; a slice of it is a batch, too, and ``+`` makes a
     list. ``bodies`` and ``seq_ids`` are there at no cost.

@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def findings(self) -> list[Finding]:
-        """What recovery met when the store was opened, and what damage was met since."""
+        """Findings of recovery when the store was opened, and damage that was met since."""
         return self._engine.findings
 
     @property
@@ -166,7 +166,7 @@ class Engine:
 
 
 class _Opening:
-    """What :func:`open` gives: to be awaited, or entered with ``async with``."""
+    """The result of :func:`open`, to be awaited, or entered with ``async with``."""
 
     def __init__(self, call: Callable[[], plain.Engine]) -> None:
         self._call = call

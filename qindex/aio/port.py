@@ -1,4 +1,4 @@
-"""What the coroutines of one loop ask for in one turn of it, handed over at once.
+"""Requests of the coroutines of one loop, collected for a turn of it and handed over at once.
 
 ::
 

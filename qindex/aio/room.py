@@ -1,4 +1,4 @@
-"""How a coroutine publishes to queues whose publishers wait for room (``overflow="block"``).
+"""Publish, from a coroutine, to queues whose publishers wait for room (``overflow="block"``).
 
 A call on a loop's thread, or in the helper's, waits for nothing: it says which queue is full. The
 coroutine leaves a listener there and tries again, once at once, for there may have been room made

@@ -1,4 +1,4 @@
-"""How a coroutine waits for a bell of a queue: until it rings, the time is up, or it is cancelled.
+"""Wait, in a coroutine, for a bell of a queue: until it rings, time is up, or it is cancelled.
 
 Between leaving a listener and looking at the queue once more nothing is missed: who publishes after
 that rings it. A ring is meant for one of those who wait, so whoever is cancelled after being rung

@@ -1,4 +1,4 @@
-"""What the demo's child process tells its parent of each call: 16 bytes through a pipe.
+"""Reports of the demo's child process to its parent: 16 bytes a call, through a pipe.
 
 ::
 

@@ -114,7 +114,7 @@ class _Listener:
         self._thread.join()
 
     def counts(self) -> tuple[int, int]:
-        """How many publishes and acks have returned by now."""
+        """Count the publishes and acks that have returned by now."""
         kinds = bytes(self._data)[len(READY) :: RECORD.itemsize]
         return kinds.count(PUBLISHED), kinds.count(ACKED)
 

@@ -1,4 +1,4 @@
-"""What is compared: one interface over the two designs and the peers.
+"""The designs that are compared: one interface over the two designs and the peers.
 
 Every contender is used as its documentation says. A :class:`Receiver` is one consumer of one
 queue in one group; it belongs to one thread.

@@ -36,7 +36,7 @@ class Figure:
     rounds: int
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """Give the object that ``--json`` prints."""
         return asdict(self)
 
 
@@ -151,7 +151,7 @@ def _figure(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the figures say of the two designs: sentences by contender, and the titles of the
+    """The verdict of the figures on the two designs: sentences by contender, and the titles of the
     figures of which the spread is larger than the difference."""
 
     better: dict[str, list[str]]

@@ -58,7 +58,7 @@ class Bodies:
 
 @dataclass
 class Tally:
-    """What one thread counts and times; read by the sampler while it runs."""
+    """Counts and times of one thread; read by the sampler while it runs."""
 
     messages: int = 0
     bytes: int = 0

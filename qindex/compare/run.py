@@ -33,7 +33,7 @@ class ContenderError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run: ``rounds`` of each contender on a workload, in a directory."""
+    """The plan of a run: ``rounds`` of each contender on a workload, in a directory."""
 
     workload: Workload
     kinds: Sequence[type[Contender]]

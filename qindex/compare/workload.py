@@ -1,4 +1,4 @@
-"""What is run on every contender: a workload, its presets, and how one is read from a file."""
+"""Workloads that run on every contender: presets, and workloads from a file."""
 
 from __future__ import annotations
 

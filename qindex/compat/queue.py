@@ -62,8 +62,8 @@ def _label(codec: Serializer) -> str:
 
 
 class _State(shared.Shared):
-    """What the objects of one queue share: the mutex and its conditions, what was got and is not
-    done with, and how much that is."""
+    """The state that the objects of one queue share: the mutex and its conditions, what was got and
+    is not done with, and how much that is."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -215,7 +215,7 @@ class Queue(standard.Queue[Any]):
 
     @property
     def unfinished_tasks(self) -> int:
-        """How many items were put, and are not done with."""
+        """Count the items that were put, and are not done with."""
         return self._state.unfinished
 
     @unfinished_tasks.setter

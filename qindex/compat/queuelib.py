@@ -36,8 +36,8 @@ _MARKS = {"fifo": "qindex.fifo", "lifo": "qindex.lifo"}
 
 
 class _Path(shared.Shared):
-    """What the objects of one path share: the lock that keeps a signal's handler out of the middle
-    of a call of its own thread."""
+    """The state that the objects of one path share: the lock that keeps a signal's handler out of
+    the middle of a call of its own thread."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)

@@ -1,4 +1,4 @@
-"""What can't be turned into an object again is set aside in a queue of its own, and stays there.
+"""Items that can't be turned into an object again are set aside in a queue of their own.
 
 A class was moved, a method renamed, a file came from a later version: such a message can't be used
 now, but perhaps by the next version of the program. It must neither be lost nor come first for

@@ -28,7 +28,7 @@ _LOOK_AGAIN = 1.0
 
 
 class Shared:
-    """What the objects of one queue share; ``kind``: how they use it, in words."""
+    """The state that the objects of one queue share; ``kind``: how they use it, in words."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

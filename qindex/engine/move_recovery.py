@@ -1,4 +1,4 @@
-"""What opening a store does with moves to a dead-letter queue that a crash cut short.
+"""Finish, at the open of a store, the moves to dead-letter queues that a crash cut short.
 
 For each message that an intent names and that its source still holds: is it in the target? In the
 run of the operating system in which the intent was written nothing is lost, so an intent that is

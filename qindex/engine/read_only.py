@@ -42,7 +42,7 @@ class ReadOnlyQueue:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the last look met that should not be there."""
+        """Findings of the last look."""
         return self._reader.findings
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -109,7 +109,7 @@ class ReadOnlyEngine:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with the store beside its queues' own files."""
+        """Findings in the store beside its queues' own files."""
         return self.reader.findings
 
     def queue(self, name: str) -> ReadOnlyQueue:

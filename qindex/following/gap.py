@@ -1,4 +1,4 @@
-"""What a follower came too late for."""
+"""Messages that a follower came too late for."""
 
 from __future__ import annotations
 

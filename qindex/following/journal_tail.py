@@ -39,7 +39,7 @@ _EMBEDDED_AT = PAYLOAD.size - 4
 
 
 class Change(enum.Enum):
-    """What became of the journal that is being read."""
+    """The change of the journal that is being read."""
 
     NONE = "it is the journal still"
     REPLACED = "another file has its name"

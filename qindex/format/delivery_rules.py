@@ -1,4 +1,4 @@
-"""What a queue's index entries mean to whoever delivers them: our engine, or a RabbitMQ node."""
+"""The rules by which index entries are delivered: our engine's, or a RabbitMQ node's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL_REDELIVERED = SEQ_MASK + 1
 
 
 class Transient(enum.Enum):
-    """What becomes of messages that were published as transient."""
+    """The rule for messages that were published as transient."""
 
     KEPT = "kept"
     """They are there as long as the engine that took them runs, and nobody can tell whether it
@@ -26,7 +26,7 @@ class Transient(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryRules:
-    """How the entries of one queue directory are read.
+    """The rules by which the entries of one queue directory are read.
 
     ``entry_count``: entries a segment. ``transient``: see :class:`Transient`.
     ``redelivered_below``: entries with a lower seq_id are redelivered; ``None``: those that the

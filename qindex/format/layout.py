@@ -73,7 +73,7 @@ MARKER_SHAPE = Record(
 
 @dataclass(frozen=True, slots=True)
 class StoreMarker:
-    """What the marker file says: entries a segment, and the virtual host in the names."""
+    """The content of the marker file: entries a segment, and the virtual host in the names."""
 
     entry_count: int
     vhost: str

@@ -1,4 +1,4 @@
-"""What a user publishes and reads, whatever bytes it is kept in."""
+"""The message that a user publishes and reads, whatever bytes it is kept in."""
 
 from __future__ import annotations
 

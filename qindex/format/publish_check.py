@@ -1,4 +1,4 @@
-"""What a sound publish record looks like, whichever message record it embeds.
+"""Checks of publish records, whichever message record they embed.
 
 Journals and segments hold records of two kinds, told apart by their first byte: ours, with a
 checksum over the whole publish record (:mod:`qindex.format.message_record`), and RabbitMQ's Erlang

@@ -1,4 +1,4 @@
-"""How :mod:`qindex.format.resynchronise` walks the two kinds of index file."""
+"""Layouts of the two kinds of index file, for :mod:`qindex.format.resynchronise`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ Patch = tuple[int, bytes]
 
 
 class Elsewhere(NamedTuple):
-    """What another file publishes, too: ``seqs``, and of these ``embedded``, with the message."""
+    """The entries that another file publishes, too: ``seqs``, and of these ``embedded``, with the
+    message."""
 
     seqs: I64
     embedded: I64
@@ -82,7 +83,7 @@ class Elsewhere(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What tells journals and segments apart.
+    """The differences between journals and segments.
 
     ``head_size``: bytes of a publish record up to its embedded record; ``step_size``: of a
     deliver or ack. ``walk(data, start, stop, max_records)`` walks a part of the file;
@@ -117,7 +118,7 @@ class Layout:
 
 @dataclass(slots=True)
 class Reading:
-    """What was kept: sound records as columns, and the file's bytes as corrected."""
+    """The result of a reading: sound records as columns, and the file's bytes as corrected."""
 
     walk: Walk
     data: Data

@@ -61,7 +61,7 @@ UNSET = Unset.UNSET
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """How a queue works; what is ``None`` is not set.
+    """The settings of a queue; one that is ``None`` is not set.
 
     ``message_ttl``: seconds after which a message is dropped when it gets to the head.
     ``max_length``: messages that may be ready; ``max_bytes``: bytes of their bodies.

@@ -1,4 +1,4 @@
-"""How many files an engine may have open, and for what."""
+"""The budget of files that an engine may have open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PART_OF_PROCESS = 4
 
 
 class FileBudget:
-    """How an engine divides the files it may have open: ``journals`` of queues in use, and
+    """The parts of an engine's budget of files: ``journals`` of queues in use, and
     ``store_files`` for each of the two message stores."""
 
     def __init__(self, max_open_files: int) -> None:

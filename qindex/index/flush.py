@@ -58,7 +58,7 @@ _BATCH_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class SegmentPlan:
-    """What one segment needs.
+    """The part of a flush that one segment needs.
 
     ``states``: the state map now, ``filed``: that of the file, both as files know states.
     ``first_rel``, ``journal_offsets``: where in the journal the publish records of entries

@@ -188,12 +188,12 @@ class QueueIndex(IndexReader):
 
     @property
     def syncs(self) -> int:
-        """How many syncs of the journal have been made."""
+        """Count the syncs of the journal."""
         return self._syncs_before + self.journal.syncs
 
     @property
     def sync_durations(self) -> Durations:
-        """How long they took."""
+        """Give their durations."""
         return self._sync_durations_before + self.journal.sync_durations
 
     # -- append ---------------------------------------------------------------------------------

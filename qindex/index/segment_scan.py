@@ -40,7 +40,7 @@ MSG_ID_SIZE = 16
 
 @dataclass(slots=True)
 class SegmentScan:
-    """What one segment file holds.
+    """The content of one segment file.
 
     ``filed``: a byte of state for each entry. ``transient``: seq_ids of transient messages.
     ``data``: the file with its damage corrected where that was possible. ``entries``: of ``walk``

@@ -1,4 +1,4 @@
-"""What a message is told when it goes to a dead-letter queue: headers of RabbitMQ's shape.
+"""Headers of a message that goes to a dead-letter queue, in RabbitMQ's shape.
 
 ``x-death``: a list of maps, the latest first, one for each queue and reason::
 

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Settles(Protocol):
-    """What a delivery needs of the queue that it is of."""
+    """The part of a queue that its deliveries need."""
 
     name: str
 
@@ -147,7 +147,7 @@ class Delivery:
 
     @property
     def delivery_count(self) -> int:
-        """How often it was delivered, this time included: 1 for the first.
+        """Count its deliveries, this one included: 1 for the first.
 
         Counted as long as the engine is open; over restarts in queues with a ``delivery_limit``.
         Elsewhere what was delivered before a restart has 2.

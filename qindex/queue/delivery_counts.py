@@ -1,4 +1,4 @@
-"""How often messages were delivered: ``qindex.deliveries`` of a queue with a ``delivery_limit``.
+"""Counts of deliveries: ``qindex.deliveries`` of a queue with a ``delivery_limit``.
 
 A message that kills its consumer's process each time must not come back for ever, so the count has
 to outlive the process. The first delivery stands in the journal, as any; each further one is put

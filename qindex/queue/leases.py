@@ -24,8 +24,8 @@ _SPARE = 1024
 
 @dataclass(slots=True)
 class Lease:
-    """What is needed to give a message back: ``delivery`` loses it (``None``: one of a batch,
-    which finds out by itself); ``count``: how often the message was delivered, this time
+    """A lease, with all that gives its message back: ``delivery`` loses it (``None``: one of a
+    batch, which finds out by itself); ``count``: how often the message was delivered, this time
     included."""
 
     ends: float

@@ -1,4 +1,4 @@
-"""How much a queue may hold: ``max_length`` and ``max_bytes``, of the messages that are ready."""
+"""The limits of a queue: ``max_length`` and ``max_bytes``, of the messages that are ready."""
 
 from __future__ import annotations
 

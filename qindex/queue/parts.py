@@ -27,7 +27,7 @@ __all__ = ["QueueParts"]
 
 
 class QueueParts:
-    """What produces, delivers, settles and flushes, over one queue state.
+    """The parts of a queue over one state: one each produces, delivers, settles and flushes.
 
     ``request_flush``: asks the engine's background thread for a flush; ``None``: there is none.
     """

@@ -21,7 +21,7 @@ class Prepared:
 
 
 class Notes(Protocol):
-    """What is noted elsewhere of an append, with the queue's lock held."""
+    """Notes that are taken elsewhere of an append, with the queue's lock held."""
 
     def before(self, first: int) -> None:
         """The messages are about to get the seq_ids from ``first`` on."""

@@ -1,4 +1,4 @@
-"""What a queue counts beside its index: rare things, so that the common ones cost nothing."""
+"""Counts of a queue beside its index: rare things, so that the common ones cost nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Who waits for what happens in a queue: threads, and event loops, which may not be stopped.
+"""Bells, which wake threads, and event loops, which may not be stopped.
 
 A thread sleeps on a condition. A coroutine can't: it leaves a listener with the same condition
-(:class:`Bell`), which is called where a thread would be woken. And a call that is made on a loop's
-own thread may neither wait for a flush nor for the disk: :data:`CALLER` says so for the time of
-the call, and the asyncio twin does the waiting elsewhere.
+(:class:`Bell`), which is called where a thread would be woken.
 """
 
 from __future__ import annotations
@@ -16,20 +14,10 @@ from time import monotonic
 from journal.errors import UsageError
 from journal.patience import PatientLock
 
-__all__ = ["CALLER", "Bell", "Listener", "deadline_after", "has_time", "time_left"]
+__all__ = ["Bell", "Listener", "deadline_after", "has_time", "time_left"]
 
 Listener = Callable[[], bool]
 """Wakes whoever left it, from any thread, with the queue's lock held; false: nobody is there."""
-
-
-class _Caller(threading.local):
-    """What the calling thread lets a queue do: ``waits``, for anything; ``syncs`` what it did."""
-
-    waits = True
-    syncs = True
-
-
-CALLER = _Caller()
 
 
 class Bell:

@@ -1,5 +1,4 @@
-"""What opening a store does with its files: by the snapshot, or by recovery of queues and message
-store together.
+"""Open the files of a store: by the snapshot, or by recovery of queues and message store together.
 
 Recovery in order: each queue is loaded and judged (nothing is changed); the index entries of all
 of them are the references of the message store, which is then recovered; entries whose message is

@@ -32,7 +32,7 @@ _OURS_BEFORE_MARKER = frozenset({LOCK, MARKER + ".tmp"})
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a directory is: ``ours`` with its marker, or a RabbitMQ virtual host's."""
+    """The kind of a directory: ``ours`` with its marker, or a RabbitMQ virtual host's."""
 
     marker: StoreMarker | None
 

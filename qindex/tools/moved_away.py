@@ -1,4 +1,4 @@
-"""What a copy of a store makes of moves to a dead-letter queue that a crash cut short.
+"""Moves to a dead-letter queue that a crash cut short, in a copy of a store.
 
 As :mod:`qindex.engine.move_recovery` at an open: an entry of the source is left out of the copy
 when its message is in the dead-letter queue, or was, in this run of the operating system. That it

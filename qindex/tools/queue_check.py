@@ -79,7 +79,7 @@ class StoredEntries:
 
 @dataclass(slots=True)
 class CheckedQueue:
-    """What the check of a queue leaves behind for those of the whole store.
+    """The results of one queue's check that the check of the whole store needs.
 
     ``unacked``: entries not acknowledged, by segment. ``next_seen``: one above the highest seq_id
     that was met. ``same_run``: no power was lost since the queue was written to. ``entries``,
@@ -310,7 +310,7 @@ def _check_seq_file(
 
 
 def _identity(fs: FileSystem, directory: str) -> object:
-    """What tells a queue from a namesake that was made after its deletion: the name file, which is
+    """Tell a queue from a namesake that was made after its deletion, by the name file, which is
     written once. ``None``: it has none."""
     try:
         status = fs.stat(os.path.join(directory, layout.QUEUE_NAME))

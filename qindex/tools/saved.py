@@ -1,4 +1,4 @@
-"""What repair and salvage report: what was saved, what was not, and what was set aside."""
+"""The report of repair and salvage: what was saved, what was not, and what was set aside."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ __all__ = ["Figures", "Report", "StoreVerification", "Verification", "check_stor
 
 @dataclass(slots=True)
 class Figures:
-    """What was checked. ``entries``: index entries not acknowledged, ``bytes`` of their bodies.
-    ``records``: messages in the message stores, ``store_bytes`` of their files, ``live_bytes`` of
-    records that entries name; the rest is garbage."""
+    """The figures of a check. ``entries``: index entries not acknowledged, ``bytes`` of their
+    bodies. ``records``: messages in the message stores, ``store_bytes`` of their files,
+    ``live_bytes`` of records that entries name; the rest is garbage."""
 
     stores: int = 0
     queues: int = 0

@@ -55,7 +55,7 @@ class ExportReport:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """How far an export has come: whole chunks, messages in them, and the last one's place."""
+    """The progress of an export: whole chunks, messages in them, and the last one's place."""
 
     chunks: int = 0
     messages: int = 0

@@ -31,7 +31,7 @@ class FormatError(StoreError):
 
 
 class FileFormat(Protocol):
-    """What a module of a format has."""
+    """The functions of a module of a format."""
 
     def write_chunk(self, path: Path, store: str, rows: Sequence[NamedRow]) -> None:
         """Write rows into a new file, a part of a whole."""

@@ -125,7 +125,7 @@ it are done."""
 
 
 class _Note:
-    """What stands in :data:`IMPORT_FILE`; ``total`` is ``None`` where there is none yet."""
+    """The content of :data:`IMPORT_FILE`; ``total`` is ``None`` where there is none yet."""
 
     def __init__(self, path: str, about: dict[str, Any]) -> None:
         self._path = path

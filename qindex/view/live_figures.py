@@ -1,4 +1,4 @@
-"""What a store's files tell of it at one moment, again and again: for ``qindex top``.
+"""Live figures of a store, from its files, again and again: for ``qindex top``.
 
 Nothing is written and no lock is taken. A queue to which nothing was done is not read again, nor
 a segment file that has not changed, and of which the journal says nothing: so a look costs about

@@ -178,7 +178,7 @@ class QueueView:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was met so far, each once."""
+        """Give the findings so far, each once."""
         return [*self._found, *self._stored.findings]
 
     @property

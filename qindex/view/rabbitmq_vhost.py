@@ -69,7 +69,7 @@ class QueueDirectory:
 
 @dataclass(slots=True)
 class Vhost:
-    """What the files beside the queues say.
+    """The content of the files beside the queues.
 
     ``name``: the virtual host's. ``not_clean``: why a node would not believe the terms of a
     clean stop, ``None`` where it would. ``terms``: by directory name.

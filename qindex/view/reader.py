@@ -126,7 +126,7 @@ class QueueReader:
 
     @property
     def findings(self) -> list[Finding]:
-        """What the queue's files hold that they should not."""
+        """Findings in the queue's files."""
         found = [finding for view in self._views for finding in view.findings]
         return found + self._in_settings
 
@@ -248,12 +248,12 @@ class StoreReader:
 
     @property
     def kind(self) -> Kind:
-        """Who made the directory."""
+        """Tell the maker of the directory."""
         return "qindex" if self._vhost is None else "rabbitmq"
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong beside the queues' own files."""
+        """Findings beside the queues' own files."""
         return list(self._own_findings if self._vhost is None else self._vhost.findings)
 
     def queue_names(self) -> list[str]:
@@ -407,12 +407,12 @@ class StoreReader:
 
     @property
     def vhost(self) -> Vhost | None:
-        """What a RabbitMQ virtual host's own files say; ``None`` for a store of ours."""
+        """The content of a RabbitMQ virtual host's own files; ``None`` for a store of ours."""
         return self._vhost
 
     @property
     def marker(self) -> layout.StoreMarker | None:
-        """What a store of ours says of itself; ``None`` for a virtual host."""
+        """The marker of a store of ours; ``None`` for a virtual host."""
         return self._marker
 
     def path_of(self, one: QueueDirectory) -> str:

@@ -46,7 +46,7 @@ _SHOWN = "the message is sound, and shown"
 
 
 class Depth(enum.IntEnum):
-    """How closely the messages of ``K.qs`` are looked at."""
+    """The depth of a look at the messages of ``K.qs``."""
 
     COUNT = 0
     """Whether the file reaches so far."""

@@ -64,7 +64,7 @@ _HEADER = Struct(">8I")
 
 @dataclass(frozen=True, slots=True)
 class DetsTable:
-    """What a DETS file holds.
+    """The content of a DETS file.
 
     ``objects`` are the tuples (in no order), ``closed_properly`` tells how they were found, and
     ``problems`` has a line for each place that could not be read.

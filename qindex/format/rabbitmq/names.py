@@ -44,7 +44,7 @@ class QueueNameError(StoreError):
 
 
 class QueueName(NamedTuple):
-    """What a queue directory is named for; ``priority`` is ``None`` unless it is a sub-queue.
+    """The queue that a directory is named for; ``priority`` is ``None`` unless it is a sub-queue.
 
     Names are bytes, as AMQP sends them: UTF-8 by custom, but no node insists on it.
     """

@@ -52,7 +52,7 @@ class QueueTerms:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTerms:
-    """What ``recovery.dets`` says: terms by queue directory name.
+    """The content of ``recovery.dets``: terms by queue directory name.
 
     ``problems`` has a line for whatever could not be read; such a queue has no terms, which a
     node, too, takes for "not stopped cleanly".
