@@ -146,6 +146,11 @@ class ReadOnlyEngine:
 
     publish_to = delete_queue = compact = sync = flush = _refuse
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
     def close(self) -> None:
         """Refuse further calls. There is nothing to give back."""
         self._closed = True
