@@ -112,13 +112,19 @@ def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]
         kind = Kind.ENTRY_WITHOUT_MESSAGE
         finding = Finding(path, 0, 0, Cause.CRASH, what, "the entry is dropped", kind)
         loaded.findings.append(finding)
-        _log.warning("%s", finding)
+        _report(finding)
+
+
+def _report(finding: Finding) -> None:
+    """Log a finding: damage as a warning; what each kill leaves is repaired, and an information."""
+    crash = finding.cause is Cause.CRASH
+    _log.log(logging.INFO if crash else logging.WARNING, "%s", finding)
 
 
 def _judge(loaded: LoadedQueue, repair: bool) -> None:
     damage = [one for one in loaded.findings if one.is_loss]
     for finding in loaded.findings:
-        _log.warning("%s", finding)
+        _report(finding)
     if damage and not repair:
         first = damage[0]
         more = f" (and {len(damage) - 1} more places)" if len(damage) > 1 else ""

@@ -56,7 +56,8 @@ def adopt_settings(
         fs.unlink(path)
     settings = stored.changed(**given)
     if settings != stored:
-        there, asked = differences(stored, settings)
-        _log.info("%s: the settings were %s, are now %s", directory, there, asked)
+        if stored != QueueSettings():
+            there, asked = differences(stored, settings)
+            _log.info("%s: the settings were %s, are now %s", directory, there, asked)
         replace_file(fs, path, pack_settings(settings))
     return settings
