@@ -154,8 +154,9 @@ class Follower:
         except (UsageError, NotAStoreError) as error:
             if not wait or not self._may_come(error):
                 raise
-            if start == "latest":
-                self._start = "earliest"  # of a queue that is made after this call
+            if not isinstance(start, int):
+                # The queue is made after this call: what it gives no more is counted from 0 on.
+                self._start = 0
 
     # -- giving ---------------------------------------------------------------------------------
 

@@ -439,3 +439,21 @@ def test_an_append_under_way_is_waited_for(tmp_path: Path, known: int) -> None:
     assert piece is not None
     assert piece.seqs.tolist() == [9, 10]
     tail.close()
+
+
+def test_what_was_gone_before_it_came_to_a_new_queue_is_counted(tmp_path: Path) -> None:
+    """It was asked for before the queue was made: nothing of it is passed over in silence."""
+    gaps: list[qindex.Gap] = []
+    with (
+        qindex.follow(tmp_path / "s", "q", wait=True, on_gap=gaps.append) as follower,
+        qindex.open(tmp_path / "s", segment_entry_count=64) as engine,
+    ):
+        queue = engine.queue("q")
+        queue.publish_many([b"gone"] * 128)
+        queue.ack_many(queue.get_many(128))
+        queue.flush()
+        queue.publish(b"there")
+        delivery = follower.get(timeout=WAIT)
+        assert delivery is not None
+        assert (delivery.seq_id, delivery.body) == (128, b"there")
+    assert follower.missed == sum(map(len, gaps)) == 128
