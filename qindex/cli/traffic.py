@@ -14,7 +14,14 @@ from typing import Annotated, Any
 import typer
 
 import qindex
-from journal.errors import DamageError, NotAStoreError, QueueFullError, StoreError, UsageError
+from journal.errors import (
+    DamageError,
+    LeaseExpiredError,
+    NotAStoreError,
+    QueueFullError,
+    StoreError,
+    UsageError,
+)
 from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.output import (
     delivery_json,
@@ -242,7 +249,7 @@ def _drain(
         left -= len(batch)
         try:
             queue.ack_many(batch)
-        except UsageError:
+        except LeaseExpiredError:
             if lease is None:
                 raise
             print_note(f"seq_id {batch[0].seq_id} took longer than its lease: it comes again")
