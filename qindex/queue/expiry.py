@@ -59,6 +59,7 @@ class Expirer:
             finally:
                 if expiry:
                     self.note(expiry)
-                elif state.ready():
+                elif state.ready() or self._flusher.is_due():
+                    # A flush that another thread is in takes nothing of what was dropped just now.
                     self._set(_LOOK)
         self._letters.move_waiting(True)
