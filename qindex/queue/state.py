@@ -339,7 +339,8 @@ class QueueState:
         takes them back, and nobody lost or refused them. Lock held."""
         if self.counts is not None:
             for seq in self.index.outstanding_up_to(self.index.next_seq).tolist():
-                self.returns[seq] = self.returns.get(seq, 1) - 1
+                # What was taken uncounted may have none to take off.
+                self.returns[seq] = max(self.returns.get(seq, 1) - 1, 0)
             self.counts.rewrite(self.returns)
 
     # -- durability -----------------------------------------------------------------------------

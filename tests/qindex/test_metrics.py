@@ -18,7 +18,7 @@ from qindex.metrics import Family, Sample, collector, engine_families, expositio
 from qindex.queue.stats import ByReason
 from qindex.view.reader import QueueSummary, StoreReader
 from tests.cli.support import run
-from tests.qindex.support import open_quietly
+from tests.qindex.support import copy_live, open_quietly
 
 ODD = 'a"b\\c\nd é'
 
@@ -140,11 +140,12 @@ def test_why_messages_left(tmp_path: Path, dead_letter: str | None, batches: boo
 def test_a_message_over_its_limit_at_the_next_open_is_no_delivery(
     tmp_path: Path, batches: bool
 ) -> None:
-    with open_quietly(tmp_path) as engine:
+    with open_quietly(tmp_path / "0") as engine:
         queue = engine.queue("q", delivery_limit=1)
         queue.publish_many([b"x", b"y"])
         taken(queue)
-    with open_quietly(tmp_path) as engine:
+        killed = copy_live(tmp_path / "0", tmp_path / "1")
+    with open_quietly(killed) as engine:
         queue = engine.queue("q", delivery_limit=1)
         given = queue.get_many(1)[0] if batches else taken(queue)
         assert given.body == b"y"

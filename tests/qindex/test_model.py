@@ -82,6 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _open(self, **more: Any) -> qindex.Engine:
         engine: qindex.Engine = qindex.open(self.directory, fs=self.fs, **self.options, **more)
+        engine._alarm.stop()  # what expires leaves by a get, as in the model
         return engine
 
     def teardown(self) -> None:
