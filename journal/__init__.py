@@ -3,3 +3,8 @@
 Nothing here knows of queues, engines or message stores. The packages above import down:
 ``qindex -> msgstore -> journal`` and ``rocketstore -> journal``.
 """
+
+from journal.compiled import install
+
+# Before any module is imported that may be compiled.
+install()

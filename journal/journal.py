@@ -25,6 +25,7 @@ import mmap
 import os
 from dataclasses import dataclass
 
+from journal import words
 from journal.beneath import check_root
 from journal.block_sums import extent
 from journal.call_lock import CallLock, refuse_twice
@@ -213,9 +214,7 @@ class Journal:
         """
         start = self.end
         end = self.highest = start + len(record)
-        into = self.map
-        into[start + START_SIZE : end] = record[START_SIZE:]
-        into[start : min(start + START_SIZE, end)] = record[:START_SIZE]
+        words.store_record(self.map, start, record)
         self.end = end
         return start
 
@@ -223,7 +222,7 @@ class Journal:
         """Store a deliver or ack record, at once. There must be room."""
         start = self.end
         end = self.highest = start + ACTION_SIZE
-        self.map[start:end] = word.to_bytes(ACTION_SIZE, "big")
+        words.store_word(self.map, start, word)
         self.end = end
 
     def append(self, data: bytes | memoryview, *, reserve: bool = False) -> int:

@@ -13,6 +13,7 @@ import ast
 import enum
 import importlib
 import inspect
+import os
 import re
 import sys
 import textwrap
@@ -20,6 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+# Compiled, functions have no signatures to show.
+os.environ["QINDEX_INTERPRETED"] = "1"
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"

@@ -1,12 +1,10 @@
 # Sourced by the other scripts: make the virtual environment .venv in the clone, once, and install
 # the project with the extras that the caller put into $extras. Installs again only when pyproject.toml
-# has changed since.
+# has changed since, or a source that is compiled.
 set -eu
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
-stamp=.venv/installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')
-
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "qindex needs Python 3.11 or newer; set PYTHON to one" >&2
     exit 2
@@ -14,8 +12,13 @@ stamp=.venv/installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')
 if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv
 fi
+# A stamp for each state of what is compiled: an install makes the build anew.
+sources=$("$python" -c 'import runpy; print(runpy.run_path("journal/compiled.py")["digest"]())')
+stamp=.venv/installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')-$sources
 if [ ! -f "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     echo "installing qindex${extras} into .venv ..." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extras}"
+    # Their builds are gone.
+    find .venv/ -maxdepth 1 -name "installed-*" ! -name "*-$sources" -delete
     touch "$stamp"
 fi

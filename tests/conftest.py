@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from journal.compiled import COMPILED, build
 from tests import effort
 
 STATES = effort.by_tier(quick=20_000, all=130_000, nightly=130_000)
@@ -35,7 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    lines = [f"effort: tier {effort.TIER}, rotation {effort.ROTATION} (tests/effort.py)"]
+    lines = [
+        f"effort: tier {effort.TIER}, rotation {effort.ROTATION} (tests/effort.py); "
+        f"qindex is {build()}"
+    ]
     if effort.QUICK:
         lines.append(
             "quick: no real RabbitMQ or RocketMQ, no Spark; slices of the long tests; "
@@ -52,7 +56,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, where processes share the tests."""
+    """Begin with what takes longest, where processes share the tests. What is for the interpreted
+    build says why it is skipped in the other one."""
+    if build() == COMPILED:
+        why = "replaces parts of modules that are compiled here: QINDEX_INTERPRETED=1 runs it"
+        for item in items:
+            if item.get_closest_marker("interpreted"):
+                item.add_marker(pytest.mark.skip(reason=why))
     if hasattr(config, "workerinput"):
         from tests.sharing import in_order
 

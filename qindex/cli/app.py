@@ -28,6 +28,7 @@ import typer
 from typer.main import get_command
 
 import qindex
+from journal.compiled import build
 from journal.errors import DamageError, StoreError
 from qindex.cli.drop import delete_command, purge_command
 from qindex.cli.follow import follow_command
@@ -153,7 +154,7 @@ def _is_there(module: str) -> bool:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print_line(f"qindex {qindex.__version__}")
+        print_line(f"qindex {qindex.__version__} ({build()})")
         raise typer.Exit
 
 

@@ -15,6 +15,7 @@ from journal import format as journal_format
 from journal.beneath import beneath, leave
 from journal.call_lock import CallLock, refuse_twice
 from journal.calls import Calls
+from journal.compiled import build
 from journal.errors import (
     ClosedError,
     DamageError,
@@ -120,6 +121,7 @@ class Engine:
             self._directory_lock.release()
             raise
         refuse_in_child(self)
+        _log.debug("%s: open; this build of qindex is %s", directory, build())
 
     def _start_housekeeper(self) -> None:
         options = self.options
@@ -475,6 +477,7 @@ class Engine:
                 dirty_bytes=sum(one._parts.flusher.unflushed()[2] for one in queues),
                 writes_refused=self._poison.reason,
                 message_store=self._messages.stats(),
+                build=build(),
             )
 
     def compact(self) -> CompactionReport | None:

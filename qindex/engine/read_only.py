@@ -12,6 +12,7 @@ from itertools import islice
 from types import TracebackType
 from typing import NoReturn
 
+from journal.compiled import build
 from journal.errors import ClosedError, UsageError
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
@@ -128,7 +129,7 @@ class ReadOnlyEngine:
         """Give the figures of all queues. O(size of the store's index files)."""
         self._check_open()
         queues = tuple(map(_stats, self.reader.queues()))
-        return EngineStats(self.directory, queues, 0, self._refusal, None)
+        return EngineStats(self.directory, queues, 0, self._refusal, None, build())
 
     @property
     def _refusal(self) -> str:

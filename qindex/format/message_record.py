@@ -37,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
 
+from journal import words
 from journal.errors import StoreError, UsageError
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
@@ -234,9 +235,7 @@ _share_a_packer()
 
 def seal_embedded(publish_record: bytes) -> bytes:
     """Put the checksum into a journal publish record whose embedded record has none yet."""
-    at = _CHECK_IN_ROW
-    check = xxh3_64_digest(publish_record)
-    return publish_record[:at] + check + publish_record[at + CHECK_SIZE :]
+    return words.seal(publish_record, _CHECK_IN_ROW)
 
 
 def seal_stored(msg_id: bytes, front: bytes, body: bytes = b"") -> bytes:

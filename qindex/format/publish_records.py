@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
+from journal import words
 from qindex.format.message_record import (
     CHECK_SIZE,
     MAGIC,
@@ -55,7 +56,7 @@ def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
     size = len(body)
     if size < len(PLAIN_HEADS):
         first, second = PLAIN_HEADS[size]
-        return PLAIN_HEAD.pack(seq_id, id_high, seq_id, first, stamp, second) + body
+        return words.join_plain(seq_id, id_high, first, stamp, second, body)
     return framed_record(seq_id, id_high, body, stamp, NOTHING)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
+from journal import words
 from journal.durations import NO_DURATIONS, Durations
 from journal.errors import StorageError
 from journal.files import FileSystem
@@ -211,7 +212,7 @@ class QueueIndex(IndexReader):
             journal = journal.make_room(len(record))
         tail = self.tail
         self.changing += 1
-        self.positions.append(journal.store(record))
+        words.push(self.positions, journal.store(record))
         tail.states[seq - tail.base] = PUBLISHED
         self.next_seq = seq + 1
         self.changing -= 1

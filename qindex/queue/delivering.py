@@ -67,7 +67,7 @@ class Deliverer:
     # -- one by one -----------------------------------------------------------------------------
 
     def get(
-        self, timeout: float | None = None, *, lease: float | None = None, waits: bool = True
+        self, timeout: float | None = None, lease: float | None = None, waits: bool = True
     ) -> Delivery | None:
         """See :meth:`qindex.queue.queue.Queue.get`."""
         if lease is not None:

@@ -153,9 +153,10 @@ class Delivery:
         Elsewhere what was delivered before a restart has 2.
         """
         try:
-            return self._count
+            count = self._count
         except AttributeError:
-            return 2 if self.redelivered else 1
+            count = 0
+        return count or (2 if self.redelivered else 1)
 
     @property
     def settled(self) -> bool:

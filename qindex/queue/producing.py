@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from journal import words
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import pack_publish
@@ -26,6 +27,7 @@ from qindex.format.message_record import (
     seal_embedded,
     seal_stored,
 )
+from qindex.format.plain_record import CHECK_START
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
 from qindex.index.seq_ids import RESERVE
 from qindex.queue import run_clock
@@ -62,7 +64,6 @@ class Producer:
     def publish(
         self,
         body: bytes,
-        *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
@@ -103,20 +104,21 @@ class Producer:
                 message = Message(body, key, headers or {}, properties or {})
                 return self._publish_any(message, ttl, persistent, confirm, timeout, waits)
             index = state.index
-            stamp = time_ns()
+            stamp = words.now_ns()
             if middle is NOTHING and not expiry:
                 record = plain_record(index.next_seq, state.id_high, body, stamp)
-                seq = index.append(seal_embedded(record))
+                seq = index.append(words.seal(record, CHECK_START))
                 index.ahead.add(index.tail, seq, body, stamp)
             else:
                 record = framed_record(index.next_seq, state.id_high, body, stamp, middle, expiry)
-                seq = index.append(seal_embedded(record))
+                seq = index.append(words.seal(record, CHECK_START))
                 self._expirer.note(expiry)
             if limits is not None:
                 limits.bytes += len(body)
             if state.waiting:
                 state.arrived.notify()
-            if not seq & self._flusher.check_mask:
+            mask = self._flusher.check_mask
+            if not seq & mask:
                 self._flusher.tick(waits)
             lock.release()
         except BaseException as error:

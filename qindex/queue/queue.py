@@ -72,14 +72,7 @@ class Queue:
         O(size of the message).
         """
         return self._producer.publish(
-            body,
-            key=key,
-            headers=headers,
-            properties=properties,
-            ttl=ttl,
-            persistent=persistent,
-            confirm=confirm,
-            timeout=timeout,
+            body, key, headers, properties, ttl, persistent, confirm, timeout
         )
 
     def publish_many(
@@ -143,7 +136,7 @@ class Queue:
         the bytes are set aside in a quarantine file, and the next call goes on behind it.
         O(1), whatever the backlog.
         """
-        return self._deliverer.get(timeout, lease=lease)
+        return self._deliverer.get(timeout, lease)
 
     def get_many(
         self, most: int, timeout: float | None = 0, *, lease: float | None = None

@@ -45,7 +45,7 @@ class Settler:
 
     # -- acknowledged ---------------------------------------------------------------------------
 
-    def ack(self, delivery: Delivery, *, waits: bool = True) -> None:
+    def ack(self, delivery: Delivery, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.ack`."""
         state, outstanding = self._state, self.outstanding
         lock = state.lock
@@ -55,22 +55,24 @@ class Settler:
         try:
             state.take()
             try:
-                owner = delivery._queue
-            except AttributeError:
+                given = delivery
+                owner = given._queue
+            except (AttributeError, TypeError):
                 raise no_delivery(delivery) from None
             if owner is not self:
                 raise outstanding.not_ours(delivery)
-            seq = delivery.seq_id
+            seq = given.seq_id
             if state.nacked_at:
                 outstanding.check_taken(delivery)
-            if not state.index.acknowledge(seq):
+            index = state.index
+            if not index.acknowledge(seq):
                 raise outstanding.not_ours(delivery)
-            delivery._queue = None
+            given._queue = None
             if state.nacked_at or state.stored_out or state.holding:
                 state.forget((seq,))
-            flusher = self._flusher
-            if not seq & flusher.check_mask or state.index.journal.in_reserve:
-                flusher.tick(waits)
+            mask = self._flusher.check_mask
+            if not seq & mask or index.journal.in_reserve:
+                self._flusher.tick(waits)
             lock.release()
         except BaseException as error:
             state.leave(error)

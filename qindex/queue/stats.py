@@ -80,6 +80,7 @@ class EngineStats:
 
     ``writes_refused``: why no more writes are taken, or ``None``. ``message_store``: figures of
     the persistent message store, ``None`` where no message needed one, and in a read-only engine.
+    ``build``: ``"compiled"`` or ``"interpreted"``, of the code that runs.
     """
 
     directory: str
@@ -87,3 +88,4 @@ class EngineStats:
     dirty_bytes: int
     writes_refused: str | None
     message_store: StoreStats | None
+    build: str

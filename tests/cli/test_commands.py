@@ -17,6 +17,7 @@ import msgpack
 import pytest
 
 import qindex
+from journal.compiled import build
 from qindex.cli import app
 from qindex.cli.app import main, make_app
 from qindex.format.json_value import plain_value
@@ -456,7 +457,7 @@ def test_without_a_command(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
 
 
 def test_version() -> None:
-    assert run("--version").text == f"qindex {qindex.__version__}\n"
+    assert run("--version").text == f"qindex {qindex.__version__} ({build()})\n"
 
 
 def test_a_defect_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ from qindex.queue.state import QueueState
 from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Limits, Report
 
+pytestmark = pytest.mark.interpreted  # parts of the engine are replaced
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 _LIMITS = Limits(second=0)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.interpreted  # it asks for the signatures in the sources
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "api.md"
 PROGRAM = ROOT / "scripts" / "api_reference.py"

@@ -26,6 +26,8 @@ from tests.effort import by_tier, part
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
 
+pytestmark = pytest.mark.interpreted  # it interrupts between any two lines
+
 EVERY = by_tier(quick=59, all=7, nightly=1)
 AFTER = b"published behind it"
 

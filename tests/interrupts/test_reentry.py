@@ -26,7 +26,10 @@ from tests.interrupts.operations import LARGE, OPERATIONS, OPTIONS, Operation
 from tests.interrupts.test_interrupts import check_bodies, chosen, drained
 from tests.rocketstore.support import TINY
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.interpreted,  # handlers come between any two lines
+]
 
 OWN = b"from a handler"
 Handler = Callable[[qindex.Engine, qindex.Queue], None]

@@ -287,6 +287,7 @@ def test_what_is_published_during_a_flush_stays_in_the_journal(tmp_path: Path) -
     engine.close()
 
 
+@pytest.mark.interpreted  # the journal's store is replaced
 def test_a_record_that_is_being_completed_is_not_copied_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from qindex.format.message import Message
 from qindex.queue.producing import Producer
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly
 
+pytestmark = pytest.mark.interpreted  # parts of the engine are replaced
+
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:

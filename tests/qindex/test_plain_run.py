@@ -20,6 +20,8 @@ from qindex.index.queue_index import QueueIndex
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
 
+pytestmark = pytest.mark.interpreted  # the reader's ways are replaced
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "run": {},
     "keyed": {"key": "k"},

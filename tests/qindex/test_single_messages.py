@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import qindex
-import qindex.queue.producing
+from journal import words
 from journal.errors import StorageError
 from journal.format import ACK_BITS, DELIVER_BITS
 from qindex.format.message_record import NOTHING
@@ -173,6 +173,7 @@ def test_who_waits_is_woken() -> None:
         assert delivery is not None
 
 
+@pytest.mark.interpreted  # the journal's stores are replaced
 @pytest.mark.parametrize("kind", [Ended, MemoryError])
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_store_that_is_cut_short(kind: type[BaseException], when: str) -> None:
@@ -208,6 +209,7 @@ def test_a_store_that_is_cut_short(kind: type[BaseException], when: str) -> None
     assert not engine.findings
 
 
+@pytest.mark.interpreted  # the journal's store and the clock are replaced
 def test_what_else_is_called_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, queue = memory_queue()
 
@@ -217,7 +219,7 @@ def test_what_else_is_called_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     queue.publish(b"first")
     queue._parts.flusher.check_mask = 0
     for target, name in (
-        (qindex.queue.producing, "time_ns"),
+        (words, "now_ns"),
         (queue._parts.state.index.journal, "store"),
         (Flusher, "tick"),
     ):

@@ -1,0 +1,119 @@
+"""Which build runs: the sources interpreted, or the same sources compiled.
+
+The modules of :data:`MODULES` are plain Python, and have the types of their names in a ``.pxd``
+file beside them. ``setup.py`` compiles them, where there is a compiler, into a folder that no
+import looks into by itself::
+
+    journal/_compiled/<digest of all these sources>/qindex.index.queue_index.cpython-311-....so
+
+:func:`install` lets imports find them there. The folder's name is made of the sources that stand
+here *now*, so that a build of other sources is never taken: there is no folder of its name.
+
+``QINDEX_INTERPRETED=1`` has the sources interpreted, whatever is there. Without a compiler nothing
+is there, and they are interpreted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from hashlib import sha256
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+
+__all__ = ["COMPILED", "INTERPRETED", "MODULES", "build", "builds_folder", "file_name", "install"]
+
+MODULES = (
+    "journal.journal",
+    "qindex.format.publish_records",
+    "qindex.index.segment",
+    "qindex.index.read_ahead",
+    "qindex.index.index_reader",
+    "qindex.index.queue_index",
+    "qindex.queue.state",
+    "qindex.queue.delivery",
+    "qindex.queue.producing",
+    "qindex.queue.settling",
+    "qindex.queue.delivering",
+    "qindex.queue.queue",
+)
+"""All that is compiled: one ``.py`` and one ``.pxd`` each."""
+
+_PRIMITIVES = "journal.words"
+"""Interpreted it is a module; the compiled ones have it within them."""
+
+COMPILED, INTERPRETED = "compiled", "interpreted"
+_ROOT = Path(__file__).parent.parent
+_CHOSEN = [INTERPRETED]
+
+
+def build() -> str:
+    """Tell which build runs: :data:`COMPILED` or :data:`INTERPRETED`."""
+    return _CHOSEN[0]
+
+
+def file_name(module: str) -> str:
+    """Give the name of a compiled module's file, for this interpreter."""
+    return module + EXTENSION_SUFFIXES[0]
+
+
+def builds_folder() -> Path:
+    """Give the folder that holds the folders of builds."""
+    return _ROOT / "journal" / "_compiled"
+
+
+def digest() -> str:
+    """Give 16 hexadecimal digits that tell the sources from any others. About 1 ms."""
+    found = sha256()
+    for module in (*MODULES, _PRIMITIVES):
+        for suffix in (".py", ".pxd"):
+            source = _ROOT.joinpath(*module.split(".")).with_suffix(suffix).read_bytes()
+            found.update(b"%s%s %d\n" % (module.encode(), suffix.encode(), len(source)) + source)
+    return found.hexdigest()[:16]
+
+
+class _Finder:
+    """Finds compiled modules before the search of ``sys.path`` finds their sources."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {module: str(folder / file_name(module)) for module in MODULES}
+
+    def is_whole(self) -> bool:
+        """Tell whether each module has its file: they are compiled against each other."""
+        return all(map(os.path.exists, self._files.values()))
+
+    def find_spec(
+        self, name: str, _path: object = None, _target: object = None
+    ) -> ModuleSpec | None:
+        """Give where a module is to be loaded from; ``None`` for one that is not compiled."""
+        file = self._files.get(name)
+        if file is None:
+            return None
+        return spec_from_file_location(name, file, loader=ExtensionFileLoader(name, file))
+
+
+def install() -> None:
+    """Let imports find the compiled modules, if there is a build of these very sources. Where there
+    is one of others only, a :class:`RuntimeWarning` says so."""
+    if os.environ.get("QINDEX_INTERPRETED", "0") not in ("", "0"):
+        return
+    try:
+        there = [each.name for each in os.scandir(builds_folder())]
+        wanted = digest() if there else ""
+    except OSError:
+        return  # nothing was built, as a rule; or this is an archive
+    if not there:
+        return
+    finder = _Finder(builds_folder() / wanted)
+    if finder.is_whole():
+        sys.meta_path.insert(0, finder)
+        _CHOSEN[0] = COMPILED
+        return
+    warnings.warn(
+        "qindex runs interpreted: its compiled build is of other sources, or of another Python; "
+        "build it again (sh scripts/venv.sh), or set QINDEX_INTERPRETED=1",
+        RuntimeWarning,
+        stacklevel=3,
+    )

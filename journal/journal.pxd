@@ -1,0 +1,22 @@
+# Types for the names of journal.py.
+cimport cython
+from libc.stdint cimport uint64_t
+
+from journal cimport words
+
+cdef Py_ssize_t ACTION_SIZE, START_SIZE
+
+
+cdef class Journal:
+    cdef object __weakref__
+    cdef public Py_ssize_t end, highest, limit, word_limit
+    cdef public object map
+    cdef public bint in_reserve
+    cdef public object path, entries, rested, synced
+    cdef public object _all_durable, _allocated, _closed, _commits, _fd, _files, _fs, _name_synced
+    cdef public object _poison, _rebases, _retired, _sealed, _sums, _syncing
+
+    @cython.locals(start=Py_ssize_t)
+    cpdef Py_ssize_t store(self, object record) except -1
+    @cython.locals(start=Py_ssize_t)
+    cpdef int store_word(self, uint64_t word) except -1

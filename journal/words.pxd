@@ -1,0 +1,189 @@
+# Numbers and bytes in memory, for the compiler. The interpreter's twins are in words.py.
+#
+# Each primitive checks that what it stores or reads lies within, and raises IndexError else.
+from cpython.array cimport array
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
+from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
+
+cdef extern from *:
+    """
+    #include <stdatomic.h>
+    #include <stdint.h>
+    #include <string.h>
+    #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    #define words_big64(x) __builtin_bswap64(x)
+    #else
+    #define words_big64(x) (x)
+    #endif
+
+    /* One store instruction each, behind every store before it: a process that is killed leaves
+       all of these bytes or none. */
+    typedef uint64_t words_pair
+        __attribute__((vector_size(16), aligned(1), may_alias));
+    typedef uint64_t words_one __attribute__((aligned(1), may_alias));
+    static inline void words_commit_start(char *at, const char *from) {
+        words_pair pair;
+        memcpy(&pair, from, 16);
+        atomic_thread_fence(memory_order_release);
+        *(volatile words_pair *)at = pair;
+    }
+    static inline void words_commit_word(char *at, uint64_t word) {
+        atomic_thread_fence(memory_order_release);
+        *(volatile words_one *)at = words_big64(word);
+    }
+
+    /* Whether it is an mmap.mmap, and no subclass, whose stores may be recorded. */
+    static inline int words_is_map(PyObject *it) {
+        static PyObject *kind = NULL;
+        if (kind == NULL) {
+            PyObject *module = PyImport_ImportModule("mmap");
+            if (module == NULL) return -1;
+            kind = PyObject_GetAttrString(module, "mmap");
+            Py_DECREF(module);
+            if (kind == NULL) return -1;
+        }
+        return (PyObject *)Py_TYPE(it) == kind;
+    }
+
+    /* xxh3 of 64 bits: from the library's header where it was there at the build, else by the
+       package of Python. Gives -1 with an exception set. */
+    #if defined(__has_include) && __has_include("xxhash.h") && !defined(QINDEX_NO_XXHASH_H)
+    #define XXH_INLINE_ALL
+    #include "xxhash.h"
+    static inline int words_sum(const char *data, Py_ssize_t size, uint64_t *sum) {
+        *sum = XXH3_64bits(data, (size_t)size);
+        return 0;
+    }
+    #else
+    static inline int words_sum(const char *data, Py_ssize_t size, uint64_t *sum) {
+        static PyObject *function = NULL;
+        PyObject *bytes, *found;
+        if (function == NULL) {
+            PyObject *module = PyImport_ImportModule("xxhash");
+            if (module == NULL) return -1;
+            function = PyObject_GetAttrString(module, "xxh3_64_intdigest");
+            Py_DECREF(module);
+            if (function == NULL) return -1;
+        }
+        bytes = PyBytes_FromStringAndSize(data, size);
+        if (bytes == NULL) return -1;
+        found = PyObject_CallOneArg(function, bytes);
+        Py_DECREF(bytes);
+        if (found == NULL) return -1;
+        *sum = PyLong_AsUnsignedLongLong(found);
+        Py_DECREF(found);
+        return *sum == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+    }
+    #endif
+
+    /* Room for one more in an array of numbers that has it already. */
+    #define words_has_room(it) (Py_SIZE(it) < (it)->allocated)
+    #define words_grow_by_one(it) Py_SET_SIZE((it), Py_SIZE(it) + 1)
+    """
+    uint64_t words_big64(uint64_t) noexcept nogil
+    void words_commit_start(char *, const char *) noexcept nogil
+    void words_commit_word(char *, uint64_t) noexcept nogil
+    int words_is_map(object) except -1
+    int words_sum(const char *, Py_ssize_t, uint64_t *) except -1
+    bint words_has_room(array)
+    void words_grow_by_one(array)
+
+
+cdef inline int store_record(object into, Py_ssize_t at, object record) except -1:
+    cdef Py_buffer source, target
+    cdef char *to
+    cdef uint64_t word
+    if not words_is_map(into):
+        into[at + 16 : at + len(record)] = record[16:]
+        into[at : min(at + 16, at + len(record))] = record[:16]
+        return 0
+    PyObject_GetBuffer(record, &source, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(into, &target, PyBUF_WRITABLE)
+        try:
+            if at < 0 or source.len > target.len or at > target.len - source.len:
+                raise IndexError("a record does not fit into the map")
+            to = <char *> target.buf + at
+            if source.len < 16:
+                if source.len == 8:
+                    memcpy(&word, source.buf, 8)
+                    words_commit_word(to, words_big64(word))
+                else:
+                    memcpy(to, source.buf, source.len)  # no record has so many
+            else:
+                memcpy(to + 16, <char *> source.buf + 16, source.len - 16)
+                words_commit_start(to, <char *> source.buf)
+        finally:
+            PyBuffer_Release(&target)
+    finally:
+        PyBuffer_Release(&source)
+    return 0
+
+
+cdef inline int store_word(object into, Py_ssize_t at, uint64_t word) except -1:
+    cdef Py_buffer target
+    if not words_is_map(into):
+        into[at : at + 8] = (<object> word).to_bytes(8, "big")
+        return 0
+    PyObject_GetBuffer(into, &target, PyBUF_WRITABLE)
+    if at < 0 or at > target.len - 8:
+        PyBuffer_Release(&target)
+        raise IndexError("a record does not fit into the map")
+    words_commit_word(<char *> target.buf + at, word)
+    PyBuffer_Release(&target)
+    return 0
+
+
+cdef inline bytes seal(bytes record, Py_ssize_t at):
+    cdef Py_ssize_t size = len(record)
+    cdef uint64_t found = 0
+    cdef bytes made
+    if at < 0 or at > size - 8:
+        raise IndexError("the sum does not fit into the record")
+    words_sum(PyBytes_AS_STRING(record), size, &found)
+    made = PyBytes_FromStringAndSize(PyBytes_AS_STRING(record), size)
+    found = words_big64(found)
+    memcpy(PyBytes_AS_STRING(made) + at, &found, 8)
+    return made
+
+
+cdef inline bytes join_plain(
+    uint64_t seq_id, uint64_t id_high, bytes first, uint64_t stamp, bytes second, bytes body
+):
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    cdef bytes made
+    cdef char *to
+    cdef uint64_t number
+    if len(first) != 28 or len(second) != 5:
+        raise IndexError("the parts of a plain record have 28 and 5 bytes")
+    made = PyBytes_FromStringAndSize(NULL, 65 + size)
+    to = PyBytes_AS_STRING(made)
+    number = words_big64(seq_id)
+    memcpy(to, &number, 8)
+    memcpy(to + 16, &number, 8)
+    number = words_big64(id_high)
+    memcpy(to + 8, &number, 8)
+    memcpy(to + 24, PyBytes_AS_STRING(first), 28)
+    number = words_big64(stamp)
+    memcpy(to + 52, &number, 8)
+    memcpy(to + 60, PyBytes_AS_STRING(second), 5)
+    memcpy(to + 65, PyBytes_AS_STRING(body), size)
+    return made
+
+
+cdef inline int push(array numbers, int64_t number) except -1:
+    if numbers.ob_descr.typecode == c'q' and words_has_room(numbers):
+        numbers.data.as_longlongs[len(numbers)] = number
+        words_grow_by_one(numbers)
+    else:
+        numbers.append(number)
+    return 0
+
+
+cdef inline uint64_t now_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <uint64_t> now.tv_sec * 1000000000 + <uint64_t> now.tv_nsec

@@ -1,0 +1,22 @@
+# Types for the names of read_ahead.py.
+from qindex.index.segment cimport Segment
+
+cdef unsigned char PUBLISHED
+
+
+cdef class Window:
+    cdef public Py_ssize_t base, most
+    cdef public Segment segment
+    cdef public list seqs, bodies, extras
+    cdef public bytearray states
+    cdef public bint plain
+
+
+cdef class ReadAhead:
+    cdef public Window window
+    cdef public Py_ssize_t at, next_fetch
+    cdef public list returned
+    cdef public dict returned_by_seq
+
+    cpdef bint is_empty(self)
+    cpdef bint add(self, Segment segment, Py_ssize_t seq, object body, object extra) except -1

@@ -1,0 +1,22 @@
+# Types for the names of producing.py.
+cimport cython
+from libc.stdint cimport uint64_t
+
+from journal cimport words
+from qindex.format.publish_records cimport framed_record, plain_record
+from qindex.index.queue_index cimport QueueIndex
+from qindex.queue.state cimport QueueState
+
+cdef Py_ssize_t CHECK_START
+
+
+cdef class Producer:
+    cdef public QueueState state
+    cdef public object room, _expirer, _flusher
+
+    @cython.locals(state=QueueState, index=QueueIndex, stamp=uint64_t, record=bytes, seq=Py_ssize_t, mask=Py_ssize_t,
+                   synced=bint)
+    cpdef Py_ssize_t publish(
+        self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
+        object persistent=*, bint confirm=*, object timeout=*, bint waits=*
+    ) except -1

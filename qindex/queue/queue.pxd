@@ -1,0 +1,12 @@
+# Types for the names of queue.py.
+from qindex.queue.delivering cimport Deliverer
+from qindex.queue.producing cimport Producer
+from qindex.queue.settling cimport Settler
+
+
+cdef class Queue:
+    cdef object __weakref__
+    cdef public object _parts
+    cdef public Producer _producer
+    cdef public Deliverer _deliverer
+    cdef public Settler _settler

@@ -1,0 +1,92 @@
+"""Which build runs, and what it writes: both write what the interpreter's primitives say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qindex
+from journal import compiled, words
+from journal.compiled import COMPILED, INTERPRETED, MODULES, build
+from journal.format import PUBLISH_HEAD
+from qindex.format.plain_record import CHECK_START, plain_parts
+from qindex.format.publish_records import plain_record
+from qindex.queue.producing import Producer
+
+ROOT = Path(compiled.__file__).parent.parent
+SIZES = [*range(300), 4000]
+PROGRAM = """
+import sys, warnings
+with warnings.catch_warnings(record=True) as met:
+    warnings.simplefilter("always")
+    import journal
+from journal.compiled import build
+print(build(), *(each.category.__name__ for each in met))
+import qindex.queue.queue
+print(qindex.queue.queue.__file__.rpartition(".")[2])
+"""
+
+
+def run_program(root: Path, **environment: str) -> list[str]:
+    """Give what a process says of the build in ``root``."""
+    given = {**os.environ, "PYTHONPATH": str(root), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=given, cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_build_that_runs_is_the_one_that_is_told(tmp_path: Path) -> None:
+    is_source = Path(sys.modules[Producer.__module__].__file__ or "").suffix == ".py"
+    assert build() == (INTERPRETED if is_source else COMPILED)
+    if os.environ.get("QINDEX_COMPILE") == "require" and not os.environ.get("QINDEX_INTERPRETED"):
+        assert build() == COMPILED
+    with qindex.open(tmp_path / "store") as engine:
+        assert engine.stats().build == build()
+
+
+def test_plain_records_are_what_the_primitives_make(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "store", background=False) as engine:
+        queue = engine.queue("q")
+        bodies = [os.urandom(size) for size in SIZES]
+        for body in bodies:
+            queue.publish(body)
+        journal = queue._parts.state.index.journal
+        written, at = journal.map[: journal.end], 0
+        id_high = queue._parts.state.id_high
+        for seq, body in enumerate(bodies):
+            word, *_, size, embedded = PUBLISH_HEAD.unpack_from(written, at)
+            end = at + PUBLISH_HEAD.size + embedded
+            assert (word, size) == (seq, len(body))
+            stamp = int.from_bytes(written[at + 52 : at + 60], "big")
+            expected = plain_record(seq, id_high, body, stamp)
+            if size < 256:
+                first, second = plain_parts(size)
+                assert expected == words.join_plain(seq, id_high, first, stamp, second, body)
+            assert written[at:end] == words.seal(expected, CHECK_START)
+            at = end
+        assert at == len(written)
+        assert [queue.get(0).body for _ in bodies] == bodies  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(build() != COMPILED, reason="nothing is compiled here (QINDEX_COMPILE)")
+def test_a_build_of_other_sources_is_never_taken(tmp_path: Path) -> None:
+    for package in ("journal", "msgstore", "qindex"):
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    assert run_program(tmp_path) == [COMPILED, "so"]
+    assert run_program(tmp_path, QINDEX_INTERPRETED="1") == [INTERPRETED, "py"]
+    one = next(tmp_path.glob(f"journal/_compiled/*/{MODULES[-1]}.*"))
+    one.rename(one.with_suffix(".away"))
+    assert run_program(tmp_path) == [INTERPRETED, "RuntimeWarning", "py"]
+    one.with_suffix(".away").rename(one)
+    types = tmp_path / "qindex" / "index" / "segment.pxd"
+    types.write_text(types.read_text() + "\n# Another one.\n")
+    assert run_program(tmp_path) == [INTERPRETED, "RuntimeWarning", "py"]
