@@ -183,24 +183,31 @@ class Deliverer:
 
     def _take_returned(self, lease: float | None) -> Delivery | None:
         """Deliver the first message that was given back; ``None`` when it may not be delivered."""
-        state = self._state
-        index = state.index
+        index = self._state.index
         seq, body, extra = index.ahead.take_returned()
         try:
-            if not isinstance(extra, int):
-                admitted = self._admit(seq, extra)
-                if admitted is None:
-                    return None
-                extra = admitted
-                if admitted.message is None:
-                    raise self._damage_of(seq, body, admitted)
-                body = admitted.message.body
-            # A fresh one is here because it could not be marked as delivered before.
-            fresh = index.deliver(seq)
+            return self._deliver(seq, body, extra, lease)
         except StoreError:
             if index.state_of(seq) in (PUBLISHED, DELIVERED):
                 index.ahead.give_back(seq, body, extra)
             raise
+
+    def _deliver(
+        self, seq: int, body: bytes, extra: int | Entry, lease: float | None
+    ) -> Delivery | None:
+        """Deliver a message that was read, from wherever it stood; ``None`` when it may not be
+        delivered: it has expired, or was delivered too often. Lock held."""
+        state = self._state
+        index = state.index
+        if not isinstance(extra, int):
+            admitted = self._admit(seq, extra)
+            if admitted is None:
+                return None
+            if admitted.message is None:
+                raise self._damage_of(seq, body, admitted)
+            extra, body = admitted, admitted.message.body
+        # One that was given back may be fresh: it could not be marked as delivered before.
+        fresh = index.deliver(seq)
         given = make_delivery(self._settler, seq, body, not fresh, extra)
         state.tally.again += not fresh
         handed = self._hand_out(given, lease)
@@ -528,26 +535,13 @@ class Deliverer:
         return given
 
     def _take_one(self, seq: int, waits: bool) -> Delivery | None:
-        """Deliver an entry that is ready, wherever it stands; ``None`` for one that is not to be
-        handed out: it has expired, or was delivered too often. Lock held."""
-        state = self._state
-        index = state.index
+        """Deliver an entry that is ready, wherever it stands; ``None`` as for :meth:`_deliver`."""
+        index = self._state.index
         index.ahead.unread(seq)
         body, extra = index.read_one(seq)
-        if isinstance(extra, Entry):
-            admitted = self._admit(seq, extra)
-            if admitted is None:
-                return None
-            if admitted.message is None:
-                raise self._damage_of(seq, body, admitted)
-            extra, body = admitted, admitted.message.body
-        fresh = index.deliver(seq)
-        made = make_delivery(self._settler, seq, body, not fresh, extra)
-        state.tally.again += not fresh
-        handed = self._hand_out(made, None)
-        index.handed_out()
+        given = self._deliver(seq, body, extra, None)
         self._flusher.tick(waits)
-        return made if handed else None
+        return given
 
     def peek_last(self) -> bytes | None:
         """See :func:`qindex.queue.lifo.peek_last`."""
