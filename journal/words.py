@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_digest
 
+from journal.format import START_SIZE
+
 if TYPE_CHECKING:
     import mmap
     from array import array
 
 __all__ = ["join_plain", "now_ns", "push", "seal", "store_record", "store_word"]
 
-_START_SIZE = 16
 _PLAIN_HEAD = struct.Struct(">QQQ28sQ5s")
+"""Word, two halves of the message id, first constant part, timestamp, second constant part, for
+bodies below 256 bytes."""
 
 
 def store_record(into: mmap.mmap, at: int, record: bytes | memoryview) -> None:
@@ -32,8 +35,8 @@ def store_record(into: mmap.mmap, at: int, record: bytes | memoryview) -> None:
     :class:`IndexError` where the map ends before it.
     """
     end = at + len(record)
-    into[at + _START_SIZE : end] = record[_START_SIZE:]
-    into[at : min(at + _START_SIZE, end)] = record[:_START_SIZE]
+    into[at + START_SIZE : end] = record[START_SIZE:]
+    into[at : min(at + START_SIZE, end)] = record[:START_SIZE]
 
 
 def store_word(into: mmap.mmap, at: int, word: int) -> None:

@@ -34,7 +34,6 @@ from qindex.format.segment import STEP_SIZE
 __all__ = [
     "CHECK_END",
     "CHECK_START",
-    "PLAIN_HEAD",
     "PLAIN_HEADS",
     "SHORTEST_RUN",
     "plain_parts",
@@ -46,10 +45,6 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 _Columns = tuple[list[bytes], list[int]]
 """Bodies, and timestamps in nanoseconds."""
-
-PLAIN_HEAD = struct.Struct(">QQQ28sQ5s")
-"""Word, two halves of the message id, first constant part, timestamp, second constant part, for
-bodies below 256 bytes."""
 
 CHECK_START = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 CHECK_END = CHECK_START + 8
@@ -76,7 +71,7 @@ def plain_parts(size: int) -> tuple[bytes, bytes]:
 
 
 PLAIN_HEADS = tuple(plain_parts(size) for size in range(256))
-"""The constant parts of the sizes that :data:`PLAIN_HEAD` is for."""
+"""The constant parts for the bodies that :func:`journal.words.join_plain` is for."""
 
 
 def read_plain(

@@ -19,7 +19,7 @@ from qindex.format.message_record import (
     plain_body_head,
     row_sums,
 )
-from qindex.format.plain_record import CHECK_END, CHECK_START, PLAIN_HEAD, PLAIN_HEADS, plain_parts
+from qindex.format.plain_record import CHECK_END, CHECK_START, PLAIN_HEADS, plain_parts
 
 __all__ = ["framed_batch", "framed_record", "plain_batch", "plain_record"]
 
@@ -31,7 +31,6 @@ _HEAD = struct.Struct(">QQQQII12sQ")
 _RECORD_START = MAGIC + bytes(CHECK_SIZE) + b"\xcf"
 _RECORD_HEAD_SIZE = PLAIN_HEAD_SIZE - len(NOTHING)
 _ID_LOW_AT = 16
-_STAMP_AT = PLAIN_HEAD.size - 13
 
 
 def framed_record(
