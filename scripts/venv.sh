@@ -1,6 +1,6 @@
 # Sourced by the other scripts: make the virtual environment .venv in the clone, once, and install
 # the project with the extras that the caller put into $extras. Installs again only when pyproject.toml
-# has changed since, or a source that is compiled.
+# has changed since, or with QINDEX_COMPILE a source that is compiled.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -12,8 +12,13 @@ python=${PYTHON:-python3}
 if [ ! -x .venv/bin/python ]; then
     "$python" -m venv .venv
 fi
-# A stamp for each state of what is compiled: an install makes the build anew.
-sources=$("$python" -c 'import runpy; print(runpy.run_path("journal/compiled.py")["digest"]())')
+# Where the project is compiled a stamp is for one state of its sources: an install makes the build
+# anew.
+sources=interpreted
+case ${QINDEX_COMPILE:-no} in
+    no) ;;
+    *) sources=$("$python" -c 'import runpy; print(runpy.run_path("journal/compiled.py")["digest"]())') ;;
+esac
 stamp=.venv/installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')-$sources
 if [ ! -f "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     echo "installing qindex${extras} into .venv ..." >&2
