@@ -1,4 +1,4 @@
-"""What asyncio costs: publishing, taking and confirming, beside the plain interface.
+"""Measure the cost of asyncio: publishing, taking and confirming, beside the plain interface.
 
 ``python -m benchmarks.aio [--count N] [--confirmed N] [--rounds N] [--dir DIR] [--json FILE]``
 prints a JSON line for each figure (medians of interleaved rounds) and for each bar, and exits 1

@@ -17,7 +17,7 @@ __all__ = ["judge"]
 
 _HAND_WRITTEN = "rocksdict"
 _FLAT = 0.8
-"""How much of its rate at the smallest backlog a get must keep at every other to be flat."""
+"""The share of its rate at the smallest backlog that a get keeps at every other, to be flat."""
 
 
 def judge(report: Report, sizes: Sizes, groups: set[str]) -> list[Bar]:

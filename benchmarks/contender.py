@@ -1,4 +1,4 @@
-"""What is measured: one interface over the engine, its peers and the floor.
+"""The contenders: one interface over the engine, its peers and the floor.
 
 Hot loops belong to the contender, so that a fast one does not pay for this interface: the loops
 ``publish_each`` and ``get_ack_each`` are overridden wherever a call more for each message would
@@ -29,7 +29,7 @@ class Contender(ABC):
 
     name: ClassVar[str]
     module: ClassVar[str | None] = None
-    """What has to be importable; ``None`` for the standard library."""
+    """The module that has to be importable; ``None`` for the standard library."""
     role: ClassVar[str] = "peer"
     kill_safe: ClassVar[bool] = True
     acks: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""How far a follower in another process lags behind a publisher at full speed.
+"""Measure how far a follower in another process lags behind a publisher at full speed.
 
 ``python -m benchmarks.follow [--count N] [--dir DIR] [--json FILE]``: one process publishes ``N``
 small messages one by one as fast as it can, another follows. The lag of a message is the time

@@ -36,7 +36,7 @@ MANY = "msg/s"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one contender did in one round. ``cpu_us`` is process CPU for each operation."""
+    """The figures of one contender in one round. ``cpu_us`` is process CPU for each operation."""
 
     value: float
     cpu_us: float | None = None

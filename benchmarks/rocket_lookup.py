@@ -1,4 +1,4 @@
-"""How the cost of a lookup depends on the size of the store, and what a range of times skips."""
+"""Measure what a lookup costs by the size of the store, and what a range of times skips."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def _keys(first: int, last: int) -> Iterator[list[str]]:
 
 
 def files_walked(report: Report, root: Path, entries: int) -> None:
-    """How many of ten index files, of so many entries each, a query opens: without a range of
-    times, and with one second.
+    """Count the files a query opens of ten index files with so many entries each: without a
+    range of times, and with one second.
 
     Counted at the file seam: a read-only store maps an index file when it first walks its chains.
     """

@@ -56,7 +56,7 @@ _WARM_ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: messages and queries a round, keys of an IndexFile, seconds of syncs
+    """The extent of a run: messages and queries a round, keys of an IndexFile, seconds of syncs
     and messages synced in batches, messages of the largest store that is looked up in, and
     entries of each of ten index files."""
 

@@ -116,7 +116,7 @@ def run_program(program: Program, *, quick: bool, directory: Path | None) -> Res
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a program: its lines, the seconds it took, and its exit status."""
+    """The outcome of a program: its lines, the seconds it took, and its exit status."""
 
     program: Program
     lines: list[dict[str, Any]]

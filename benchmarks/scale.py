@@ -49,7 +49,7 @@ _BARS = (
 
 @dataclass(slots=True)
 class _Step:
-    """What one step costs: from its making on."""
+    """The cost of one step: from its making on."""
 
     memory: int = field(default_factory=resident_bytes)
     cpu: float = field(default_factory=time.process_time)
@@ -78,7 +78,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a step works on: ``count`` queues with ``depth`` messages each; the engine's options
+    """The store of a step: ``count`` queues with ``depth`` messages each; the engine's options
     ``most_open`` (max_open_files) and ``idle`` (flush_idle, seconds)."""
 
     store: str

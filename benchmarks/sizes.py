@@ -1,4 +1,4 @@
-"""How much is measured: the whole run, and a short one that only shows that all of it works."""
+"""The extent of a run: the whole run, and a short one that only shows that all of it works."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def make_store(path: Path, messages: int) -> None:
 
 
 def run_loop(paths: list[str]) -> tuple[int, int]:
-    """What the tasks do, one store after the other, in this process."""
+    """Do the work of the tasks, one store after the other, in this process."""
     from qindex.tools.verify import Verification
 
     entries = findings = 0

@@ -1,4 +1,4 @@
-"""What a worker process can be asked to do: the base of all tasks.
+"""The work that a worker process can be asked for: the base of all tasks.
 
 A task lives in the worker of one contender. It is prepared once, measured once a round, in turn
 with the other workers, and finished. See :mod:`benchmarks.worker` for the protocol.

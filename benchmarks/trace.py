@@ -27,7 +27,7 @@ _RESULT = re.compile(r"=\s+(?P<value>-?\d+)[^=]*$")
 
 @dataclass(slots=True)
 class Phase:
-    """What happened between one mark and the next. ``written`` is in bytes."""
+    """The events between one mark and the next. ``written`` is in bytes."""
 
     syncs: int = 0
     writes: int = 0
