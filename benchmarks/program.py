@@ -1,4 +1,4 @@
-"""The parts that the programs of this directory share: their common options, a directory, a report."""
+"""The parts that the programs of this directory share: common options, a directory, a report."""
 
 from __future__ import annotations
 
