@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
 
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
@@ -18,6 +21,8 @@ from qindex.queue.outstanding import Outstanding, no_delivery
 from qindex.queue.state import QueueState
 
 __all__ = ["Settler"]
+
+I64 = npt.NDArray[np.int64]
 
 _RETRY = 1.0
 """Seconds by which the lease of a message is prolonged that is being rejected."""
@@ -82,24 +87,20 @@ class Settler:
 
     def ack_many(self, deliveries: Iterable[Delivery], *, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.ack_many`."""
-        state = self._state
-        state.check_sync()
-        with state.lock, state:
-            seqs = self.outstanding.seq_ids_of(deliveries)
-            if len(seqs):
-                self.outstanding.ack_all(seqs)
-                self._flusher.tick(waits)
-        if waits and state.sync_each and len(seqs):
-            state.sync_journal()
+        self._acknowledge(lambda: self.outstanding.seq_ids_of(deliveries), waits)
 
     def ack_up_to(self, seq_id: int, *, waits: bool = True) -> int:
         """See :meth:`qindex.queue.queue.Queue.ack_up_to`."""
         if not isinstance(seq_id, int) or isinstance(seq_id, bool):
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
+        return self._acknowledge(lambda: self._state.index.outstanding_up_to(seq_id), waits)
+
+    def _acknowledge(self, find: Callable[[], I64], waits: bool) -> int:
+        """Acknowledge the entries that ``find`` gives under the lock; gives how many."""
         state = self._state
         state.check_sync()
         with state.lock, state:
-            seqs = state.index.outstanding_up_to(seq_id)
+            seqs = find()
             if len(seqs):
                 self.outstanding.ack_all(seqs)
                 self._flusher.tick(waits)
