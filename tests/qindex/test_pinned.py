@@ -60,6 +60,8 @@ def test_a_live_writer_is_read_again_and_again(tmp_path: Path, journal: int, seg
     last_head = -1
     with writer_process(WRITER, tmp_path, journal, segment) as writer:
         reader = StoreReader(tmp_path)
+        while next(iter(reader.queue("q")), None) is None:
+            assert writer.poll() is None
         for _ in range(READS):
             queue = reader.queue("q")
             seqs = []
