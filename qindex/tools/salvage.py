@@ -33,7 +33,13 @@ from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.repair import NAMELESS, begin_store, reserve_seq_ids, settle
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
-from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory, find_vhosts, group_queues
+from qindex.view.rabbitmq_vhost import (
+    DEFAULT_VHOST,
+    VHOST_FILE,
+    QueueDirectory,
+    find_vhosts,
+    group_queues,
+)
 from qindex.view.reader import StoreReader
 
 __all__ = ["Format", "salvage"]
@@ -165,21 +171,27 @@ class _Salvage:
 
     @property
     def _text(self) -> str:
-        return self._vhost.decode("utf-8", "backslashreplace")
+        return _text_of(self._vhost)
 
     def _vhost_name(self) -> bytes:
-        """Find the virtual host's name; each queue's name file has it, too."""
+        """Find the virtual host's name; each queue's name file has it, too.
+
+        One that damage has made too long, or given a NUL, is none: no store opens with it.
+        """
         vhost = self._reader.vhost
         assert vhost is not None
-        if read_optional(self._fs, os.path.join(vhost.path, VHOST_FILE)):
+        is_name = _fits(vhost.name)
+        if is_name and read_optional(self._fs, os.path.join(vhost.path, VHOST_FILE)):
             return vhost.name
         for queue in self._reader.directories():
             path = os.path.join(self._reader.path_of(queue), layout.QUEUE_NAME)
             try:
-                return parse_queue_name(read_optional(self._fs, path) or b"", queue.directory).vhost
+                found = parse_queue_name(read_optional(self._fs, path) or b"", queue.directory)
             except QueueNameError:
                 continue
-        return vhost.name
+            if _fits(found.vhost):
+                return found.vhost
+        return vhost.name if is_name else DEFAULT_VHOST
 
     def _routing_keys(self) -> Iterator[str]:
         """Give names that queues may have which have lost theirs: a message that was published
@@ -223,3 +235,13 @@ class _Salvage:
             self._copy.copy_queue(checked, queue.directory, raw, saved, -1)
             saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
         return saved
+
+
+def _text_of(vhost: bytes) -> str:
+    """Give a virtual host's name as the marker of a store has it."""
+    return vhost.decode("utf-8", "backslashreplace")
+
+
+def _fits(vhost: bytes) -> bool:
+    """Tell whether a store can have this virtual host's name in its marker."""
+    return layout.MARKER_SHAPE.fields["vhost"].fits(_text_of(vhost))

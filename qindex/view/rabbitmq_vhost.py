@@ -39,12 +39,19 @@ from qindex.format.rabbitmq.recovery_terms import QueueTerms, read_recovery_term
 from qindex.format.rabbitmq.term_format import TermError
 from qindex.format.rabbitmq.vhost_config import LEGACY_SEGMENT_ENTRY_COUNT, parse_vhost_config
 
-__all__ = ["QueueDirectory", "Vhost", "find_vhosts", "group_queues", "refuse_node_directory"]
+__all__ = [
+    "DEFAULT_VHOST",
+    "QueueDirectory",
+    "Vhost",
+    "find_vhosts",
+    "group_queues",
+    "refuse_node_directory",
+]
 
 VHOST_FILE: Final = ".vhost"
 RECOVERY_TERMS: Final = "recovery.dets"
 PERSISTENT_STORE: Final = "msg_store_persistent"
-_DEFAULT_VHOST: Final = b"/"
+DEFAULT_VHOST: Final = b"/"
 _PATTERNS: Final = (
     "*",
     "vhosts/*",
@@ -86,7 +93,7 @@ class Vhost:
     def read(cls, fs: FileSystem, path: str) -> Vhost:
         """Read the virtual host at ``path``. Raises :class:`OSError`."""
         findings: list[Finding] = []
-        name = read_optional(fs, os.path.join(path, VHOST_FILE)) or _DEFAULT_VHOST
+        name = read_optional(fs, os.path.join(path, VHOST_FILE)) or DEFAULT_VHOST
         count = _entry_count(fs, path, findings)
         terms_path = os.path.join(path, RECOVERY_TERMS)
         data = read_optional(fs, terms_path)

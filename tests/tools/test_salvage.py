@@ -152,6 +152,18 @@ def test_without_the_small_files(tmp_path: Path) -> None:
     assert counts == {"qe.1": 60, "qe.2": 20, "qe.3": 97}
 
 
+@pytest.mark.parametrize("noise", [b"\xc0" * 100, b"a\0b"])
+def test_the_name_of_the_virtual_host_is_damaged(noise: bytes, tmp_path: Path) -> None:
+    vhost = Path(shutil.copytree(golden("b").vhost_dir, tmp_path / "vhost"))
+    expected = qindex.salvage(vhost, tmp_path / "expected")
+    (vhost / ".vhost").write_bytes(noise)
+    saved = qindex.salvage(vhost, tmp_path / "new")
+    assert [(one.name, one.messages) for one in saved.queues] == [
+        (one.name, one.messages) for one in expected.queues
+    ]
+    assert qindex.verify(tmp_path / "new").sound
+
+
 def test_what_is_set_aside(tmp_path: Path) -> None:
     broken = synthetic("21")
     saved = qindex.salvage(broken.vhost_dir, tmp_path / "new")
