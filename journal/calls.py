@@ -48,6 +48,8 @@ class Calls:
     def __init__(self) -> None:
         self._locks: dict[int, _Here] = {}
         self._refusal: tuple[type[StoreError], str] | None = None
+        # The thread that waits for their end: none of them is its own.
+        self._closer = 0
 
     def here(self) -> AbstractContextManager[object]:
         """Give what the calling thread holds while it makes a call; raises, on entry, what
@@ -75,8 +77,15 @@ class Calls:
 
     def wait(self) -> None:
         """Wait until the calls of all other threads have ended; none may begin any more."""
-        if self.is_mine():
-            refuse_twice()
+        me = get_ident()
+        if self._closer != me:
+            if self.is_mine():
+                refuse_twice()
+            self._closer = me
         for lock in list(self._locks.values()):
-            lock.acquire()
-            lock.release()
+            try:
+                lock.acquire()
+            finally:
+                # A handler may raise anywhere here: the next wait of this thread gives all back.
+                while lock._is_owned():
+                    lock.release()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import NoReturn
 
 from journal.call_lock import refuse_twice
 
@@ -21,21 +22,23 @@ __all__ = ["LockOrder", "Rank"]
 class Rank(IntEnum):
     """The places in the order."""
 
-    MOVE_ROUND = 0
+    LETTERS = 0
+    """Moving the dead letters of one queue (:mod:`qindex.queue.dead_letters`)."""
+    MOVE_ROUND = 1
     """Doing the moves that threads have asked for (:mod:`qindex.engine.moves`)."""
-    ENGINE = 1
-    MOVES = 2
-    COMPACTION = 3
-    QUEUE = 4
-    ROSTER = 5
+    ENGINE = 2
+    MOVES = 3
+    COMPACTION = 4
+    QUEUE = 5
+    ROSTER = 6
     """Which queues are awake; alarms; what is asked of the housekeeper."""
-    JOURNAL_SYNC = 6
-    JOURNAL_FILES = 7
-    STORE_OPENING = 8
-    STORE_APPEND = 9
-    STORE_SYNC = 10
-    STORE = 11
-    STORE_ROOM = 12
+    JOURNAL_SYNC = 7
+    JOURNAL_FILES = 8
+    STORE_OPENING = 9
+    STORE_APPEND = 10
+    STORE_SYNC = 11
+    STORE = 12
+    STORE_ROOM = 13
 
 
 class LockOrder:
@@ -51,12 +54,15 @@ class LockOrder:
         self._held.append((rank, is_mine))
         return self.checked(rank)
 
-    def checked(self, rank: int) -> Callable[[], None]:
-        """Give what is to be called before a lock of this place is waited for."""
+    def checked(
+        self, rank: int, refuse: Callable[[], NoReturn] = refuse_twice
+    ) -> Callable[[], None]:
+        """Give what is to be called before a lock of this place is waited for: calls ``refuse``,
+        which raises, where the calling thread may not wait for it."""
 
         def check() -> None:
             for place, is_mine in self._held:
                 if place >= rank and is_mine():
-                    refuse_twice()
+                    refuse()
 
         return check

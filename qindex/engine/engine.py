@@ -513,7 +513,7 @@ class Engine:
     def _refuse_inside(self) -> None:
         """Refuse to close in the middle of a call, which would have to be waited for."""
         inside = self._lock.is_mine() or self._calls.is_mine() or self._moves.is_mine()
-        held = any(one._parts.state.lock.is_mine() for one in self._awake_queues())
+        held = any(one._parts.is_in_call_here() for one in self._awake_queues())
         if inside or held or self._is_own_thread():
             refuse_twice()
 

@@ -58,6 +58,7 @@ class Roster:
         def of_queues(is_mine: Callable[[QueueState], bool]) -> Callable[[], bool]:
             return lambda: any(is_mine(one.state) for one in list(awake))
 
+        order.add(Rank.LETTERS, lambda: any(one.letters.is_moving_here() for one in list(awake)))
         order.add(Rank.QUEUE, of_queues(lambda one: one.lock.is_used_here()))
         order.add(Rank.JOURNAL_SYNC, of_queues(lambda one: one.index.journal.is_syncing_here()))
         order.add(Rank.JOURNAL_FILES, of_queues(lambda one: one.index.journal.is_changing_here()))

@@ -1,7 +1,8 @@
 """Messages on their way from one queue to its dead-letter queue.
 
 They are marked as being moved, and wait here until the queue's lock is free, or until their target
-has room again. :class:`Mover` moves them.
+has room again. :class:`Mover` moves them, in the order in which the queue parted with them: one
+thread at a time moves those of a queue.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, StoreError
+from journal.lock_order import Rank
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.queue_index import QueueIndex
@@ -39,6 +42,14 @@ _MOST_BODY = 4096
 """A message that waits in memory beside others has a body of no more bytes."""
 _MOST_BYTES = MOST_WAITING * _MOST_BODY
 """Bytes of bodies that are read again at a time: about so many, and one message more."""
+
+
+class _BusyError(Exception):
+    """Another thread moves the letters, and the calling one may not wait for it."""
+
+
+def _refuse_to_wait() -> NoReturn:
+    raise _BusyError
 
 
 class Mover(Protocol):
@@ -75,8 +86,13 @@ class DeadLetters:
         self._reader = reader
         self._mover = mover
         self.waiting: list[Letter] = []
+        # What a thread moves just now.
+        self._under_way: list[Letter] = []
         self._postponed = Postponed()
         self.stuck = False
+        # Who moves them has it, and no lock of a queue before it.
+        self._turn = CallLock()
+        self._turn.before_waiting = state.index.poison.order.checked(Rank.LETTERS, _refuse_to_wait)
 
     @property
     def name(self) -> str:
@@ -89,8 +105,16 @@ class DeadLetters:
         return self.state.settings.dead_letter
 
     def is_empty(self) -> bool:
-        """Tell whether none wait."""
-        return not (self.waiting or self._postponed)
+        """Tell whether none wait, and none are being moved."""
+        return not (self.waiting or self._under_way or self._postponed)
+
+    def holds_any(self) -> bool:
+        """Tell whether any wait in memory, or are being moved."""
+        return bool(self.waiting or self._under_way)
+
+    def is_moving_here(self) -> bool:
+        """Tell whether the calling thread is moving them."""
+        return self._turn.is_mine()
 
     # -- parting --------------------------------------------------------------------------------
 
@@ -210,39 +234,43 @@ class DeadLetters:
         finally:
             lock.retake()
         self.state.resume()
-        return not self.waiting
+        return not self.holds_any()
 
     def move_waiting(self, waits: bool = True, *, again: bool = False) -> None:
         """Move what waits; ``again``: also when that has failed before. No lock held.
 
-        What can't be moved stays, and is tried again after a while.
+        What can't be moved stays, and is tried again after a while. Who may not wait leaves it to
+        the timer; so does who is in the middle of the move of another queue, and finds these under
+        way: that one may be waiting for this.
         """
-        if self.is_empty() or (self.stuck and not again):
+        if self.is_empty() or (self.stuck and not again) or self.is_moving_here():
             return
-        alarm = self.state.alarm
-        if self.state.sync_each and not waits:
-            alarm.set(self, 0.0)
-            return
-        while self._move_next(waits):
-            if self._postponed and not waits:
-                alarm.set(self, 0.0)
-                return
+        try:
+            if not waits:
+                raise _BusyError
+            with self._turn:
+                # Who had the turn may have failed.
+                while (again or not self.stuck) and self._move_next():
+                    pass
+        except _BusyError:
+            self.state.alarm.set(self, 0.0)
 
     def on_alarm(self) -> None:
         """Try again what could not be moved. The engine's timer calls it."""
         self.move_waiting(True, again=True)
 
-    def _move_next(self, waits: bool) -> bool:
+    def _move_next(self) -> bool:
         """Move what waits in memory, or the next of what was postponed; false when nothing is
         left, or that failed."""
         state = self.state
         with state.lock.anyway:
             letters, self.waiting = self.waiting, []
+            self._under_way = letters
             if not letters and state.lock.refusal is not None:
                 return False
             if not letters:
                 try:
-                    letters = self._recall()
+                    letters = self._under_way = self._recall()
                 except StoreError as error:
                     _log.error("queue %r: messages can't be read again: %s", self.name, error)
                     state.alarm.set(self, monotonic() + _RETRY)
@@ -250,10 +278,11 @@ class DeadLetters:
         if not letters:
             return bool(self._postponed)
         try:
-            self._mover.move(self, letters, waits=waits)
+            self._mover.move(self, letters, waits=True)
         except NotMovedError as error:
             with state.lock.anyway:
                 self.waiting = error.left + self.waiting
+                self._under_way = []
                 self.stuck = bool(error.left)
             if isinstance(error.cause, ClosedError):
                 return False
@@ -261,6 +290,7 @@ class DeadLetters:
             log("queue %r: messages can't be moved yet: %s", self.name, error)
             state.alarm.set(self, monotonic() + _RETRY)
             return False
+        self._under_way = []
         self.stuck = False
         return not self.is_empty()
 

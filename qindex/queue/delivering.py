@@ -150,7 +150,7 @@ class Deliverer:
                 continue
             if self._fill(_READ_AHEAD_SHARED if state.lock.is_shared() else READ_AHEAD):
                 break
-            if letters.waiting and letters.move_unlocked(waits):
+            if letters.holds_any() and letters.move_unlocked(waits):
                 continue
             left = time_left(deadline)
             if left is not None and left <= 0:

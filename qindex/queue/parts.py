@@ -60,6 +60,10 @@ class QueueParts:
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer = Producer(state, self.flusher, self.room, expirer)
 
+    def is_in_call_here(self) -> bool:
+        """Tell whether the calling thread is in the middle of a call on this queue."""
+        return self.state.lock.is_mine() or self.letters.is_moving_here()
+
     def purge(self) -> int:
         """See :meth:`qindex.queue.queue.Queue.purge`."""
         self.state.check_sync()

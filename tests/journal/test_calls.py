@@ -11,6 +11,7 @@ from journal.calls import Calls
 from journal.errors import ClosedError, UsageError
 from journal.lock_order import LockOrder, Rank
 from journal.patience import PatientLock
+from tests.interrupts.interruption import interrupted_at, points_of
 
 WAIT = 30.0
 
@@ -49,6 +50,20 @@ def test_nobody_waits_for_himself() -> None:
     calls = Calls()
     with calls.here(), pytest.raises(UsageError, match="middle of another call"):
         calls.wait()
+
+
+def test_a_wait_that_is_cut_short_is_made_again() -> None:
+    def made() -> Calls:
+        calls = Calls()
+        with calls.here():
+            pass
+        return calls
+
+    for point in range(1, points_of(made().wait) + 1):
+        calls = made()
+        assert interrupted_at(calls.wait, point) is not None
+        calls.wait()
+        assert not calls.is_mine()
 
 
 @pytest.mark.parametrize("kind", [CallLock, PatientLock])

@@ -70,7 +70,6 @@ def test_all_of_it_arrives_in_order(tmp_path: Path, durability: str, flushed: bo
     with open_quietly(
         store, background=False, durability=durability, segment_entry_count=1000
     ) as engine:
-        engine._alarm.stop()  # the get below is what expires them
         dead = engine.queue("dead", max_length=MOST_WAITING + 300)
         queue = engine.queue("q", dead_letter="dead")
         expire_all_but_room(queue, count, MOST_WAITING + 300)
