@@ -521,6 +521,24 @@ def expire_into_full_queue(run: Run) -> None:
     w.end()
 
 
+@workload()
+def dead_letters_in_order(run: Run) -> None:
+    """Two threads move the letters of one queue."""
+    w = World(run, {"dead_letter": "dead"})
+    dead = w.engine.queue("dead")
+    w.publish(ttl=0.0)
+
+    def another() -> None:
+        w.publish(ttl=0.0)
+        w.get(0.0)
+
+    w.race(one=lambda: w.get(0.0), other=another)
+    moved = [int(one.body[:6]) for one in dead.peek(9)]
+    if moved != sorted(moved):
+        w.wrong = f"moved in another order: {moved}"
+    w.end()
+
+
 # -- a reader beside the writer -------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from journal.call_lock import CallLock
 from journal.calls import Calls
 from journal.journal import Journal, Retired
 from msgstore import MessageStore
+from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.wake_ups import Bell
 
 __all__ = ["DEFECTS"]
@@ -80,6 +81,25 @@ def _notify_lost() -> None:
     _replace(Bell, "notify_all", lambda _bell: None)
 
 
+def _letters_moved_by_several() -> None:
+    """Threads that move the letters of one queue take no turns."""
+
+    class Nobody(CallLock):
+        def __enter__(self, *_: object) -> bool:
+            return True
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    real = DeadLetters.__init__
+
+    def __init__(letters: DeadLetters, *parts: Any) -> None:
+        real(letters, *parts)
+        letters._turn = Nobody()
+
+    _replace(DeadLetters, "__init__", __init__)
+
+
 DEFECTS: dict[str, Callable[[], None]] = {
     "close_waits_for_nobody": _close_waits_for_nobody,
     "not_asked_behind_the_take": _not_asked_behind_the_take,
@@ -87,4 +107,5 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "running_sync_forgotten": _running_sync_forgotten,
     "locks_in_the_other_order": _locks_in_the_other_order,
     "notify_lost": _notify_lost,
+    "letters_moved_by_several": _letters_moved_by_several,
 }
