@@ -51,6 +51,7 @@ class QueueState:
         "first_seq",
         "flushed",
         "flushing",
+        "forgiven",
         "holding",
         "id_high",
         "index",
@@ -129,6 +130,8 @@ class QueueState:
         self.limits: Limits | None = None
         # How often messages that came back were delivered before.
         self.returns: dict[int, int] = {}
+        # Entries that are out, and whose delivery does not count.
+        self.forgiven: set[int] = set()
         self.counts: DeliveryCounts | None = None
         self._work_by(settings)
 
@@ -308,6 +311,7 @@ class QueueState:
         for seq in seqs:
             self.nacked_at.pop(seq, None)
             self.lapsed_at.pop(seq, None)
+            self.forgiven.discard(seq)
             self.leases.drop(seq)
             if self.returns.pop(seq, None) is not None and self.counts is not None:
                 self.counts.note(seq, 0, self.returns)
@@ -339,8 +343,8 @@ class QueueState:
         takes them back, and nobody lost or refused them. Lock held."""
         if self.counts is not None:
             for seq in self.index.outstanding_up_to(self.index.next_seq).tolist():
-                # What was taken uncounted may have none to take off.
-                self.returns[seq] = max(self.returns.get(seq, 1) - 1, 0)
+                if seq not in self.forgiven:
+                    self.returns[seq] = self.returns.get(seq, 1) - 1
             self.counts.rewrite(self.returns)
 
     # -- durability -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import qindex
 from qindex.queue.delivery_counts import FILE_NAME
 from qindex.transfer.uncounted import give_back_uncounted, take_uncounted
 from tests.qindex.support import copy_live, open_quietly, queue_directory
@@ -39,6 +40,16 @@ def test_what_is_settled_is_left_alone(tmp_path: Path) -> None:
         held[1].ack()
         give_back_uncounted(queue, held)
         assert [one.body for one in queue.peek(9)] == [b"0", b"2"]
+
+
+def test_a_clean_close_takes_nothing_more_off(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q", delivery_limit=5)
+        queue.publish(b"a")
+        queue.get().nack()
+        assert [one.delivery_count for one in take_uncounted(queue, 1)] == [2]
+    with qindex.open(tmp_path) as engine:
+        assert engine.queue("q").get().delivery_count == 2
 
 
 @pytest.mark.parametrize("given_back", [True, False])
