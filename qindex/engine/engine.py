@@ -56,10 +56,10 @@ from qindex.queue.queue import Queue
 from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
 from qindex.recovery import store_directory
-from qindex.recovery.opening import Opening, remove_queue_directory, stored_name
-from qindex.recovery.queue_recovery import RestingQueue
+from qindex.recovery.queue_directory import remove_queue_directory, stored_name
 from qindex.recovery.settings_file import adopt_settings
-from qindex.recovery.snapshot import write_snapshot
+from qindex.recovery.snapshot import RestingQueue, write_snapshot
+from qindex.recovery.store_recovery import StoreRecovery
 
 __all__ = ["Engine", "unmasked"]
 
@@ -173,10 +173,10 @@ class Engine:
         self._entry_count = marker.entry_count
         self._vhost = marker.vhost
         make_dirs(fs, self._queues_directory)
-        self._opening = Opening(
+        self._recovery = StoreRecovery(
             fs, directory, self._entry_count, options, self._poison, self._before_reclaim
         )
-        opened = self._opening.open()
+        opened = self._recovery.open()
         self._resting = opened.queues
         self._messages = opened.messages
         self.findings = opened.findings
@@ -219,7 +219,7 @@ class Engine:
             queue.flusher.sync_if_open()
 
     def _recover(self, path: str) -> RestingQueue:
-        resting, findings = self._opening.recover_one(path)
+        resting, findings = self._recovery.recover_one(path)
         self.findings += findings
         return resting
 
@@ -398,7 +398,7 @@ class Engine:
         if not self._messages.in_use:
             return []
         try:
-            loaded = self._opening.load_one(resting.directory)
+            loaded = self._recovery.load_one(resting.directory)
         except DamageError as error:
             # A damaged queue can be deleted, too.
             _log.warning("%s: its messages stay in the message store until the next open", error)

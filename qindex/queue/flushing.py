@@ -16,7 +16,7 @@ from journal.poison import PASSING
 from qindex.index.flush import write_plan
 from qindex.queue.dead_letters import Mover
 from qindex.queue.state import LOOK_AGAIN, QueueState
-from qindex.recovery.queue_recovery import RestingQueue
+from qindex.recovery.snapshot import RestingQueue
 
 __all__ = ["Flusher"]
 

@@ -15,18 +15,30 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgpack
 from xxhash import xxh3_64_digest
 
+from journal import format as journal_format
 from journal.files import FileSystem, read_optional, replace_file, unlink_if_there
+from journal.findings import Cause, Finding, Kind
 from journal.format import MAX_SEQ_ID
 from journal.packed import unpack
 from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record, Row, check
-from qindex.format.segment import MAX_ENTRY_COUNT
-from qindex.recovery.queue_recovery import RestingQueue
+from qindex.format.segment import MAX_ENTRY_COUNT, file_name, file_number
 
-__all__ = ["FILE_NAME", "read_snapshot", "remove_snapshot", "unpack_snapshot", "write_snapshot"]
+__all__ = [
+    "FILE_NAME",
+    "RestingQueue",
+    "files_agree",
+    "missing_bytes",
+    "read_snapshot",
+    "remove_snapshot",
+    "unpack_snapshot",
+    "write_snapshot",
+]
 
 _log = logging.getLogger("qindex.recovery")
 
@@ -41,6 +53,23 @@ _SHAPE = Record(
         "message store": Optional(Bytes(0, 1 << 40)),
     }
 )
+
+
+@dataclass(slots=True)
+class RestingQueue:
+    """A queue on disk whose journal is empty: all there is to know of it.
+
+    ``segments``: for each number the entries not acknowledged and the bytes of its file.
+    """
+
+    directory: str
+    next_seq: int
+    segments: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def live(self) -> int:
+        """Messages held."""
+        return sum(unacked for unacked, _ in self.segments.values())
 
 
 def write_snapshot(
@@ -97,3 +126,35 @@ def remove_snapshot(fs: FileSystem, directory: str) -> None:
     """Remove the snapshot, durably: it must not outlive the first change."""
     if unlink_if_there(fs, os.path.join(directory, FILE_NAME)):
         fs.sync_dir(directory)
+
+
+def missing_bytes(fs: FileSystem, queues: Iterable[RestingQueue]) -> list[Finding]:
+    """Find the segment files of the snapshot that are missing or shorter now, which no crash does.
+    Recovery would not know: a segment without a file is one whose messages are acknowledged."""
+    findings = []
+    for resting in queues:
+        for number, (unacked, size) in sorted(resting.segments.items()):
+            path = os.path.join(resting.directory, file_name(number))
+            try:
+                there = fs.stat(path).st_size
+            except FileNotFoundError:
+                there = 0
+            if there < size:
+                what = f"the file has {there} bytes of {size} at the clean close"
+                lost = f"it had {unacked} messages: what is missing of them is lost"
+                kind = Kind.MISSING_FILE
+                findings.append(Finding(path, there, size - there, Cause.DAMAGE, what, lost, kind))
+                _log.error("%s", findings[-1])
+    return findings
+
+
+def files_agree(fs: FileSystem, resting: RestingQueue) -> bool:
+    """Tell whether the segment files are those of the snapshot, by name and size."""
+    sizes = {}
+    for name in fs.listdir(resting.directory):
+        number = file_number(name)
+        if number is not None or name == journal_format.FILE_NAME:
+            sizes[number] = fs.stat(os.path.join(resting.directory, name)).st_size
+    journal_size = sizes.pop(None, 0)
+    expected = {number: size for number, (_, size) in resting.segments.items()}
+    return journal_size == 0 and sizes == expected

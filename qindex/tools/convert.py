@@ -41,7 +41,7 @@ from qindex.format import layout
 from qindex.format.rabbitmq.names import format_queue_name, parse_queue_name
 from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.index.messages import PERSISTENT_DIRECTORY
-from qindex.recovery.opening import remove_queue_directory as remove_tree
+from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
 from qindex.tools.saved import SavedQueue, SaveReport

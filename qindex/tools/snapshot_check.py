@@ -16,8 +16,7 @@ from msgstore.locations import Locations
 from msgstore.snapshot import load_snapshot
 from qindex.format.segment import file_name, file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
-from qindex.recovery.queue_recovery import RestingQueue
-from qindex.recovery.snapshot import FILE_NAME
+from qindex.recovery.snapshot import FILE_NAME, RestingQueue
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.store_check import StoreCheck, pack_ids
 

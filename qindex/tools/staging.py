@@ -16,7 +16,7 @@ from journal.beneath import BeneathFileSystem
 from journal.errors import StorageError, UsageError
 from journal.files import FileSystem, PathLike, RealFileSystem, make_dirs
 from journal.lock import DirectoryLock
-from qindex.recovery.opening import remove_queue_directory as remove_tree
+from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 
 __all__ = ["Staging", "sync_tree"]
 

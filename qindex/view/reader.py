@@ -45,10 +45,9 @@ from qindex.format.settings import NO_SETTINGS, QueueSettings
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery import store_directory
-from qindex.recovery.queue_recovery import RestingQueue
 from qindex.recovery.settings_file import read_settings
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
-from qindex.recovery.snapshot import read_snapshot
+from qindex.recovery.snapshot import RestingQueue, read_snapshot
 from qindex.view.columns import Columns
 from qindex.view.freed_room import frees_room_inside
 from qindex.view.point_in_time import BusyError

@@ -17,7 +17,7 @@ import qindex.format.resynchronise
 import qindex.index.flush
 import qindex.index.queue_index
 import qindex.queue.flushing
-import qindex.recovery.opening
+import qindex.recovery.store_recovery
 from journal.files import FileSystem
 from journal.journal import Journal, Retired
 from msgstore import compaction
@@ -111,12 +111,12 @@ def _source_deleted_before_the_copy_is_synced(monkeypatch: pytest.MonkeyPatch) -
 
 def _snapshot_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is removed when all is open, not before anything changes; and not durably."""
-    monkeypatch.setattr(qindex.recovery.opening, "remove_snapshot", lambda *_: None)
+    monkeypatch.setattr(qindex.recovery.store_recovery, "remove_snapshot", lambda *_: None)
 
 
 def _stale_snapshot_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qindex.recovery.opening, "_files_agree", lambda *_: True)
-    monkeypatch.setattr(qindex.recovery.opening, "remove_snapshot", lambda *_: None)
+    monkeypatch.setattr(qindex.recovery.store_recovery, "files_agree", lambda *_: True)
+    monkeypatch.setattr(qindex.recovery.store_recovery, "remove_snapshot", lambda *_: None)
 
 
 def _messages_not_synced_with_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from journal.findings import Cause
 from journal.journal import Journal
 from journal.poison import Poison
 from qindex.index.segment_scan import places, scan_segment
-from qindex.recovery.load import load_queue
+from qindex.recovery.store_recovery import load_queue
 from tests.qindex.support import (
     OtherBootFileSystem,
     drain,

@@ -24,7 +24,7 @@ from qindex.format.publish_records import framed_batch, framed_record, plain_bat
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Reading, read_soundly
 from qindex.format.stored_id import make_id
-from qindex.recovery.load import load_queue
+from qindex.recovery.store_recovery import load_queue
 from tests.qindex.support import journal_bytes
 
 ID_HIGH = 0xC654EC50905D52F2

@@ -46,7 +46,7 @@ from qindex.format.rabbitmq.table_format import Field
 from qindex.format.segment import file_name
 from qindex.index.segment import ABSENT
 from qindex.index.segment_scan import scan_segment
-from qindex.recovery.load import load_queue
+from qindex.recovery.store_recovery import load_queue
 from qindex.view.reader import Row, StoreReader
 from tests.qindex.rabbitmq_child import (
     ENTRIES,

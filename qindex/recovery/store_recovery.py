@@ -1,0 +1,569 @@
+"""Recovery, from the files of a store to its state. It reads from top to bottom:
+
+1. *The snapshot* of a clean close: where the files are those it was written of, it says all.
+2. *Read*, for each queue: its journal, then its segments; one merge rule
+   (:mod:`qindex.index.merge`) says what state each entry is in. Damage is found and judged.
+   Nothing is written.
+3. *Reconcile*: the entries of all queues are the references of the message store, which is
+   recovered with them; entries whose message is gone are dropped.
+4. *Rewrite* what must be: damaged bytes are set aside, sound files take the place of damaged ones,
+   what the journal holds is appended to the segments, and the journal is emptied: the commit point.
+
+A crash at any step leaves a directory that the next recovery reads the same way: until the last
+step the journal still says all it said. Damage stands beside: how a file is read that has some
+(:mod:`qindex.format.resynchronise`), and what is done about it (:mod:`qindex.recovery.damage`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from sortedcontainers import SortedDict
+
+from journal import format as journal_format
+from journal.block_sums import extent
+from journal.errors import ClosedError, StorageError
+from journal.files import FileSystem, read_file, read_optional, replace_file
+from journal.findings import Cause, Finding
+from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
+from journal.poison import Poison
+from msgstore.errors import StaleSnapshotError
+from qindex.format import layout
+from qindex.format.record_layouts import journal_layout
+from qindex.format.resynchronise import Data, Elsewhere, Reading, read_soundly
+from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
+from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.index.flush import FlushPlan, append_sums, plan_segment, remove_sums, write_plan
+from qindex.index.merge import JournalRecords
+from qindex.index.messages import Messages, has_message_store
+from qindex.index.segment import DELIVERED, PUBLISHED, Segment, segment_numbers
+from qindex.index.segment_scan import read_healed, scan_segment, stored_entries
+from qindex.index.seq_ids import SeqFile
+from qindex.options import Options
+from qindex.recovery.damage import judge, report, set_aside, without_message
+from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
+from qindex.recovery.queue_directory import remove_queue_directory
+from qindex.recovery.snapshot import (
+    RestingQueue,
+    files_agree,
+    missing_bytes,
+    read_snapshot,
+    remove_snapshot,
+)
+
+__all__ = ["LoadedQueue", "RecoveredStore", "StoreRecovery", "load_queue"]
+
+_log = logging.getLogger("qindex.recovery")
+
+_JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE
+
+I64 = npt.NDArray[np.int64]
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RecoveredStore:
+    """An open store: its queues by directory name, its messages, what recovery met."""
+
+    queues: dict[str, RestingQueue]
+    messages: Messages
+    findings: list[Finding] = field(default_factory=list)
+
+
+class StoreRecovery:
+    """Opens the queues and the message store of one directory.
+
+    ``before_reclaim``: makes the acks of all queues durable; the message store calls it before it
+    deletes messages.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        entry_count: int,
+        options: Options,
+        poison: Poison,
+        before_reclaim: Callable[[], None],
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._queues_directory = os.path.join(directory, layout.QUEUES)
+        self._entry_count = entry_count
+        self._options = options
+        self._poison = poison
+        self._sync_indexes = before_reclaim
+        self._done = threading.Event()
+        self._failed = False
+
+    def open(self) -> RecoveredStore:
+        """Open all; the snapshot is removed before anything changes.
+
+        Raises :class:`DamageError`, :class:`StorageError`, :class:`OSError`.
+        """
+        try:
+            snapshot = read_snapshot(self._fs, self._directory, self._queues_directory)
+            remove_snapshot(self._fs, self._directory)
+            names = self._clean_up()
+            if snapshot is None:
+                return self._recover(names)
+            return self._by_snapshot(names, *snapshot) or self._recover(
+                names, missing_bytes(self._fs, snapshot[0].values())
+            )
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            self._done.set()
+
+    def _clean_up(self) -> list[str]:
+        """Finish what a crash cut short; gives the directories of the queues there are."""
+        fs = self._fs
+        names = []
+        for name in sorted(fs.listdir(self._queues_directory)):
+            path = os.path.join(self._queues_directory, name)
+            unfinished = layout.QUEUE_NAME + ".tmp"
+            if name.endswith(layout.DELETED_SUFFIX) or set(fs.listdir(path)) <= {unfinished}:
+                remove_queue_directory(fs, path)
+            else:
+                names.append(name)
+        return names
+
+    def _by_snapshot(
+        self, names: list[str], queues: dict[str, RestingQueue], message_store: bytes | None
+    ) -> RecoveredStore | None:
+        """Open what the snapshot says; ``None`` where the files are not those it is of."""
+        fs = self._fs
+        known = set(names) == set(queues)
+        # A store that came from elsewhere: what is in it must not pass for garbage.
+        known &= message_store is not None or not has_message_store(fs, self._directory)
+        if known and all(files_agree(fs, queue) for queue in queues.values()):
+            try:
+                return RecoveredStore(queues, self._messages(Counter(), message_store))
+            except StaleSnapshotError as error:
+                _log.warning("%s: %s", self._directory, error)
+        return None
+
+    def _recover(self, names: list[str], findings: list[Finding] | None = None) -> RecoveredStore:
+        """Recover all queues and the message store from the files. ``findings``: met before."""
+        references: Counter[bytes] = Counter()
+        waiting: list[tuple[str, LoadedQueue, SeqFile]] = []
+        queues: dict[str, RestingQueue] = {}
+        findings = findings or []
+        power_lost = False
+        for name in names:
+            loaded, seq_file = self._load(os.path.join(self._queues_directory, name))
+            power_lost |= seq_file.power_lost
+            if loaded.stored:
+                references.update(msg_id for _, msg_id in loaded.stored)
+                waiting.append((name, loaded, seq_file))
+            else:
+                queues[name] = _rewrite(self._fs, loaded, seq_file, ())
+                findings += loaded.findings
+        messages = self._messages(references, None, power_lost)
+        try:
+            for name, loaded, seq_file in waiting:
+                queues[name] = _rewrite(self._fs, loaded, seq_file, messages.missing)
+                findings += loaded.findings
+        except BaseException:
+            self._failed = True
+            self._done.set()  # or the compaction thread, which close() joins, would wait for ever
+            messages.close()
+            raise
+        return RecoveredStore(queues, messages, findings + messages.findings)
+
+    def _messages(
+        self, references: Counter[bytes], snapshot: bytes | None, power_lost: bool = False
+    ) -> Messages:
+        return Messages(
+            self._fs,
+            self._directory,
+            self._options,
+            self._poison,
+            references=references,
+            snapshot=snapshot,
+            verify=power_lost,
+            before_reclaim=self._before_reclaim,
+        )
+
+    def _before_reclaim(self) -> None:
+        """Let the message store delete nothing before the indexes are recovered: the acks that
+        made messages garbage are durable from then on."""
+        self._done.wait()
+        if self._failed:
+            raise ClosedError(f"{self._directory}: could not be opened")
+        self._sync_indexes()
+
+    def recover_one(self, path: str) -> tuple[RestingQueue, list[Finding]]:
+        """Recover one queue of an open store, whose references are counted already."""
+        loaded, seq_file = self._load(path)
+        return _rewrite(self._fs, loaded, seq_file, ()), loaded.findings
+
+    def load_one(self, path: str) -> LoadedQueue:
+        """Load one queue; nothing is changed."""
+        return self._load(path)[0]
+
+    def _load(self, path: str) -> tuple[LoadedQueue, SeqFile]:
+        """Read a queue and judge what was found; nothing is changed.
+
+        Raises :class:`DamageError` for what no crash leaves, unless the options say to repair, and
+        :class:`StorageError`.
+        """
+        seq_file = SeqFile(self._fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
+        try:
+            loaded = load_queue(
+                self._fs,
+                path,
+                self._entry_count,
+                seq_limit=seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID,
+                given_out=seq_file.next_after_crash(0) if seq_file.same_run else None,
+                power_lost=seq_file.power_lost,
+            )
+        except OSError as error:
+            raise StorageError(path, "the queue can't be read", error) from error
+        judge(loaded.findings, repair=self._options.repair)
+        return loaded, seq_file
+
+
+# -- read a queue: nothing is written -------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class JournalEntries:
+    """Publish records found in a journal that no segment has: sorted by seq_id."""
+
+    seqs: I64
+    offsets: I64
+    data: Data
+
+
+@dataclass(slots=True)
+class LoadedQueue:
+    """A queue as its files have it.
+
+    ``segments``: by number; those that the journal touches are loaded and dirty, others know
+    their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
+    messages published as transient and not acknowledged. ``unacked``: messages held.
+    ``sound_files``: what the files of damaged segments (by number) should hold; the states and
+    offsets of those are of these bytes. ``stored``: seq_id and message id of each entry whose
+    message is in the persistent message store.
+    """
+
+    directory: str
+    entry_count: int
+    segments: SortedDict
+    journal: JournalEntries
+    seen: int
+    transient: set[int]
+    journal_size: int
+    findings: list[Finding] = field(default_factory=list)
+    sound_files: dict[int, bytes] = field(default_factory=dict)
+    stored: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def unacked(self) -> int:
+        """Messages published and not acknowledged."""
+        return sum(segment.unacked for segment in self.segments.values())
+
+    def holds(self, seq_id: int) -> bool | None:
+        """Tell whether an entry is published, persistent and not acknowledged; ``None`` when its
+        segment is not in memory."""
+        segment = self.segments.get(seq_id // self.entry_count)
+        if segment is None or seq_id in self.transient:
+            return False
+        if not segment.loaded:
+            return None
+        return segment.states[seq_id - segment.base] in (PUBLISHED, DELIVERED)
+
+    def acknowledge(self, fs: FileSystem, seq_id: int) -> None:
+        """Mark an entry as acknowledged. Raises :class:`OSError`."""
+        segment = self.segments[seq_id // self.entry_count]
+        if not segment.loaded:
+            path = os.path.join(self.directory, file_name(segment.number))
+            scan = scan_segment(path, read_file(fs, path), segment.number, self.entry_count)
+            segment.load(scan.filed, *scan.located())
+        segment.acknowledge(seq_id)
+
+
+def load_queue(
+    fs: FileSystem,
+    directory: str,
+    entry_count: int,
+    *,
+    seq_limit: int = SEQ_MASK,
+    given_out: int | None = None,
+    power_lost: bool = False,
+) -> LoadedQueue:
+    """Read all of a queue's directory.
+
+    ``seq_limit``: no seq_id above it was ever given out. ``given_out``: all seq_ids below were
+    before the journal's first record; known where no power was lost since. ``power_lost``: see
+    :class:`qindex.format.resynchronise.Layout`. Raises :class:`OSError`. Damage is no
+    error here: see ``findings``. Memory: one segment file at a time, and the journal.
+    """
+    nothing = JournalEntries(np.empty(0, np.int64), np.empty(0, np.int64), b"")
+    loaded = LoadedQueue(directory, entry_count, SortedDict(), nothing, 0, set(), 0)
+    journal_path = os.path.join(directory, journal_format.FILE_NAME)
+    reading = _read_journal(fs, loaded, journal_path, seq_limit, power_lost)
+    # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
+    published = Elsewhere.of(reading.walk, _JOURNAL_HEAD)
+    elsewhere = published if seq_limit < SEQ_MASK else None
+    _read_segments(fs, loaded, reading, elsewhere, power_lost)
+    if given_out is not None:
+        _leave_out_early_steps(loaded, journal_path, reading, given_out)
+    _merge(loaded, journal_path, reading)
+    _note_transient(loaded, reading)
+    loaded.stored = [
+        (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
+    ]
+    for segment in loaded.segments.values():
+        if segment.loaded and not segment.dirty:
+            segment.unload()
+    return loaded
+
+
+def _read_journal(
+    fs: FileSystem, loaded: LoadedQueue, path: str, seq_limit: int, power_lost: bool
+) -> Reading:
+    data = read_optional(fs, path) or b""
+    healed = read_healed(fs, path, loaded.findings, data, power_lost)
+    records = journal_layout(seq_limit, power_lost=power_lost, complete=healed.end)
+    reading = read_soundly(path, healed.data, records, healed.whole)
+    loaded.findings += reading.findings
+    loaded.journal_size = reading.walk.end
+    return reading
+
+
+def _read_segments(
+    fs: FileSystem,
+    loaded: LoadedQueue,
+    reading: Reading,
+    elsewhere: Elsewhere | None,
+    power_lost: bool,
+) -> None:
+    """Read the segment files one after the other; those that the journal has nothing of give
+    their maps back."""
+    touched = set(segment_numbers(reading.walk.seqs, loaded.entry_count))
+    for name in sorted(fs.listdir(loaded.directory)):
+        number = file_number(name)
+        if number is None:
+            continue
+        path = os.path.join(loaded.directory, name)
+        segment = _read_segment(fs, loaded, path, number, elsewhere, power_lost)
+        if number not in touched and not segment.dirty:
+            segment.unload()
+        loaded.segments[number] = segment
+
+
+def _read_segment(
+    fs: FileSystem,
+    loaded: LoadedQueue,
+    path: str,
+    number: int,
+    elsewhere: Elsewhere | None,
+    power_lost: bool,
+) -> Segment:
+    findings: list[Finding] = []
+    healed = read_healed(fs, path, findings, power_lost=power_lost)
+    count = loaded.entry_count
+    scan = scan_segment(path, healed.data, number, count, healed.whole, elsewhere, power_lost)
+    findings += scan.findings
+    if findings:
+        loaded.findings += findings
+        sound = loaded.sound_files[number] = scan.sound_bytes()
+        scan = scan_segment(path, sound, number, count)
+    segment = Segment(number, count)
+    segment.file_size = scan.size
+    offsets, lengths = scan.located()
+    segment.load(scan.filed, offsets, lengths)
+    states = np.frombuffer(scan.filed, np.uint8)
+    there = np.flatnonzero(states)
+    if len(there):
+        loaded.seen = max(loaded.seen, segment.base + int(there[-1]) + 1)
+    loaded.transient.update(scan.transient.tolist())
+    rels = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
+    loaded.stored += stored_entries(
+        scan.data,
+        rels + segment.base,
+        offsets[rels] + STEP_SIZE,
+        lengths[rels] - PUBLISH_HEAD_SIZE,
+    )
+    return segment
+
+
+def _leave_out_early_steps(
+    loaded: LoadedQueue, path: str, reading: Reading, given_out: int
+) -> None:
+    """Leave out delivers and acks of what was not published by then
+    (:mod:`qindex.recovery.early_steps`)."""
+    if any(finding.cause is Cause.DAMAGE for finding in reading.findings):
+        return  # their publishes may be what is damaged
+    # A node that had the queue for a while knows of no other file than its segments.
+    ahead = ahead_of_publishes(reading.walk, max(given_out, loaded.seen))
+    if ahead.any():
+        loaded.findings += ahead_findings(path, reading.walk, ahead)
+        reading.walk = reading.walk.take(~ahead)
+
+
+def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
+    """Merge the journal's records into the segments' states (:mod:`qindex.index.merge`)."""
+    walk = reading.walk
+    # A deliver or ack counts too: its seq_id was given out, even if its segment is gone.
+    loaded.seen = max(loaded.seen, int(walk.seqs.max()) + 1 if len(walk) else 0)
+    records = JournalRecords(path, walk)
+    count = loaded.entry_count
+    fresh = [np.zeros(0, np.bool_)]
+    for number in records.segment_numbers(count):
+        segment = loaded.segments.get(number)
+        if segment is None:
+            segment = loaded.segments[number] = Segment(number, count)
+        states = np.frombuffer(segment.states, np.uint8)
+        merged = records.merge_into(states, segment.base)
+        fresh.append(merged.fresh)
+        loaded.findings += merged.findings
+        if not states.any() and not segment.file_size:
+            del loaded.segments[number]
+        loaded.transient.difference_update(merged.acked)
+    entries = records.entries.take(np.concatenate(fresh))
+    loaded.journal = JournalEntries(entries.seqs, entries.offsets, reading.data)
+    bare = entries.take(entries.lengths == _JOURNAL_HEAD)
+    loaded.stored += stored_entries(
+        reading.data,
+        bare.seqs,
+        bare.offsets + journal_format.ACTION_SIZE,
+        np.zeros(len(bare), np.int64),
+    )
+
+
+def _note_transient(loaded: LoadedQueue, reading: Reading) -> None:
+    """Note the transient messages of the journal: they do not outlive their process."""
+    seqs = reading.walk.seqs[reading.walk.kinds == PUBLISH_TRANSIENT]
+    for seq in seqs.tolist():
+        segment = loaded.segments.get(seq // loaded.entry_count)
+        if segment is not None and segment.states[seq - segment.base] in (PUBLISHED, DELIVERED):
+            loaded.transient.add(seq)
+
+
+# -- rewrite what must be -------------------------------------------------------------------------
+
+
+def _rewrite(
+    fs: FileSystem, loaded: LoadedQueue, seq_file: SeqFile, missing: Container[bytes]
+) -> RestingQueue:
+    """Make the queue's files whole: damaged bytes are set aside in quarantine files, the rest is
+    kept. Entries whose message is ``missing`` from the message store are dropped, and reported.
+
+    Raises :class:`StorageError` when the system refuses; nothing is lost by that. All is durable
+    on return.
+    """
+    try:
+        set_aside(fs, loaded.findings)
+        _put_sound_files(fs, loaded)
+        _drop_missing(fs, loaded, missing)
+        _drop_transient(fs, loaded)
+        next_seq = _next_seq(loaded, seq_file)
+        if seq_file.same_run:
+            _give_out(seq_file, next_seq)
+        segments = _flush(fs, loaded, next_seq)
+        _empty_journal(fs, loaded.directory)
+        if not seq_file.same_run:
+            # Not before: it says that what was written since the power was lost is all there,
+            # and the journal was written before. Until here the old reservation holds.
+            _give_out(seq_file, next_seq)
+    except OSError as error:
+        raise StorageError(loaded.directory, "the queue can't be recovered", error) from error
+    return RestingQueue(loaded.directory, next_seq, segments)
+
+
+def _put_sound_files(fs: FileSystem, loaded: LoadedQueue) -> None:
+    """Put sound files in place of damaged or torn ones."""
+    for number, sound in loaded.sound_files.items():
+        path = os.path.join(loaded.directory, file_name(number))
+        remove_sums(fs, path)
+        if not sound:
+            fs.unlink(path)
+        else:
+            replace_file(fs, path, sound)
+            append_sums(fs, path, [extent(sound, 0)])
+
+
+def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]) -> None:
+    for seq, msg_id in loaded.stored:
+        if msg_id in missing:
+            loaded.acknowledge(fs, seq)
+            path = os.path.join(loaded.directory, file_name(seq // loaded.entry_count))
+            finding = without_message(path, seq, msg_id)
+            loaded.findings.append(finding)
+            report(finding)
+
+
+def _drop_transient(fs: FileSystem, loaded: LoadedQueue) -> None:
+    for seq in loaded.transient:
+        loaded.acknowledge(fs, seq)
+
+
+def _next_seq(loaded: LoadedQueue, seq_file: SeqFile) -> int:
+    next_seq = seq_file.next_after_crash(loaded.seen)
+    if any(finding.is_loss for finding in loaded.findings):
+        # The damaged places may have held the latest seq_ids.
+        next_seq = max(next_seq, seq_file.reserved)
+    return next_seq
+
+
+def _give_out(seq_file: SeqFile, next_seq: int) -> None:
+    """Note that all seq_ids below ``next_seq`` are given out."""
+    if next_seq >= seq_file.reserved:
+        seq_file.reserve(next_seq)
+    seq_file.raise_floor(next_seq)
+
+
+def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tuple[int, int]]:
+    """Append what the journal holds to the segments; gives the entries not acknowledged and the
+    bytes of each segment that is left."""
+    plans = []
+    entries = loaded.journal
+    for segment in loaded.segments.values():
+        if segment.dirty:
+            offsets = np.full(loaded.entry_count, -1, np.int64)
+            low, high = np.searchsorted(
+                entries.seqs, (segment.base, segment.base + loaded.entry_count)
+            )
+            offsets[entries.seqs[low:high] - segment.base] = entries.offsets[low:high]
+            plans.append(plan_segment(segment, 0, offsets))
+    write_plan(fs, FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans))
+    segments = {
+        number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()
+    }
+    segments.update({plan.number: (plan.unacked, plan.file_size) for plan in plans})
+    return {number: counts for number, counts in segments.items() if counts[0]}
+
+
+def _empty_journal(fs: FileSystem, directory: str) -> None:
+    """The commit point: from here on the segments alone say what the queue holds."""
+    path = os.path.join(directory, journal_format.FILE_NAME)
+    for name in fs.listdir(directory):
+        if name.endswith((".new", ".tmp")):
+            fs.unlink(os.path.join(directory, name))
+    remove_sums(fs, path)
+    try:
+        fd = fs.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if fs.fstat(fd).st_size:
+            fs.truncate(fd, 0)
+            fs.fdatasync(fd)
+            # Its name, too: a flush may have put this file in place of another, which must not
+            # come back after what is in the segments now has gone from there.
+            fs.sync_dir(directory)
+    finally:
+        fs.close(fd)
