@@ -22,7 +22,7 @@ Cancellation loses and doubles nothing:
   the confirm, for a flush), it gives up waiting: the message is in the queue, once.
 * ``get`` takes a message after its last suspension. Cancelled, it has taken none, and whoever
   waits next is woken in its place.
-* ``ack`` and ``nack`` are done before their first suspension, too.
+* ``ack``, ``nack`` and ``reject`` are done before their first suspension, too.
 """
 
 from __future__ import annotations

@@ -19,8 +19,11 @@ class Settling(Protocol):
     async def ack(self, delivery: Delivery) -> None:
         """Acknowledge a delivery."""
 
-    async def nack(self, delivery: Delivery, requeue: bool = True) -> None:
-        """Give a delivery back."""
+    async def nack(self, delivery: Delivery) -> None:
+        """Give a delivery back, to be delivered again."""
+
+    async def reject(self, delivery: Delivery) -> None:
+        """Refuse a delivery for good."""
 
     async def extend(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end later."""
@@ -87,9 +90,13 @@ class Delivery:
         """Acknowledge; see :meth:`qindex.aio.queue.Queue.ack`."""
         await self._queue.ack(self)
 
-    async def nack(self, requeue: bool = True) -> None:
-        """Give back; see :meth:`qindex.aio.queue.Queue.nack`."""
-        await self._queue.nack(self, requeue=requeue)
+    async def nack(self) -> None:
+        """Give back, to be delivered again; see :meth:`qindex.aio.queue.Queue.nack`."""
+        await self._queue.nack(self)
+
+    async def reject(self) -> None:
+        """Refuse for good; see :meth:`qindex.aio.queue.Queue.reject`."""
+        await self._queue.reject(self)
 
     async def extend(self, seconds: float) -> None:
         """Keep it for ``seconds`` from now; see :meth:`qindex.aio.queue.Queue.extend`."""
@@ -107,7 +114,7 @@ class Delivery:
         if kind is None and not self.settled:
             await self.ack()
         elif kind is not None and issubclass(kind, Exception) and not self.settled:
-            await self.nack(requeue=True)
+            await self.nack()
         else:
             # A cancellation, or the end of the program: it gives back what its handler neither lost
             # nor refused. And a lease that ran out is warned of.

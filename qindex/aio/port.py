@@ -2,7 +2,7 @@
 
 ::
 
-    turn n      publish, publish, nack, publish, ...   -> noted: one future for each who waits
+    turn n      publish, publish, reject, publish, ...   -> noted: one future for each who waits
     turn n + 1  first of all                           -> appended with one write; the syncer, and
                                                           the helper, get the rest
 
@@ -24,7 +24,7 @@ from qindex.queue.queue import Queue
 
 __all__ = ["Port"]
 
-_Nacks = list[tuple[Delivery, bool]]
+_GivenBack = list[tuple[Delivery, bool]]
 
 _MOST_NOTED = 1024
 """Messages that are noted before they are appended."""
@@ -51,7 +51,7 @@ class Port:
         self._is_called = False
         self._noting = noting
         self._noted: dict[Queue, tuple[list[bytes], list[asyncio.Future[int]]]] = {}
-        self._nacks: dict[Queue, tuple[_Nacks, Waiting]] = {}
+        self._given_back: dict[Queue, tuple[_GivenBack, Waiting]] = {}
 
     def publish(
         self, queue: Queue, body: bytes, loop: asyncio.AbstractEventLoop
@@ -129,27 +129,27 @@ class Port:
             for waiting in asked.values():
                 waiting.resolve(error)
 
-    def nack(
+    def give_back(
         self, queue: Queue, delivery: Delivery, requeue: bool, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[None]:
         """Give a future that is resolved when a delivery of a queue with a dead-letter queue was
-        given back, durably: many of them share their syncs."""
+        requeued or rejected, durably: many of them share their syncs."""
         future: asyncio.Future[None] = loop.create_future()
-        nacks = self._nacks.get(queue)
-        if nacks is None:
-            if not self._nacks:
-                loop.call_soon(self._hand_over_nacks)
-            nacks = self._nacks[queue] = [], Waiting()
-        nacks[0].append((delivery, requeue))
-        nacks[1].futures.append(future)
-        nacks[1].results.append(None)
+        given = self._given_back.get(queue)
+        if given is None:
+            if not self._given_back:
+                loop.call_soon(self._take_back)
+            given = self._given_back[queue] = [], Waiting()
+        given[0].append((delivery, requeue))
+        given[1].futures.append(future)
+        given[1].results.append(None)
         return future
 
-    def _hand_over_nacks(self) -> None:
-        asked, self._nacks = self._nacks, {}
-        for queue, (nacks, waiting) in asked.items():
+    def _take_back(self) -> None:
+        given_back, self._given_back = self._given_back, {}
+        for queue, (asked, waiting) in given_back.items():
             try:
-                done = self._helper.submit(partial(queue._settler.nack_together, nacks))
+                done = self._helper.submit(partial(queue._settler.give_back_together, asked))
             except ClosedError as error:
                 waiting.resolve(error)
             else:

@@ -64,11 +64,11 @@ class Ports:
         something is about to come behind it."""
         self._port(asyncio.get_running_loop()).append(queue)
 
-    def nack(self, queue: Queue, delivery: Delivery, requeue: bool) -> asyncio.Future[None]:
+    def give_back(self, queue: Queue, delivery: Delivery, requeue: bool) -> asyncio.Future[None]:
         """Give a future of the running loop, resolved when a delivery of a queue with
-        a dead-letter queue was given back, durably."""
+        a dead-letter queue was requeued or rejected, durably."""
         loop = asyncio.get_running_loop()
-        return self._port(loop).nack(queue, delivery, requeue, loop)
+        return self._port(loop).give_back(queue, delivery, requeue, loop)
 
     def stop_syncing(self) -> None:
         """End the syncer's thread; it does first what it was asked for."""

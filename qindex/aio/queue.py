@@ -423,9 +423,17 @@ class Queue:
             await self._ports.durable(self._queue)
         return count
 
-    async def nack(self, delivery: Delivery, requeue: bool = True) -> None:
-        """Give a message back to its place, or with ``requeue=False`` for good: see
+    async def nack(self, delivery: Delivery) -> None:
+        """Give a message back: it is requeued, at its place; see
         :meth:`qindex.queue.queue.Queue.nack`. A cancellation is raised when it is done."""
+        await self._give_back(delivery, requeue=True)
+
+    async def reject(self, delivery: Delivery) -> None:
+        """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`. A cancellation
+        is raised when it is done."""
+        await self._give_back(delivery, requeue=False)
+
+    async def _give_back(self, delivery: Delivery, *, requeue: bool) -> None:
         if not isinstance(delivery, Delivery):
             raise no_delivery(delivery)
         queue = self._queue
@@ -433,10 +441,13 @@ class Queue:
         if moves:
             # To be durable it takes several syncs, in order.
             self._state.check_open()
-            await to_the_end(self._ports.nack(queue, delivery._plain, requeue))
+            await to_the_end(self._ports.give_back(queue, delivery._plain, requeue))
             return
-        self._settler.nack(delivery._plain, requeue, waits=False)
-        if not requeue and self._sync_each:
+        if requeue:
+            self._settler.nack(delivery._plain, waits=False)
+            return
+        self._settler.reject(delivery._plain, waits=False)
+        if self._sync_each:
             await self._ports.durable(queue)
 
     async def extend(self, delivery: Delivery, seconds: float) -> None:
@@ -444,10 +455,6 @@ class Queue:
         if not isinstance(delivery, Delivery):
             raise no_delivery(delivery)
         self._queue.extend(delivery._plain, seconds)
-
-    async def requeue(self, delivery: Delivery) -> None:
-        """Give a message back to its place; the same as ``nack(delivery, requeue=True)``."""
-        await self.nack(delivery, requeue=True)
 
     # -- the rest -------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class ReadOnlyQueue:
         self._engine._refuse()
 
     publish = publish_many = publish_messages = reserve = get = get_many = consume = _refuse
-    ack = ack_many = ack_up_to = nack = requeue = extend = purge = flush = sync = _refuse
+    ack = ack_many = ack_up_to = nack = reject = extend = purge = flush = sync = _refuse
 
     def __repr__(self) -> str:
         return f"<ReadOnlyQueue {self.name!r}>"

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Reason = Literal["rejected", "expired", "limit", "overflow"]
-"""``nack(requeue=False)``; its time was up; ``delivery_limit``; dropped from the head of a queue
+"""``reject()``; its time was up; ``delivery_limit``; dropped from the head of a queue
 that was full."""
 
 DEATHS = "x-death"

@@ -31,8 +31,11 @@ class Settles(Protocol):
     def ack(self, delivery: Delivery, /) -> None:
         """Acknowledge it."""
 
-    def nack(self, delivery: Delivery, /, requeue: bool = True) -> None:
-        """Give it back."""
+    def nack(self, delivery: Delivery, /) -> None:
+        """Give it back, to be delivered again."""
+
+    def reject(self, delivery: Delivery, /) -> None:
+        """Refuse it for good."""
 
     def extend(self, delivery: Delivery, seconds: float, /) -> None:
         """Let its lease end later."""
@@ -56,7 +59,11 @@ class Lapsed:
         """Refuse."""
         raise lease_expired(delivery.seq_id)
 
-    def nack(self, delivery: Delivery, /, requeue: bool = True) -> None:
+    def nack(self, delivery: Delivery, /) -> None:
+        """Refuse."""
+        raise lease_expired(delivery.seq_id)
+
+    def reject(self, delivery: Delivery, /) -> None:
         """Refuse."""
         raise lease_expired(delivery.seq_id)
 
@@ -167,9 +174,13 @@ class Delivery:
         """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
         self._its_queue().ack(self)
 
-    def nack(self, requeue: bool = True) -> None:
-        """Give back; see :meth:`qindex.queue.queue.Queue.nack`."""
-        self._its_queue().nack(self, requeue=requeue)
+    def nack(self) -> None:
+        """Give back, to be delivered again; see :meth:`qindex.queue.queue.Queue.nack`."""
+        self._its_queue().nack(self)
+
+    def reject(self) -> None:
+        """Refuse for good; see :meth:`qindex.queue.queue.Queue.reject`."""
+        self._its_queue().reject(self)
 
     def extend(self, seconds: float) -> None:
         """Keep it for ``seconds`` from now; see :meth:`qindex.queue.queue.Queue.extend`."""
@@ -201,7 +212,7 @@ class Delivery:
         elif kind is None:
             self.ack()
         elif issubclass(kind, Exception):
-            self.nack(requeue=True)
+            self.nack()
         else:
             # The program ends (Ctrl-C, SystemExit): its handler neither lost nor refused it.
             self._its_queue().take_back_uncounted([self])

@@ -186,19 +186,21 @@ class Queue:
         number."""
         return self._settler.ack_up_to(seq_id)
 
-    def nack(self, delivery: Delivery, requeue: bool = True) -> None:
-        """Give a message back: it returns to its place in the queue.
+    def nack(self, delivery: Delivery) -> None:
+        """Give a message back: it is requeued, at its place, and delivered again.
 
-        With ``requeue=False``, or when it was delivered ``delivery_limit`` times, it goes to the
-        dead-letter queue; without one it is dropped. Raises as :meth:`ack`, and with
-        ``requeue=False`` :class:`~journal.errors.QueueFullError` when the dead-letter queue is
-        full: the delivery is then as it was.
+        One that was delivered ``delivery_limit`` times is not: it goes where :meth:`reject` sends
+        it. Raises as :meth:`ack`.
         """
-        self._settler.nack(delivery, requeue)
+        self._settler.nack(delivery)
 
-    def requeue(self, delivery: Delivery) -> None:
-        """Give a message back to its place; the same as ``nack(delivery, requeue=True)``."""
-        self._settler.nack(delivery, True)
+    def reject(self, delivery: Delivery) -> None:
+        """Refuse a message for good: it goes to the dead-letter queue; without one it is dropped.
+
+        Raises as :meth:`ack`, and :class:`~journal.errors.QueueFullError` when the dead-letter
+        queue is full: the delivery is then as it was.
+        """
+        self._settler.reject(delivery)
 
     def extend(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now.

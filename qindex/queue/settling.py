@@ -118,13 +118,15 @@ class Settler:
 
     # -- given back -----------------------------------------------------------------------------
 
-    def nack(self, delivery: Delivery, requeue: bool = True, *, waits: bool = True) -> None:
+    def nack(self, delivery: Delivery, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.nack`."""
+        self._take_back(delivery)
+        self._letters.move_waiting(waits)
+
+    def reject(self, delivery: Delivery, waits: bool = True) -> None:
+        """See :meth:`qindex.queue.queue.Queue.reject`."""
         state = self._state
-        if requeue:
-            self._take_back(delivery)
-            self._letters.move_waiting(waits)
-        elif state.settings.dead_letter is None:
+        if state.settings.dead_letter is None:
             self.ack(delivery, waits=waits)
             with state.lock.anyway:
                 state.tally.given_up["rejected"] += 1
@@ -140,13 +142,13 @@ class Settler:
             self.come_back(delivery.seq_id, delivery.body, delivery._extra, count)
             delivery._queue = None
 
-    def nack_together(self, nacks: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
-        """Give messages back, each to be requeued or not, in a queue with a dead-letter queue: all
-        that go there do so together. Gives what :meth:`nack` raises for each."""
-        rejected = [delivery for delivery, requeue in nacks if not requeue]
+    def give_back_together(self, asked: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
+        """Reject messages, or requeue them (true), in a queue with a dead-letter queue: all that go
+        there do so together. Gives what :meth:`reject` or :meth:`nack` raises for each."""
+        rejected = [delivery for delivery, requeue in asked if not requeue]
         failures = iter(self._letters.reject(rejected, waits=True) if rejected else ())
         found: list[StoreError | None] = []
-        for delivery, requeue in nacks:
+        for delivery, requeue in asked:
             if not requeue:
                 found.append(next(failures))
                 continue

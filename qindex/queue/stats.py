@@ -15,7 +15,7 @@ __all__ = ["ByReason", "EngineStats", "QueueStats"]
 class ByReason:
     """Messages that left a queue without a consumer's ack, by the reason.
 
-    ``rejected``: ``nack(requeue=False)``; ``expired``: their time was up; ``limit``: they came
+    ``rejected``: ``reject()``; ``expired``: their time was up; ``limit``: they came
     back after ``delivery_limit`` deliveries; ``overflow``: dropped from the head of a full queue.
     """
 

@@ -411,13 +411,13 @@ class Driver:
         queue = self._queue(name)
         for one in self._held(name, first, 1):
             self._begin_end(name, [one])
-            queue.nack(self._deliveries.pop((name, one.number)), requeue=False)
+            queue.reject(self._deliveries.pop((name, one.number)))
             self._end_end(name, [one])
 
     def do_requeue(self, name: str, first: int = 0, count: int = 1) -> None:
         queue = self._queue(name)
         for one in self._held(name, first, count):
-            queue.requeue(self._deliveries.pop((name, one.number)))
+            queue.nack(self._deliveries.pop((name, one.number)))
             one.ready = True
         self._note()
 
@@ -454,7 +454,7 @@ class Driver:
         queue = self._queue(name)
         for one in self._held(name, first, count):
             letters = self._begin_move(name, target, [one])
-            queue.nack(self._deliveries.pop((name, one.number)), requeue=False)
+            queue.reject(self._deliveries.pop((name, one.number)))
             self._end_move(name, target, letters)
 
     def do_dead_together(self, name: str, target: str, count: int) -> None:
@@ -463,7 +463,7 @@ class Driver:
         held = self._held(name, 0, count)
         letters = self._begin_move(name, target, held)
         nacks = [(self._deliveries.pop((name, one.number)), False) for one in held]
-        assert not any(queue._settler.nack_together(nacks))
+        assert not any(queue._settler.give_back_together(nacks))
         self._end_move(name, target, letters)
 
     def do_overflow(self, name: str, target: str, count: int = 1, kind: str = "small") -> None:
@@ -489,7 +489,7 @@ class Driver:
         for one in list(self.books[name].messages.values()):
             delivery = self._deliveries.pop((name, one.number), None)
             if delivery is not None and one.moved_to:
-                queue.requeue(delivery)
+                queue.nack(delivery)
                 self._end_move(name, target, [self.books[target].messages[one.number]])
 
     def do_lease(self, name: str) -> None:

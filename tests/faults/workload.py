@@ -338,7 +338,8 @@ class Run:
         elif how == "ack":
             self.attempt(deliveries[0].ack)
         else:
-            self.attempt(lambda: deliveries[0].nack(requeue=how == "nack"))
+            one = deliveries[0]
+            self.attempt(one.nack if how == "nack" else one.reject)
         if how != "nack":
             done = Fate.MAYBE if len(self.errors) > before else Fate.YES
             model.settled([one.body for one in deliveries], done)

@@ -35,11 +35,11 @@ def _fill(path: Path) -> qindex.Engine:
         engine.publish_to(["orders", "failed"], bytes((number,)) * 6000, key=f"k{number}")
     for one in orders.get_many(10):
         if one.seq_id % 2:
-            one.nack(requeue=True)
+            one.nack()
         else:
             one.ack()
     for _ in range(2):
-        orders.nack(orders.get_many(1)[0], requeue=True)
+        orders.nack(orders.get_many(1)[0])
     orders.flush()
     orders.publish_many([b"more %03d" % number for number in range(5)])
     engine.sync()

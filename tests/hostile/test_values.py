@@ -144,7 +144,7 @@ def _use(fs: MemoryFileSystem, *, repair: bool = False) -> None:
             queue = engine.queue(name)
             for _ in range(2):
                 for one in queue.get_many(4):
-                    one.nack(requeue=True)
+                    one.nack()
             queue.publish(b"more")
             queue.flush()
         engine.compact()

@@ -42,7 +42,7 @@ def reject(queue: qindex.Queue) -> None:
             delivery.nack()
             continue
         with suppress(qindex.QueueFullError):
-            delivery.nack(requeue=False)
+            delivery.reject()
             tell("M", int(delivery.body.split()[0]))
 
 

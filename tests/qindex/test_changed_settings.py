@@ -89,13 +89,13 @@ def test_a_delivery_limit_and_a_dead_letter_queue_come_and_go(tmp_path: Path) ->
         taken(queue).nack()
         dead = engine.queue("dead")
         assert [one.body for one in dead.peek(9)] == [b"a"]
-        taken(queue).nack(requeue=False)
+        taken(queue).reject()
         assert [one.body for one in dead.peek(9)] == [b"a", b"b"]
         engine.queue("q", delivery_limit=qindex.UNSET, dead_letter=qindex.UNSET)
         queue.publish(b"c")
         for _ in range(5):
             taken(queue).nack()
-        taken(queue).nack(requeue=False)
+        taken(queue).reject()
         assert len(dead) == 2
         assert len(queue) == 0
 

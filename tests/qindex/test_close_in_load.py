@@ -74,7 +74,7 @@ class Load:
             if what == 0:
                 one.nack()
             elif what == 1:
-                one.nack(requeue=False) if queue is self.a else one.nack()
+                one.reject() if queue is self.a else one.nack()
             else:
                 with self.lock:
                     self.there.discard(name)

@@ -62,10 +62,10 @@ def test_rejected(tmp_path: Path, size: int, record_format: str) -> None:
         queue.publish(b"x" * size, key="k", headers={"kind": "new"}, ttl=1e6)
         given = take(queue)
         start = int(time())
-        given.nack(requeue=False)
+        given.reject()
         assert given.settled
         with pytest.raises(qindex.UsageError, match="settled"):
-            given.nack(requeue=False)
+            given.reject()
         assert (len(queue), queue.stats().unacked, queue.stats().dead_lettered) == (0, 0, 1)
         letter = take(engine.queue("dead"))
         assert letter.body == given.body
@@ -89,7 +89,7 @@ def test_without_a_dead_letter_queue_it_is_dropped(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", delivery_limit=1)
         queue.publish_many([b"0", b"1"])
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         take(queue).nack()
         assert engine.queue_names() == ["q"]
         assert (queue.stats().acked, queue.stats().dead_lettered) == (2, 0)
@@ -153,7 +153,7 @@ def test_transient_stays_transient(tmp_path: Path) -> None:
         queue.publish(b"gone", persistent=False)
         queue.publish(b"stays")
         for _ in range(2):
-            take(queue).nack(requeue=False)
+            take(queue).reject()
         assert bodies(engine.queue("dead")) == [b"gone", b"stays"]
     with open_quietly(tmp_path) as engine:
         assert bodies(engine.queue("dead")) == [b"stays"]
@@ -164,11 +164,11 @@ def test_it_gets_the_ttl_of_its_new_queue(tmp_path: Path) -> None:
         queue = engine.queue("q", dead_letter="wait")
         engine.queue("wait", message_ttl=0, dead_letter="q")
         queue.publish(b"again")
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         assert engine.queue("wait").get(0) is None  # expired there: a retry after a while
         again = take(queue)
         assert deaths(again) == [("wait", "expired", 1), ("q", "rejected", 1)]
-        again.nack(requeue=False)
+        again.reject()
         assert engine.queue("wait").get(0) is None
         again = take(queue)
         assert deaths(again) == [("wait", "expired", 2), ("q", "rejected", 2)]
@@ -215,7 +215,7 @@ def test_headers_that_leave_no_room(tmp_path: Path, caplog: pytest.LogCaptureFix
         queue = engine.queue("q", dead_letter="dead")
         large = {"h": "x" * ((1 << 20) - 20)}
         queue.publish(b"full", headers=large)
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         letter = take(engine.queue("dead"))
         assert letter.headers == large
         assert "without headers" in caplog.text
@@ -236,7 +236,7 @@ def test_a_full_dead_letter_queue(tmp_path: Path, overflow: Any) -> None:
         queue.publish(b"3")
         given = take(queue)
         with pytest.raises(qindex.QueueFullError, match="'dead' is full"):
-            given.nack(requeue=False)
+            given.reject()
         assert not given.settled
         given.nack()
         take(queue).nack()  # the limit is reached: it waits, and is not delivered again
@@ -276,11 +276,11 @@ def test_a_deleted_dead_letter_queue_is_made_again(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", dead_letter="dead")
         queue.publish_many([b"0", b"1", b"2"])
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         engine.delete_queue("dead")
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         assert bodies(engine.queue("dead")) == [b"1"]
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         engine.delete_queue("q")
         assert bodies(engine.queue("dead")) == [b"1", b"2"]
     with open_quietly(tmp_path) as engine:
@@ -310,11 +310,11 @@ def test_a_full_disk(tmp_path: Path) -> None:
         fs.names = {"qindex.moves"}
         given = take(queue)
         with pytest.raises(qindex.StorageError, match="can't be noted"):
-            given.nack(requeue=False)
+            given.reject()
         assert not given.settled
         assert len(engine.queue("dead")) == 0
         fs.names = set()
-        given.nack(requeue=False)
+        given.reject()
         assert bodies(engine.queue("dead")) == [b"0"]
 
 
@@ -335,9 +335,9 @@ def test_after_a_kill_it_is_in_one_queue(tmp_path: Path, durability: str, how: s
         queue.publish_many([b"%d" % number for number in range(6)])
         queue.publish(b"large" * 3000)
         for _ in range(3):
-            take(queue).nack(requeue=False)
+            take(queue).reject()
         queue.get_many(3)
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         assert engine._moves.pending == (4 if durability == "os" else 0)
         killed = copy_live(store, tmp_path / "1")
     with _settled_by(killed, how) as engine:
@@ -355,7 +355,7 @@ def test_after_a_kill_what_was_consumed_does_not_come_back(tmp_path: Path) -> No
     with open_quietly(store) as engine:
         queue = engine.queue("q", dead_letter="dead")
         queue.publish_many([b"0", b"1"])
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         take(engine.queue("dead")).ack()
         engine.queue("dead").flush()
         killed = copy_live(store, tmp_path / "1")
@@ -418,13 +418,13 @@ def test_the_file_is_emptied_when_all_is_durable(tmp_path: Path) -> None:
         path = tmp_path / "qindex.moves"
         sizes = set()
         for _ in range(3000):
-            take(queue).nack(requeue=False)
+            take(queue).reject()
             sizes.add(path.stat().st_size)
         assert 0 in sizes
         assert max(sizes) < 500_000
         for sync in (engine.sync, queue.sync, engine.queue("dead").sync):
             queue.publish(b"y")
-            take(queue).nack(requeue=False)
+            take(queue).reject()
             assert path.stat().st_size
             sync()
             assert not path.stat().st_size
@@ -436,7 +436,7 @@ def test_in_the_background_they_become_durable_by_themselves(tmp_path: Path) -> 
     with qindex.open(tmp_path, flush_idle=0.01) as engine:
         queue = engine.queue("q", dead_letter="dead")
         queue.publish(b"x")
-        take(queue).nack(requeue=False)
+        take(queue).reject()
         until(lambda: not engine._moves.pending)
 
 
@@ -452,7 +452,7 @@ def test_moves_by_many_threads(tmp_path: Path) -> None:
                 for _ in range(200):
                     delivery = engine.queue(name).get(0.05)
                     if delivery is not None:
-                        delivery.nack(requeue=False)
+                        delivery.reject()
             except qindex.StoreError as error:
                 errors.append(error)
 

@@ -1,4 +1,4 @@
-"""get, ack, nack, requeue: order, flags, batches."""
+"""get, ack, nack, reject: order, flags, batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_requeued_message_returns_to_its_place(tmp_path: Path) -> None:
         for at in (2, 0, 1):
             delivery = taken[at]
             assert delivery is not None
-            queue.requeue(delivery)
+            queue.nack(delivery)
             assert delivery.settled
         assert (len(queue), queue.stats().unacked) == (5, 1)
         assert [(one.seq_id, one.redelivered) for one in queue.peek(9)] == [
@@ -58,7 +58,7 @@ def test_dropping_instead_of_requeueing(tmp_path: Path) -> None:
         queue.publish_many(bodies(0, 2))
         delivery = queue.get(0)
         assert delivery is not None
-        delivery.nack(requeue=False)
+        delivery.reject()
         assert [body for _, body, _ in drain(queue)] == [b"1"]
 
 

@@ -134,7 +134,7 @@ def test_a_wall_clock_that_is_set_forward_for_a_moment(tmp_path: Path) -> None:
         queue.publish(b"own", ttl=50.0)
         with mock.patch("time.time_ns", return_value=time_ns() + ahead):
             assert [one.body for one in queue.peek(5)] == [b"queue's", b"own"]
-            queue.nack(queue.get_many(1)[0], requeue=True)
+            queue.nack(queue.get_many(1)[0])
             queue.publish(b"published meanwhile", ttl=50.0)
         assert [one.body for one in queue.get_many(5)] == [
             b"queue's",

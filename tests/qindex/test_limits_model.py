@@ -170,7 +170,7 @@ class LimitsMachine(RuleBasedStateMachine):
             delivery.nack()
             self._back(seq, sent)
         else:
-            delivery.nack(requeue=False)
+            delivery.reject()
             self.model.dead.append((sent.body, "rejected"))
         assert delivery.settled
 

@@ -149,7 +149,7 @@ def test_the_last_ack_makes_a_message_garbage(tmp_path: Path) -> None:
         again = queue.get(0)
         assert again is not None
         assert (again.body, again.redelivered) == (big(8), True)
-        again.nack(requeue=False)
+        again.reject()
         assert assert_counts(engine) == 11
         queue.flush()
         assert assert_counts(engine) == 11

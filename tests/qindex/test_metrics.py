@@ -32,7 +32,7 @@ def engine(tmp_path: Path) -> Iterator[qindex.Engine]:
         batch = queue.get_many(4)
         queue.ack_many(batch[:2])
         queue.nack(batch[2])
-        queue.nack(batch[3], requeue=False)
+        queue.reject(batch[3])
         queue.sync()
         queue.flush()
         queue.publish(b"x" * 10_000)
@@ -106,7 +106,7 @@ def test_why_messages_left(tmp_path: Path, dead_letter: str | None, batches: boo
 
         reject = engine.queue("reject", dead_letter=dead_letter)
         reject.publish(b"x")
-        take(reject)[0].nack(requeue=False)
+        take(reject)[0].reject()
         expire = engine.queue("expire", dead_letter=dead_letter, message_ttl=0)
         expire.publish(b"x")
         assert take(expire) == []
@@ -177,7 +177,7 @@ def test_what_a_move_finds_full_is_not_refused_to_a_publisher(tmp_path: Path) ->
         engine.queue("dead", max_length=1).publish(b"full")
         queue.publish(b"1")
         with pytest.raises(qindex.QueueFullError):
-            taken(queue).nack(requeue=False)
+            taken(queue).reject()
         assert engine.queue("dead").stats().refused == 0
         assert queue.stats().given_up == ByReason()
 

@@ -236,7 +236,7 @@ class EngineMachine(RuleBasedStateMachine):
             if how == "ack":
                 delivery.ack()
             else:
-                delivery.nack(requeue=how == "nack")
+                (delivery.nack if how == "nack" else delivery.reject)()
             if how == "nack":
                 model.ready[seq] = sent
             assert delivery.settled

@@ -62,7 +62,7 @@ def test_each_message_is_in_one_queue(tmp_path: Path) -> None:
         for name in ("full", "q"):
             queue = engine.queue(name)
             while (delivery := queue.get(0)) is not None:
-                delivery.nack(requeue=False)
+                delivery.reject()
         there = Counter(int(one.body.split()[0]) for one in _all(dead))
         assert max(there.values()) == 1
         assert not told["P"] - told["A"] - there.keys()

@@ -64,9 +64,9 @@ def nack_held(
     Gives what each raised."""
     fs.hold.set()
     with ThreadPoolExecutor(len(given)) as pool:
-        first = pool.submit(given[0].nack, requeue=False)
+        first = pool.submit(given[0].reject)
         assert fs.held.wait(WAIT)
-        others = [pool.submit(one.nack, requeue=False) for one in given[1:]]
+        others = [pool.submit(one.reject) for one in given[1:]]
         until(lambda: len(engine._moves._asked) == len(others))
         fs.go_on.set()
         return [one.exception(WAIT) for one in [first, *others]]
@@ -79,7 +79,7 @@ def test_threads_share_the_syncs_of_their_nacks(tmp_path: Path) -> None:
         queue = engine.queue("q", dead_letter="dead")
         queue.publish_many([b"%d" % n for n in range(THREADS + 1)])
         given = deliveries(queue, THREADS + 1)
-        given[0].nack(requeue=False)  # makes the queue and the file
+        given[0].reject()  # makes the queue and the file
         before = fs.syncs()
         assert nack_held(engine, fs, given[1:]) == [None] * THREADS
         # One round for the first, one for all that came while it was at the disk.
@@ -101,7 +101,7 @@ def test_two_sources_in_one_round(tmp_path: Path) -> None:
         for queue in queues:
             queue.publish_many([b"0", b"1", b"2"])
         given = [one for queue in queues for one in deliveries(queue, 3)]
-        given[0].nack(requeue=False)
+        given[0].reject()
         before = fs.syncs()
         assert nack_held(engine, fs, given[1:]) == [None] * 5
         # Each source has an intent of its own; the dead-letter queue is synced once.
@@ -149,13 +149,13 @@ def test_a_dead_letter_queue_that_drops_its_head_into_the_next(tmp_path: Path) -
         queue.publish_many([b"%d" % n for n in range(5)])
         given = deliveries(queue, 5)
         for one in given[:4]:
-            one.nack(requeue=False)
+            one.reject()
         # What the middle one dropped last does not fit any more: it waits, and nothing more comes.
         with pytest.raises(qindex.QueueFullError):
-            given[4].nack(requeue=False)
+            given[4].reject()
         assert [one.body for one in middle.peek(9)] == [b"3"]
         drain(engine.queue("last"))
-        given[4].nack(requeue=False)
+        given[4].reject()
         assert [one.body for one in middle.peek(9)] == [b"4"]
         assert [one.body for one in engine.queue("last").peek(9)] == [b"2", b"3"]
 
@@ -170,9 +170,9 @@ def test_coroutines_share_the_syncs_of_their_nacks(tmp_path: Path) -> None:
             queue = await engine.queue("q", dead_letter="dead", delivery_limit=1)
             await queue.publish_many([b"%d" % n for n in range(401)])
             given = list(await queue.get_many(401))
-            await given[0].nack(requeue=False)
+            await given[0].reject()
             before = fs.calls["fdatasync"]
-            calls = [one.nack(requeue=n % 2 == 0) for n, one in enumerate(given[1:])]
+            calls = [one.reject() if n % 2 else one.nack() for n, one in enumerate(given[1:])]
             ends = await asyncio.gather(*calls, given[1].nack(), return_exceptions=True)
             assert ends[:-1] == [None] * 400
             assert isinstance(ends[-1], qindex.UsageError)
@@ -189,9 +189,7 @@ def test_a_cancelled_nack_is_carried_through(tmp_path: Path) -> None:
         async with qindex.aio.open(tmp_path, durability="fsync", flush_idle=1e6) as engine:
             queue = await engine.queue("q", dead_letter="dead")
             await queue.publish_many([b"%d" % n for n in range(20)])
-            tasks = [
-                asyncio.create_task(one.nack(requeue=False)) for one in await queue.get_many(20)
-            ]
+            tasks = [asyncio.create_task(one.reject()) for one in await queue.get_many(20)]
             await asyncio.sleep(0)
             for task in tasks[::2]:
                 task.cancel()

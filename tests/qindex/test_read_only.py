@@ -15,7 +15,7 @@ from tests.qindex.reader_support import open_small, tree
 ENGINE_WRITES = ("publish_to", "delete_queue", "compact", "sync", "flush")
 QUEUE_WRITES = (
     *("publish", "publish_many", "get", "get_many", "consume", "ack", "ack_many", "ack_up_to"),
-    *("nack", "requeue", "purge", "flush", "sync"),
+    *("nack", "reject", "purge", "flush", "sync"),
 )
 
 

@@ -65,7 +65,7 @@ def test_order_and_deliveries_are_as_they_were(tmp_path: Path) -> None:
         held = [queue.get(0) for _ in range(6)]
         for one in (held[4], held[1]):
             assert one is not None
-            queue.requeue(one)
+            queue.nack(one)
         rest(engine, queue)
         queue.publish(b"20")
         again, fresh = queue.get(0), queue.get(0)
@@ -78,7 +78,7 @@ def test_order_and_deliveries_are_as_they_were(tmp_path: Path) -> None:
             assert one is not None
             if not one.settled:
                 queue.ack(one)
-        queue.requeue(fresh)
+        queue.nack(fresh)
         rest(engine, queue)
         assert [one.body for one in queue.peek(30)] == [b"4", *(b"%d" % n for n in range(6, 21))]
         rest(engine, queue)
@@ -207,7 +207,7 @@ def test_dead_letters_come_from_and_to_queues_at_rest(tmp_path: Path) -> None:
         delivery = source.get(0)
         assert delivery is not None
         rest(engine, source)
-        source.nack(delivery, requeue=False)
+        source.reject(delivery)
         rest(engine, source, target)
         engine.sync()
         assert [body for _, body, _ in drain(target)] == [b"a"]
@@ -525,7 +525,7 @@ def test_figures_stay_as_they_were(tmp_path: Path) -> None:
         again = queue.get(timeout=0)
         assert again is not None
         queue.ack(again)
-        queue.nack(second, requeue=False)
+        queue.reject(second)
         before = queue.stats()
         assert (before.redelivered, before.acked) == (1, 2)  # the dead letter is acknowledged here
         rest(engine, queue)

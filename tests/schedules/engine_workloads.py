@@ -137,7 +137,7 @@ def dead_letter_close(run: Run) -> None:
     w = World(run, {"dead_letter": "dead", "delivery_limit": 1})
     w.publish(LARGE)
     one = w.got(1)[0]
-    w.race(consumer=lambda: one.nack(requeue=False), closer=w.close)
+    w.race(consumer=lambda: one.reject(), closer=w.close)
     w.end()
 
 
@@ -490,7 +490,7 @@ def reject_reject(run: Run) -> None:
     w.publish(LARGE)
     one, other = w.got(2)
     w.make_safe()
-    w.race(one=lambda: one.nack(requeue=False), other=lambda: other.nack(requeue=False))
+    w.race(one=lambda: one.reject(), other=lambda: other.reject())
     w.lose_power()
     w.end()
 
@@ -501,7 +501,7 @@ def reject_flush(run: Run) -> None:
     w.publish()
     w.publish()
     one, _ = w.got(2)
-    w.race(consumer=lambda: one.nack(requeue=False), flusher=w.queue.flush)
+    w.race(consumer=lambda: one.reject(), flusher=w.queue.flush)
     w.end()
 
 

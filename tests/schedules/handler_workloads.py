@@ -163,8 +163,8 @@ def handler_rejects(run: Run) -> None:
     for _ in range(2):
         w.publish()
     one, other = w.got(2)
-    w.handle = lambda: w.guard(lambda: other.nack(requeue=False))
-    w.race(one=lambda: one.nack(requeue=False))
+    w.handle = lambda: w.guard(lambda: other.reject())
+    w.race(one=lambda: one.reject())
     w.end()
 
 
@@ -174,6 +174,6 @@ def handler_rejects_beside(run: Run) -> None:
     for _ in range(3):
         w.publish()
     one, other, third = w.got(3)
-    w.handle = lambda: w.guard(lambda: third.nack(requeue=False))
-    w.race(one=lambda: one.nack(requeue=False), other=lambda: other.nack(requeue=False))
+    w.handle = lambda: w.guard(lambda: third.reject())
+    w.race(one=lambda: one.reject(), other=lambda: other.reject())
     w.end()

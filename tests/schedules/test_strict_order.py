@@ -59,7 +59,7 @@ def mixed_load(directory: Path, durability: Durability) -> None:
                 engine.publish_to(["a", "b"], body)
                 with suppress(qindex.UsageError):  # its lease has run out
                     if delivery := queue.get(0, lease=0.01 if turn % 5 == 0 else None):
-                        delivery.nack(requeue=bool(turn % 4))
+                        (delivery.nack if turn % 4 else delivery.reject)()
                     queue.ack_many(queue.get_many(3))
                 if turn % 25 == 24:
                     [engine.sync, engine.flush, engine.compact, engine.stats][number % 4]()

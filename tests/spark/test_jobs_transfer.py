@@ -71,7 +71,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             size = LARGE if number % 6 == 0 else 5
             queue.publish(b"t" * size, key="", persistent=number % 2 == 0, ttl=5000.0 + number)
         for delivery in queue.get_many(7)[:3]:
-            delivery.nack(requeue=True)
+            delivery.nack()
         queue.get_many(2)
         engine.queue("nothing in it", message_ttl=1.0)
         shutil.copytree(live, root / "live")

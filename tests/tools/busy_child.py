@@ -39,7 +39,7 @@ def consume(engine: qindex.Engine, name: str, until: float) -> None:
     while time.monotonic() < until:
         for delivery in queue.get_many(150, timeout=0.02):
             if chance.random() < 0.02:
-                delivery.nack(requeue=True)
+                delivery.nack()
             else:
                 delivery.ack()
         if len(queue) < 500:

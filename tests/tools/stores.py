@@ -47,7 +47,7 @@ def fill(engine: qindex.Engine) -> None:
     orders.ack_many([one for one in batch if one.seq_id % 3 == 0])
     for one in batch:
         if one.seq_id % 3 == 1:
-            orders.nack(one, requeue=True)
+            orders.nack(one)
     orders.flush()
     audit.ack_many(audit.get_many(4))
     audit.publish(b"the last one")

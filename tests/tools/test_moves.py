@@ -36,7 +36,7 @@ def killed(tmp_path: Path) -> Path:
         for _ in REJECTED:
             delivery = queue.get(0)
             assert delivery is not None
-            delivery.nack(requeue=False)
+            delivery.reject()
         assert engine._moves.pending == 4
         return copy_live(tmp_path / "store", tmp_path / "killed")
 
@@ -121,7 +121,7 @@ def test_what_was_consumed_does_not_come_back(tmp_path: Path) -> None:
         queue.publish_many([b"0", b"1"])
         for take in (queue.get(0), engine.queue("dead")):
             if isinstance(take, qindex.Delivery):
-                take.nack(requeue=False)
+                take.reject()
             else:
                 letter = engine.queue("dead").get(0)
                 assert letter is not None

@@ -118,7 +118,7 @@ def test_one_message_to_several_queues_and_their_end(tmp_path: Path) -> None:
             delivery = await queue.get()
             assert delivery is not None
             assert delivery.body == large
-            await queue.requeue(delivery)
+            await queue.nack(delivery)
             assert await queue.purge() == 1
             await queue.publish(large)
             await engine.delete_queue("a")
@@ -324,7 +324,7 @@ def test_in_fsync_mode_what_returned_is_on_disk(tmp_path: Path, size: int) -> No
             batch = await queue.get_many(2)
             settles: list[Callable[[], Coroutine[Any, Any, Any]]] = [
                 delivery.ack,
-                lambda: second.nack(requeue=False),
+                lambda: second.reject(),
                 lambda: queue.ack_many(batch),
             ]
             for settle in settles:

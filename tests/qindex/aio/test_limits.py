@@ -77,7 +77,7 @@ def test_dead_letters(tmp_path: Path, durability: str) -> None:
             await queue.publish(b"3", ttl=0)
             first = await queue.get()
             assert first is not None
-            await first.nack(requeue=False)
+            await first.reject()
             for count in (1, 2):
                 delivery = await queue.get()
                 assert delivery is not None
@@ -88,13 +88,13 @@ def test_dead_letters(tmp_path: Path, durability: str) -> None:
             last = await queue.get()
             assert last is not None
             with pytest.raises(qindex.QueueFullError):
-                await last.nack(requeue=False)
+                await last.reject()
             assert not last.settled
             assert await queue.get(0) is None
             batch = await dead.get_many(5)
             reasons = [one.headers["x-death"][0]["reason"] for one in batch]
             assert reasons == ["rejected", "limit"]
-            await last.nack(requeue=False)
+            await last.reject()
             await queue.sync()
             while engine._engine._moves.pending:  # of the expired one, which is moved meanwhile
                 await asyncio.sleep(0.005)
