@@ -1,7 +1,8 @@
 """Every error this project raises on purpose.
 
 Few and typed: a caller who catches :class:`StoreError` has caught them all. An error names the
-file and, where there is one, the offset.
+file and, where there is one, the offset. Users know these classes as ``qindex.X``, and so a
+traceback names them (``__module__``).
 """
 
 from __future__ import annotations
@@ -28,31 +29,45 @@ __all__ = [
 class StoreError(Exception):
     """Base of every error raised by this project."""
 
+    __module__ = "qindex"
+
 
 class UsageError(StoreError, ValueError):
     """A call that can't be right (wrong type, name, range, an ack twice); nothing has changed."""
+
+    __module__ = "qindex"
 
 
 class ClosedError(StoreError):
     """Use of an engine, queue or file after it was closed."""
 
+    __module__ = "qindex"
+
 
 class ForkedError(ClosedError):
     """Use, in a forked child, of an engine that the parent opened."""
+
+    __module__ = "qindex"
 
 
 class LeaseExpiredError(StoreError):
     """The lease of a delivery ran out before it was settled: the message is ready again, or with
     another consumer. Nothing has changed."""
 
+    __module__ = "qindex"
+
 
 class NotAStoreError(StoreError):
     """The path is no store directory: a file, or a directory of something else."""
+
+    __module__ = "qindex"
 
 
 class QueueFullError(StoreError):
     """A queue has as much as its ``max_length`` or ``max_bytes`` allows: nothing was published, and
     nothing moved into it."""
+
+    __module__ = "qindex"
 
 
 class LockedError(StoreError):
@@ -60,6 +75,8 @@ class LockedError(StoreError):
 
     ``pid`` is that process, or ``None`` when the lock file does not tell.
     """
+
+    __module__ = "qindex"
 
     def __init__(self, path: str | os.PathLike[str], pid: int | None) -> None:
         self.path = os.fspath(path)
@@ -73,6 +90,8 @@ class StorageError(StoreError):
 
     ``errno`` is the system's error number, ``path`` the file.
     """
+
+    __module__ = "qindex"
 
     def __init__(self, path: str | os.PathLike[str], doing: str, cause: OSError) -> None:
         self.path = os.fspath(path)
@@ -101,6 +120,8 @@ class WritesRefusedError(StoreError):
     (the kernel reports such an error once). Reading goes on.
     """
 
+    __module__ = "qindex"
+
 
 class DamageError(StoreError):
     """Bytes on disk that no crash of ours explains.
@@ -109,25 +130,10 @@ class DamageError(StoreError):
     wrong there.
     """
 
+    __module__ = "qindex"
+
     def __init__(self, path: str | os.PathLike[str], offset: int, what: str) -> None:
         self.path = os.fspath(path)
         self.offset = offset
         self.what = what
         super().__init__(f"{self.path}: at offset {offset}: {what}")
-
-
-# Users know them by this name; in a traceback, too.
-for _error in (
-    ClosedError,
-    DamageError,
-    ForkedError,
-    LeaseExpiredError,
-    LockedError,
-    NotAStoreError,
-    QueueFullError,
-    StorageError,
-    StoreError,
-    UsageError,
-    WritesRefusedError,
-):
-    _error.__module__ = "qindex"

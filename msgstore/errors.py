@@ -10,6 +10,8 @@ __all__ = ["MissingMessageError", "StaleSnapshotError"]
 class MissingMessageError(StoreError, KeyError):
     """No message of this id (these ids) is in the store. ``msg_ids`` are the ids, 16 bytes each."""
 
+    __module__ = "msgstore"
+
     def __init__(self, directory: str, *msg_ids: bytes) -> None:
         self.directory = directory
         self.msg_ids = msg_ids
@@ -23,3 +25,5 @@ class MissingMessageError(StoreError, KeyError):
 
 class StaleSnapshotError(StoreError):
     """A snapshot that does not fit the files in the directory; open without it, by scanning."""
+
+    __module__ = "msgstore"

@@ -30,6 +30,8 @@ class UnreadableItemError(StoreError):
     the queue in the same store that has it now, or ``None`` where it was only looked at.
     """
 
+    __module__ = "qindex.compat"
+
     def __init__(self, queue: str, delivery: Delivery, dead_letter: str | None, why: str) -> None:
         self.delivery = delivery
         self.body: bytes = delivery.body

@@ -54,6 +54,8 @@ _DAMAGE_AFTER = 1.0
 class QueueGoneError(StoreError):
     """The queue that was followed has been deleted, or its store."""
 
+    __module__ = "qindex"
+
 
 def follow(
     directory: PathLike,

@@ -8,14 +8,18 @@ import math
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import msgstore
 import qindex
 import qindex.aio
+import qindex.compat
 import rocketstore
 from journal.files import RealFileSystem
 from qindex.transfer import export_messages, import_messages
@@ -523,3 +527,19 @@ def test_what_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: 
         with pytest.raises(qindex.UsageError, match="path must be a str"):
             call()
     assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "store"]
+
+
+@pytest.mark.parametrize("package", [qindex, qindex.compat, msgstore, rocketstore])
+def test_a_traceback_names_an_error_as_users_import_it(package: ModuleType) -> None:
+    for name in package.__all__:
+        error = getattr(package, name)
+        if isinstance(error, type) and issubclass(error, qindex.StoreError):
+            assert f"{error.__module__}.{error.__qualname__}" == f"{package.__name__}.{name}"
+
+
+def test_errors_of_the_rocketmq_store_are_qindex_errors(tmp_path: Path) -> None:
+    with rocketstore.open(tmp_path / "store") as store:
+        pass
+    with pytest.raises(qindex.ClosedError) as closed:
+        store.put("orders", b"late")
+    assert traceback.format_exception_only(closed.value)[0].startswith("qindex.ClosedError: ")
