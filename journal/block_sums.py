@@ -62,13 +62,14 @@ _MOST_BROKEN = 8
 @dataclass(slots=True)
 class Healed:
     """A file's bytes, with ``fixed``: the offsets of bytes in which one bit was put right, and
-    ``broken``: the offsets of blocks that do not hold and could not be healed. ``whole``: every
-    byte is covered by a checksum that holds. ``end``: behind the last byte that is covered."""
+    ``broken``: the offsets of blocks that do not hold and could not be healed. ``sound``: bytes
+    from the start that are covered by checksums that hold. ``end``: behind the last byte that is
+    covered."""
 
     data: bytes | bytearray
     fixed: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
-    whole: bool = False
+    sound: int = 0
     end: int = 0
 
 
@@ -108,21 +109,21 @@ def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed
     if not sums:
         return Healed(data)
     view = memoryview(data)
-    covered, end, wrong = _compare(view, sums)
+    sound, end, wrong = _compare(view, sums)
     if len(wrong) > _MOST_BROKEN:
         return Healed(data)
-    healed = Healed(data, whole=covered == len(data), end=end)
+    healed = Healed(data, sound=sound, end=end)
     for start, stop, check in wrong:
         found = xxh3_64_intdigest(view[start:stop])
         if (found ^ check).bit_count() == 1:
-            healed.whole = False  # The flipped bit is in the sum file.
+            healed.sound = min(healed.sound, start)  # The flipped bit is in the sum file.
             continue
         block = bytearray(view[start:stop])
         doubtful = power_lost and len(block) < _SURE
         bit = None if doubtful else _flipped_bit(block, check)
         if bit is None:
             healed.broken.append(start)
-            healed.whole = False
+            healed.sound = min(healed.sound, start)
             continue
         if not isinstance(healed.data, bytearray):
             healed.data = bytearray(data)
@@ -133,8 +134,9 @@ def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed
 
 
 def _compare(view: memoryview, sums: bytes) -> tuple[int, int, list[tuple[int, int, int]]]:
-    """Count the bytes that are covered, tell where the last of them ends, and give start, end and
-    checksum of each block that does not hold. An extent at a time: as a rule all of it holds."""
+    """Count the bytes from the start that are covered without a gap, tell where the last covered
+    one ends, and give start, end and checksum of each block that does not hold. An extent at a
+    time: as a rule all of it holds."""
     size = len(view)
     covered = end = 0
     wrong: list[tuple[int, int, int]] = []
@@ -145,7 +147,8 @@ def _compare(view: memoryview, sums: bytes) -> tuple[int, int, list[tuple[int, i
         first = position + HEAD_SIZE
         checks = sums[first : first + count * _SUM.size]
         found = _digests(view[offset:end])
-        covered += end - offset
+        if offset == covered:
+            covered = end
         if found != checks:
             starts = range(offset, end, BLOCK)
             pairs = zip(_SUM.iter_unpack(checks), _SUM.iter_unpack(found), strict=True)

@@ -68,7 +68,7 @@ class SegmentFiles:
             healed = read_healed(self._fs, path, findings, data)
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
-        scan = scan_segment(path, healed.data, number, self._count, healed.whole)
+        scan = scan_segment(path, healed.data, number, self._count, healed.sound)
         entries = scan.entries
         return Piece(
             scan.data,

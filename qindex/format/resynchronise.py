@@ -125,10 +125,11 @@ class Reading:
     findings: list[Finding] = field(default_factory=list)
 
 
-def read_soundly(path: str, data: Data, layout: Layout, verified: bool = False) -> Reading:
+def read_soundly(path: str, data: Data, layout: Layout, verified: int = 0) -> Reading:
     """Read the whole of one file. Never raises on any bytes.
 
-    ``verified``: checksums of all of ``data`` were found to hold; those of records are not taken.
+    ``verified``: bytes from the start whose checksums were found to hold; those of the records in
+    them are not taken.
     O(size), and a bounded amount more for each damaged place.
     """
     return _Reader(path, data, layout, verified).read()
@@ -145,7 +146,7 @@ class _Resume:
 
 
 class _Reader:
-    def __init__(self, path: str, data: Data, layout: Layout, verified: bool) -> None:
+    def __init__(self, path: str, data: Data, layout: Layout, verified: int) -> None:
         self._path = path
         self._data = data
         self._layout = layout
@@ -191,24 +192,26 @@ class _Reader:
         return Reading(joined, self._data, self._findings)
 
     def _first_unsound(self, walk: Walk) -> int | None:
-        if self._verified:
+        if walk.end <= self._verified:
             return None
         publishes = np.flatnonzero(walk.kinds < DELIVER)
         if not len(publishes):
             return None
-        words = walk.kinds[publishes].astype(np.uint64) << np.uint64(TYPE_SHIFT)
-        words |= walk.seqs[publishes].astype(np.uint64)
-        sound = sound_publishes(
-            self._data,
-            walk.offsets[publishes] + self._layout.payload_at,
-            words,
-            walk.lengths[publishes] - self._layout.head_size,
+        first = int(
+            np.searchsorted(
+                walk.offsets[publishes] + walk.lengths[publishes], self._verified, side="right"
+            )
         )
-        bare = np.flatnonzero(walk.lengths[publishes] == self._layout.head_size)
+        doubted = publishes[first:]
+        words = walk.kinds[doubted].astype(np.uint64) << np.uint64(TYPE_SHIFT)
+        words |= walk.seqs[doubted].astype(np.uint64)
+        payloads = walk.offsets[doubted] + self._layout.payload_at
+        embedded = walk.lengths[doubted] - self._layout.head_size
+        sound = sound_publishes(self._data, payloads, words, embedded)
+        bare = np.flatnonzero(embedded == 0)
         if len(bare):
-            offsets = walk.offsets[publishes] + self._layout.payload_at
-            sound[bare] = self._bare_sound(walk.seqs[publishes], bare, offsets[bare])
-        wrong = publishes[~sound]
+            sound[bare] = self._bare_sound(walk.seqs[publishes], first + bare, payloads[bare])
+        wrong = doubted[~sound]
         return int(wrong[0]) if len(wrong) else None
 
     def _bare_sound(self, seqs: I64, bare: I64, payloads: I64) -> Bools:

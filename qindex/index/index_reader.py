@@ -131,7 +131,7 @@ class IndexReader:
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
         number, count = segment.number, self.entry_count
-        scan = scan_segment(path, healed.data, number, count, healed.whole)
+        scan = scan_segment(path, healed.data, number, count, healed.sound)
         scan.findings[:0] = findings
         return path, scan
 

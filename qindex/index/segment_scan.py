@@ -101,13 +101,14 @@ def scan_segment(
     data: Data,
     number: int,
     entry_count: int,
-    verified: bool = False,
+    verified: int = 0,
     elsewhere: Elsewhere | None = None,
     power_lost: bool = False,
 ) -> SegmentScan:
     """Scan the bytes of one segment file. Never raises on any bytes.
 
-    ``verified``: checksums of all its bytes were found to hold; those of records are not taken.
+    ``verified``: bytes from the start whose checksums were found to hold; those of the records in
+    them are not taken.
     ``elsewhere``, ``power_lost``: see :func:`qindex.format.record_layouts.segment_layout`.
     """
     filed = np.zeros(entry_count, np.uint8)

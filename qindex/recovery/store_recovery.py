@@ -337,7 +337,7 @@ def _read_journal(
     data = read_optional(fs, path) or b""
     healed = read_healed(fs, path, loaded.findings, data, power_lost)
     records = journal_layout(seq_limit, power_lost=power_lost, complete=healed.end)
-    reading = read_soundly(path, healed.data, records, healed.whole)
+    reading = read_soundly(path, healed.data, records, healed.sound)
     loaded.findings += reading.findings
     loaded.journal_size = reading.walk.end
     return reading
@@ -375,7 +375,7 @@ def _read_segment(
     findings: list[Finding] = []
     healed = read_healed(fs, path, findings, power_lost=power_lost)
     count = loaded.entry_count
-    scan = scan_segment(path, healed.data, number, count, healed.whole, elsewhere, power_lost)
+    scan = scan_segment(path, healed.data, number, count, healed.sound, elsewhere, power_lost)
     findings += scan.findings
     if findings:
         loaded.findings += findings

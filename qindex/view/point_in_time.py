@@ -104,7 +104,8 @@ def pin_queue(
                 continue
             pairs = pin_pairs(fs, directory, fs.listdir(directory)) if of_node else {}
             healed = heal(journal, sums)
-            healed.whole &= trust_sums
+            if not trust_sums:
+                healed.sound = 0
             how = replace(layout(), complete=healed.end)
             reading = _settled(fs, path, healed, journal, how)
         except FileNotFoundError:
@@ -180,7 +181,7 @@ def _settled(
 ) -> Reading | None:
     """Read the journal, without what was on its way when it was read; ``None`` when it was
     emptied meanwhile. ``journal``: its bytes as they were, ``healed``: as they should be."""
-    reading = read_soundly(path, healed.data, layout, healed.whole)
+    reading = read_soundly(path, healed.data, layout, healed.sound)
     certain = healed_findings(path, healed, layout.power_lost)
     size = len(journal)
     findings = [one for one in reading.findings if journal.count(0, one.offset) < size - one.offset]

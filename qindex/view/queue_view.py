@@ -346,7 +346,7 @@ class QueueView:
         count = self._rules.entry_count
         findings: list[Finding] = []
         healed = read_healed(self._fs, path, findings, data, self._power_lost)
-        verified = healed.whole and self._trust_sums
+        verified = healed.sound if self._trust_sums else 0
         lost = self._power_lost
         scan = scan_segment(path, healed.data, number, count, verified, self._elsewhere, lost)
         findings += scan.findings

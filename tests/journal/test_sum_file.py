@@ -44,7 +44,7 @@ def test_there_is_room_behind_the_last_extent_until_it_is_closed(tmp_path: Path)
     content = file.read_bytes()
     assert extents_of(content) == [(number * STEP, STEP) for number in range(1000)]
     assert without_room(content) == content
-    assert heal(DATA, content).whole
+    assert heal(DATA, content).sound == len(DATA)
 
 
 def test_what_stands_behind_a_head_of_zeros_does_not_count() -> None:
@@ -116,6 +116,20 @@ def test_a_call_that_is_cut_short_leaves_nothing_behind(tmp_path: Path, after: i
     sums.close()
     content = (tmp_path / "journal.jif.sum").read_bytes()
     assert extents_of(content) == [(number * STEP, STEP) for number in range(4)]
+
+
+def test_sound_bytes_end_at_a_gap_and_at_a_block_that_does_not_hold() -> None:
+    first, second, third = (extent(DATA[at : at + 9000], at) for at in (0, 9000, 18000))
+    assert heal(DATA, first + second + third).sound == 27000
+    assert heal(DATA, first + third).sound == 9000
+    assert heal(DATA, second + third).sound == 0
+    broken = bytearray(DATA)
+    broken[13500] ^= 0x81
+    healed = heal(bytes(broken), first + second + third)
+    assert (healed.sound, healed.broken, healed.end) == (9000 + 4096, [9000 + 4096], 27000)
+    flipped = bytearray(first + second + third)
+    flipped[-1] ^= 1
+    assert heal(DATA, bytes(flipped)).sound == 18000 + 8192
 
 
 def test_every_crash_leaves_sums_that_hold(tmp_path: Path) -> None:

@@ -140,6 +140,17 @@ def test_one_flipped_bit_of_a_record_is_corrected(tmp_path: Path) -> None:
         assert [one.cause for one in reading.findings] == [Cause.DAMAGE]
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_the_checksum_of_a_record_is_taken_unless_others_vouch_for_all_of_it(more: int) -> None:
+    records = [publish_record(seq, b"a body") for seq in range(3)]
+    records[1] = records[1][:-3] + b"#" + records[1][-2:]
+    data, end = b"".join(records), len(records[0] + records[1])
+    reading = read_soundly("j", data, journal_layout(1000), end + more)
+    assert len(reading.findings) == (more < 0)
+    data = data[:-3] + b"#" + data[-2:]
+    assert read_soundly("j", data, journal_layout(1000), end + more).findings != []
+
+
 @pytest.mark.parametrize("damage", ["one bit", "its body", "its length", "its end"])
 @pytest.mark.parametrize("size", [100, 20_000])
 def test_a_journal_kept_in_a_message_is_never_taken_for_messages(
