@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter, time_ns
 
 import numpy as np
 
@@ -70,9 +70,9 @@ def _measure(directory: str, count: int) -> tuple[dict[str, float], bool]:
         first = follower.get(timeout=60)
         assert first is not None
         started = perf_counter()
-        add(time() - first.timestamp)
+        add((time_ns() - first.timestamp) / 1e9)
         for delivery in islice(follower, count - 1):
-            add(time() - delivery.timestamp)
+            add((time_ns() - delivery.timestamp) / 1e9)
         followed = perf_counter() - started
         published = float(child.communicate(timeout=60)[0])
     assert len(lags) == count

@@ -148,10 +148,10 @@ def _append(queue: qindex.Queue, rows: Iterable[Outgoing]) -> None:
             messages.append(row.message)
             size += len(row.message.body)
             if len(messages) == _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-                queue.publish_messages(messages, ttl=ttl)
+                queue.publish_many(messages, ttl=ttl)
                 messages, size = [], 0
         if messages:
-            queue.publish_messages(messages, ttl=ttl)
+            queue.publish_many(messages, ttl=ttl)
 
 
 def _published(queue: qindex.Queue, store: str, staging: Staging, progress: Progress) -> set[int]:

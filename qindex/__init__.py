@@ -127,6 +127,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"]
+
+
 # Silent by default: without this, Python prints warnings of a program that set up no logging.
 logging.getLogger("qindex").addHandler(logging.NullHandler())
 

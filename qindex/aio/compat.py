@@ -1,9 +1,9 @@
 """``asyncio.Queue`` and ``asyncio.LifoQueue`` whose items outlive the process.
 
 >>> import asyncio, tempfile
->>> from qindex.aio.compat import Queue
+>>> from qindex.aio.compat import PersistentQueue
 >>> async def main():
-...     async with Queue(tempfile.mkdtemp()) as jobs:
+...     async with PersistentQueue(tempfile.mkdtemp()) as jobs:
 ...         jobs.put_nowait({"n": 1})
 ...         print(await jobs.get())
 ...         jobs.task_done()
@@ -35,7 +35,7 @@ from qindex.compat.set_aside import UnreadableItemError, item_of
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
-__all__ = ["LifoQueue", "Queue"]
+__all__ = ["PersistentLifoQueue", "PersistentQueue"]
 
 _TURN = 63
 """One put in so many + 1 lets the loop's other tasks have their turn, and a flush catch up."""
@@ -53,13 +53,14 @@ class _Alone(shared.Shared):
     """One object uses the queue, as nothing else could tell its loop of an item."""
 
 
-class Queue(asyncio.Queue[Any]):
+class PersistentQueue(asyncio.Queue[Any]):
     """A drop-in for :class:`asyncio.Queue` that persists; ``QueueEmpty`` and ``QueueFull`` are the
     standard's.
 
-    ``directory``, ``name``, ``serializer``, ``dead_letter``: as in :class:`qindex.compat.Queue`. It
-    is opened here, on the calling thread, in some milliseconds; ``await Queue.open(...)`` does it
-    in another one. One object may use a queue at a time (else :class:`UsageError`).
+    ``directory``, ``name``, ``serializer``, ``dead_letter``: as in
+    :class:`qindex.compat.PersistentQueue`. It is opened here, on the calling thread, in some
+    milliseconds; ``await PersistentQueue.open(...)`` does it in another one. One object may use a
+    queue at a time (else :class:`UsageError`).
 
     ``put`` and ``put_nowait`` are in the operating system on return: the death of the process loses
     nothing. An item that was got is done with when ``task_done`` is called, by the task that got
@@ -283,7 +284,7 @@ class Queue(asyncio.Queue[Any]):
         await self.close()
 
 
-class LifoQueue(Queue):
+class PersistentLifoQueue(PersistentQueue):
     """The same for :class:`asyncio.LifoQueue`: last in, first out."""
 
     _order = "last in, first out"

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, overload
 
-from journal.errors import UsageError
-from qindex.format.message import Message
+from qindex.format.message import Message, Microseconds, Nanoseconds
 from qindex.queue import delivery as plain
 
-__all__ = ["Batch", "Delivery", "no_delivery"]
+__all__ = ["Batch", "Delivery"]
 
 
 class Settling(Protocol):
@@ -67,14 +66,14 @@ class Delivery:
         return self._plain.properties
 
     @property
-    def timestamp(self) -> float:
-        """When it was published, in seconds since 1970 UTC; 0 where the record keeps no time."""
+    def timestamp(self) -> Nanoseconds:
+        """When it was published, in nanoseconds since 1970 UTC; 0: the record keeps no time."""
         return self._plain.timestamp
 
     @property
-    def expires(self) -> float | None:
-        """When it expires, in seconds since 1970 UTC, or ``None``."""
-        return self._plain.expires
+    def expiry(self) -> Microseconds | None:
+        """When it expires, in microseconds since 1970 UTC, or ``None``."""
+        return self._plain.expiry
 
     @property
     def delivery_count(self) -> int:
@@ -171,8 +170,3 @@ class Batch(Sequence[Delivery]):
 
     def __repr__(self) -> str:
         return repr(self._plain)
-
-
-def no_delivery(what: object) -> UsageError:
-    """Say that this is not what can be settled."""
-    return UsageError(f"not a delivery: {type(what).__name__}")

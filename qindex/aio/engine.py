@@ -20,7 +20,7 @@ from qindex.aio.queue import Queue
 from qindex.aio.room import with_room
 from qindex.aio.threads import Helper
 from qindex.engine import engine as plain
-from qindex.format.message import Message
+from qindex.format.message import Body, Message, as_bytes
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
 
@@ -79,7 +79,7 @@ class Engine:
     async def publish_to(
         self,
         queues: Sequence[str],
-        body: bytes,
+        body: Body,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -95,7 +95,7 @@ class Engine:
         """
         names = list(queues)
         targets = [await self.queue(name) for name in names]
-        message = Message(body, key, headers or {}, properties or {}, time_ns())
+        message = Message(as_bytes(body), key, headers or {}, properties or {}, time_ns())
         publish = partial(self._engine._publish_to, names, message, ttl, persistent, waits=False)
         self._check_open()
         if self._ports.noting:

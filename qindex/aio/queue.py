@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
 from journal.errors import UsageError
 from qindex.aio.consumption import Consumption
-from qindex.aio.delivery import Batch, Delivery, no_delivery
+from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.room import with_room
 from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter
-from qindex.format.message import Message
+from qindex.format.message import Body, Message, as_bytes
 from qindex.format.settings import QueueSettings
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
+from qindex.queue.outstanding import no_delivery
+from qindex.queue.producing import batch_bytes
 from qindex.queue.room import WouldWaitError
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after, has_time
@@ -62,7 +64,7 @@ class Queue:
 
     async def publish(
         self,
-        body: bytes,
+        body: Body,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -107,7 +109,9 @@ class Queue:
                 return seq
         if self._ports.noting:
             self._ports.append(queue)
-        if body.__class__ is bytes and len(body) > _ON_LOOP:
+        if body.__class__ is not bytes:
+            body = as_bytes(body)
+        if len(body) > _ON_LOOP:
             seq = await self._publish_slowly(
                 body, key, headers, properties, ttl, persistent, timeout, large=True
             )
@@ -164,48 +168,25 @@ class Queue:
 
     async def publish_many(
         self,
-        bodies: Iterable[bytes],
+        messages: Iterable[Body | Message],
         *,
         ttl: float | None = None,
         persistent: bool = True,
         confirm: bool = False,
         timeout: float | None = None,
     ) -> range:
-        """Append a batch, in order, with one write; gives the range of its seq_ids.
+        """Append a batch, in order, with one write; gives the range of its seq_ids. See
+        :meth:`qindex.queue.queue.Queue.publish_many`.
 
         As :meth:`publish`: appended, all of it, before the first suspension.
         """
         producer = self._producer
-        batch = bodies if isinstance(bodies, list | tuple) else list(bodies)
-        # What is no bytes is refused before anything is written: on the loop.
-        size = sum(len(body) for body in batch if isinstance(body, bytes))
+        batch = messages if isinstance(messages, list | tuple) else list(messages)
         return await self._publish_batch(
-            size,
+            batch_bytes(batch),
             confirm,
             timeout,
             lambda: producer.publish_many(batch, ttl=ttl, persistent=persistent, waits=False),
-        )
-
-    async def publish_messages(
-        self,
-        messages: Sequence[Message],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-    ) -> range:
-        """Append messages with their keys, headers and properties, in order, with one write; gives
-        the range of their seq_ids. As :meth:`publish_many`."""
-        producer = self._producer
-        size = sum(len(one.body) for one in messages if isinstance(one.body, bytes))
-        return await self._publish_batch(
-            size,
-            confirm,
-            timeout,
-            lambda: producer.publish_messages(
-                messages, ttl=ttl, persistent=persistent, waits=False
-            ),
         )
 
     async def _publish_batch(
@@ -284,9 +265,9 @@ class Queue:
         return None if delivery is None else Delivery(self, delivery)
 
     async def get_many(
-        self, most: int, timeout: float | None = 0, *, lease: float | None = None
+        self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
-        """Take up to ``most`` messages at once, in order.
+        """Take up to ``max_messages`` at once, in order.
 
         Waits up to ``timeout`` seconds for the first one only (default: not at all). See
         :meth:`qindex.queue.queue.Queue.get_many`.
@@ -294,7 +275,7 @@ class Queue:
         await asyncio.sleep(0)
 
         def take() -> plain_delivery.Batch:
-            return self._deliverer.get_many(most, 0, lease=lease, waits=False)
+            return self._deliverer.get_many(max_messages, 0, lease=lease, waits=False)
 
         batch = take()
         if not batch and has_time(timeout):
@@ -408,9 +389,9 @@ class Queue:
             self._settler.ack_many(deliveries._plain, waits=False)
         else:
             listed = list(deliveries)
-            for one in listed:
+            for at, one in enumerate(listed):
                 if not isinstance(one, Delivery):
-                    raise no_delivery(one)
+                    raise no_delivery(one, at, len(listed))
             self._settler.ack_many([one._plain for one in listed], waits=False)
         if self._sync_each:
             await self._ports.durable(queue)
@@ -458,9 +439,9 @@ class Queue:
 
     # -- the rest -------------------------------------------------------------------------------
 
-    async def peek(self, most: int = 1) -> list[Delivery]:
+    async def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
-        found = await self._aside_run(lambda: self._queue.peek(most))
+        found = await self._aside_run(lambda: self._queue.peek(max_messages))
         return [Delivery(self, one) for one in found]
 
     async def purge(self) -> int:

@@ -33,7 +33,6 @@ from qindex.cli.output import (
     write_out,
 )
 from qindex.format.message import Message
-from qindex.options import Durability
 from qindex.queue.leases import check_lease
 from qindex.view.reader import QueueReader, StoreReader
 from qindex.view.row_json import json_line, row_json
@@ -69,7 +68,9 @@ def publish_command(
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
-    fsync: Annotated[bool, typer.Option("--fsync", help="Wait until they are on disk.")] = False,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Wait until they are on disk.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Publish lines of standard input, or files, to a queue; makes both store and queue.
@@ -77,10 +78,9 @@ def publish_command(
     A line is published as soon as it is read, without its newline.
     """
     headers = dict(_header(one) for one in header or ())
-    durability: Durability = "fsync" if fsync else "os"
-    with qindex.open(directory, durability=durability) as engine:
+    with qindex.open(directory) as engine:
         opened = engine.queue(queue)
-        publish = _publisher(opened, key, headers, ttl)
+        publish = _publisher(opened, key, headers, ttl, confirm)
         first: int | None = None
         count = 0
         try:
@@ -113,19 +113,22 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _publisher(
-    queue: qindex.Queue, key: str | None, headers: dict[str, str], ttl: float | None
+    queue: qindex.Queue,
+    key: str | None,
+    headers: dict[str, str],
+    ttl: float | None,
+    confirm: bool,
 ) -> Callable[[list[bytes]], range]:
     """Give what publishes a batch, or nothing of it: one append for all. It does not wait for room:
     while this process has the store open, nobody else makes any."""
 
-    def with_all(bodies: list[bytes]) -> range:
-        messages = [Message(body, key, headers) for body in bodies]
-        return queue.publish_messages(messages, ttl=ttl, timeout=0)
+    def publish(bodies: list[bytes]) -> range:
+        batch: list[bytes] | list[Message] = bodies
+        if key is not None or headers:
+            batch = [Message(body, key, headers) for body in bodies]
+        return queue.publish_many(batch, ttl=ttl, confirm=confirm, timeout=0)
 
-    def plain(bodies: list[bytes]) -> range:
-        return queue.publish_many(bodies, ttl=ttl, timeout=0)
-
-    return plain if key is None and not headers else with_all
+    return publish
 
 
 def _as_many_as_fit(
@@ -190,7 +193,7 @@ def consume_command(
     ] = None,
     keep: Annotated[
         bool,
-        typer.Option("--peek", "--no-ack", help="Look only: take nothing, change nothing."),
+        typer.Option("--peek", help="Look only: take nothing, change nothing."),
     ] = False,
     as_json: JsonOption = False,
 ) -> int:

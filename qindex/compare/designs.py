@@ -115,7 +115,7 @@ class QueueIndexDesign(Contender):
         if len(bodies) == 1:
             target.publish(bodies[0], key=keys[0] if keys else None)
         elif keys:
-            target.publish_messages(list(map(qindex.Message, bodies, keys)))
+            target.publish_many(list(map(qindex.Message, bodies, keys)))
         else:
             target.publish_many(bodies)
 

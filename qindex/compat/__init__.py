@@ -1,9 +1,10 @@
-"""The faces of other queues, on qindex: :class:`Queue` is the standard library's, persistent;
-:mod:`qindex.compat.queuelib` is queuelib's, and :mod:`qindex.compat.scrapy` has Scrapy use it."""
+"""The faces of other queues, on qindex: :class:`PersistentQueue` is :class:`queue.Queue`,
+persistent; :mod:`qindex.compat.queuelib` is queuelib's, and :mod:`qindex.compat.scrapy` has Scrapy
+use it."""
 
 from __future__ import annotations
 
-from qindex.compat.queue import LifoQueue, Queue, Serializer, Taken
+from qindex.compat.queue import PersistentLifoQueue, PersistentQueue, Serializer, Taken
 from qindex.compat.set_aside import UnreadableItemError
 
-__all__ = ["LifoQueue", "Queue", "Serializer", "Taken", "UnreadableItemError"]
+__all__ = ["PersistentLifoQueue", "PersistentQueue", "Serializer", "Taken", "UnreadableItemError"]

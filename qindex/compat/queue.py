@@ -18,7 +18,7 @@ from qindex.compat.set_aside import UnreadableItemError, bring_back, item_of
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
-__all__ = ["Codec", "LifoQueue", "Queue", "Serializer", "Taken", "codec_of"]
+__all__ = ["Codec", "PersistentLifoQueue", "PersistentQueue", "Serializer", "Taken", "codec_of"]
 
 
 class Serializer(Protocol):
@@ -96,7 +96,7 @@ class _Settling(Protocol):
 
 
 class Taken:
-    """An item that settles itself: what :meth:`Queue.take` gives.
+    """An item that settles itself: what :meth:`PersistentQueue.take` gives.
 
     Used in a ``with`` block it is done with at the end, and given back when the block raises.
     """
@@ -138,7 +138,7 @@ class Taken:
             self._queue._settle(self._delivery, again=kind is not None)
 
 
-class Queue(standard.Queue[Any]):
+class PersistentQueue(standard.Queue[Any]):
     """A drop-in for :class:`queue.Queue` that persists; ``Empty`` and ``Full`` are the standard's.
 
     ``directory``: the store; ``name``: the queue in it. Queues of one process share the engine of
@@ -165,9 +165,9 @@ class Queue(standard.Queue[Any]):
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
-    >>> with Queue(directory, maxsize=10) as jobs:
+    >>> with PersistentQueue(directory, maxsize=10) as jobs:
     ...     jobs.put({"n": 1})
-    >>> with Queue(directory) as jobs:
+    >>> with PersistentQueue(directory) as jobs:
     ...     print(jobs.get())
     ...     jobs.task_done()
     {'n': 1}
@@ -363,7 +363,7 @@ class Queue(standard.Queue[Any]):
                 condition.notify_all()
         shared.release(self._engine)
 
-    def __enter__(self) -> Queue:
+    def __enter__(self) -> PersistentQueue:
         return self
 
     def __exit__(
@@ -375,7 +375,7 @@ class Queue(standard.Queue[Any]):
         self.close()
 
 
-class LifoQueue(Queue):
+class PersistentLifoQueue(PersistentQueue):
     """The same for :class:`queue.LifoQueue`: last in, first out."""
 
     _order = "last in, first out"

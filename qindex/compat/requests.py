@@ -267,7 +267,7 @@ class Requests(shared.Shared):
         for one in batch:
             place = self._places.pop(one.seq_id, one.seq_id)
             messages.append(replace(one.message, headers={**one.headers, PLACE: place}))
-        moved = queue.publish_messages(messages)
+        moved = queue.publish_many(messages)
         for one, message, seq in zip(batch, messages, moved, strict=True):
             few = self.named(message.key or "").few
             # It may be of nobody: a request that is being worked on when its crawl was killed.

@@ -71,7 +71,7 @@ def set_aside(engine: Engine, delivery: Delivery, source: str, target: str, why:
         letter = Letter(delivery.seq_id, delivery.message, "rejected", True)
         message = with_death(letter, source)
         message = replace(message, headers={**message.headers, EXCEPTION: why})
-        engine.queue(target).publish_messages([message])
+        engine.queue(target).publish_many([message])
     except StoreError:
         delivery.nack()
         raise

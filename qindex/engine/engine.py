@@ -38,7 +38,7 @@ from qindex.engine.idle_queues import Roster
 from qindex.engine.move_recovery import finish_moves
 from qindex.engine.moves import Moves
 from qindex.format import layout
-from qindex.format.message import Message
+from qindex.format.message import Body, Message, as_bytes
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
@@ -410,7 +410,7 @@ class Engine:
     def publish_to(
         self,
         queues: Sequence[str],
-        body: bytes,
+        body: Body,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -428,7 +428,7 @@ class Engine:
         :class:`UsageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
         (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
         """
-        message = Message(body, key, headers or {}, properties or {}, time_ns())
+        message = Message(as_bytes(body), key, headers or {}, properties or {}, time_ns())
         return self._publish_to(queues, message, ttl, persistent, confirm, timeout)
 
     def _publish_to(

@@ -55,11 +55,11 @@ class ReadOnlyQueue:
             else:
                 yield _delivery(row, row.body)
 
-    def peek(self, most: int = 1) -> list[Delivery]:
+    def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages. O(size of the journal, and of the segments they are in)."""
-        if not isinstance(most, int) or most < 0:
-            raise UsageError(f"the number of messages must be at least 0, not {most!r}")
-        return list(islice(self, most))
+        if not isinstance(max_messages, int) or max_messages < 0:
+            raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
+        return list(islice(self, max_messages))
 
     def __len__(self) -> int:
         """Messages held, those with consumers of the writer included. O(size of the files)."""
@@ -88,7 +88,7 @@ class ReadOnlyQueue:
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
         self._engine._refuse()
 
-    publish = publish_many = publish_messages = reserve = get = get_many = consume = _refuse
+    publish = publish_many = reserve = get = get_many = consume = _refuse
     ack = ack_many = ack_up_to = nack = reject = extend = purge = flush = sync = _refuse
 
     def __repr__(self) -> str:

@@ -4,26 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-__all__ = ["Message", "make_message"]
+from journal.errors import UsageError
+
+__all__ = ["Body", "Message", "Microseconds", "Nanoseconds", "as_bytes", "make_message"]
+
+Body: TypeAlias = bytes | bytearray | memoryview
+"""What can be published; what is read is bytes."""
+Nanoseconds: TypeAlias = int
+"""A time: since 1970 UTC."""
+Microseconds: TypeAlias = int
+"""A time: since 1970 UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message.
 
-    ``key``: the routing key, or what an application looks a message up by. ``headers``: the
-    application's own values. ``properties``: what the record format has beside headers (for
-    RabbitMQ records content_type, correlation_id, ...). ``timestamp``: time of publishing in
-    nanoseconds since 1970 UTC, 0 = the record keeps none (RabbitMQ's own).
+    ``body``: bytes; of a bytearray or memoryview, publishing takes a copy. ``key``: the routing
+    key, or what an application looks a message up by. ``headers``: the application's own values.
+    ``properties``: what the record format has beside headers (for RabbitMQ records content_type,
+    correlation_id, ...). ``timestamp``: time of publishing in nanoseconds since 1970 UTC, 0 = the
+    record keeps none (RabbitMQ's own).
     """
 
     body: bytes
     key: str | None = None
     headers: Mapping[str, Any] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
-    timestamp: int = 0
+    timestamp: Nanoseconds = 0
+
+
+def as_bytes(body: Body) -> bytes:
+    """Give a body as bytes, a copy of what may change. Raises :class:`UsageError` for anything
+    else."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    what = type(body).__name__
+    raise UsageError(f"a body must be bytes, a bytearray or a memoryview, not {what}")
 
 
 class _Open:

@@ -277,7 +277,7 @@ class Deliverer:
     ) -> Batch:
         """See :meth:`qindex.queue.queue.Queue.get_many`."""
         if not isinstance(most, int) or most < 1:
-            raise UsageError(f"the number of messages must be at least 1, not {most!r}")
+            raise UsageError(f"max_messages must be at least 1, not {most!r}")
         if lease is not None:
             check_lease(lease)
         with self._state.lock, self._state as state:
@@ -473,7 +473,7 @@ class Deliverer:
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
         if not isinstance(most, int) or most < 0:
-            raise UsageError(f"the number of messages must be at least 0, not {most!r}")
+            raise UsageError(f"max_messages must be at least 0, not {most!r}")
         with self._state.lock, self._state:
             seen: list[Delivery] = []
             if not most:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, overload
 
 from journal.errors import LeaseExpiredError, UsageError
 from qindex.format.entries import Entry
-from qindex.format.message import Message
+from qindex.format.message import Message, Microseconds, Nanoseconds
 from qindex.index.segment import DELIVERED
 
 __all__ = [
@@ -141,16 +141,17 @@ class Delivery:
         return {} if isinstance(self._extra, int) else self.message.properties
 
     @property
-    def timestamp(self) -> float:
-        """When it was published, in seconds since 1970 UTC; 0 where the record keeps no time."""
+    def timestamp(self) -> Nanoseconds:
+        """When it was published, in nanoseconds since 1970 UTC, as :func:`time.time_ns` gives them;
+        0 where the record keeps no time."""
         extra = self._extra
-        return (extra if isinstance(extra, int) else self.message.timestamp) / 1e9
+        return extra if isinstance(extra, int) else self.message.timestamp
 
     @property
-    def expires(self) -> float | None:
-        """When it expires, in seconds since 1970 UTC, or ``None``."""
+    def expiry(self) -> Microseconds | None:
+        """When it expires, in microseconds since 1970 UTC, or ``None``."""
         extra = self._extra
-        return None if isinstance(extra, int) or not extra.expiry else extra.expiry / 1e6
+        return None if isinstance(extra, int) or not extra.expiry else extra.expiry
 
     @property
     def delivery_count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
@@ -55,9 +56,9 @@ class Outstanding:
         else:
             deliveries = deliveries if isinstance(deliveries, Sequence) else list(deliveries)
             if state.nacked_at or not self._are_ours(deliveries):
-                for delivery in deliveries:
+                for at, delivery in enumerate(deliveries):
                     if not isinstance(delivery, Delivery):
-                        raise no_delivery(delivery)
+                        raise no_delivery(delivery, at, len(deliveries))
                     if delivery._queue is not self.owner:
                         raise self.not_ours(delivery)
                     self.check_taken(delivery)
@@ -66,7 +67,8 @@ class Outstanding:
             if listed == list(range(first, first + len(listed))):
                 seqs = ascending(listed)
             elif len(set(listed)) != len(listed):
-                raise UsageError("a delivery stands twice in the batch")
+                twice = next(seq for seq, times in Counter(listed).items() if times > 1)
+                raise UsageError(f"the delivery of seq_id {twice} stands twice in the batch")
             else:
                 seqs = np.array(listed, np.int64)
         if not index.all_are(seqs, OUT):
@@ -117,9 +119,10 @@ class Outstanding:
         )
 
 
-def no_delivery(what: object) -> UsageError:
-    """Say that this is no delivery."""
-    return UsageError(f"not a delivery: {type(what).__name__}")
+def no_delivery(what: object, at: int = 0, count: int = 1) -> UsageError:
+    """Say that this is no delivery; ``at``: its place in a batch of ``count``."""
+    where = "" if count == 1 else f"item {at} of the batch is "
+    return UsageError(f"{where}not a delivery: {type(what).__name__}")
 
 
 def ascending(seqs: list[int]) -> I64:

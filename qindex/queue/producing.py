@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate, repeat
 from operator import add
 from time import time_ns
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import pack_publish
 from qindex.format.entries import make_entry
-from qindex.format.message import Message, make_message
+from qindex.format.message import Body, Message, as_bytes, make_message
 from qindex.format.message_record import (
     NOTHING,
     encode_front,
@@ -37,9 +38,11 @@ from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
 
-__all__ = ["MOST_RESERVED", "Producer"]
+__all__ = ["MOST_RESERVED", "Producer", "batch_bytes"]
 
 I64 = npt.NDArray[np.int64]
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 MOST_RESERVED = RESERVE // 2
 """Messages that :meth:`Producer.reserve` takes: a segment has room beside them."""
@@ -63,7 +66,7 @@ class Producer:
 
     def publish(
         self,
-        body: bytes,
+        body: Body,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
@@ -85,6 +88,8 @@ class Producer:
             or body.__class__ is not bytes
             or len(body) > state.most_plain
         ):
+            if body.__class__ is not bytes:
+                body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent)
             if frame is None:
                 message = Message(body, key, headers or {}, properties or {})
@@ -147,7 +152,7 @@ class Producer:
         that is embedded whole, or that the message store takes for its body alone. Give ``None``
         for any other message."""
         state = self.state
-        if persistent is not True or body.__class__ is not bytes or state.most_embedded < 0:
+        if persistent is not True or state.most_embedded < 0:
             return None
         room = state.most_embedded - len(body)
         if room < 0 and (
@@ -217,7 +222,7 @@ class Producer:
 
     def publish_many(
         self,
-        bodies: Iterable[bytes],
+        messages: Iterable[Body | Message],
         *,
         ttl: float | None = None,
         persistent: bool = True,
@@ -227,18 +232,22 @@ class Producer:
     ) -> range:
         """See :meth:`qindex.queue.queue.Queue.publish_many`."""
         state = self.state
-        batch = bodies if isinstance(bodies, list | tuple) else list(bodies)
-        if not batch:
+        given = messages if isinstance(messages, list | tuple) else list(messages)
+        if not given:
             with state.lock, state:
                 return range(state.index.next_seq, state.index.next_seq)
-        if set(map(type, batch)) != {bytes}:
-            raise UsageError("a body must be bytes")
+        if set(map(type, given)) != {bytes}:
+            if any(isinstance(one, Message) for one in given):
+                return self._publish_messages(given, ttl, persistent, confirm, timeout, waits)
+            given = _each(given, as_bytes)
+        batch = cast("Sequence[bytes]", given)
         largest = max(map(len, batch))
-        state.check_size(largest)
+        if largest > state.options.max_message_bytes:
+            _each(batch, lambda body: state.check_size(len(body)))
         if largest > state.most_embedded or state.limits is not None or not persistent:
             stamp = time_ns()
-            messages = [Message(body, timestamp=stamp) for body in batch]
-            return self._publish_all(messages, ttl, persistent, confirm, timeout, waits)
+            stamped = [Message(body, timestamp=stamp) for body in batch]
+            return self._publish_all(stamped, ttl, persistent, confirm, timeout, waits)
         expiry, now = self.expiry(ttl), time_ns()
 
         def make(seq: int) -> tuple[bytes | memoryview, I64]:
@@ -249,23 +258,23 @@ class Producer:
 
         return self._append_batch(make, expiry, confirm, waits)
 
-    def publish_messages(
+    def _publish_messages(
         self,
-        messages: Sequence[Message],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-        waits: bool = True,
+        given: Sequence[Body | Message],
+        ttl: float | None,
+        persistent: bool,
+        confirm: bool,
+        timeout: float | None,
+        waits: bool,
     ) -> range:
-        """See :meth:`qindex.queue.queue.Queue.publish_messages`."""
+        """Publish a batch some of which have more to them than a body."""
         state = self.state
         now = time_ns()
-        for message in messages:
-            self.check_message(message)
-        if messages and persistent and state.limits is None and state.most_embedded >= 0:
-            middles = [encode_middle(one.key, one.headers, one.properties) for one in messages]
+        messages = _each(given, self._checked)
+        if persistent and state.limits is None and state.most_embedded >= 0:
+            middles = _each(
+                messages, lambda one: encode_middle(one.key, one.headers, one.properties)
+            )
             bodies = [message.body for message in messages]
             largest = max(map(add, map(len, bodies), map(len, middles)))
             if largest <= state.most_embedded + len(NOTHING):
@@ -278,9 +287,7 @@ class Producer:
                     waits,
                 )
         stamped = [
-            message
-            if message.timestamp
-            else Message(message.body, message.key, message.headers, message.properties, now)
+            message if message.timestamp else replace(message, timestamp=now)
             for message in messages
         ]
         return self._publish_all(stamped, ttl, persistent, confirm, timeout, waits)
@@ -346,7 +353,7 @@ class Producer:
         expiry = self.expiry(ttl)
         state.check_sync(confirm)
         with state.calls.here():
-            items = [self.prepared(message, persistent) for message in messages]
+            items = _each(messages, lambda message: self.prepared(message, persistent))
             held = self.room.ask(items, timeout, waits)
             try:
                 seqs = self.store_and_append(items, expiry, persistent, held=held, waits=waits)
@@ -473,6 +480,15 @@ class Producer:
             self._flusher.tick(waits)
             return seqs
 
+    def _checked(self, given: Body | Message) -> Message:
+        """Give what was given as a message. Raises :class:`UsageError` as :meth:`check_message`."""
+        if not isinstance(given, Message):
+            given = Message(as_bytes(given))
+        elif given.body.__class__ is not bytes:
+            given = replace(given, body=as_bytes(given.body))
+        self.check_message(given)
+        return given
+
     def check_message(self, message: Message) -> None:
         """Raise :class:`UsageError` for a message that can't be right."""
         _check_message(message)
@@ -489,9 +505,26 @@ class Producer:
         return run_clock.time_ns() // 1000 + int(seconds * 1e6)
 
 
+def batch_bytes(messages: Iterable[Body | Message]) -> int:
+    """Give the bytes of the bodies of a batch; what is no body has none."""
+    bodies = [one.body if isinstance(one, Message) else one for one in messages]
+    return sum(len(body) for body in bodies if isinstance(body, Body))
+
+
+def _each(batch: Sequence[Given], make: Callable[[Given], Made]) -> list[Made]:
+    """Make something of each message of a batch; an error says of which it is."""
+    made = []
+    for at, one in enumerate(batch):
+        try:
+            made.append(make(one))
+        except UsageError as error:
+            if len(batch) == 1:
+                raise
+            raise UsageError(f"message {at} of the batch: {error}") from error
+    return made
+
+
 def _check_message(message: Message) -> None:
-    if not isinstance(message.body, bytes):
-        raise UsageError(f"a body must be bytes, not {type(message.body).__name__}")
     stamp = message.timestamp
     if not isinstance(stamp, int) or not 0 <= stamp < 1 << 64:
         raise UsageError(f"a timestamp is nanoseconds, an int from 0 to 2^64 - 1, not {stamp!r}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, overload
 
 from journal.errors import UsageError
-from qindex.format.message import Message
+from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.parts import QueueParts
@@ -52,7 +52,7 @@ class Queue:
 
     def publish(
         self,
-        body: bytes,
+        body: Body,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -77,7 +77,7 @@ class Queue:
 
     def publish_many(
         self,
-        bodies: Iterable[bytes],
+        messages: Iterable[Body | Message],
         *,
         ttl: float | None = None,
         persistent: bool = True,
@@ -86,28 +86,11 @@ class Queue:
     ) -> range:
         """Append a batch, in order, with one write; gives the range of its seq_ids.
 
-        Raises as :meth:`publish`; then none of the batch is published.
+        Each is a body, or a :class:`~qindex.format.message.Message` with key, headers and
+        properties, which keeps its timestamp where it has one. Raises as :meth:`publish`, and says
+        which message of the batch is wrong; then none of it is published.
         """
         return self._producer.publish_many(
-            bodies, ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout
-        )
-
-    def publish_messages(
-        self,
-        messages: Sequence[Message],
-        *,
-        ttl: float | None = None,
-        persistent: bool = True,
-        confirm: bool = False,
-        timeout: float | None = None,
-    ) -> range:
-        """Append messages with their keys, headers and properties, in order, with one write; gives
-        the range of their seq_ids.
-
-        A message that has a timestamp keeps it. Raises as :meth:`publish`; then none of them is
-        published.
-        """
-        return self._producer.publish_messages(
             messages, ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout
         )
 
@@ -139,16 +122,16 @@ class Queue:
         return self._deliverer.get(timeout, lease)
 
     def get_many(
-        self, most: int, timeout: float | None = 0, *, lease: float | None = None
+        self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
-        """Take up to ``most`` messages at once, in order.
+        """Take up to ``max_messages`` at once, in order.
 
         Waits up to ``timeout`` seconds for the first one only (default: not at all); gives an
         empty batch when there is none. ``lease`` as in :meth:`get`, of each of them. A damaged
         message ends the batch before it; the next call raises its :class:`DamageError`. One append
         to the journal for the batch.
         """
-        return self._deliverer.get_many(most, timeout, lease=lease)
+        return self._deliverer.get_many(max_messages, timeout, lease=lease)
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
@@ -163,9 +146,9 @@ class Queue:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
         return self._deliverer.consume(prefetch, timeout, lease)
 
-    def peek(self, most: int = 1) -> list[Delivery]:
-        """Look at the next messages without taking them. O(most)."""
-        return self._deliverer.peek(most)
+    def peek(self, max_messages: int = 1) -> list[Delivery]:
+        """Look at the next messages without taking them. O(max_messages)."""
+        return self._deliverer.peek(max_messages)
 
     # -- settling -------------------------------------------------------------------------------
 

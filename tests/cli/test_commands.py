@@ -75,7 +75,7 @@ def test_whole_input_and_files(tmp_path: Path) -> None:
 
 
 def test_key_headers_and_ttl(tmp_path: Path) -> None:
-    arguments = ["--key", "k", "--header", "a=1", "--header", "b=x=y", "--ttl", "100", "--fsync"]
+    arguments = ["--key", "k", "--header", "a=1", "--header", "b=x=y", "--ttl", "100", "--confirm"]
     assert run("publish", tmp_path, "q", *arguments, stdin=b"m\nn\n").code == 0
     first, second = run("cat", tmp_path, "q", "--json").rows
     assert (first["key"], first["headers"]) == ("k", {"a": "1", "b": "x=y"})
@@ -123,8 +123,7 @@ def test_consume_acknowledges_what_it_wrote(tmp_path: Path) -> None:
 
 def test_peek_changes_nothing(tmp_path: Path) -> None:
     run("publish", tmp_path, "q", stdin=b"a\nb\nc\n")
-    for option in ("--peek", "--no-ack"):
-        assert run("consume", tmp_path, "q", option, "--count", 2).out == b"a\nb\n"
+    assert run("consume", tmp_path, "q", "--peek", "--count", 2).out == b"a\nb\n"
     assert [row["redelivered"] for row in run("cat", tmp_path, "q", "--json").rows] == [False] * 3
     assert run("consume", tmp_path, "q", "--peek", "--json").rows[2]["body"] == "c"
 

@@ -110,8 +110,8 @@ def _found(delivery: Delivery) -> Queued:
     told = (delivery.key, headers, dict(delivery.properties))
     if told != (options.get("key"), options.get("headers", {}), options.get("properties", {})):
         raise _BrokenError(f"message {number!r} has another key or headers: {told}")
-    if (delivery.expires is not None) != ("ttl" in options and not deaths):
-        raise _BrokenError(f"message {number!r} expires at {delivery.expires}")
+    if (delivery.expiry is not None) != ("ttl" in options and not deaths):
+        raise _BrokenError(f"message {number!r} expires at {delivery.expiry}")
     return Queued(int(number), delivery.seq_id, delivery.redelivered)
 
 

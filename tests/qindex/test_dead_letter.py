@@ -70,7 +70,7 @@ def test_rejected(tmp_path: Path, size: int, record_format: str) -> None:
         letter = take(engine.queue("dead"))
         assert letter.body == given.body
         assert letter.key == "k"
-        assert letter.expires is None
+        assert letter.expiry is None
         if record_format == "qindex":
             assert letter.timestamp == given.timestamp
         [death] = letter.headers["x-death"]

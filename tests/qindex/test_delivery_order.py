@@ -270,8 +270,8 @@ def test_what_a_delivery_tells(tmp_path: Path) -> None:
         queue.publish(b"plain")
         queue.publish(b"rich", key="k", headers={"a": [1, {"b": None}]}, properties={"p": 1.5})
         plain, rich = queue.get_many(2)
-        assert (plain.key, plain.headers, plain.properties, plain.expires) == (None, {}, {}, None)
-        assert plain.timestamp > 1.6e9
+        assert (plain.key, plain.headers, plain.properties, plain.expiry) == (None, {}, {}, None)
+        assert plain.timestamp > 1.6e18
         assert (rich.key, rich.headers) == ("k", {"a": [1, {"b": None}]})
         assert (rich.properties, rich.body) == ({"p": 1.5}, b"rich")
         assert rich.message.key == "k"

@@ -126,7 +126,7 @@ def test_reject_by_length(tmp_path: Path) -> None:
             lambda: queue.publish(b"no", key="k"),
             lambda: queue.publish(b"n" * 9000),
             lambda: queue.publish_many([b"no"]),
-            lambda: queue.publish_messages([qindex.Message(b"no")]),
+            lambda: queue.publish_many([qindex.Message(b"no")]),
         ):
             with pytest.raises(qindex.QueueFullError, match="max_length=3"):
                 publish()

@@ -118,7 +118,7 @@ def test_the_quick_way_with_all_that_is_embedded(
         assert (delivery.body, delivery.key) == (b"x", options.get("key"))
         assert delivery.headers == options.get("headers", {})
         assert delivery.properties == options.get("properties", {})
-        assert (delivery.expires is None) == ("ttl" not in options)
+        assert (delivery.expiry is None) == ("ttl" not in options)
 
 
 @pytest.mark.parametrize("options", [{"persistent": False}, {"headers": {"a": bytes(5_000)}}])

@@ -28,13 +28,13 @@ def test_messages_keep_what_they_have(tmp_path: Path, last: int) -> None:
     with open_small(tmp_path) as engine:
         queue = engine.queue("q")
         queue.publish(b"before")
-        assert queue.publish_messages(messages, ttl=60.0) == range(1, 4)
-        assert queue.publish_messages([]) == range(4, 4)
+        assert queue.publish_many(messages, ttl=60.0) == range(1, 4)
+        assert queue.publish_many([]) == range(4, 4)
         with pytest.raises(qindex.UsageError, match="a key must be a str"):
-            queue.publish_messages([Message(b"d"), Message(b"e", key=5)])  # type: ignore[arg-type]
+            queue.publish_many([Message(b"d"), Message(b"e", key=5)])  # type: ignore[arg-type]
         for stamp in (-1, 1 << 64, 1.5):
             with pytest.raises(qindex.UsageError, match="a timestamp is nanoseconds"):
-                queue.publish_messages([Message(b"d"), Message(b"e", timestamp=stamp)])  # type: ignore[arg-type]
+                queue.publish_many([Message(b"d"), Message(b"e", timestamp=stamp)])  # type: ignore[arg-type]
     rows = list(StoreReader(tmp_path).queue("q").entries())
     assert [(row.body, row.key) for row in rows[1:]] == [(one.body, one.key) for one in messages]
     assert (rows[1].headers, rows[1].properties) == ({"n": 1}, {"content_type": "x"})
@@ -51,7 +51,7 @@ def test_no_reserved_seq_id_is_skipped_by_a_crash(tmp_path: Path, published: int
     if not child:
         queue = open_small(tmp_path).queue("q")
         assert queue.reserve(MOST_RESERVED) == 1
-        queue.publish_messages([Message(b"%d" % at) for at in range(published)])
+        queue.publish_many([Message(b"%d" % at) for at in range(published)])
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     with open_small(tmp_path) as engine:

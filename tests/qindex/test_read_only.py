@@ -31,9 +31,9 @@ def test_beside_a_writer(tmp_path: Path) -> None:
         assert len(seen) == 2
         first, second = seen.peek(5)
         assert (first.body, first.key, first.headers) == (b"0", "k0", {"a": 1})
-        assert first.expires is not None
-        assert (second.seq_id, second.body, second.expires) == (1, b"1", None)
-        assert first.timestamp > 1.7e9
+        assert first.expiry is not None
+        assert (second.seq_id, second.body, second.expiry) == (1, b"1", None)
+        assert first.timestamp > 1.7e18
         assert (first.settled, first.redelivered) == (True, False)
         with pytest.raises(qindex.UsageError, match="settled"):
             first.ack()

@@ -40,7 +40,7 @@ def test_all_fields(tmp_path: Path) -> None:
     assert (first.persistent, first.redelivered, first.expiry) == (True, True, 0)
     assert (first.headers, first.properties, first.error) == ({}, {}, None)
     assert first.location == "journal"
-    assert first.timestamp / 1e9 == timestamp
+    assert first.timestamp == timestamp
     assert len(first.msg_id) == 16
     assert first.msg_id != second.msg_id
     assert (second.body, second.key, second.headers) == (b"rich", "o-1", {"a": [1, b"x"]})

@@ -226,7 +226,7 @@ def half_done(store: Path, there: int, boot: str | None = None) -> Progress:
         progress.start = engine.queue("q").reserve(8)
         Staging(str(store)).save(progress)
         for message in list(read_staged(os.path.join(str(store), STAGING, files[0][0])))[:there]:
-            engine.queue("q").publish_messages([message.message])
+            engine.queue("q").publish_many([message.message])
     return progress
 
 

@@ -54,14 +54,14 @@ def test_publish_get_ack(tmp_path: Path) -> None:
             assert await queue.publish(b"a", key="k", headers={"h": 1}, ttl=60.0) == 0
             assert await queue.reserve(2) == 1
             assert list(await queue.publish_many([b"b"])) == [1]
-            assert list(await queue.publish_messages([qindex.Message(b"c")])) == [2]
+            assert list(await queue.publish_many([qindex.Message(b"c")])) == [2]
             assert len(queue) == 3
             assert [one.body for one in await queue.peek(5)] == [b"a", b"b", b"c"]
             first = await queue.get()
             assert first is not None
             async with first as delivery:
                 assert (delivery.body, delivery.key, delivery.headers) == (b"a", "k", {"h": 1})
-                assert delivery.expires is not None
+                assert delivery.expiry is not None
                 assert not delivery.settled
             assert delivery.settled
             batch = await queue.get_many(5)

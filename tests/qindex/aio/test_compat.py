@@ -1,4 +1,4 @@
-"""``qindex.aio.compat.Queue`` is ``asyncio.Queue``: CPython's own tests, and what persists."""
+"""``PersistentQueue`` is ``asyncio.Queue``: CPython's own tests, and what persists."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import qindex
-from qindex.aio.compat import LifoQueue, Queue
-from qindex.compat import Queue as ThreadsQueue
+from qindex.aio.compat import PersistentLifoQueue, PersistentQueue
+from qindex.compat import PersistentQueue as ThreadsQueue
 from qindex.compat import UnreadableItemError
 
 ROOT = Path(__file__).parents[3]
@@ -34,9 +34,9 @@ def test_the_tests_of_the_standard_library_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     theirs = pytest.importorskip("test.test_asyncio.test_queues")
-    made: list[Queue] = []
+    made: list[PersistentQueue] = []
 
-    class Made(Queue):
+    class Made(PersistentQueue):
         def __init__(self, maxsize: int = 0) -> None:
             super().__init__(tempfile.mkdtemp(dir=tmp_path), maxsize)
             made.append(self)
@@ -65,7 +65,7 @@ def test_the_tests_of_the_standard_library_pass(
 
 def test_what_is_not_done_comes_again_first(tmp_path: Path) -> None:
     async def first() -> None:
-        async with await Queue.open(tmp_path) as jobs:
+        async with await PersistentQueue.open(tmp_path) as jobs:
             for n in range(4):
                 jobs.put_nowait(n)
             assert [await jobs.get(), jobs.get_nowait()] == [0, 1]
@@ -73,7 +73,7 @@ def test_what_is_not_done_comes_again_first(tmp_path: Path) -> None:
             await jobs.sync()
 
     async def second() -> None:
-        async with Queue(tmp_path) as jobs:
+        async with PersistentQueue(tmp_path) as jobs:
             assert jobs.qsize() == 3
             assert [jobs.get_nowait() for _ in range(3)] == [1, 2, 3]
             with pytest.raises(asyncio.QueueEmpty):
@@ -90,7 +90,7 @@ def test_what_is_not_done_comes_again_first(tmp_path: Path) -> None:
 
 def test_each_task_is_done_with_its_own(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Queue(tmp_path, maxsize=2) as jobs:
+        async with PersistentQueue(tmp_path, maxsize=2) as jobs:
             order: list[int] = []
 
             async def work() -> None:
@@ -108,7 +108,7 @@ def test_each_task_is_done_with_its_own(tmp_path: Path) -> None:
                 one.cancel()
 
     async def again() -> None:
-        async with Queue(tmp_path) as jobs:
+        async with PersistentQueue(tmp_path) as jobs:
             assert jobs.get_nowait() == 1
             assert jobs.empty()
 
@@ -118,7 +118,7 @@ def test_each_task_is_done_with_its_own(tmp_path: Path) -> None:
 
 def test_an_item_that_settles_itself(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Queue(tmp_path) as jobs:
+        async with PersistentQueue(tmp_path) as jobs:
             for n in range(3):
                 await jobs.put(n)
             first, second = await jobs.take(), await jobs.take()
@@ -137,7 +137,7 @@ def test_an_item_that_settles_itself(tmp_path: Path) -> None:
 
 def test_waiting_for_room_and_cancellation(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Queue(tmp_path, maxsize=1) as jobs:
+        async with PersistentQueue(tmp_path, maxsize=1) as jobs:
             await jobs.put(1)
             with pytest.raises(asyncio.QueueFull):
                 jobs.put_nowait(2)
@@ -160,9 +160,9 @@ def test_waiting_for_room_and_cancellation(tmp_path: Path) -> None:
 
 def test_close_wakes_those_who_wait(tmp_path: Path) -> None:
     async def main() -> None:
-        jobs = Queue(tmp_path, maxsize=1)
+        jobs = PersistentQueue(tmp_path, maxsize=1)
         getting = [asyncio.create_task(jobs.get()) for _ in range(2)]
-        other = Queue(tmp_path, maxsize=1, name="other")
+        other = PersistentQueue(tmp_path, maxsize=1, name="other")
         await other.put(1)
         putting = asyncio.create_task(other.put(2))
         joining = asyncio.create_task(other.join())
@@ -182,14 +182,14 @@ def test_close_wakes_those_who_wait(tmp_path: Path) -> None:
 
 def test_one_object_uses_a_queue(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Queue(tmp_path) as jobs:
-            for kind in (Queue, LifoQueue, ThreadsQueue):
+        async with PersistentQueue(tmp_path) as jobs:
+            for kind in (PersistentQueue, PersistentLifoQueue, ThreadsQueue):
                 with pytest.raises(
                     qindex.UsageError, match="is open in this process as an asyncio"
                 ):
                     kind(tmp_path)
             await jobs.put(1)
-        async with LifoQueue(tmp_path) as stack:
+        async with PersistentLifoQueue(tmp_path) as stack:
             await stack.put(2)
             assert [await stack.get(), await stack.get()] == [2, 1]
 
@@ -204,7 +204,7 @@ def test_an_item_that_can_not_be_read_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with Queue(tmp_path, maxsize=2) as jobs:
+        async with PersistentQueue(tmp_path, maxsize=2) as jobs:
             await jobs.put(Gone())
             await jobs.put("after")
             putting = asyncio.create_task(jobs.put("last"))
@@ -225,7 +225,7 @@ def test_an_item_that_can_not_be_read_is_set_aside(
 
 def test_a_cancelled_open_leaves_nothing_open(tmp_path: Path) -> None:
     async def main() -> None:
-        opening = asyncio.create_task(Queue.open(tmp_path))
+        opening = asyncio.create_task(PersistentQueue.open(tmp_path))
         await asyncio.sleep(0)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -238,9 +238,9 @@ def test_a_cancelled_open_leaves_nothing_open(tmp_path: Path) -> None:
 def test_a_kill_loses_nothing(tmp_path: Path) -> None:
     program = (
         "import asyncio, os, signal, sys\n"
-        "from qindex.aio.compat import Queue\n"
+        "from qindex.aio.compat import PersistentQueue\n"
         "async def main():\n"
-        "    jobs = Queue(sys.argv[1])\n"
+        "    jobs = PersistentQueue(sys.argv[1])\n"
         "    for n in range(1000): await jobs.put(n)\n"
         "    for n in range(10): assert await jobs.get() == n\n"
         "    for n in range(7): jobs.task_done()\n"
@@ -251,7 +251,7 @@ def test_a_kill_loses_nothing(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
     async def main() -> None:
-        async with Queue(tmp_path) as jobs:
+        async with PersistentQueue(tmp_path) as jobs:
             assert [jobs.get_nowait() for _ in range(993)] == list(range(7, 1000))
             assert jobs.empty()
 

@@ -49,7 +49,7 @@ def test_block_ends(tmp_path: Path) -> None:
         with pytest.raises(qindex.QueueFullError):
             await queue.publish(b"no", timeout=0.02)
         with pytest.raises(qindex.QueueFullError):
-            await queue.publish_messages([qindex.Message(b"no")], timeout=0)
+            await queue.publish_many([qindex.Message(b"no")], timeout=0)
         cancelled = asyncio.create_task(queue.publish(b"no"))
         await asyncio.sleep(0.01)
         cancelled.cancel()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.compat import Queue, shared
+from qindex.compat import PersistentQueue, shared
 from qindex.compat.queuelib import FifoDiskQueue
 from tests.interrupts.interruption import points_of, run_at
 from tests.qindex.support import WAIT
@@ -37,20 +37,20 @@ def handler(action: Callable[[], None]) -> Iterator[None]:
 
 
 def test_a_handler_closes_the_queue_that_its_thread_waits_for(tmp_path: Path) -> None:
-    jobs = Queue(tmp_path, maxsize=1)
+    jobs = PersistentQueue(tmp_path, maxsize=1)
     with handler(jobs.close), pytest.raises(qindex.ClosedError):
         jobs.get()
-    jobs = Queue(tmp_path, maxsize=1)
+    jobs = PersistentQueue(tmp_path, maxsize=1)
     jobs.put(1)
     with handler(jobs.close), pytest.raises(qindex.ClosedError):
         jobs.put(2)
-    jobs = Queue(tmp_path, maxsize=1)
+    jobs = PersistentQueue(tmp_path, maxsize=1)
     with handler(jobs.close), pytest.raises(qindex.ClosedError):
         jobs.join()
 
 
 def test_close_wakes_threads_that_wait(tmp_path: Path) -> None:
-    jobs = Queue(tmp_path)
+    jobs = PersistentQueue(tmp_path)
     ends: standard.Queue[Exception] = standard.Queue()
 
     def wait(call: Callable[[], object]) -> None:
@@ -60,7 +60,7 @@ def test_close_wakes_threads_that_wait(tmp_path: Path) -> None:
             ends.put(error)
 
     calls: list[Callable[[], object]] = [jobs.get, jobs.take]
-    with Queue(tmp_path) as sibling:
+    with PersistentQueue(tmp_path) as sibling:
         threads = [threading.Thread(target=wait, args=(call,)) for call in calls]
         for thread in threads:
             thread.start()
@@ -72,7 +72,7 @@ def test_close_wakes_threads_that_wait(tmp_path: Path) -> None:
         sibling.put("goes on")
 
 
-CALLS: dict[str, Callable[[Queue], Any]] = {
+CALLS: dict[str, Callable[[PersistentQueue], Any]] = {
     "put": lambda jobs: jobs.put("new"),
     "get": lambda jobs: jobs.get(),
     "take": lambda jobs: jobs.take().done(),
@@ -86,8 +86,8 @@ CALLS: dict[str, Callable[[Queue], Any]] = {
 def test_close_at_every_point_of_a_call(tmp_path: Path, name: str) -> None:
     """Done, or refused; the call goes on, or finds the queue closed. Nothing is lost."""
 
-    def opened(number: int) -> Queue:
-        jobs = Queue(tmp_path / f"{number}")
+    def opened(number: int) -> PersistentQueue:
+        jobs = PersistentQueue(tmp_path / f"{number}")
         jobs.put("first")
         jobs.put("second")
         jobs.get()
@@ -101,14 +101,14 @@ def test_close_at_every_point_of_a_call(tmp_path: Path, name: str) -> None:
         jobs = opened(point)
         outcome: list[str] = []
 
-        def close(jobs: Queue = jobs, outcome: list[str] = outcome) -> None:
+        def close(jobs: PersistentQueue = jobs, outcome: list[str] = outcome) -> None:
             try:
                 jobs.close()
                 outcome.append("closed")
             except qindex.UsageError:
                 outcome.append("refused")
 
-        def call(jobs: Queue = jobs, outcome: list[str] = outcome) -> None:
+        def call(jobs: PersistentQueue = jobs, outcome: list[str] = outcome) -> None:
             try:
                 CALLS[name](jobs)
             except qindex.ClosedError:
@@ -117,7 +117,7 @@ def test_close_at_every_point_of_a_call(tmp_path: Path, name: str) -> None:
         run_at(call, point, close)
         outcomes.update(outcome)
         jobs.close()
-        with Queue(tmp_path / f"{point}") as again:
+        with PersistentQueue(tmp_path / f"{point}") as again:
             left = [again.get_nowait() for _ in range(again.qsize())]
         assert "second" in left or name in ("get", "take")
     assert "closed" in outcomes
@@ -175,17 +175,17 @@ def test_a_finalizer_closes_while_another_engine_is_opened(
         assert leave.wait(WAIT)
         return opened(*args, **options)
 
-    for face in (Queue, lambda path: FifoDiskQueue(path / "q")):
+    for face in (PersistentQueue, lambda path: FifoDiskQueue(path / "q")):
         owner = Owner(face(tmp_path / "old"))
         closed = owner.queue
         monkeypatch.setattr(qindex, "open", lambda *a, **o: (gc.collect(), opened(*a, **o))[1])
         del owner
-        other = Queue(tmp_path / "new")
+        other = PersistentQueue(tmp_path / "new")
         assert closed._closed
         # And while another thread opens one.
-        third = Queue(tmp_path / "third")
+        third = PersistentQueue(tmp_path / "third")
         monkeypatch.setattr(qindex, "open", slow)
-        thread = threading.Thread(target=lambda: Queue(tmp_path / "slow").close())
+        thread = threading.Thread(target=lambda: PersistentQueue(tmp_path / "slow").close())
         thread.start()
         assert entered.wait(WAIT)
         third.close()
@@ -201,15 +201,15 @@ def test_what_a_handler_gives_back_in_the_middle_is_seen_to(tmp_path: Path) -> N
     """At every point of opening and closing one directory, a handler closes another one."""
 
     def life(number: int) -> None:
-        Queue(tmp_path / f"a{number}").close()
+        PersistentQueue(tmp_path / f"a{number}").close()
 
     points = points_of(lambda: life(0))
     step = max(points // 30, 1)
     for point in range(1, points + 1, step):
-        other = Queue(tmp_path / "other")
+        other = PersistentQueue(tmp_path / "other")
         refused: list[Exception] = []
 
-        def close(other: Queue = other, refused: list[Exception] = refused) -> None:
+        def close(other: PersistentQueue = other, refused: list[Exception] = refused) -> None:
             try:
                 other.close()
             except qindex.UsageError as error:

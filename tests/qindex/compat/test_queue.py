@@ -1,4 +1,4 @@
-"""``qindex.compat.Queue`` is ``queue.Queue``: CPython's own tests, and what persists."""
+"""``qindex.compat.PersistentQueue`` is ``queue.Queue``: CPython's own tests, and what persists."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.compat import LifoQueue, Queue, UnreadableItemError
+from qindex.compat import PersistentLifoQueue, PersistentQueue, UnreadableItemError
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("kind", [Queue, LifoQueue])
-def test_the_tests_of_the_standard_library_pass(tmp_path: Path, kind: type[Queue]) -> None:
+@pytest.mark.parametrize("kind", [PersistentQueue, PersistentLifoQueue])
+def test_the_tests_of_the_standard_library_pass(
+    tmp_path: Path, kind: type[PersistentQueue]
+) -> None:
     theirs = pytest.importorskip("test.test_queue")
-    made: list[Queue] = []
+    made: list[PersistentQueue] = []
 
-    def make(maxsize: int = 0) -> Queue:
+    def make(maxsize: int = 0) -> PersistentQueue:
         made.append(kind(tempfile.mkdtemp(dir=tmp_path), maxsize))
         return made[-1]
 
-    name = "PyQueueTest" if kind is Queue else "PyLifoQueueTest"
+    name = "PyQueueTest" if kind is PersistentQueue else "PyLifoQueueTest"
     base = getattr(theirs, name, None) or getattr(theirs, name.removeprefix("Py"))
     # Their fixture takes the class by its module; ours stands in its place.
     attributes = {"type2test": staticmethod(make), "queue": standard}
@@ -47,14 +49,14 @@ def test_the_tests_of_the_standard_library_pass(tmp_path: Path, kind: type[Queue
 
 
 def test_what_is_not_done_comes_again_first(tmp_path: Path) -> None:
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         for n in range(4):
             jobs.put({"n": n})
         assert jobs.get() == {"n": 0}
         assert jobs.get() == {"n": 1}
         jobs.task_done()
         assert jobs.qsize() == 2
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         assert [jobs.get()["n"] for _ in range(3)] == [1, 2, 3]
         with pytest.raises(standard.Empty):
             jobs.get_nowait()
@@ -64,12 +66,12 @@ def test_what_is_not_done_comes_again_first(tmp_path: Path) -> None:
         jobs.join()
         with pytest.raises(ValueError, match="too many"):
             jobs.task_done()
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         assert jobs.empty()
 
 
 def test_a_thread_is_done_with_its_own(tmp_path: Path) -> None:
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         jobs.put("mine")
         jobs.put("yours")
         assert jobs.get() == "mine"
@@ -81,16 +83,16 @@ def test_a_thread_is_done_with_its_own(tmp_path: Path) -> None:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         assert jobs.get() == "mine"
         assert jobs.empty()
 
 
 def test_with_auto_done_an_item_is_gone_when_it_is_got(tmp_path: Path) -> None:
-    with Queue(tmp_path, auto_done=True) as jobs:
+    with PersistentQueue(tmp_path, auto_done=True) as jobs:
         jobs.put(1)
         assert jobs.get() == 1
-    with Queue(tmp_path, auto_done=True) as jobs:
+    with PersistentQueue(tmp_path, auto_done=True) as jobs:
         assert jobs.empty()
 
 
@@ -106,8 +108,8 @@ class Json:
 
 def test_serializers(tmp_path: Path) -> None:
     with (
-        Queue(tmp_path, name="b", serializer="bytes") as plain,
-        Queue(tmp_path, name="j", serializer=Json) as texts,
+        PersistentQueue(tmp_path, name="b", serializer="bytes") as plain,
+        PersistentQueue(tmp_path, name="j", serializer=Json) as texts,
     ):
         plain.put(b"\xff")
         with pytest.raises(TypeError):
@@ -118,11 +120,11 @@ def test_serializers(tmp_path: Path) -> None:
         assert texts.get() == {"a": [1]}
     wrong: Any = "json"
     with pytest.raises(qindex.UsageError, match="serializer"):
-        Queue(tmp_path, serializer=wrong)
+        PersistentQueue(tmp_path, serializer=wrong)
 
 
 def test_a_full_queue_blocks_and_says_so(tmp_path: Path) -> None:
-    with Queue(tmp_path, 2) as jobs:
+    with PersistentQueue(tmp_path, 2) as jobs:
         jobs.put(1)
         jobs.put(2)
         assert jobs.full()
@@ -140,8 +142,8 @@ def test_a_full_queue_blocks_and_says_so(tmp_path: Path) -> None:
 def test_another_process_is_refused_and_a_kill_loses_nothing(tmp_path: Path) -> None:
     program = (
         "import sys, os, signal\n"
-        "from qindex.compat import Queue\n"
-        "q = Queue(sys.argv[1])\n"
+        "from qindex.compat import PersistentQueue\n"
+        "q = PersistentQueue(sys.argv[1])\n"
         "for n in range(100): q.put(n)\n"
         "assert [q.get() for _ in range(10)] == list(range(10))\n"
         "for _ in range(7): q.task_done()\n"
@@ -154,18 +156,18 @@ def test_another_process_is_refused_and_a_kill_loses_nothing(tmp_path: Path) -> 
     assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
     with pytest.raises(qindex.LockedError) as refused:
-        Queue(tmp_path)
+        PersistentQueue(tmp_path)
     assert refused.value.pid == child.pid
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         assert [jobs.get() for _ in range(93)] == list(range(7, 100))
         assert jobs.empty()
 
 
 def test_objects_of_one_name_are_one_queue(tmp_path: Path) -> None:
-    with Queue(tmp_path, 2) as one, Queue(tmp_path, 2) as other:
+    with PersistentQueue(tmp_path, 2) as one, PersistentQueue(tmp_path, 2) as other:
         got: list[Any] = []
         waiting = threading.Thread(target=lambda: got.append(other.get()))
         waiting.start()
@@ -183,27 +185,28 @@ def test_objects_of_one_name_are_one_queue(tmp_path: Path) -> None:
         one.close()
         assert other.unfinished_tasks == 2
         other.task_done()
-    with Queue(tmp_path) as again:
+    with PersistentQueue(tmp_path) as again:
         assert [again.get() for _ in range(again.qsize())] == ["c"]
 
 
 @pytest.mark.parametrize(
-    "options", [{"maxsize": 3}, {"auto_done": True}, {"serializer": "bytes"}, {"kind": LifoQueue}]
+    "options",
+    [{"maxsize": 3}, {"auto_done": True}, {"serializer": "bytes"}, {"kind": PersistentLifoQueue}],
 )
 def test_another_use_of_an_open_queue_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    with Queue(tmp_path) as one:
+    with PersistentQueue(tmp_path) as one:
         one.put(b"a")
-        kind = options.pop("kind", Queue)
+        kind = options.pop("kind", PersistentQueue)
         with pytest.raises(qindex.UsageError, match="is open in this process as first in"):
             kind(tmp_path, **options)
-        with Queue(tmp_path, name="another", **options):
+        with PersistentQueue(tmp_path, name="another", **options):
             pass
         assert one.get() == b"a"
 
 
 def test_use_after_close_is_refused(tmp_path: Path) -> None:
-    jobs = Queue(tmp_path)
-    with Queue(tmp_path, name="sibling") as sibling:
+    jobs = PersistentQueue(tmp_path)
+    with PersistentQueue(tmp_path, name="sibling") as sibling:
         jobs.put("a")
         taken = jobs.take()
         jobs.close()
@@ -222,7 +225,7 @@ def test_use_after_close_is_refused(tmp_path: Path) -> None:
             with pytest.raises(qindex.ClosedError):
                 call()
         # What was taken and not done with comes again while the engine is still open.
-        with Queue(tmp_path) as again:
+        with PersistentQueue(tmp_path) as again:
             assert again.unfinished_tasks == 1
             assert again.get() == "a"
         assert sibling.empty()
@@ -230,7 +233,7 @@ def test_use_after_close_is_refused(tmp_path: Path) -> None:
 
 def test_an_item_that_settles_itself(tmp_path: Path) -> None:
     """A dispatcher gets, workers finish out of order: task_done would settle the oldest."""
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         for n in range(4):
             jobs.put(n)
         first, second = jobs.take(), jobs.take(timeout=1)
@@ -251,7 +254,7 @@ def test_an_item_that_settles_itself(tmp_path: Path) -> None:
         with pytest.raises(standard.Empty):
             [jobs.take(timeout=0.01) for _ in range(2)]
         assert jobs.unfinished_tasks == 2
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         assert [jobs.get() for _ in range(2)] == [0, 3]
         assert jobs.empty()
 
@@ -260,9 +263,9 @@ class Gone:
     """Is not there when its items are got."""
 
 
-@pytest.mark.parametrize("kind", [Queue, LifoQueue])
+@pytest.mark.parametrize("kind", [PersistentQueue, PersistentLifoQueue])
 def test_an_item_that_can_not_be_read_is_set_aside(
-    tmp_path: Path, kind: type[Queue], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: type[PersistentQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kind(tmp_path, maxsize=3) as jobs:
         jobs.put("before")
@@ -270,7 +273,7 @@ def test_an_item_that_can_not_be_read_is_set_aside(
         jobs.put("after")
         with monkeypatch.context() as patch:
             patch.delattr(sys.modules[__name__], "Gone")
-            order = ["before", "after"] if kind is Queue else ["after", "before"]
+            order = ["before", "after"] if kind is PersistentQueue else ["after", "before"]
             assert jobs.get() == order[0]
             with pytest.raises(UnreadableItemError, match=r"Gone.*'queue.unreadable'") as refused:
                 jobs.get()
@@ -296,7 +299,7 @@ def test_an_item_that_can_not_be_read_is_set_aside(
 
 
 def test_a_damaged_item_keeps_nobody_waiting(tmp_path: Path) -> None:
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         jobs.put("x" * 1000)
         jobs.put("y")
     segment = next((tmp_path / "queues").glob("*/0.idx"))
@@ -304,7 +307,7 @@ def test_a_damaged_item_keeps_nobody_waiting(tmp_path: Path) -> None:
     at = data.index(b"x" * 900) + 50
     data[at : at + 8] = bytes(8)
     segment.write_bytes(data)
-    with Queue(tmp_path) as jobs:
+    with PersistentQueue(tmp_path) as jobs:
         with pytest.raises(qindex.DamageError):
             jobs.get()
         assert jobs.get() == "y"

@@ -61,7 +61,7 @@ def test_all_fields_of_a_message(engine: qindex.Engine) -> None:
         same = expected[seq]
         assert (one.seq_id, one.body, one.key) == (seq, same.body, same.key)
         assert (one.headers, one.properties) == (same.headers, same.properties)
-        assert (one.timestamp, one.expires) == (same.timestamp, same.expires)
+        assert (one.timestamp, one.expiry) == (same.timestamp, same.expiry)
         assert one.settled
         with pytest.raises(qindex.UsageError):
             one.ack()

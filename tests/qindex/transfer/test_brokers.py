@@ -69,7 +69,7 @@ def test_there_and_back(node: RabbitServer, engine: qindex.Engine) -> None:
         "o-17",
         {"n": 5, "deep": {"a": [1, None, 2.5]}},
     )
-    assert expiring.expires is not None
+    assert expiring.expiry is not None
     assert not last.redelivered
     assert node.drain("orders") == []
 
@@ -107,8 +107,8 @@ def test_what_an_application_sent_comes_back_as_it_sent_it(
     seen = queue.peek(3)
     assert isinstance(seen[0].properties, RabbitProperties)
     assert seen[0].headers["long"] == 1 << 40
-    assert seen[0].expires is not None
-    assert seen[2].expires is None
+    assert seen[0].expiry is not None
+    assert seen[2].expiry is None
     raw = [
         one.properties.source.properties_raw
         for one in seen
