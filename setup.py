@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent
 # By its path: to import the package would be to choose a build.
 COMPILED: dict[str, Any] = runpy.run_path(str(ROOT / "journal" / "compiled.py"))
 MODE = os.environ.get("QINDEX_COMPILE", "no")
-FLAGS = ["-O2", "-fno-strict-aliasing", *os.environ.get("QINDEX_CFLAGS", "").split()]
+FLAGS = ["-O2", "-g0", "-fno-strict-aliasing", *os.environ.get("QINDEX_CFLAGS", "").split()]
 DIRECTIVES = {
     "language_level": 3,
     # Annotations are for mypy; the .pxd files are for the compiler.
@@ -68,6 +68,12 @@ def extensions() -> list[Extension]:
 
 class BuildCompiled(build_ext):
     """Puts the modules where no import finds them by itself (journal/compiled.py)."""
+
+    def finalize_options(self) -> None:
+        """Let as many compilers run at a time as there are processors."""
+        super().finalize_options()
+        if self.parallel is None:
+            self.parallel = os.cpu_count()
 
     def get_ext_filename(self, fullname: str) -> str:
         """Give the path of a compiled module, from the root."""

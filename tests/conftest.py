@@ -30,9 +30,13 @@ _cpu_of_workers: list[float] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have hypothesis try the same examples in each run of one rotation."""
+    """Have hypothesis try the same examples in each run of one rotation. Refuse to test another
+    build than was asked for."""
     if getattr(config.option, "hypothesis_seed", "") is None:
         config.option.hypothesis_seed = effort.SEED
+    wanted = os.environ.get("QINDEX_COMPILE") == "require"
+    if wanted and not os.environ.get("QINDEX_INTERPRETED") and build() != COMPILED:
+        raise pytest.UsageError("QINDEX_COMPILE=require, but it is the sources that run")
 
 
 def pytest_report_header() -> list[str]:
