@@ -27,6 +27,7 @@ __all__ = ["COMPILED", "INTERPRETED", "MODULES", "build", "builds_folder", "file
 
 MODULES = (
     "journal.journal",
+    "qindex.format.message_record",
     "qindex.format.publish_records",
     "qindex.index.segment",
     "qindex.index.read_ahead",

@@ -150,16 +150,19 @@ cdef inline bytes seal(bytes record, Py_ssize_t at):
     return made
 
 
-cdef inline bytes join_plain(
-    uint64_t seq_id, uint64_t id_high, bytes first, uint64_t stamp, bytes second, bytes body
+cdef inline bytes join_record(
+    uint64_t seq_id, uint64_t id_high, bytes first, uint64_t stamp, bytes second, object body
 ):
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
+    cdef Py_ssize_t size, between = len(second)
     cdef bytes made
     cdef char *to
     cdef uint64_t number
-    if len(first) != 28 or len(second) != 5:
-        raise IndexError("the parts of a plain record have 28 and 5 bytes")
-    made = PyBytes_FromStringAndSize(NULL, 65 + size)
+    if not isinstance(body, bytes):
+        raise TypeError("a body must be bytes")
+    size = len(<bytes> body)
+    if len(first) != 28:
+        raise IndexError("what stands before the timestamp has 28 bytes")
+    made = PyBytes_FromStringAndSize(NULL, 60 + between + size)
     to = PyBytes_AS_STRING(made)
     number = words_big64(seq_id)
     memcpy(to, &number, 8)
@@ -169,8 +172,8 @@ cdef inline bytes join_plain(
     memcpy(to + 24, PyBytes_AS_STRING(first), 28)
     number = words_big64(stamp)
     memcpy(to + 52, &number, 8)
-    memcpy(to + 60, PyBytes_AS_STRING(second), 5)
-    memcpy(to + 65, PyBytes_AS_STRING(body), size)
+    memcpy(to + 60, PyBytes_AS_STRING(second), between)
+    memcpy(to + 60 + between, PyBytes_AS_STRING(body), size)
     return made
 
 

@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     import mmap
     from array import array
 
-__all__ = ["join_plain", "now_ns", "push", "seal", "store_record", "store_word"]
+__all__ = ["join_record", "now_ns", "push", "seal", "store_record", "store_word"]
 
-_PLAIN_HEAD = struct.Struct(">QQQ28sQ5s")
-"""Word, two halves of the message id, first constant part, timestamp, second constant part, for
-bodies below 256 bytes."""
+_RECORD_HEAD = struct.Struct(">QQQ28sQ")
+"""Word, two halves of the message id, first part, timestamp."""
 
 
 def store_record(into: mmap.mmap, at: int, record: bytes | memoryview) -> None:
@@ -49,12 +48,12 @@ def seal(record: bytes, at: int) -> bytes:
     return record[:at] + xxh3_64_digest(record) + record[at + 8 :]
 
 
-def join_plain(
+def join_record(
     seq_id: int, id_high: int, first: bytes, stamp: int, second: bytes, body: bytes
 ) -> bytes:
-    """Put the publish record of a plain message together: ``first`` (28 bytes) and ``second`` (5)
-    are what records of one size share (:mod:`qindex.format.plain_record`)."""
-    return _PLAIN_HEAD.pack(seq_id, id_high, seq_id, first, stamp, second) + body
+    """Put a publish record together: ``first`` (28 bytes) stands before the timestamp, ``second``
+    between it and the body (:mod:`qindex.format.plain_record`)."""
+    return _RECORD_HEAD.pack(seq_id, id_high, seq_id, first, stamp) + second + body
 
 
 def push(numbers: array[int], number: int) -> None:

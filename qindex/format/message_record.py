@@ -99,6 +99,9 @@ _NOTHING_AT = _FIXED_HEAD.size
 PLAIN_HEAD_SIZE = _NOTHING_AT + len(NOTHING)
 """Bytes of a record without key, headers and properties, up to its body's own head."""
 
+_SHORT_BODY_HEADS = tuple(b"\xc4%c" % size for size in range(1 << 8))
+_SHORT_TEXT_HEADS = tuple(b"%c" % (0xA0 | size) for size in range(1 << 5))
+
 _pack = partial(msgpack.packb, use_bin_type=True)
 _SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 
@@ -114,7 +117,7 @@ class RecordError(StoreError):
 def plain_body_head(size: int) -> bytes:
     """Give the msgpack head of a body of ``size`` bytes (bin 8, 16 or 32)."""
     if size < 1 << 8:
-        return b"\xc4%c" % size
+        return _SHORT_BODY_HEADS[size]
     if size < 1 << 16:
         return b"\xc5" + size.to_bytes(2, "big")
     return b"\xc6" + size.to_bytes(4, "big")
@@ -192,7 +195,7 @@ def _pack_text(text: str) -> bytes:
     data = text.encode()
     size = len(data)
     if size < 1 << 5:
-        return b"%c%b" % (0xA0 | size, data)
+        return _SHORT_TEXT_HEADS[size] + data
     if size < 1 << 8:
         return b"\xd9%c%b" % (size, data)
     packed: bytes = _pack(text)
@@ -204,7 +207,7 @@ def _pack_table(table: Mapping[str, Any]) -> bytes:
         return b"\xc0"
     plain = dict(table)
     packed: bytes
-    if _SIMPLE.issuperset(map(type, plain.values())) and set(map(type, plain)) == {str}:
+    if _is_simple(plain):
         packed = _SHARED.pack(plain) if _SHARED is not None else _pack(plain)
         if len(packed) > _SHARED_MOST:
             _share_a_packer()
@@ -213,6 +216,13 @@ def _pack_table(table: Mapping[str, Any]) -> bytes:
     # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
     msgpack.unpackb(b"\x91" + packed, strict_map_key=False)
     return packed
+
+
+def _is_simple(table: dict[Any, Any]) -> bool:
+    for name, value in table.items():
+        if type(name) is not str or type(value) not in _SIMPLE:
+            return False
+    return True
 
 
 _SHARED_MOST = 1 << 16

@@ -71,7 +71,7 @@ def plain_parts(size: int) -> tuple[bytes, bytes]:
 
 
 PLAIN_HEADS = tuple(plain_parts(size) for size in range(256))
-"""The constant parts for the bodies that :func:`journal.words.join_plain` is for."""
+"""The constant parts for the bodies that :func:`journal.words.join_record` is for."""
 
 
 def read_plain(

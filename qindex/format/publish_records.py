@@ -26,8 +26,8 @@ __all__ = ["framed_batch", "framed_record", "plain_batch", "plain_record"]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-_HEAD = struct.Struct(">QQQQII12sQ")
-"""Word, two halves of the message id, expiry, size, E, the record's start, timestamp."""
+_FIRST = struct.Struct(">QII12s")
+"""Expiry, size, E, the record's start: what stands between message id and timestamp."""
 _RECORD_START = MAGIC + bytes(CHECK_SIZE) + b"\xcf"
 _RECORD_HEAD_SIZE = PLAIN_HEAD_SIZE - len(NOTHING)
 _ID_LOW_AT = 16
@@ -45,8 +45,8 @@ def framed_record(
     size = len(body)
     body_head = plain_body_head(size)
     record_size = _RECORD_HEAD_SIZE + len(middle) + len(body_head) + size
-    head = _HEAD.pack(seq_id, id_high, seq_id, expiry, size, record_size, _RECORD_START, stamp)
-    return b"".join((head, middle, body_head, body))
+    first = _FIRST.pack(expiry, size, record_size, _RECORD_START)
+    return words.join_record(seq_id, id_high, first, stamp, middle + body_head, body)
 
 
 def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
@@ -55,7 +55,7 @@ def plain_record(seq_id: int, id_high: int, body: bytes, stamp: int) -> bytes:
     size = len(body)
     if size < len(PLAIN_HEADS):
         first, second = PLAIN_HEADS[size]
-        return words.join_plain(seq_id, id_high, first, stamp, second, body)
+        return words.join_record(seq_id, id_high, first, stamp, second, body)
     return framed_record(seq_id, id_high, body, stamp, NOTHING)
 
 

@@ -3,6 +3,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from journal cimport words
+from qindex.format.message_record cimport encode_middle
 from qindex.format.publish_records cimport framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex
 from qindex.queue.state cimport QueueState
@@ -20,3 +21,12 @@ cdef class Producer:
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object timeout=*, bint waits=*
     ) except -1
+    @cython.locals(state=QueueState, room=Py_ssize_t, middle=bytes)
+    cdef object _frame(
+        self, object body, object key, object headers, object properties, object ttl,
+        object persistent
+    )
+
+cdef int _check_parts(object key, object headers, object properties) except -1
+@cython.locals(is_table=bint)
+cdef int _check_table(str name, object table) except -1

@@ -117,7 +117,8 @@ class Producer:
             else:
                 record = framed_record(index.next_seq, state.id_high, body, stamp, middle, expiry)
                 seq = index.append(words.seal(record, CHECK_START))
-                self._expirer.note(expiry)
+                if expiry:
+                    self._expirer.note(expiry)
             if limits is not None:
                 limits.bytes += len(body)
             if state.waiting:
@@ -536,8 +537,13 @@ def _check_parts(
 ) -> None:
     if key is not None and not isinstance(key, str):
         raise UsageError(f"a key must be a str, not {type(key).__name__}")
-    for name, value in (("headers", headers), ("properties", properties)):
-        if value.__class__ is dict and not value:
-            continue
-        if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
+    _check_table("headers", headers)
+    _check_table("properties", properties)
+
+
+def _check_table(name: str, table: Mapping[str, Any]) -> None:
+    # Of a dict that is not asked: to ask costs as much as all the rest.
+    is_table = type(table) is dict or isinstance(table, Mapping)
+    for key in table if is_table else (None,):
+        if not isinstance(key, str):
             raise UsageError(f"{name} must be a mapping with str keys")
