@@ -27,6 +27,7 @@ import mmap as _mmap
 import os
 import struct
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -193,9 +194,15 @@ class RealFileSystem:
         """Name this run of the operating system: equal before and after means that no power was
         lost in between, so that all that was ever written is still there. Empty if unknown."""
         try:
-            return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+            return _system_boot_id()
         except OSError:
             return b""
+
+
+@cache
+def _system_boot_id() -> bytes:
+    """Read it once: it stays what it is while this process lives."""
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
 
 
 REAL = RealFileSystem()

@@ -30,7 +30,7 @@ from journal.files import FileSystem, make_dirs, read_optional, replace_file
 from journal.findings import Cause, Finding
 from journal.lock import DirectoryLock
 from journal.lock_order import Rank
-from journal.poison import Poison
+from journal.poison import Poison, was_tried
 from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
@@ -59,7 +59,7 @@ from qindex.recovery import store_directory
 from qindex.recovery.queue_directory import remove_queue_directory, stored_name
 from qindex.recovery.settings_file import adopt_settings
 from qindex.recovery.snapshot import RestingQueue, write_snapshot
-from qindex.recovery.store_recovery import StoreRecovery
+from qindex.recovery.store_recovery import StoreRecovery, remove_journal
 
 __all__ = ["Engine", "unmasked"]
 
@@ -303,6 +303,7 @@ class Engine:
             # It was lost, and reported as damage at open: whoever knows the name gives it back.
             name_file = os.path.join(path, layout.QUEUE_NAME)
             replace_file(fs, name_file, format_queue_name(self._vhost, raw))
+        self._remove_journal(resting)
         settings = adopt_settings(fs, path, given, repair=self.options.repair)
         seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
         segments = {
@@ -334,6 +335,20 @@ class Engine:
         )
         index.before_waking = partial(self._roster.admit, parts)
         return Queue(parts)
+
+    def _remove_journal(self, resting: RestingQueue) -> None:
+        """Remove the empty journal that recovery may have left to a queue, before anything is
+        written. Raises :class:`StorageError`."""
+        if not resting.journal_left or self._poison.reason is not None:
+            return
+        try:
+            remove_journal(self._fs, resting.directory, [journal_format.FILE_NAME])
+        except OSError as error:
+            failure = StorageError(resting.directory, "the journal can't be removed", error)
+            if was_tried(error):
+                self._poison.set(failure)
+            raise failure from error
+        resting.journal_left = False
 
     def _parts_of(self, name: str) -> QueueParts:
         return self.queue(name)._parts
@@ -583,6 +598,11 @@ class Engine:
                 self._put_to_rest(hashed)
             except (StoreError, OSError) as error:
                 failure = failure or error
+        try:
+            for resting in self._resting.values():
+                self._remove_journal(resting)
+        except StorageError as error:
+            failure = failure or error
         # No snapshot may keep the message store's counts where they can't be trusted.
         miscounted = self._messages.in_use and self._messages.miscounted
         if failure is None and self._poison.reason is None and not miscounted:

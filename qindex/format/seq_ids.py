@@ -40,12 +40,14 @@ __all__ = [
     "SeqSlot",
     "pack_slot",
     "short_boot_id",
+    "sound_slot",
     "sound_slots",
 ]
 
 FILE_NAME = "qindex.seq"
 _SLOT = struct.Struct(">QQ16s")
-SLOT_SIZE = _SLOT.size + 8
+_CHECK_SIZE = 8
+SLOT_SIZE = _SLOT.size + _CHECK_SIZE
 RESERVE_SLOTS = (0, 1)
 FLOOR_SLOTS = (2, 3)
 _HIGHEST = 2 * MAX_SEQ_ID
@@ -74,16 +76,23 @@ def pack_slot(slot: SeqSlot) -> bytes:
 
 
 def sound_slots(data: bytes) -> Iterator[SeqSlot]:
-    """Give the slots of a file whose checksum holds, or holds with one bit flipped back: a queue
-    that is empty may have no other trace of its seq_ids. One with numbers that are no seq_ids is
-    none of ours."""
+    """Give the sound slots of a file, see :func:`sound_slot`."""
     for at in range(0, len(data) - SLOT_SIZE + 1, SLOT_SIZE):
-        body = _healed(data[at : at + _SLOT.size], data[at + _SLOT.size : at + SLOT_SIZE])
-        if body is None:
-            continue
-        slot = SeqSlot(*_SLOT.unpack(body))
-        if max(slot.floor, slot.reserved) <= _HIGHEST:
+        slot = sound_slot(data, at)
+        if slot is not None:
             yield slot
+
+
+def sound_slot(data: bytes, at: int) -> SeqSlot | None:
+    """Give the slot at offset ``at`` of a file if its checksum holds, or holds with one bit flipped
+    back: a queue that is empty may have no other trace of its seq_ids. One with numbers that are
+    no seq_ids is none of ours."""
+    check = data[at + _SLOT.size : at + SLOT_SIZE]
+    body = _healed(data[at : at + _SLOT.size], check) if len(check) == _CHECK_SIZE else None
+    if body is None:
+        return None
+    slot = SeqSlot(*_SLOT.unpack(body))
+    return slot if max(slot.floor, slot.reserved) <= _HIGHEST else None
 
 
 def _healed(body: bytes, check: bytes) -> bytes | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -134,8 +135,11 @@ class Segment:
         has an owner."""
         self.states[seq - self.base] = ACKED
 
-    def load(self, filed: bytearray, offsets: I64, lengths: I64) -> None:
-        """Take over what a scan of the file gave; the states are those of the file."""
+    def load(
+        self, filed: bytearray, offsets: I64 | None = None, lengths: I64 | None = None
+    ) -> None:
+        """Take over what a scan of the file gave; the states are those of the file. Without
+        ``offsets`` and ``lengths`` nothing is known of where the records stand in it."""
         self.filed = filed
         self.states = bytearray(filed)
         self.offsets = offsets
@@ -177,7 +181,7 @@ class Segments(dict[int, Segment]):
 
     __slots__ = ()
 
-    def __init__(self, segments: Mapping[int, Segment]) -> None:
+    def __init__(self, segments: Mapping[int, Segment] = MappingProxyType({})) -> None:
         super().__init__(sorted(segments.items()))
 
     def __setitem__(self, number: int, segment: Segment) -> None:
@@ -199,6 +203,8 @@ def segment_numbers(seqs: I64, entry_count: int) -> list[int]:
     O(n), and more only for seq_ids out of order. (``numpy.unique`` imports more of numpy at its
     first call, which here would be in the middle of somebody's ack.)
     """
+    if not len(seqs):
+        return []
     numbers = seqs // entry_count
     changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     return sorted({*numbers[:1].tolist(), *numbers[changes].tolist()})

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 
+U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
 MSG_ID_SIZE = 16
@@ -55,6 +56,15 @@ class SegmentScan:
     walk: Walk
     entries: Walk
     rels: I64 | slice
+
+    @property
+    def unacked(self) -> int:
+        """Entries published less acknowledged. O(entries that are there)."""
+        return len(self.entries) - int(np.count_nonzero(self.states() == ACKED))
+
+    def states(self) -> U8:
+        """Give the state of each of ``entries``, as the file has it."""
+        return np.frombuffer(self.filed, np.uint8)[self.rels]
 
     def located(self) -> tuple[I64, I64]:
         """Give offset and length, in bytes, of each entry's publish record; -1: there is none."""
@@ -139,12 +149,12 @@ def scan_segment(
             what = f"more than one ack of seq_id {base + rel}"
             for at in step_offsets[in_place & (steps == rel)][ACKED - PUBLISHED :].tolist():
                 findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED, Kind.STEP))
-    alive = filed != ABSENT
-    alive &= filed != ACKED
-    is_transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
-    transient = is_transient[alive[is_transient - base]]
+    transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
+    if len(transient):
+        states = filed[transient - base]
+        transient = transient[(states != ABSENT) & (states != ACKED)]
     return SegmentScan(
-        bytearray(filed.tobytes()),
+        bytearray(filed.data),
         transient,
         len(data),
         reading.data,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pwrite_all, read_optional
@@ -16,7 +16,7 @@ from qindex.format.seq_ids import (
     SeqSlot,
     pack_slot,
     short_boot_id,
-    sound_slots,
+    sound_slot,
 )
 
 __all__ = ["RESERVE", "SeqFile"]
@@ -38,18 +38,24 @@ class SeqFile:
         # Where the system does not tell, no two runs are the same one.
         self._boot = short_boot_id(fs.boot_id() or os.urandom(16))
         data = read_optional(fs, path, FILE_SIZE) or b""
-        slots = list(sound_slots(data))
-        self.reserved = max((slot.reserved for slot in slots), default=0)
-        self._floor = max((slot.floor for slot in slots if slot.boot == self._boot), default=-1)
+        slots = [sound_slot(data, at) for at in range(0, FILE_SIZE, SLOT_SIZE)]
+        sound = [slot for slot in slots if slot is not None]
+        self.reserved = max((slot.reserved for slot in sound), default=0)
+        self._floor = max((slot.floor for slot in sound if slot.boot == self._boot), default=-1)
         # The slot that each kind of write takes next: not the one that counts.
-        self._reserve_slots = _oldest_first(data, RESERVE_SLOTS)
-        self._floor_slots = _oldest_first(data, FLOOR_SLOTS)
+        self._reserve_slots = _oldest_first(slots, RESERVE_SLOTS)
+        self._floor_slots = _oldest_first(slots, FLOOR_SLOTS)
 
     @property
     def same_run(self) -> bool:
         """Whether the queue was written to in this run of the operating system: then no power
         was lost since, and all that was written is there."""
         return self._floor >= 0
+
+    @property
+    def unused(self) -> bool:
+        """Whether the queue, for all we know, has never given out a seq_id."""
+        return not self.reserved
 
     @property
     def power_lost(self) -> bool:
@@ -100,11 +106,11 @@ class SeqFile:
         numbers.reverse()
 
 
-def _oldest_first(data: bytes, numbers: Iterable[int]) -> list[int]:
-    """Sort slots by what they hold; one that is not sound holds nothing."""
+def _oldest_first(slots: Sequence[SeqSlot | None], numbers: Iterable[int]) -> list[int]:
+    """Sort the numbers of slots by what they hold; one that is not sound holds nothing."""
 
     def age(number: int) -> tuple[int, int]:
-        sound = list(sound_slots(data[number * SLOT_SIZE : (number + 1) * SLOT_SIZE]))
-        return (sound[0].reserved, sound[0].floor) if sound else (-1, -1)
+        slot = slots[number]
+        return (-1, -1) if slot is None else (slot.reserved, slot.floor)
 
     return sorted(numbers, key=age)

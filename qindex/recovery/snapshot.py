@@ -60,11 +60,14 @@ class RestingQueue:
     """A queue on disk whose journal is empty: all there is to know of it.
 
     ``segments``: for each number the entries not acknowledged and the bytes of its file.
+    ``journal_left``: recovery left the file of the journal, which holds nothing but zeros; it has
+    to go (:func:`qindex.recovery.store_recovery.remove_journal`) before anything is written.
     """
 
     directory: str
     next_seq: int
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)
+    journal_left: bool = False
 
     @property
     def live(self) -> int:
@@ -148,10 +151,11 @@ def missing_bytes(fs: FileSystem, queues: Iterable[RestingQueue]) -> list[Findin
     return findings
 
 
-def files_agree(fs: FileSystem, resting: RestingQueue) -> bool:
-    """Tell whether the segment files are those of the snapshot, by name and size."""
+def files_agree(fs: FileSystem, resting: RestingQueue, names: Iterable[str]) -> bool:
+    """Tell whether the segment files, of those in the queue's directory (``names``), are those of
+    the snapshot, by name and size."""
     sizes = {}
-    for name in fs.listdir(resting.directory):
+    for name in names:
         number = file_number(name)
         if number is not None or name == journal_format.FILE_NAME:
             sizes[number] = fs.stat(os.path.join(resting.directory, name)).st_size

@@ -7,7 +7,8 @@
 3. *Reconcile*: the entries of all queues are the references of the message store, which is
    recovered with them; entries whose message is gone are dropped.
 4. *Rewrite* what must be: damaged bytes are set aside, sound files take the place of damaged ones,
-   what the journal holds is appended to the segments, and the journal is emptied: the commit point.
+   what the journal holds is appended to the segments, and the journal is removed: the commit
+   point.
 
 A crash at any step leaves a directory that the next recovery reads the same way: until the last
 step the journal still says all it said. Damage stands beside: how a file is read that has some
@@ -20,17 +21,17 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from sortedcontainers import SortedDict
 
 from journal import format as journal_format
-from journal.block_sums import extent
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
+from journal.block_sums import Healed, extent
 from journal.errors import ClosedError, StorageError
-from journal.files import FileSystem, read_file, read_optional, replace_file
+from journal.files import FileSystem, read_file, read_optional, replace_file, unlink_if_there
 from journal.findings import Cause, Finding
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
 from journal.poison import Poison
@@ -43,8 +44,8 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.flush import FlushPlan, append_sums, plan_segment, remove_sums, write_plan
 from qindex.index.merge import JournalRecords
 from qindex.index.messages import Messages, has_message_store
-from qindex.index.segment import DELIVERED, PUBLISHED, Segment, segment_numbers
-from qindex.index.segment_scan import read_healed, scan_segment, stored_entries
+from qindex.index.segment import ACKED, DELIVERED, PUBLISHED, Segment, Segments, segment_numbers
+from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment, stored_entries
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.recovery.damage import judge, report, set_aside, without_message
@@ -63,6 +64,9 @@ __all__ = ["LoadedQueue", "RecoveredStore", "StoreRecovery", "load_queue"]
 _log = logging.getLogger("qindex.recovery")
 
 _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE
+_JOURNAL_SUMS = journal_format.FILE_NAME + SUMS_SUFFIX
+_UNFINISHED = (".new", ".tmp", _JOURNAL_SUMS)
+"""Ends of names that do not outlive a recovery."""
 
 I64 = npt.NDArray[np.int64]
 
@@ -113,11 +117,10 @@ class StoreRecovery:
         try:
             snapshot = read_snapshot(self._fs, self._directory, self._queues_directory)
             remove_snapshot(self._fs, self._directory)
-            names = self._clean_up()
             if snapshot is None:
-                return self._recover(names)
-            return self._by_snapshot(names, *snapshot) or self._recover(
-                names, missing_bytes(self._fs, snapshot[0].values())
+                return self._recover([])
+            return self._by_snapshot(*snapshot) or self._recover(
+                missing_bytes(self._fs, snapshot[0].values())
             )
         except BaseException:
             self._failed = True
@@ -125,49 +128,54 @@ class StoreRecovery:
         finally:
             self._done.set()
 
-    def _clean_up(self) -> list[str]:
-        """Finish what a crash cut short; gives the directories of the queues there are."""
+    def _queue_files(self) -> Iterator[tuple[str, list[str]]]:
+        """Give the directory of each queue, and the names in it; a queue whose making or deletion
+        a crash cut short is removed."""
         fs = self._fs
-        names = []
+        unfinished = {layout.QUEUE_NAME + ".tmp"}
         for name in sorted(fs.listdir(self._queues_directory)):
             path = os.path.join(self._queues_directory, name)
-            unfinished = layout.QUEUE_NAME + ".tmp"
-            if name.endswith(layout.DELETED_SUFFIX) or set(fs.listdir(path)) <= {unfinished}:
+            names = [] if name.endswith(layout.DELETED_SUFFIX) else fs.listdir(path)
+            if unfinished.issuperset(names):
                 remove_queue_directory(fs, path)
             else:
-                names.append(name)
-        return names
+                yield name, names
 
     def _by_snapshot(
-        self, names: list[str], queues: dict[str, RestingQueue], message_store: bytes | None
+        self, queues: dict[str, RestingQueue], message_store: bytes | None
     ) -> RecoveredStore | None:
         """Open what the snapshot says; ``None`` where the files are not those it is of."""
         fs = self._fs
-        known = set(names) == set(queues)
         # A store that came from elsewhere: what is in it must not pass for garbage.
-        known &= message_store is not None or not has_message_store(fs, self._directory)
-        if known and all(files_agree(fs, queue) for queue in queues.values()):
+        known = message_store is not None or not has_message_store(fs, self._directory)
+        there = 0
+        for name, names in self._queue_files():
+            there += 1
+            known = known and name in queues and files_agree(fs, queues[name], names)
+        if known and there == len(queues):
             try:
                 return RecoveredStore(queues, self._messages(Counter(), message_store))
             except StaleSnapshotError as error:
                 _log.warning("%s: %s", self._directory, error)
         return None
 
-    def _recover(self, names: list[str], findings: list[Finding] | None = None) -> RecoveredStore:
+    def _recover(self, findings: list[Finding]) -> RecoveredStore:
         """Recover all queues and the message store from the files. ``findings``: met before."""
         references: Counter[bytes] = Counter()
         waiting: list[tuple[str, LoadedQueue, SeqFile]] = []
         queues: dict[str, RestingQueue] = {}
-        findings = findings or []
         power_lost = False
-        for name in names:
-            loaded, seq_file = self._load(os.path.join(self._queues_directory, name))
+        # Acks that made a stored message garbage are durable, once and for all, before it goes.
+        may_leave = not has_message_store(self._fs, self._directory)
+        for name, names in self._queue_files():
+            path = os.path.join(self._queues_directory, name)
+            loaded, seq_file = self._load(path, names)
             power_lost |= seq_file.power_lost
             if loaded.stored:
                 references.update(msg_id for _, msg_id in loaded.stored)
                 waiting.append((name, loaded, seq_file))
             else:
-                queues[name] = _rewrite(self._fs, loaded, seq_file, ())
+                queues[name] = _rewrite(self._fs, loaded, seq_file, (), may_leave=may_leave)
                 findings += loaded.findings
         messages = self._messages(references, None, power_lost)
         try:
@@ -205,15 +213,16 @@ class StoreRecovery:
 
     def recover_one(self, path: str) -> tuple[RestingQueue, list[Finding]]:
         """Recover one queue of an open store, whose references are counted already."""
-        loaded, seq_file = self._load(path)
+        loaded, seq_file = self._load(path, self._fs.listdir(path))
         return _rewrite(self._fs, loaded, seq_file, ()), loaded.findings
 
     def load_one(self, path: str) -> LoadedQueue:
         """Load one queue; nothing is changed."""
-        return self._load(path)[0]
+        return self._load(path, self._fs.listdir(path))[0]
 
-    def _load(self, path: str) -> tuple[LoadedQueue, SeqFile]:
-        """Read a queue and judge what was found; nothing is changed.
+    def _load(self, path: str, names: list[str]) -> tuple[LoadedQueue, SeqFile]:
+        """Read a queue, whose directory has these names in it, and judge what was found; nothing
+        is changed.
 
         Raises :class:`DamageError` for what no crash leaves, unless the options say to repair, and
         :class:`StorageError`.
@@ -224,6 +233,7 @@ class StoreRecovery:
                 self._fs,
                 path,
                 self._entry_count,
+                names,
                 seq_limit=seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID,
                 given_out=seq_file.next_after_crash(0) if seq_file.same_run else None,
                 power_lost=seq_file.power_lost,
@@ -237,19 +247,24 @@ class StoreRecovery:
 # -- read a queue: nothing is written -------------------------------------------------------------
 
 
+def _none() -> I64:
+    return np.empty(0, np.int64)
+
+
 @dataclass(slots=True)
 class JournalEntries:
     """Publish records found in a journal that no segment has: sorted by seq_id."""
 
-    seqs: I64
-    offsets: I64
-    data: Data
+    seqs: I64 = field(default_factory=_none)
+    offsets: I64 = field(default_factory=_none)
+    data: Data = b""
 
 
 @dataclass(slots=True)
 class LoadedQueue:
     """A queue as its files have it.
 
+    ``names``: of its files. ``journal_size``: bytes of the journal that say something.
     ``segments``: by number; those that the journal touches are loaded and dirty, others know
     their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
     messages published as transient and not acknowledged. ``unacked``: messages held.
@@ -260,11 +275,12 @@ class LoadedQueue:
 
     directory: str
     entry_count: int
-    segments: SortedDict
-    journal: JournalEntries
-    seen: int
-    transient: set[int]
-    journal_size: int
+    names: Sequence[str]
+    segments: Segments = field(default_factory=Segments)
+    journal: JournalEntries = field(default_factory=JournalEntries)
+    journal_size: int = 0
+    seen: int = 0
+    transient: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     sound_files: dict[int, bytes] = field(default_factory=dict)
     stored: list[tuple[int, bytes]] = field(default_factory=list)
@@ -290,7 +306,7 @@ class LoadedQueue:
         if not segment.loaded:
             path = os.path.join(self.directory, file_name(segment.number))
             scan = scan_segment(path, read_file(fs, path), segment.number, self.entry_count)
-            segment.load(scan.filed, *scan.located())
+            segment.load(scan.filed)
         segment.acknowledge(seq_id)
 
 
@@ -298,30 +314,31 @@ def load_queue(
     fs: FileSystem,
     directory: str,
     entry_count: int,
+    names: Sequence[str],
     *,
     seq_limit: int = SEQ_MASK,
     given_out: int | None = None,
     power_lost: bool = False,
 ) -> LoadedQueue:
-    """Read all of a queue's directory.
+    """Read all of a queue's directory, which has these ``names`` in it.
 
     ``seq_limit``: no seq_id above it was ever given out. ``given_out``: all seq_ids below were
     before the journal's first record; known where no power was lost since. ``power_lost``: see
     :class:`qindex.format.resynchronise.Layout`. Raises :class:`OSError`. Damage is no
     error here: see ``findings``. Memory: one segment file at a time, and the journal.
     """
-    nothing = JournalEntries(np.empty(0, np.int64), np.empty(0, np.int64), b"")
-    loaded = LoadedQueue(directory, entry_count, SortedDict(), nothing, 0, set(), 0)
+    loaded = LoadedQueue(directory, entry_count, names)
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     reading = _read_journal(fs, loaded, journal_path, seq_limit, power_lost)
     # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
-    published = Elsewhere.of(reading.walk, _JOURNAL_HEAD)
-    elsewhere = published if seq_limit < SEQ_MASK else None
+    is_ours = seq_limit < SEQ_MASK and len(reading.walk) > 0
+    elsewhere = Elsewhere.of(reading.walk, _JOURNAL_HEAD) if is_ours else None
     _read_segments(fs, loaded, reading, elsewhere, power_lost)
-    if given_out is not None:
-        _leave_out_early_steps(loaded, journal_path, reading, given_out)
-    _merge(loaded, journal_path, reading)
-    _note_transient(loaded, reading)
+    if len(reading.walk):
+        if given_out is not None:
+            _leave_out_early_steps(loaded, journal_path, reading, given_out)
+        _merge(loaded, journal_path, reading)
+        _note_transient(loaded, reading)
     loaded.stored = [
         (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
     ]
@@ -335,7 +352,11 @@ def _read_journal(
     fs: FileSystem, loaded: LoadedQueue, path: str, seq_limit: int, power_lost: bool
 ) -> Reading:
     data = read_optional(fs, path) or b""
-    healed = read_healed(fs, path, loaded.findings, data, power_lost)
+    healed = Healed(data)
+    if _JOURNAL_SUMS in loaded.names:
+        healed = read_healed(fs, path, loaded.findings, data, power_lost)
+    elif data == bytes(len(data)):
+        healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
     records = journal_layout(seq_limit, power_lost=power_lost, complete=healed.end)
     reading = read_soundly(path, healed.data, records, healed.sound)
     loaded.findings += reading.findings
@@ -350,17 +371,22 @@ def _read_segments(
     elsewhere: Elsewhere | None,
     power_lost: bool,
 ) -> None:
-    """Read the segment files one after the other; those that the journal has nothing of give
-    their maps back."""
+    """Read the segment files one after the other; only the counts are kept of those that the
+    journal has nothing of."""
     touched = set(segment_numbers(reading.walk.seqs, loaded.entry_count))
-    for name in sorted(fs.listdir(loaded.directory)):
+    for name in sorted(loaded.names):
         number = file_number(name)
         if number is None:
             continue
         path = os.path.join(loaded.directory, name)
-        segment = _read_segment(fs, loaded, path, number, elsewhere, power_lost)
-        if number not in touched and not segment.dirty:
-            segment.unload()
+        scan = _read_segment(fs, loaded, path, number, elsewhere, power_lost)
+        unacked = scan.unacked
+        if number not in touched and unacked:
+            segment = Segment.unloaded(number, loaded.entry_count, unacked, scan.size)
+        else:
+            segment = Segment(number, loaded.entry_count)
+            segment.file_size = scan.size
+            segment.load(scan.filed)
         loaded.segments[number] = segment
 
 
@@ -371,7 +397,7 @@ def _read_segment(
     number: int,
     elsewhere: Elsewhere | None,
     power_lost: bool,
-) -> Segment:
+) -> SegmentScan:
     findings: list[Finding] = []
     healed = read_healed(fs, path, findings, power_lost=power_lost)
     count = loaded.entry_count
@@ -381,23 +407,18 @@ def _read_segment(
         loaded.findings += findings
         sound = loaded.sound_files[number] = scan.sound_bytes()
         scan = scan_segment(path, sound, number, count)
-    segment = Segment(number, count)
-    segment.file_size = scan.size
-    offsets, lengths = scan.located()
-    segment.load(scan.filed, offsets, lengths)
-    states = np.frombuffer(scan.filed, np.uint8)
-    there = np.flatnonzero(states)
-    if len(there):
-        loaded.seen = max(loaded.seen, segment.base + int(there[-1]) + 1)
+    entries = scan.entries
+    if len(entries):
+        loaded.seen = max(loaded.seen, int(entries.seqs[-1]) + 1)
     loaded.transient.update(scan.transient.tolist())
-    rels = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
-    loaded.stored += stored_entries(
-        scan.data,
-        rels + segment.base,
-        offsets[rels] + STEP_SIZE,
-        lengths[rels] - PUBLISH_HEAD_SIZE,
-    )
-    return segment
+    bare = entries.lengths == PUBLISH_HEAD_SIZE
+    if bare.any():
+        bare &= scan.states() != ACKED
+        payloads = entries.offsets[bare] + STEP_SIZE
+        loaded.stored += stored_entries(
+            scan.data, entries.seqs[bare], payloads, np.zeros(len(payloads), np.int64)
+        )
+    return scan
 
 
 def _leave_out_early_steps(
@@ -457,14 +478,20 @@ def _note_transient(loaded: LoadedQueue, reading: Reading) -> None:
 
 
 def _rewrite(
-    fs: FileSystem, loaded: LoadedQueue, seq_file: SeqFile, missing: Container[bytes]
+    fs: FileSystem,
+    loaded: LoadedQueue,
+    seq_file: SeqFile,
+    missing: Container[bytes],
+    *,
+    may_leave: bool = False,
 ) -> RestingQueue:
     """Make the queue's files whole: damaged bytes are set aside in quarantine files, the rest is
     kept. Entries whose message is ``missing`` from the message store are dropped, and reported.
 
     Raises :class:`StorageError` when the system refuses; nothing is lost by that. All is durable
-    on return.
+    on return; where ``may_leave``, of a journal of zeros that they are is not.
     """
+    directory = loaded.directory
     try:
         set_aside(fs, loaded.findings)
         _put_sound_files(fs, loaded)
@@ -474,14 +501,17 @@ def _rewrite(
         if seq_file.same_run:
             _give_out(seq_file, next_seq)
         segments = _flush(fs, loaded, next_seq)
-        _empty_journal(fs, loaded.directory)
-        if not seq_file.same_run:
+        known = seq_file.same_run or seq_file.unused
+        left = may_leave and known and _may_leave_journal(loaded)
+        if not left:
+            remove_journal(fs, directory, loaded.names)
+        if next_seq and not seq_file.same_run:
             # Not before: it says that what was written since the power was lost is all there,
             # and the journal was written before. Until here the old reservation holds.
             _give_out(seq_file, next_seq)
     except OSError as error:
-        raise StorageError(loaded.directory, "the queue can't be recovered", error) from error
-    return RestingQueue(loaded.directory, next_seq, segments)
+        raise StorageError(directory, "the queue can't be recovered", error) from error
+    return RestingQueue(directory, next_seq, segments, left)
 
 
 def _put_sound_files(fs: FileSystem, loaded: LoadedQueue) -> None:
@@ -539,7 +569,8 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
             )
             offsets[entries.seqs[low:high] - segment.base] = entries.offsets[low:high]
             plans.append(plan_segment(segment, 0, offsets))
-    write_plan(fs, FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans))
+    if plans:
+        write_plan(fs, FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans))
     segments = {
         number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()
     }
@@ -547,23 +578,24 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
     return {number: counts for number, counts in segments.items() if counts[0]}
 
 
-def _empty_journal(fs: FileSystem, directory: str) -> None:
-    """The commit point: from here on the segments alone say what the queue holds."""
-    path = os.path.join(directory, journal_format.FILE_NAME)
-    for name in fs.listdir(directory):
-        if name.endswith((".new", ".tmp")):
-            fs.unlink(os.path.join(directory, name))
-    remove_sums(fs, path)
-    try:
-        fd = fs.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        if fs.fstat(fd).st_size:
-            fs.truncate(fd, 0)
-            fs.fdatasync(fd)
-            # Its name, too: a flush may have put this file in place of another, which must not
-            # come back after what is in the segments now has gone from there.
-            fs.sync_dir(directory)
-    finally:
-        fs.close(fd)
+def _may_leave_journal(loaded: LoadedQueue) -> bool:
+    """Tell whether the journal says nothing that could be applied twice: zeros alone, and nothing
+    beside it that an exchange of files left. Most queues of a store are so when it is killed."""
+    beside = any(name.endswith(_UNFINISHED) for name in loaded.names)
+    return not (beside or loaded.journal_size or loaded.findings) and (
+        journal_format.FILE_NAME in loaded.names
+    )
+
+
+def remove_journal(fs: FileSystem, directory: str, names: Sequence[str]) -> None:
+    """Remove the journal of a queue, whose directory has these ``names`` in it: the commit point,
+    from here on the segments alone say what the queue holds. Durable on return. Raises
+    :class:`OSError`."""
+    for name in names:
+        if name.endswith(_UNFINISHED):
+            unlink_if_there(fs, os.path.join(directory, name))
+    if journal_format.FILE_NAME in names:
+        fs.unlink(os.path.join(directory, journal_format.FILE_NAME))
+        # Of a file that a flush has put another in place of, too: it must not come back after
+        # what is in the segments now has gone from there.
+        fs.sync_dir(directory)

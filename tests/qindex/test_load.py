@@ -5,6 +5,7 @@ The table of the format's section 2.6, made total: files written by hand, opened
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_the_outcome_is_the_greater_of_the_states(
         journal_bytes(3, BODY, journal) + journal_bytes(2, b"", "d") + journal_bytes(5, b"", "da"),
         b"".join(neighbours) + segment_bytes(3, BODY, segment, COUNT),
     )
-    loaded = load_queue(REAL, str(queue), COUNT)
+    loaded = load_queue(REAL, str(queue), COUNT, os.listdir(queue))
     states = loaded.segments[0].states if 0 in loaded.segments else bytearray(COUNT)
     order = {ABSENT: 0, READY: 1, AGAIN: 2, GONE: 3}
     outcome = OUTCOMES[journal][SEGMENTS.index(segment)]

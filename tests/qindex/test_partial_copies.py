@@ -6,6 +6,7 @@ Its first sixteen bytes are stored last (:mod:`journal.journal`), so the parts a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -125,11 +126,15 @@ def test_sums_say_how_much_was_there(tmp_path: Path) -> None:
     batch = appends(9)["batch"]
     path = tmp_path / journal_format.FILE_NAME
     path.write_bytes(front + NO_START + batch[START_SIZE:] + bytes(200))
-    loaded = load_queue(REAL, str(tmp_path), 4096, seq_limit=LIMIT, given_out=7)
+    loaded = load_queue(
+        REAL, str(tmp_path), 4096, os.listdir(tmp_path), seq_limit=LIMIT, given_out=7
+    )
     assert loaded.journal.seqs.tolist() == [7, 8]
     assert loaded.seen == 9
     (tmp_path / "journal.jif.sum").write_bytes(extent(front + batch, 0))
-    loaded = load_queue(REAL, str(tmp_path), 4096, seq_limit=LIMIT, given_out=7)
+    loaded = load_queue(
+        REAL, str(tmp_path), 4096, os.listdir(tmp_path), seq_limit=LIMIT, given_out=7
+    )
     assert loaded.journal.seqs.tolist() == [7, 8, 10, 11, 12, 13]
 
 

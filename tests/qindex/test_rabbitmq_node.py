@@ -20,6 +20,7 @@ delivered.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import time
@@ -362,7 +363,7 @@ def as_drained(one: Drained) -> Stored:
 
 def is_torn(directory: Path) -> bool:
     """Whether the kill cut a record in the middle."""
-    return bool(load_queue(REAL, str(directory), ENTRIES).findings)
+    return bool(load_queue(REAL, str(directory), ENTRIES, os.listdir(directory)).findings)
 
 
 def test_a_node_takes_over_what_was_killed(server: RabbitServer, tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import pytest
 
 import qindex
 from tests.faulty_fs import FaultyFileSystem
-from tests.qindex.support import WAIT, CountingFileSystem, copy_live, drain, open_quietly
+from tests.qindex.support import (
+    WAIT,
+    CountingFileSystem,
+    copy_live,
+    drain,
+    open_quietly,
+    queue_directory,
+)
 
 
 def test_one_sync_a_publish_none_a_get_one_an_ack(tmp_path: Path) -> None:
@@ -143,3 +150,67 @@ def test_after_a_failed_sync_writing_is_refused_and_reading_goes_on(
         with open_quietly(found) as again:
             assert [body for _, body, _ in drain(again.queue("q"))] == [b"0", b"1", b"2", b"3"]
             assert len(again.queue("other")) == 1
+
+
+def killed_at_rest(tmp_path: Path, *, stored: bool = False) -> Path:
+    """Leave three queues whose messages were all flushed when their process died."""
+    with open_quietly(tmp_path / "store", embed_below=100) as engine:
+        for name in "abc":
+            queue = engine.queue(name)
+            queue.publish(b"x" * (1000 if stored else 1))
+            queue.flush()
+        return copy_live(tmp_path / "store", tmp_path / "killed")
+
+
+def journal_of(store: Path, name: str) -> Path:
+    return queue_directory(store, name) / "journal.jif"
+
+
+def test_an_open_after_a_kill_asks_for_none_where_nothing_is_to_be_done(tmp_path: Path) -> None:
+    killed = killed_at_rest(tmp_path)
+    fs = CountingFileSystem()
+    engine = open_quietly(killed, fs=fs)
+    assert (engine.findings, fs.calls.total()) == ([], 0)
+    # The journal that says nothing goes before the queue is used, or at the close.
+    queue = engine.queue("a")
+    assert fs.calls == {"sync_dir": 1}
+    assert not journal_of(killed, "a").exists()
+    assert journal_of(killed, "b").exists()
+    assert drain(queue) == [(0, b"x", False)]
+    assert queue.publish(b"y") == 1
+    engine.close()
+    assert not journal_of(killed, "b").exists()
+    before = fs.calls.total()
+    with open_quietly(killed, fs=fs) as engine:
+        assert engine.findings == []
+        assert [[one[1] for one in drain(engine.queue(name))] for name in "abc"] == [
+            [b"y"],
+            [b"x"],
+            [b"x"],
+        ]
+        assert fs.calls.total() == before + 1  # of the snapshot's removal
+
+
+def test_no_journal_is_left_beside_a_message_store(tmp_path: Path) -> None:
+    killed = killed_at_rest(tmp_path, stored=True)
+    with open_quietly(killed, embed_below=100) as engine:
+        assert not any(journal_of(killed, name).exists() for name in "abc")
+        assert engine.findings == []
+
+
+def test_a_journal_that_cant_be_removed_durably_ends_the_writing(tmp_path: Path) -> None:
+    killed = killed_at_rest(tmp_path)
+    fs = CountingFileSystem()
+    engine = open_quietly(killed, fs=fs)
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, "planted")
+
+    fs.sync_dir = fail  # type: ignore[method-assign]
+    with pytest.raises(qindex.StorageError, match="journal"):
+        engine.queue("a")
+    assert [one.body for one in engine.queue("a").peek(9)] == [b"x"]
+    with pytest.raises(qindex.WritesRefusedError):
+        engine.queue("a").publish(b"y")
+    engine.close()
+    assert [drain(open_quietly(killed).queue("a"))] == [[(0, b"x", False)]]
