@@ -3,27 +3,39 @@ of 4.2 does when it starts, and one of 4.3 does not do any more.
 
 Steps for each virtual host, while no node has it open::
 
-    1. build the new queue directories in  <vhost>/qindex.convert/new/, synced
+    1. build the new files in  <vhost>/qindex.convert/new/, synced
     2. write  qindex.convert/plan, synced: from here on the conversion is done
     3. remove recovery.dets, clean.dot, *.ets: what a node wrote about the old files
-    4. for each directory in the plan: rename the old one to qindex.convert/old/, the new one into
-       its place; sync the directories
-    5. remove the plan, then qindex.convert/
+    4. rename each new file into its place, beside the old ones; sync
+    5. remove the old files; sync
+    6. remove the plan, then qindex.convert/
 
 A program that dies before 2 has changed nothing; the next call begins anew. One that dies after
-it is finished by the next call. No message is in one place alone at any moment. A node must not
-be started in between: it would take a queue that is on its way for an empty one.
+it is finished by the next call. At each moment the queue's directory itself has every message, and
+a reader gives it once: of files of both versions an entry of version 2 counts if its message is
+there, and those of version 1 that do not count there. For that,
 
-Without the notes of a clean stop a node calls all messages redelivered.
+* of version 1 the journal goes last, for it has the acknowledgements of what is in segments;
+* where a queue has files of both versions already, those of version 2 are added to, so that the
+  old ``K.qi`` fits the new ``K.qs``; to version 1 it goes by way of version 2;
+* new files of the message store have numbers that are not taken.
+
+Nodes of 3.10 to 4.2 have the same rule, one of 4.3 has not; none knows what we were about. So none
+is to be started in between. Without the notes of a clean stop a node calls all messages
+redelivered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from journal import format as journal_format
 from journal.beneath import beneath
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import DamageError, StorageError, UsageError
 from journal.files import (
     REAL,
@@ -36,17 +48,22 @@ from journal.files import (
 )
 from journal.files import unlink_if_there as unlink
 from journal.lock import DirectoryLock
-from msgstore.format import NODE_STATE_NAMES
+from msgstore.format import NODE_STATE_NAMES, TAIL_FLAG, classify_name
+from msgstore.format import file_name as store_file
 from qindex.format import layout
 from qindex.format.rabbitmq.names import format_queue_name, parse_queue_name
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
+from qindex.format.rabbitmq.queue_index_v2 import file_number as pair_number
+from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.rabbitmq.vhost_config import format_vhost_config
+from qindex.format.segment import file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
 from qindex.tools.saved import SavedQueue, SaveReport
-from qindex.tools.staging import Staging, sync_tree
-from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE, find_vhosts
+from qindex.tools.staging import Staging, sync_directories, sync_tree
+from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE, QueueDirectory, find_vhosts
 from qindex.view.reader import StoreReader
 
 __all__ = ["Version", "convert"]
@@ -57,7 +74,6 @@ Progress = Callable[[int, int], None]
 _WORK: Final = layout.CONVERSION
 _LOCK: Final = "lock"
 _NEW: Final = "new"
-_OLD: Final = "old"
 _PLAN: Final = "plan"
 _MARKS: Final = frozenset((VHOST_FILE, layout.QUEUES, _WORK))
 
@@ -113,6 +129,31 @@ def _vhosts(fs: FileSystem, source: str) -> list[str]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be done when all is built; paths relative to the virtual host's directory.
+
+    ``puts``: names to be moved from ``new/``, and where to; ``removes``: what goes then, in
+    stages, of which one is durable before the next.
+    """
+
+    puts: list[tuple[str, str]]
+    removes: list[list[str]]
+
+    def pack(self) -> bytes:
+        return layout.pack_checked((self.puts, self.removes))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> _Plan:
+        """Raises :class:`ValueError`."""
+        try:
+            puts, removes = layout.unpack_checked(data)
+            moves = [(str(new), str(place)) for new, place in puts]
+            return cls(moves, [[str(path) for path in stage] for stage in removes])
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
 class _Conversion:
     """The conversion of one virtual host, in place."""
 
@@ -141,128 +182,168 @@ class _Conversion:
             plan = self._plan()
             if plan is not None:
                 self._finish(plan)
-                make_dirs(fs, self._work)
-            for name in (_NEW, _OLD):
-                self._remove(name)
-            plan = self._build()
-            if plan:
-                sync_tree(fs, self._new)
-                fs.sync_dir(self._vhost)
-                content = layout.pack_checked(plan)
-                replace_file(fs, os.path.join(self._work, _PLAN), content)
-                self._finish(plan)
-            else:
-                self._remove(_NEW)
+            if self._to == 1 and self._wanted(StoreReader(self._vhost, fs), {1, 2}):
+                self._convert(2, SaveReport(self._vhost, self._vhost))
+            self._convert(self._to, self._report)
         finally:
             lock.release()
-        self._clear()
+        remove_tree(fs, self._work)
 
-    def _plan(self) -> list[str] | None:
-        """Give the directories that a conversion was about to exchange when it was cut short."""
+    def _plan(self) -> _Plan | None:
+        """Give what a conversion was about to do when it was cut short."""
         path = os.path.join(self._work, _PLAN)
         data = read_optional(self._fs, path)
         if data is None:
             return None
         try:
-            return [str(name) for name in layout.unpack_checked(data)]
+            return _Plan.unpack(data)
         except ValueError as error:
             raise DamageError(path, 0, f"no plan of a conversion: {error}") from error
 
-    def _build(self) -> list[str]:
-        """Make the new directories; gives their paths, relative to the virtual host's."""
+    def _convert(self, to: Version, report: SaveReport) -> None:
+        fs = self._fs
+        if _NEW in fs.listdir(self._work):
+            remove_tree(fs, self._new)
+        plan = self._build(to, report)
+        if plan is not None:
+            sync_tree(fs, self._new)
+            fs.sync_dir(self._vhost)
+            replace_file(fs, os.path.join(self._work, _PLAN), plan.pack())
+            self._finish(plan)
+
+    @staticmethod
+    def _wanted(reader: StoreReader, versions: set[int]) -> list[QueueDirectory]:
+        """Give the directories that have files of all these versions."""
+        return [one for one in reader.directories() if {*reader.pin(one).versions} >= versions]
+
+    def _build(self, to: Version, report: SaveReport) -> _Plan | None:
+        """Make the new files, where there are some to be made."""
         reader = StoreReader(self._vhost, self._fs)
         copy = StoreCopy(
             self._fs,
             reader,
             self._new,
-            self._report,
+            report,
             sums=False,
-            version=self._to,
+            version=to,
             progress=self._progress,
         )
-        wanted = [one for one in reader.directories() if {*reader.pin(one).versions} - {self._to}]
+        wanted = self._wanted(reader, {3 - to})
         if not wanted:
-            return []
+            return None
         vhost = reader.vhost
         assert vhost is not None
         copy.check()
-        findings = self._report.findings
-        findings[:] = [one for one in findings if one.path != self._work]
-        for finding in findings:
-            if self._report.loses(finding):
-                what = f"{finding.what} (salvage copies what is sound)"
-                raise DamageError(finding.path, finding.offset, what)
-        plan = [os.path.join(layout.QUEUES, one.directory) for one in wanted]
+        self._refuse_damage(report)
         make_dirs(self._fs, os.path.join(self._new, layout.QUEUES))
-        if self._to == 1:
+        if to == 1:
             copy.basic_for = vhost.name
-        if self._to == 1 or self._is_half_combined():
+        with_store = to == 1 or self._is_half_combined()
+        if with_store:
             copy.copy_messages()
-            make_dirs(self._fs, os.path.join(self._new, PERSISTENT_DIRECTORY))
-            plan.append(PERSISTENT_DIRECTORY)
         for checked in copy.checked:
             if checked.queue not in wanted:
                 continue
             name, raw = copy.name_of(checked.queue, vhost.name.decode("utf-8", "backslashreplace"))
             if raw is not None:
                 parsed = parse_queue_name(raw, checked.queue.directory)
-                raw = format_queue_name(*parsed, version=self._to)
+                raw = format_queue_name(*parsed, version=to)
             saved = SavedQueue(name, vhost.name.decode("utf-8", "backslashreplace"))
+            if to == 2:
+                copy.copy_pairs(checked)
             copy.copy_queue(checked, checked.queue.directory, raw, saved, -1)
             saved.next_seq_id = checked.next_seen
-            self._report.queues.append(saved)
-        return plan
+            report.queues.append(saved)
+        return self._planned(to, [one.directory for one in wanted], with_store=with_store)
+
+    def _refuse_damage(self, report: SaveReport) -> None:
+        findings = report.findings
+        findings[:] = [one for one in findings if one.path != self._work]
+        for finding in findings:
+            if report.loses(finding):
+                what = f"{finding.what} (salvage copies what is sound)"
+                raise DamageError(finding.path, finding.offset, what)
 
     def _is_half_combined(self) -> bool:
         """Tell whether messages may be in files that later nodes do not look at."""
-        store = os.path.join(self._vhost, PERSISTENT_DIRECTORY)
-        return any(name.endswith(".rdt") for name in self._names(store))
+        return any(name.endswith(".rdt") for name in self._names(PERSISTENT_DIRECTORY))
 
-    def _finish(self, plan: list[str]) -> None:
+    def _planned(self, to: Version, queues: list[str], *, with_store: bool) -> _Plan:
+        """Tell where the new files belong, and which ones they are for."""
+        puts: list[tuple[str, str]] = []
+        removes: list[list[str]] = [[], []]
+        for queue in queues:
+            directory = os.path.join(layout.QUEUES, queue)
+            for name in self._names(os.path.join(_WORK, _NEW, directory)):
+                path = os.path.join(directory, name)
+                puts.append((path, path))
+            for name in self._names(directory):
+                if _version_of(name) == 3 - to:
+                    removes[_stage(name)].append(os.path.join(directory, name))
+        if with_store:
+            there = self._names(PERSISTENT_DIRECTORY)
+            first = 1 + max((_store_number(name) for name in there), default=-1)
+            for name in self._names(os.path.join(_WORK, _NEW, PERSISTENT_DIRECTORY)):
+                new = os.path.join(PERSISTENT_DIRECTORY, name)
+                number = first + _store_number(name)
+                puts.append((new, os.path.join(PERSISTENT_DIRECTORY, store_file(number))))
+            removes[0] += [
+                os.path.join(PERSISTENT_DIRECTORY, name)
+                for name in there
+                if _store_number(name) >= 0
+            ]
+        return _Plan(puts, removes)
+
+    def _finish(self, plan: _Plan) -> None:
         """Put what was built in place. May have been done in part before."""
         fs, vhost = self._fs, self._vhost
         unlink(fs, os.path.join(vhost, RECOVERY_TERMS))
-        store = os.path.join(vhost, PERSISTENT_DIRECTORY)
         for name in NODE_STATE_NAMES:
-            unlink(fs, os.path.join(store, name))
-        if self._names(store):
-            fs.sync_dir(store)
-        old = os.path.join(self._work, _OLD)
-        make_dirs(fs, os.path.join(old, layout.QUEUES))
-        make_dirs(fs, os.path.join(vhost, layout.QUEUES))
-        fs.sync_dir(vhost)
-        for place in plan:
-            new, target = os.path.join(self._new, place), os.path.join(vhost, place)
-            if os.path.basename(place) not in self._names(os.path.dirname(new)):
-                continue  # it is in its place
-            if os.path.basename(place) in self._names(os.path.dirname(target)):
-                fs.rename(target, self._free(os.path.join(old, place)))
-            fs.rename(new, target)
-        for path in (os.path.join(vhost, layout.QUEUES), os.path.join(old, layout.QUEUES), vhost):
-            fs.sync_dir(path)
+            unlink(fs, os.path.join(vhost, PERSISTENT_DIRECTORY, name))
+        places = {os.path.dirname(place) for _, place in plan.puts}
+        for place in sorted(places):
+            make_dirs(fs, os.path.join(vhost, place))
+        self._sync({"", *([PERSISTENT_DIRECTORY] if self._names(PERSISTENT_DIRECTORY) else [])})
+        for new, place in plan.puts:
+            # One that is not there is in its place.
+            with contextlib.suppress(FileNotFoundError):
+                fs.rename(os.path.join(self._new, new), os.path.join(vhost, place))
+        self._sync(places)
+        for paths in plan.removes:
+            for path in paths:
+                unlink(fs, os.path.join(vhost, path))
+            self._sync({os.path.dirname(path) for path in paths})
         unlink(fs, os.path.join(self._work, _PLAN))
         fs.sync_dir(self._work)
 
-    def _free(self, path: str) -> str:
-        """Give a name that is not taken: a node that was started in between made a second one."""
-        taken = self._names(os.path.dirname(path))
-        name = os.path.basename(path)
-        while name in taken:
-            name += ".again"
-        return os.path.join(os.path.dirname(path), name)
+    def _sync(self, places: set[str]) -> None:
+        sync_directories(self._fs, [os.path.join(self._vhost, one) for one in sorted(places)])
 
-    def _remove(self, name: str) -> None:
-        if name in self._names(self._work):
-            remove_tree(self._fs, os.path.join(self._work, name))
-
-    def _clear(self) -> None:
-        remove_tree(self._fs, self._work)
-
-    def _names(self, path: str) -> list[str]:
+    def _names(self, place: str) -> list[str]:
         try:
-            return self._fs.listdir(path)
+            return self._fs.listdir(os.path.join(self._vhost, place))
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+def _version_of(name: str) -> int | None:
+    """Tell of which version a file in a queue's directory is; ``None``: of any."""
+    of = name.removesuffix(SUMS_SUFFIX)
+    if of == journal_format.FILE_NAME or file_number(of) is not None:
+        return 1
+    is_pair = any(pair_number(name, suffix) is not None for suffix in (INDEX_SUFFIX, STORE_SUFFIX))
+    return 2 if is_pair else None
+
+
+def _stage(name: str) -> int:
+    """Tell when a file of a queue is removed."""
+    return int(name == journal_format.FILE_NAME)
+
+
+def _store_number(name: str) -> int:
+    """Give the number of a message store's file, -1 for any other."""
+    known = classify_name(name)
+    return -1 if known is None else known[1] & ~TAIL_FLAG
 
 
 def _handed_over(

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
-from journal.errors import StoreError
-from journal.files import FileSystem, data_ranges, make_dirs, read_optional, write_all
+from journal.errors import DamageError, StoreError
+from journal.files import FileSystem, data_ranges, make_dirs, pread_all, read_optional, write_all
 from journal.findings import Cause, Kind
 from journal.poison import Poison
 from msgstore import MessageStore
@@ -35,7 +35,14 @@ from qindex.format.rabbitmq.names import (
     format_queue_name,
     parse_queue_name,
 )
-from qindex.format.rabbitmq.queue_index_v2 import DEFAULT_ENTRY_COUNT
+from qindex.format.rabbitmq.queue_index_v2 import (
+    DEFAULT_ENTRY_COUNT,
+    ENTRY_SIZE,
+    HEADER_SIZE,
+    parse_header,
+)
+from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
+from qindex.format.rabbitmq.queue_store_v2 import file_name as pair_store_file
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
@@ -90,6 +97,7 @@ class StoreCopy:
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck = field(init=False)
     moved: dict[str, I64] = field(default_factory=dict)
+    _kept_pairs: dict[str, int] = field(default_factory=dict)
     _sizes: dict[bytes, int] = field(default_factory=dict)
     _doubles: dict[str, list[int]] = field(default_factory=dict)
     _done: int = 0
@@ -192,6 +200,47 @@ class StoreCopy:
 
     # -- queues ---------------------------------------------------------------------------------
 
+    def copy_pairs(self, checked: CheckedQueue) -> None:
+        """Copy a queue's files of version 2 as they are, up to the last whole entry, so that
+        :meth:`copy_queue` adds to them what the files of version 1 have. None where a queue has no
+        such files. Raises :class:`DamageError` where they have to be written anew instead."""
+        pairs = self.reader.pin(checked.queue).pinned.pairs
+        source = self.reader.path_of(checked.queue)
+        if not pairs:
+            return
+        for finding in self.report.findings:
+            if finding.cause is Cause.DAMAGE and os.path.dirname(finding.path) == source:
+                what = f"{finding.what} (salvage copies what is sound)"
+                raise DamageError(finding.path, finding.offset, what)
+        count = entry_count_of(pairs)
+        path = os.path.join(self.target, layout.QUEUES, checked.queue.directory)
+        make_dirs(self.fs, path)
+        for pair in pairs.values():
+            if pair.size < HEADER_SIZE:
+                continue
+            name = index_file(pair.number)
+            if parse_header(pair.head, pair.number).entry_count != count:
+                what = f"not {count} entries, as other segments have (salvage copies what is sound)"
+                raise DamageError(os.path.join(source, name), 0, what)
+            whole = pair.size - (pair.size - HEADER_SIZE) % ENTRY_SIZE
+            self._copy_file(os.path.join(source, name), os.path.join(path, name), whole)
+            if pair.store_size >= 0:
+                name = pair_store_file(pair.number)
+                self._copy_file(
+                    os.path.join(source, name), os.path.join(path, name), pair.store_size
+                )
+        self._kept_pairs[checked.queue.directory] = count
+
+    def _copy_file(self, source: str, target: str, size: int) -> None:
+        fd = self.fs.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pieces = (
+                pread_all(self.fs, fd, min(_PIECE, size - at), at) for at in range(0, size, _PIECE)
+            )
+            self._write_pieces(target, pieces)
+        finally:
+            self.fs.close(fd)
+
     def copy_queue(
         self, checked: CheckedQueue, directory: str, name: bytes | None, saved: SavedQueue, at: int
     ) -> int:
@@ -201,7 +250,8 @@ class StoreCopy:
         path = os.path.join(self.target, layout.QUEUES, directory)
         writer: QueueWriter | PairWriter
         if self.version == 2:
-            writer = PairWriter(self.fs, path, self.pair_entries, name)
+            count = self._kept_pairs.get(directory, self.pair_entries)
+            writer = PairWriter(self.fs, path, count, name)
         else:
             writer = QueueWriter(
                 self.fs, path, self.entry_count, name, sums=self.sums, synced=False
@@ -222,7 +272,8 @@ class StoreCopy:
             sizes = self._true_sizes(kept)
             if self.basic_for is not None:
                 kept = _basic(kept, self.basic_for)
-            writer.add(kept, seqs, sizes)
+            if not (kept.version2 and directory in self._kept_pairs):
+                writer.add(kept, seqs, sizes)
             saved.messages += len(seqs)
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
@@ -18,7 +19,7 @@ from journal.files import FileSystem, PathLike, RealFileSystem, make_dirs
 from journal.lock import DirectoryLock
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 
-__all__ = ["Staging", "sync_tree"]
+__all__ = ["Staging", "sync_directories", "sync_tree"]
 
 _SUFFIX = ".partial"
 _LOCK = "lock"
@@ -126,11 +127,21 @@ def sync_tree(fs: FileSystem, path: str) -> None:
         finally:
             fs.close(fd)
 
+    _together(fs, sync, files)
+    sync_directories(fs, directories)
+
+
+def sync_directories(fs: FileSystem, paths: Iterable[str]) -> None:
+    """Make the names in these directories durable. Raises :class:`OSError`."""
+    _together(fs, fs.sync_dir, paths)
+
+
+def _together(fs: FileSystem, sync: Callable[[str], None], paths: Iterable[str]) -> None:
+    """A file system lets syncs that come together share their write."""
     if not isinstance(fs, RealFileSystem | BeneathFileSystem):
-        list(map(sync, files))
-        list(map(fs.sync_dir, directories))
+        for path in paths:
+            sync(path)
         return
-    # A file system lets syncs that come together share their write.
     with ThreadPoolExecutor(_SYNCS, "qindex-sync") as pool:
-        list(pool.map(sync, files))
-        list(pool.map(fs.sync_dir, directories))
+        for _ in pool.map(sync, paths):
+            pass

@@ -52,6 +52,8 @@ class Name:
     """A change in one directory: ``source`` stands for nothing any more, ``target`` for ``inode``.
 
     A creation has no source, a removal no target. ``made``: the inode is a new directory.
+    ``left``: the directory that ``source`` was in, where it is another one. Such a rename is done
+    in both or in none, as journaling file systems have it.
     """
 
     directory: int
@@ -59,6 +61,12 @@ class Name:
     target: str | None
     inode: int
     made: bool = False
+    left: int | None = None
+
+    @property
+    def directories(self) -> set[int]:
+        """All that it changes."""
+        return {self.directory} if self.left is None else {self.directory, self.left}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,14 @@ def apply_name(names: Names, change: Name) -> None:
         names[change.target] = change.inode
 
 
+def change_names(directories: Mapping[int, Names], change: Name) -> None:
+    """Make a change in the directories that it is about."""
+    if change.left is not None and change.source is not None:
+        directories[change.left].pop(change.source, None)
+        change = replace(change, source=None)
+    apply_name(directories[change.directory], change)
+
+
 def resolve(directories: Mapping[int, Names]) -> tuple[list[tuple[str, int]], list[str]]:
     """Give the files that can be reached from the root (path, inode), and the directories."""
     files: list[tuple[str, int]] = []
@@ -174,9 +190,9 @@ class Disk:
                 self.data = [write for write in self.data if write.inode != inode]
             case SyncDirectory(inode):
                 for change in self.changes:
-                    if change.directory == inode:
-                        apply_name(self.directories[inode], change)
-                self.changes = [each for each in self.changes if each.directory != inode]
+                    if inode in change.directories:
+                        change_names(self.directories, change)
+                self.changes = [each for each in self.changes if inode not in each.directories]
                 self._forget_unreachable()
             case Note(what):
                 self.notes.append(what)
@@ -201,6 +217,6 @@ class Disk:
             contents[write.inode] = apply_data(content, write)
         directories = {inode: dict(names) for inode, names in self.directories.items()}
         for change in changes:
-            apply_name(directories[change.directory], change)
+            change_names(directories, change)
         files, paths = resolve(directories)
         return {path: contents.get(inode, b"") for path, inode in files}, frozenset(paths)

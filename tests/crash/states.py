@@ -100,6 +100,7 @@ class _Point:
             self.writes.setdefault(write.inode, []).append(write)
         self.changes: dict[int, list[Name]] = {}
         for change in disk.changes:
+            assert change.left is None, "what is explored here renames within a directory"
             self.changes.setdefault(change.directory, []).append(change)
         self.paths: dict[int, str] = {}
         self.all_done = self.tree({inode: len(each) for inode, each in self.changes.items()})

@@ -1,20 +1,18 @@
-"""Conversion of a virtual host's queues from one version to the other, in place, crash-safe."""
+"""Conversion of a virtual host's queues from one version to the other, in place."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import qindex
-from journal.files import REAL
-from qindex.tools.convert import Version, convert
+from qindex.tools.convert import convert
 from qindex.view.reader import StoreReader
 from tests.cli.support import run
-from tests.effort import by_tier, part, turn
+from tests.effort import by_tier, part
 from tests.golden import golden
 from tests.golden_v2 import RECORDED_AT, cases, scenario
 
@@ -126,62 +124,6 @@ def test_a_damaged_directory_is_refused_and_unchanged(tmp_path: Path) -> None:
     result = run("convert", vhost, "--to", 1)
     assert result.code == 1
     assert path.name in result.complaints[0]
-
-
-class _CrashError(BaseException):
-    """The process died."""
-
-
-class Dying:
-    """The file system of a process that dies at its ``last``-th change."""
-
-    CHANGES = ("write", "pwrite", "truncate", "rename", "unlink", "mkdir", "rmdir")
-
-    def __init__(self, last: int) -> None:
-        self.left = last
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call: Callable[..., Any] = getattr(REAL, name)
-        if name not in self.CHANGES:
-            return call
-
-        def counted(*arguments: Any) -> Any:
-            self.left -= 1
-            if self.left < 0:
-                raise _CrashError
-            return call(*arguments)
-
-        return counted
-
-
-@pytest.mark.parametrize("to", [2, 1])
-def test_a_process_that_dies_at_any_change(to: Version, tmp_path: Path) -> None:
-    """It is converted by the next call, and until the plan is written nothing has changed."""
-    source = golden("e1") if to == 2 else scenario("x43_e1")
-    before = shown(source.vhost_dir)
-    count, unchanged, finished = turn(SLICES), 0, 0
-    while True:
-        vhost = source.copy(tmp_path)
-        dying: Any = Dying(count)
-        try:
-            convert(vhost, to, fs=dying)
-        except _CrashError:
-            pass
-        else:
-            break
-        planned = (vhost / "qindex.convert" / "plan").exists()
-        if planned:
-            finished += 1
-        elif not (vhost / "qindex.convert" / "old").exists():
-            assert shown(vhost) == before
-            unchanged += 1
-        convert(vhost, to)
-        assert versions(vhost) == {to}
-        assert shown(vhost) == before
-        assert not (vhost / "qindex.convert").exists()
-        count += SLICES
-    assert unchanged > 2
-    assert finished > 2
 
 
 def test_a_store_of_ours_becomes_a_directory_for_a_node(tmp_path: Path) -> None:
