@@ -28,7 +28,7 @@ from qindex.view.queue_view import QueueView
 
 __all__ = ["read_entries", "seq_bounds", "view_findings"]
 
-_STATES = ("", "ready", "delivered", "acked")
+_STATES = ("", "published", "delivered", "acked")
 assert (PUBLISHED, DELIVERED, ACKED) == (1, 2, 3)
 
 

@@ -100,8 +100,8 @@ ENTRIES: Final[Table] = {
     "priority": "int",
     "error": "string",
 }
-"""Index entries. ``state``: ready, delivered or acked. ``stored``: the message is in the message
-store; else ``record_size`` bytes of it are embedded. ``file``, ``offset``: of the publish
+"""Index entries. ``state``: published, delivered or acked. ``stored``: the message is in the
+message store; else ``record_size`` bytes of it are embedded. ``file``, ``offset``: of the publish
 record."""
 
 FILES: Final[Table] = {

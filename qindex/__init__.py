@@ -36,7 +36,7 @@ from journal.findings import Cause, Finding
 
 if TYPE_CHECKING:
     from qindex.engine.engine import Engine
-    from qindex.engine.read_only import ReadOnlyEngine
+    from qindex.engine.read_only import ReadOnlyEngine, ReadOnlyStats
     from qindex.following import Follower, Gap, QueueGoneError, follow
     from qindex.format.message import Message
     from qindex.format.settings import UNSET, QueueSettings
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from qindex.tools.salvage import salvage
     from qindex.tools.saved import SaveReport
     from qindex.tools.verify import Report, verify
+    from qindex.view.reader import QueueSummary
 
 __all__ = [
     "UNSET",
@@ -74,7 +75,9 @@ __all__ = [
     "QueueGoneError",
     "QueueSettings",
     "QueueStats",
+    "QueueSummary",
     "ReadOnlyEngine",
+    "ReadOnlyStats",
     "Report",
     "SaveReport",
     "StorageError",
@@ -108,7 +111,9 @@ _LATER = {
     "QueueGoneError": "qindex.following",
     "QueueSettings": "qindex.format.settings",
     "QueueStats": "qindex.queue.stats",
+    "QueueSummary": "qindex.view.reader",
     "ReadOnlyEngine": "qindex.engine.read_only",
+    "ReadOnlyStats": "qindex.engine.read_only",
     "Report": "qindex.tools.verify",
     "SaveReport": "qindex.tools.saved",
     "convert": "qindex.tools.convert",

@@ -57,9 +57,22 @@ class Family:
 
 _Column = tuple[str, Kind, str, Callable[[One], float | None]]
 
+_BACKLOG: list[_Column[QueueSummary | QueueStats]] = [
+    ("messages", "gauge", "Messages in the queue, ready and unacked.", lambda one: one.messages),
+    ("ready", "gauge", "Messages that wait for a consumer.", lambda one: one.ready),
+    ("unacked", "gauge", "Messages with a consumer, not yet settled.", lambda one: one.unacked),
+]
+"""Files tell no more than the first where a process has the store open; see
+:mod:`qindex.view.backlog`."""
+
 _SUMMARY: list[_Column[QueueSummary]] = [
-    ("ready", "gauge", "Messages never delivered.", lambda one: one.ready),
-    ("unacked", "gauge", "Messages delivered, not acknowledged.", lambda one: one.unacked),
+    *_BACKLOG,
+    (
+        "delivered_before",
+        "gauge",
+        "Messages in the queue that were delivered, once at least.",
+        lambda one: one.delivered_before,
+    ),
     ("body_bytes", "gauge", "Bytes of the bodies of all messages.", lambda one: one.bytes),
     ("file_bytes", "gauge", "Bytes of journal and segments.", lambda one: one.file_bytes),
     ("journal_bytes", "gauge", "Bytes of the journal.", lambda one: one.journal_bytes),
@@ -69,8 +82,7 @@ _SUMMARY: list[_Column[QueueSummary]] = [
 ]
 
 _STATS: list[_Column[QueueStats]] = [
-    ("ready", "gauge", "Messages waiting.", lambda one: one.ready),
-    ("unacked", "gauge", "Messages with consumers.", lambda one: one.unacked),
+    *_BACKLOG,
     ("segment_bytes", "gauge", "Bytes of the segment files.", lambda one: one.segment_bytes),
     ("journal_bytes", "gauge", "Bytes of the journal.", lambda one: one.journal_bytes),
     ("journal_entries", "gauge", "Actions since the last flush.", lambda one: one.journal_entries),

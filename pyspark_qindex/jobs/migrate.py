@@ -171,7 +171,9 @@ def _left_out(
     # After the messages were read: what was too old for them is so now.
     now = time_ns() // 1000
     entries = spark.read.format("qindex").option("mode", mode).option("include", "entries")
-    alive = entries.load([one.store.url for one in fleet]).where("state in ('ready', 'delivered')")
+    alive = entries.load([one.store.url for one in fleet]).where(
+        "state in ('published', 'delivered')"
+    )
     priority = f.coalesce("priority", f.lit(-1)).alias("priority")
     keys = messages.where("seq_id is not null").select("store", "queue", "seq_id", priority)
     left_out = alive.withColumn("priority", priority).join(keys, list(_PLACE), "left_anti")

@@ -72,10 +72,11 @@ def list_command(
 ) -> int:
     """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
 
-    DIR is a store's directory or that of a RabbitMQ virtual host. unacked: delivered and not
-    acknowledged ("-": the node was killed and nobody knows). bytes: of the bodies. on disk: the
-    files of the queue. version: of RabbitMQ's queue files (1+2: a node was stopped while it
-    converted them). Settings stand below the queues that have some.
+    DIR is a store's directory or that of a RabbitMQ virtual host. ready: messages that wait for a
+    consumer. unacked: those that are with one ("-": only the process tells that has the store
+    open). bytes: of the bodies. on disk: the files of the queue. version: of RabbitMQ's queue files
+    (1+2: a node was stopped while it converted them). Settings stand below the queues that have
+    some.
     """
     store = StoreReader(directory)
     found = []

@@ -15,8 +15,10 @@ __all__ = ["human_count", "human_size", "print_flowing", "print_queues", "width"
 
 _WIDE = (
     "name",
+    "messages",
     "ready",
     "unacked",
+    "delivered_before",
     "bytes",
     "file_bytes",
     "segments",
@@ -24,7 +26,7 @@ _WIDE = (
     "next_seq_id",
 )
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_SHORTEST_NAME = 16
+_SHORTEST_NAME = 12
 _INDENT = "    "
 
 
@@ -57,10 +59,11 @@ def print_queues(found: Sequence[QueueSummary], *, wide: bool) -> None:
     if wide:
         _print_wide(found)
         return
-    rows: list[tuple[str, ...]] = [("name", "ready", "unacked", "bytes", "on disk")]
+    rows: list[tuple[str, ...]] = [("name", "messages", "ready", "unacked", "bytes", "on disk")]
     rows += [
         (
             key_text(one.name),
+            human_count(one.messages),
             human_count(one.ready),
             human_count(one.unacked),
             human_size(one.bytes),
@@ -71,15 +74,21 @@ def print_queues(found: Sequence[QueueSummary], *, wide: bool) -> None:
     if any(one.versions for one in found):
         rows = _with_versions(rows, found)
     columns = width()
-    rest = sum(max(len(row[at]) for row in rows) + 2 for at in range(1, len(rows[0])))
     if columns is not None:
-        most = max(columns - rest, _SHORTEST_NAME)
+        if columns - _width_of_figures(rows) < _SHORTEST_NAME:
+            on_disk = rows[0].index("on disk")
+            rows = [(*row[:on_disk], *row[on_disk + 1 :]) for row in rows]
+        most = max(columns - _width_of_figures(rows), _SHORTEST_NAME)
         rows = [(_cut(row[0], most), *row[1:]) for row in rows]
     lines = _aligned(rows)
     print_line(lines[0])
     for line, one in zip(lines[1:], found, strict=True):
         print_line(line)
         print_flowing(settings_text(one.settings), indent=_INDENT)
+
+
+def _width_of_figures(rows: Sequence[tuple[str, ...]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[1:])
 
 
 def print_flowing(text: str, *, indent: str = "") -> None:

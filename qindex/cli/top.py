@@ -31,8 +31,7 @@ _NO_RATES = Rates(0.0, 0.0, 0.0)
 
 _SORTS: dict[str, tuple[str, Callable[[QueueLook], Any]]] = {
     "n": ("name", lambda one: one.name),
-    "r": ("ready", lambda one: -one.ready),
-    "u": ("unacked", lambda one: -(one.unacked or 0)),
+    "m": ("messages", lambda one: -one.messages),
     "b": ("bytes", lambda one: -one.body_bytes),
     "a": ("age", lambda one: -(one.age or 0.0)),
     "p": ("published/s", lambda one: -(one.rates or _NO_RATES).published),
@@ -74,10 +73,10 @@ def _json(look: Look) -> dict[str, Any]:
 
 
 def _print_plain(look: Look) -> None:
-    for one in sorted(look.queues, key=_SORTS["r"][1]):
-        unacked = "-" if one.unacked is None else one.unacked
+    for one in sorted(look.queues, key=_SORTS["m"][1]):
         print_line(
-            f"{_name(one)}: ready {one.ready}, unacked {unacked}, bytes {one.body_bytes}, "
+            f"{_name(one)}: messages {one.messages}, ready {_count(one.ready)}, "
+            f"unacked {_count(one.unacked)}, bytes {one.body_bytes}, "
             f"oldest {_age(one)}, journal {one.journal_entries}, "
             f"segments {len(one.segments)} {''.join(_cells(one)[0])}".rstrip()
         )
@@ -86,7 +85,7 @@ def _print_plain(look: Look) -> None:
 
 def _live(looker: Looker, look: Look, interval: float, journal_entries: int) -> None:
     console = Console()
-    sort = "r"
+    sort = "m"
     pause = interval
     with _keys() as next_key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
@@ -135,8 +134,8 @@ def _screen(look: Look, sort: str, width: int, height: int, journal_entries: int
     files = _garbage_lines(look)
     room = max(height - 6 - len(files), 1)
     head = Text(
-        f"{look.directory}  {len(ordered)} queues, {sum(one.ready for one in ordered)} ready, "
-        f"sorted by {_SORTS[sort][0]}",
+        f"{look.directory}  {len(ordered)} queues, "
+        f"{sum(one.messages for one in ordered)} messages, sorted by {_SORTS[sort][0]}",
         no_wrap=True,
         overflow="ellipsis",
     )
@@ -154,8 +153,9 @@ def _table(queues: Sequence[QueueLook], width: int, journal_entries: int) -> Tab
     table = Table(box=None, pad_edge=False, expand=False)
     columns: list[tuple[str, int, Callable[[QueueLook], str | Text]]] = [
         ("queue", 0, lambda one: Text(_name(one), no_wrap=True, overflow="ellipsis")),
-        ("ready", 0, lambda one: str(one.ready)),
-        ("unacked", 30, lambda one: "-" if one.unacked is None else str(one.unacked)),
+        ("messages", 0, lambda one: str(one.messages)),
+        ("ready", 30, lambda one: _count(one.ready)),
+        ("unacked", 38, lambda one: _count(one.unacked)),
         ("pub/s", 45, lambda one: _rate(one, "published")),
         ("dlv/s", 55, lambda one: _rate(one, "delivered")),
         ("ack/s", 55, lambda one: _rate(one, "acked")),
@@ -175,6 +175,10 @@ def _table(queues: Sequence[QueueLook], width: int, journal_entries: int) -> Tab
 
 def _name(one: QueueLook) -> str:
     return one.name if one.name.isprintable() else ascii(one.name)
+
+
+def _count(count: int | None) -> str:
+    return "-" if count is None else str(count)
 
 
 def _rate(one: QueueLook, which: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import NoReturn
 
-from journal.compiled import build
 from journal.errors import ClosedError, UsageError
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
@@ -20,12 +20,19 @@ from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.format.settings import QueueSettings
 from qindex.queue.delivery import Delivery, make_delivery
-from qindex.queue.stats import EngineStats, QueueStats
 from qindex.view.reader import QueueReader, QueueSummary, Row, StoreReader
 
-__all__ = ["ReadOnlyEngine", "ReadOnlyQueue"]
+__all__ = ["ReadOnlyEngine", "ReadOnlyQueue", "ReadOnlyStats"]
 
 _log = logging.getLogger("qindex.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnlyStats:
+    """All queues of a store at one moment, as its files tell, sorted by name."""
+
+    directory: str
+    queues: tuple[QueueSummary, ...]
 
 
 class ReadOnlyQueue:
@@ -76,14 +83,10 @@ class ReadOnlyQueue:
         self._engine._check_open()
         return self._reader.settings()
 
-    def stats(self) -> QueueStats:
-        """Give the queue's figures; those that count since open are zero.
-
-        ``unacked``: delivered before and not acknowledged, 0 where a killed RabbitMQ node does
-        not tell. O(size of the files).
-        """
+    def stats(self) -> QueueSummary:
+        """Give the figures that the queue's files tell. O(size of the files)."""
         self._engine._check_open()
-        return _stats(self._reader.summary())
+        return self._reader.summary()
 
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
         self._engine._refuse()
@@ -125,11 +128,10 @@ class ReadOnlyEngine:
         self._check_open()
         return self.reader.queue_names()
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> ReadOnlyStats:
         """Give the figures of all queues. O(size of the store's index files)."""
         self._check_open()
-        queues = tuple(map(_stats, self.reader.queues()))
-        return EngineStats(self.directory, queues, 0, self._refusal, None, build())
+        return ReadOnlyStats(self.directory, tuple(self.reader.queues()))
 
     @property
     def _refusal(self) -> str:
@@ -175,22 +177,3 @@ def _delivery(row: Row, body: bytes) -> Delivery:
     message = Message(body, row.key, row.headers, row.properties, row.timestamp)
     entry = Entry(row.msg_id, row.expiry, row.size, message)
     return make_delivery(None, row.seq_id, body, row.redelivered, entry)
-
-
-def _stats(found: QueueSummary) -> QueueStats:
-    return QueueStats(
-        name=found.name,
-        ready=found.ready,
-        unacked=found.unacked or 0,
-        segments=found.segments,
-        segment_bytes=found.file_bytes - found.journal_bytes,
-        journal_bytes=found.journal_bytes,
-        journal_entries=found.journal_entries,
-        next_seq_id=found.next_seq_id,
-        published=0,
-        acked=0,
-        flushes=0,
-        flushed_bytes=0,
-        journal_syncs=0,
-        settings=found.settings,
-    )

@@ -34,7 +34,8 @@ class ByReason:
 class QueueStats:
     """One queue at one moment.
 
-    ``ready``: messages waiting; ``unacked``: with a consumer; ``segments``: segment files and
+    ``ready``: messages that wait for a consumer; ``unacked``: those that are with one
+    (:mod:`qindex.view.backlog`); ``segments``: segment files and
     maps known; ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since
     the last flush (dirty_count); ``next_seq_id``: the next publish gets it. Since open:
     ``published``, ``acked``, ``flushes``, ``flushed_bytes``, ``journal_syncs``,
@@ -44,8 +45,7 @@ class QueueStats:
     ``acked``), ``refused`` (messages of publishes that raised
     :class:`~journal.errors.QueueFullError`), ``given_up`` (messages that left without a consumer's
     ack, dead-lettered or dropped) and ``dead_letters`` (``dead_lettered``), both by reason, and how
-    long flushes and syncs of the journal took. A read-only engine counts nothing. ``settings``:
-    of the queue.
+    long flushes and syncs of the journal took. ``settings``: of the queue.
     """
 
     name: str
@@ -73,13 +73,18 @@ class QueueStats:
     dead_letters: ByReason = ByReason()
     settings: QueueSettings = NO_SETTINGS
 
+    @property
+    def messages(self) -> int:
+        """Messages in the queue, ready and unacked."""
+        return self.ready + self.unacked
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """All queues of an engine at one moment; ``dirty_bytes``: memory that unflushed entries take.
 
     ``writes_refused``: why no more writes are taken, or ``None``. ``message_store``: figures of
-    the persistent message store, ``None`` where no message needed one, and in a read-only engine.
+    the persistent message store, ``None`` where no message needed one.
     ``build``: ``"compiled"`` or ``"interpreted"``, of the code that runs.
     """
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from time import monotonic, time
 
-import numpy as np
-
 from journal.beneath import beneath
 from journal.errors import UsageError
 from journal.files import REAL, FileSystem, PathLike, checked_path
 from qindex.index.segment import segment_numbers
+from qindex.view.backlog import ready_and_unacked
 from qindex.view.columns import Columns
 from qindex.view.point_in_time import BusyError
 from qindex.view.queue_view import QueueView
@@ -60,13 +59,16 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class QueueLook:
-    """One queue. ``unacked``: ``None`` where nobody knows; ``age``: seconds since the oldest
-    ready message was published, ``None`` for none (or one whose time the index does not keep);
-    ``rates``: ``None`` in a first look."""
+    """One queue. ``messages``, ``ready``, ``unacked``, ``delivered_before``: as in
+    :class:`~qindex.view.reader.QueueSummary`; ``age``: seconds since the oldest message was
+    published, ``None`` for none (or one whose time the index does not keep); ``rates``: ``None``
+    in a first look."""
 
     name: str
-    ready: int
+    messages: int
+    ready: int | None
     unacked: int | None
+    delivered_before: int | None
     body_bytes: int
     journal_entries: int
     journal_bytes: int
@@ -76,14 +78,9 @@ class QueueLook:
     rates: Rates | None = None
 
     @property
-    def messages(self) -> int:
-        """Ready and unacked together."""
-        return self.ready + (self.unacked or 0)
-
-    @property
     def delivered(self) -> int:
         """Messages that were delivered once at least, of all that ever were published."""
-        return self.next_seq_id - self.ready
+        return self.acked + (self.delivered_before or 0)
 
     @property
     def acked(self) -> int:
@@ -155,20 +152,23 @@ class Looker:
         store = StoreReader(self._directory, self._fs)
         before = {one.name: one for one in self._last.queues} if self._last is not None else {}
         at = monotonic()
-        queues = []
+        found = []
         busy = 0
         readers = store.readers()
         for reader in readers:
             try:
-                found = self._queue(store, reader, at)
+                look = self._queue(store, reader, at)
             except (UsageError, FileNotFoundError):
                 continue  # it was deleted just now
             except BusyError:
                 busy += 1
                 if reader.name in before:
-                    queues.append(before[reader.name])
+                    found.append(before[reader.name])
                 continue
-            queues.append(self._with_rates(found, before.get(reader.name), at))
+            found.append(self._with_rates(look, before.get(reader.name), at))
+        # Once, behind the look at all files.
+        in_use = any(one.delivered_before != 0 for one in found) and store.in_use()
+        queues = [_counted(one, in_use) for one in found]
         there = {one.directory for reader in readers for one in reader.directories}
         self._known = {name: one for name, one in self._known.items() if name in there}
         files, compacting = self._files(store, queues)
@@ -233,7 +233,9 @@ class Looker:
         delivered = sum(one.delivered for one in segments)
         look = QueueLook(
             reader.name,
-            held - delivered if known else held,
+            held,
+            None,
+            None,
             delivered if known else None,
             sum(one.body_bytes for one in segments),
             entries,
@@ -286,6 +288,11 @@ class Looker:
         return tuple(found), tuple(sorted(name for name in names if name.endswith(".rdq.tmp")))
 
 
+def _counted(look: QueueLook, in_use: bool) -> QueueLook:
+    ready, unacked = ready_and_unacked(look.messages, look.delivered_before, lambda: in_use)
+    return replace(look, ready=ready, unacked=unacked)
+
+
 def _segment(view: QueueView, number: int, count: int, has_file: bool) -> SegmentLook:
     columns = view.columns(number)
     if columns is None:
@@ -313,18 +320,13 @@ def _stored(columns: Columns) -> list[bytes]:
 
 
 def _age(view: QueueView, segments: Iterable[SegmentLook]) -> float | None:
-    """Give the age of the oldest message that is ready, if the index holds it."""
-    first = next((one.number for one in segments if one.held > one.delivered), None)
+    """Give the age of the oldest message, if the index holds it."""
+    first = next((one.number for one in segments if one.held), None)
     columns = None if first is None else view.columns(first)
-    if columns is None:
+    if columns is None or not len(columns.seqs):
         return None
-    ready = np.flatnonzero(~view.redelivered(columns))
-    if not len(ready):
-        return None
-    at = int(ready[0])
-    source = columns.sources[int(columns.source_of[at])]
-    row = int(columns.row_of[at])
-    entry = view.read_entry(source, row, int(columns.seqs[at]))
+    source = columns.sources[int(columns.source_of[0])]
+    entry = view.read_entry(source, int(columns.row_of[0]), int(columns.seqs[0]))
     if entry.message is None or not entry.message.timestamp:
         return None
     return max(time() - entry.message.timestamp / 1e9, 0.0)

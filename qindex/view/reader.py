@@ -36,6 +36,7 @@ from journal.errors import DamageError, StorageError, UsageError
 from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
+from journal.lock import holder
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delivery_rules import DirectoryRules
@@ -48,6 +49,7 @@ from qindex.recovery import store_directory
 from qindex.recovery.settings_file import read_settings
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import RestingQueue, read_snapshot
+from qindex.view.backlog import ready_and_unacked
 from qindex.view.columns import Columns
 from qindex.view.freed_room import frees_room_inside
 from qindex.view.point_in_time import BusyError
@@ -80,19 +82,22 @@ View = TypeVar("View", bound=QueueView)
 class QueueSummary:
     """One queue at one moment.
 
-    ``ready``: messages never delivered. ``unacked``: delivered before, not acknowledged (they
-    come again, as redelivered); ``None`` where a node was killed, which does not keep it: then
-    all count as ready. ``bytes``: of the bodies of both. ``file_bytes``: of journal and segment
-    files, ``journal_bytes``: of the journal alone. ``segments``: segment files. ``versions``: of
+    ``messages``: all that are in it. ``ready``: those that wait for a consumer; ``unacked``: those
+    that are with one (:mod:`qindex.view.backlog`); both ``None`` where only the process tells that
+    has the store open. ``delivered_before``: messages that were delivered and come again as
+    redelivered if they are not acknowledged; ``None`` where a node was killed, which does not keep
+    it. ``bytes``: of the bodies of all. ``file_bytes``: of journal and segment files,
+    ``journal_bytes``: of the journal alone. ``segments``: segment files. ``versions``: of
     RabbitMQ's queue files, as the files tell (both: it was being converted); none for ours, and
-    where a queue has no files.
-    ``journal_entries``: records in the journal. ``settings``: those that are kept with the queue;
-    none where they are damaged.
+    where a queue has no files. ``journal_entries``: records in the journal. ``settings``: those
+    that are kept with the queue; none where they are damaged.
     """
 
     name: str
-    ready: int
+    messages: int
+    ready: int | None
     unacked: int | None
+    delivered_before: int | None
     bytes: int
     file_bytes: int
     journal_bytes: int
@@ -101,11 +106,6 @@ class QueueSummary:
     next_seq_id: int
     settings: QueueSettings = NO_SETTINGS
     versions: tuple[int, ...] = ()
-
-    @property
-    def messages(self) -> int:
-        """Ready and unacked together."""
-        return self.ready + (self.unacked or 0)
 
 
 class QueueReader:
@@ -168,10 +168,14 @@ class QueueReader:
                 seen = int(columns.seqs[-1]) + 1
             seen = (highest + 1) * view.entry_count if rules.recovers else max(seen, view.seen)
             next_seq_id = max(next_seq_id, self._store.next_seq(one, rules, seen))
+        delivered_before = delivered if known else None
+        ready, unacked = ready_and_unacked(total, delivered_before, self._store.in_use)
         return QueueSummary(
             name=self.name,
-            ready=total - delivered if known else total,
-            unacked=delivered if known else None,
+            messages=total,
+            ready=ready,
+            unacked=unacked,
+            delivered_before=delivered_before,
             bytes=size,
             file_bytes=sum(view.file_bytes for view in views),
             journal_bytes=sum(view.journal_bytes for view in views),
@@ -319,6 +323,19 @@ class StoreReader:
         except DamageError:
             moves_expired = False  # its settings are reported by who shows them
         return DirectoryRules(self._marker.entry_count, keeps_expired=moves_expired)
+
+    def in_use(self) -> bool:
+        """Tell whether a process has the store open, or may have: of a node that was not stopped in
+        order, nobody knows. Raises :class:`StorageError`."""
+        if self._vhost is not None:
+            return self._vhost.not_clean is not None
+        try:
+            # What an engine writes last when it closes, and removes before it writes anything.
+            if SNAPSHOT in self._fs.listdir(self.directory):
+                return False
+            return holder(self._fs, os.path.join(self.directory, layout.LOCK)) is not None
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def settings_of(self, one: QueueDirectory) -> QueueSettings:
         """Read the settings in a queue directory; a RabbitMQ node puts none there."""

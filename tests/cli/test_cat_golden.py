@@ -182,9 +182,12 @@ def test_list(scenario: str) -> None:
     for name, row in listed.items():
         delivered = store.truth.queues[name].delivered
         assert row["kind"] == "rabbitmq"
-        assert row["ready"] + (row["unacked"] or 0) == len(delivered)
+        assert row["messages"] == len(delivered)
         assert row["bytes"] == sum(message.body_len for message in delivered)
         if store.clean_shutdown:
-            assert row["unacked"] == sum(message.redelivered for message in delivered)
+            redelivered = sum(message.redelivered for message in delivered)
+            assert row["delivered_before"] == redelivered
+            # It was stopped: nobody has any of them.
+            assert (row["ready"], row["unacked"]) == (len(delivered), 0)
         else:
-            assert row["unacked"] is None
+            assert row["ready"] is row["unacked"] is row["delivered_before"] is None

@@ -147,5 +147,5 @@ def test_the_size_of_the_body_is_the_body_s() -> None:
 def test_list_names_damage_and_counts_the_rest() -> None:
     result = run("list", synthetic("07").vhost_dir, "--json")
     assert result.code == 1
-    assert [row["ready"] for row in result.rows] == [5, 5]
+    assert [row["messages"] for row in result.rows] == [5, 5]
     assert places(result) == [("0.idx", 1110), ("0.idx", 1110)]

@@ -114,15 +114,18 @@ def test_list_counts_what_is_delivered_and_tells_the_version(name: str) -> None:
     listed = {row["name"]: row for row in result.rows}
     for queue, delivered in there.delivered.items():
         if not delivered:
-            assert queue not in listed or listed[queue]["ready"] == 0
+            assert queue not in listed or listed[queue]["messages"] == 0
             continue
         row = listed[queue]
-        assert row["ready"] + (row["unacked"] or 0) == len(delivered)
+        assert row["messages"] == len(delivered)
         assert row["versions"] == [there.versions[queue]] or queue.startswith("vi.")
         if there.clean:
-            assert row["unacked"] == sum(message.redelivered for message in delivered)
+            redelivered = sum(message.redelivered for message in delivered)
+            assert row["delivered_before"] == redelivered
+            # It was stopped: nobody has any of them.
+            assert (row["ready"], row["unacked"]) == (len(delivered), 0)
         else:
-            assert row["unacked"] is None
+            assert row["ready"] is row["unacked"] is row["delivered_before"] is None
 
 
 def test_a_queue_that_was_converted_shows_its_version_in_the_table() -> None:

@@ -282,10 +282,16 @@ def test_list_for_people(tmp_path: Path) -> None:
         engine.queue("z\n").publish(b"")
         result = run("list", tmp_path, "--wide")
     first, second, third = result.text.splitlines()
-    assert first.split()[:4] == ["name", "ready", "unacked", "bytes"]
-    assert first.split()[4:] == ["file_bytes", "segments", "journal_entries", "next_seq_id"]
-    assert second.split()[:5] == ["long", "name", "3", "0", "15"]
-    assert third.split()[:3] == ["'z\\n'", "1", "0"]
+    assert first.split()[:5] == ["name", "messages", "ready", "unacked", "delivered_before"]
+    assert first.split()[5:] == [
+        "bytes",
+        "file_bytes",
+        "segments",
+        "journal_entries",
+        "next_seq_id",
+    ]
+    assert second.split()[:7] == ["long", "name", "3", "3", "0", "0", "15"]
+    assert third.split()[:4] == ["'z\\n'", "1", "1", "0"]
     assert len(first) == len(second) == len(third)
 
 

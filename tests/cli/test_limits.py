@@ -40,7 +40,7 @@ def test_expired_messages_that_wait_for_a_dead_letter_queue(tmp_path: Path) -> N
             engine.queue(name, dead_letter=dead_letter).publish(b"old", ttl=0)
     drops, moves = run("list", tmp_path / "s", "--json").rows[1:]
     # The timer may have marked the one that waits as delivered.
-    held = [(one["name"], one["ready"] + one["unacked"]) for one in (drops, moves)]
+    held = [(one["name"], one["messages"]) for one in (drops, moves)]
     assert held == [("drops", 0), ("moves", 1)]
     (row,) = run("cat", tmp_path / "s", "moves", "--json").rows
     assert row["body"] == "old"

@@ -38,9 +38,11 @@ def test_a_look_says_what_the_files_hold(engine: qindex.Engine) -> None:
     look = looker.look()
     again = looker.look()
     for one, same in zip(look.queues, again.queues, strict=True):
-        assert (one.ready, one.unacked, one.segments) == (same.ready, same.unacked, same.segments)
+        assert (one.messages, one.segments) == (same.messages, same.segments)
         summary = StoreReader(engine.directory).queue(one.name).summary()
-        assert (one.ready, one.unacked) == (summary.ready, summary.unacked)
+        assert (one.messages, one.ready, one.unacked, one.delivered_before) == (
+            *(summary.messages, summary.ready, summary.unacked, summary.delivered_before),
+        )
         assert (one.body_bytes, one.next_seq_id) == (summary.bytes, summary.next_seq_id)
         assert one.journal_entries == summary.journal_entries
     small = look.queues[1]
@@ -91,18 +93,18 @@ def test_without_a_terminal(engine: qindex.Engine) -> None:
     result = run("top", engine.directory)
     assert (result.code, result.err) == (0, "")
     small, large, store = result.text.splitlines()
-    assert small.startswith("small: ready 30, unacked 3, bytes 285, oldest ")
-    assert large.startswith("large: ready 20, unacked 0, bytes 120000, oldest -")
+    assert small.startswith("small: messages 33, ready -, unacked -, bytes 285, oldest ")
+    assert large.startswith("large: messages 20, ready 20, unacked 0, bytes 120000, oldest -")
     assert "garbage" in store
     (row,) = run("top", engine.directory, "--json").rows
-    assert [one["ready"] for one in row["queues"]] == [20, 30]
+    assert [one["messages"] for one in row["queues"]] == [20, 33]
     assert row["files"][0]["name"] == "0.rdq"
 
 
 def test_a_node_s_directory() -> None:
     result = run("top", golden("d1").vhost_dir, "--once")
     assert result.code == 0
-    assert "ready" in result.text
+    assert "messages" in result.text
 
 
 def test_no_store(tmp_path: Path) -> None:
@@ -116,17 +118,17 @@ def test_the_screen(engine: qindex.Engine) -> None:
     terminal = Terminal("top", engine.directory, "--interval", "0.1")
     try:
         line = terminal.wait_for("small").split()
-        assert line[:3] == ["small", "30", "3"]
+        assert line[:4] == ["small", "33", "-", "-"]
         assert line[-1].endswith("·")
         assert "garbage" in terminal.wait_for("message store: ")
         assert terminal.wait_for("0.rdq")
-        assert terminal.wait_for("sorted by ready")
+        assert terminal.wait_for("sorted by messages")
         terminal.press("n")
         terminal.wait_for("sorted by name")
         names = [line.split()[0] for line in terminal.lines if line[:5] in ("small", "large")]
         assert names == ["large", "small"]
         engine.queue("small").publish_many([b"more"] * 70)
-        assert terminal.wait_for("100 ").split()[:2] == ["small", "100"]
+        assert terminal.wait_for("103 ").split()[:2] == ["small", "103"]
         terminal.press("q")
         assert terminal.end() == 0
     finally:

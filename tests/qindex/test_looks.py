@@ -136,7 +136,7 @@ def test_a_look_at_a_thousand_queues(tmp_path: Path) -> None:
         grow_old(tmp_path)
         fs = CountingFileSystem()
         looker = Looker(tmp_path, fs)
-        assert sum(one.ready for one in looker.look().queues) == 3500
+        assert sum(one.messages for one in looker.look().queues) == 3500
         # Four to learn its name, eight to see that nothing was done to it.
         fs.calls.clear()
         assert len(looker.look().queues) == 1000
@@ -144,7 +144,7 @@ def test_a_look_at_a_thousand_queues(tmp_path: Path) -> None:
         for number in range(10):
             engine.queue(f"q{number}").publish_many([b"z"] * 7)
         fs.calls.clear()
-        assert sum(one.ready for one in looker.look().queues) == 3570
+        assert sum(one.messages for one in looker.look().queues) == 3570
         assert fs.calls.total() < 13_000
     # A clean close leaves a file that names all queues: it is read once, not for each of them.
     grow_old(tmp_path)

@@ -240,7 +240,7 @@ def test_the_collector_gives_what_the_text_form_has(engine: qindex.Engine) -> No
 def test_figures_of_the_files(engine: qindex.Engine) -> None:
     store = StoreReader(engine.directory)
     found = parsed(exposition(store_families(store.queues(), store.message_store())))
-    assert found["qindex_queue_ready", ODD] + found["qindex_queue_unacked", ODD] == 8
+    assert found["qindex_queue_messages", ODD] == 8
     assert found["qindex_queue_body_bytes", ODD] == 10_070
     assert found["qindex_message_store_references", ""] == 1
     assert found["qindex_message_store_missing", ""] == 0
@@ -257,7 +257,9 @@ def test_the_command(engine: qindex.Engine) -> None:
 
 def test_a_queue_name_that_is_no_text() -> None:
     name = b"\xff".decode("utf-8", "surrogateescape")
-    found = parsed(exposition(store_families([QueueSummary(name, 3, 0, 1, 1, 1, 1, 1, 1)], None)))
+    found = parsed(
+        exposition(store_families([QueueSummary(name, 3, 3, 0, 0, 1, 1, 1, 1, 1, 1)], None))
+    )
     assert found["qindex_queue_ready", r"\udcff"] == 3
 
 

@@ -84,12 +84,12 @@ def test_summary(tmp_path: Path) -> None:
         queue.get_many(20)
         queue.publish(b"gone", ttl=0)
         found = StoreReader(tmp_path).queue("q").summary()
-        assert (found.name, found.ready, found.unacked, found.messages) == ("q", 70, 20, 90)
+        assert (found.name, found.messages, found.delivered_before) == ("q", 90, 20)
         assert (found.bytes, found.segments, found.next_seq_id) == (450, 0, 101)
         assert found.journal_entries == 101 + 30 + 10
         assert found.file_bytes == (queue_dir(tmp_path) / "journal.jif").stat().st_size
     closed = StoreReader(tmp_path).queue("q").summary()
-    assert (closed.ready, closed.unacked, closed.next_seq_id) == (70, 20, 101)
+    assert (closed.messages, closed.delivered_before, closed.next_seq_id) == (90, 20, 101)
     assert (closed.journal_entries, closed.segments) == (0, 2)
 
 

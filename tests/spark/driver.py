@@ -104,7 +104,7 @@ def every_way(spark: SparkSession, queues: str, rocket: str, out: str) -> dict[s
     def sink() -> int:
         rows = spark.range(0, 100, 1, 4).selectExpr("encode(cast(id as string), 'utf-8') as body")
         rows.write.format("qindex").option("queue", "new").mode("append").save(queues)
-        return StoreReader(queues).queue("new").summary().ready
+        return StoreReader(queues).queue("new").summary().messages
 
     def migrated(path: str, to: str) -> int:
         return migrate(spark, [path], os.path.join(out, to)).moves.count()

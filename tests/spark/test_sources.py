@@ -167,7 +167,7 @@ def test_entries_have_every_state(spark: SparkSession, fleet: Path) -> None:
         assert record[row["offset"] + head :][:16] == row["msg_id"]
     assert by_state["acked"] == set(range(64, 70))
     assert by_state["delivered"] == set(range(70, 100))
-    assert by_state["ready"] == {seq for seq in expected if seq >= 100}
+    assert by_state["published"] == {seq for seq in expected if seq >= 100}
 
 
 def test_files_add_up(spark: SparkSession, fleet: Path) -> None:

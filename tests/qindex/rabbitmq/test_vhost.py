@@ -38,7 +38,7 @@ def test_without_terms_all_are_redelivered(tmp_path: Path) -> None:
     assert all(row.redelivered for row in after)
     assert without_size_and_flag(after) == without_size_and_flag(before)
     found = StoreReader(store).queue("qa.part").summary()
-    assert (found.ready, found.unacked, found.next_seq_id) == (320, None, 2048)
+    assert (found.messages, found.delivered_before, found.next_seq_id) == (320, None, 2048)
 
 
 @pytest.mark.parametrize("lost", ["clean.dot", "file_summary.ets", "msg_store_index.ets"])
