@@ -1,17 +1,17 @@
 """A store's directory as a border: nothing outside it is read, written or deleted.
 
-Who runs ``verify``, ``salvage`` or ``open`` on a directory that came from elsewhere should not have
-to trust the names in it. Below the directory's own path, which may be a link, no symbolic link is
-followed and no ``..`` leads out: every name is looked up relative to a handle of the directory, by
-the kernel in one step where it can (``openat2`` with ``RESOLVE_BENEATH``, Linux 5.6), else from one
-directory to the next (``O_NOFOLLOW``). Only regular files and directories are opened: a FIFO
-would make the open wait for ever, a device may do anything.
+A user who runs ``verify``, ``salvage`` or ``open`` on a directory that came from elsewhere should
+not have to trust the names in it. Below the directory's own path, which may be a link, no symbolic
+link is followed and no ``..`` leads out: every name is looked up relative to a handle of the
+directory, by the kernel in one step where it can (``openat2`` with ``RESOLVE_BENEATH``, Linux 5.6),
+else from one directory to the next (``O_NOFOLLOW``). Only regular files and directories are opened:
+a FIFO would make the open wait for ever, a device may do anything.
 
-What stands in the way is a :class:`journal.errors.UnsafeFileError`, an :class:`OSError` that names
-it. Descriptors are as :mod:`os` gives them, so reads and writes cost what they cost without this.
+Any other thing raises :class:`journal.errors.UnsafeFileError`, an :class:`OSError` that names it.
+Descriptors are as :mod:`os` gives them, so reads and writes cost what they cost without this.
 
-What can't be told apart from a file of the store: a hard link, and another file system that is
-mounted in it.
+A hard link, and another file system that is mounted in the directory, can't be told apart from the
+store's own files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from journal.errors import UnopenedError, UnsafeFileError
-from journal.files import FileSystem, PathLike, RealFileSystem
+from journal.errors import UnsafeFileError
+from journal.files import FileSystem, PathLike, RealFileSystem, sync_directory
 
 __all__ = ["BeneathFileSystem", "beneath", "check_root", "leave", "special"]
 
@@ -80,7 +80,7 @@ def check_root(fs: FileSystem, path: PathLike) -> None:
 
 
 class _Handle:
-    """An open directory; closed when nobody uses it any more."""
+    """An open directory; closed when its last user lets go of it."""
 
     __slots__ = ("fd",)
 
@@ -246,16 +246,7 @@ class BeneathFileSystem(RealFileSystem):
 
         Raises :class:`journal.errors.UnopenedError` when the directory can't be opened.
         """
-        try:
-            fd = self._open(path, os.O_RDONLY | _DIRECTORY)
-        except (FileNotFoundError, UnsafeFileError):
-            raise
-        except OSError as error:
-            raise UnopenedError(error.errno, error.strerror, os.fspath(path)) from error
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(path, lambda path, flags: self._open(path, flags | _DIRECTORY))
 
 
 # -- the look-up --------------------------------------------------------------------------------

@@ -177,8 +177,8 @@ def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
 def without_room(sums: bytes) -> bytes:
     """Give the bytes of a journal's sum file up to the room behind its last extent.
 
-    A head of zeros is where it begins: what stands behind one was being appended, or is the rest
-    of what a loss of power left.
+    The room begins at a head of zeros. Bytes behind it were being appended, or were left by a loss
+    of power.
     """
     end = max((position + size for position, size, _, _ in extents(sums)), default=0)
     return sums if any(sums[end : end + HEAD_SIZE]) else sums[:end]

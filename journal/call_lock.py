@@ -64,8 +64,8 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
 
     def refuse(self, kind: type[StoreError], text: str) -> None:
         """Let each call that takes it raise ``kind(text)`` from now on, those that wait for it
-        included: they are asked before they take it, and once they have it. Who holds it calls
-        this, or nobody may hold it any more. The first refusal is kept."""
+        included: they are asked before they take it, and once they have it. The holder calls this,
+        or a thread that knows that there is none any more. The first refusal is kept."""
         if self.refusal is None:
             self.refusal = kind, text
 

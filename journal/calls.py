@@ -43,7 +43,7 @@ class _Here(RLock):  # type: ignore[misc]  # the stubs say final, the class does
 
 
 class Calls:
-    """``with calls.here():`` around what a close has to wait for. Thread-safe."""
+    """``with calls.here():`` around a call that a close has to wait for. Thread-safe."""
 
     def __init__(self) -> None:
         self._locks: dict[int, _Here] = {}

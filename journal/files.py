@@ -5,7 +5,7 @@ in its place: one that records each operation, so that every state a crash can l
 and one that fails on demand. The methods of the real one *are* the functions of :mod:`os`, so that
 an owner who binds them once at open (``self._write = fs.write``) pays nothing for the seam.
 
-What is durable when a call returns:
+These effects are durable when a call returns:
 
 =====================  ==========================================================================
 ``write``, ``pwrite``  the operating system has it: the death of the process loses nothing
@@ -26,7 +26,7 @@ import logging
 import mmap as _mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,7 @@ __all__ = [
     "read_file",
     "read_optional",
     "replace_file",
+    "sync_directory",
     "unlink_if_there",
     "write_all",
 ]
@@ -151,16 +152,7 @@ class RealFileSystem:
 
         Raises :class:`journal.errors.UnopenedError` when the directory can't be opened.
         """
-        try:
-            fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise UnopenedError(error.errno, error.strerror, os.fspath(path)) from error
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(path, os.open)
 
     @staticmethod
     def lock(fd: int, /) -> bool:
@@ -208,6 +200,23 @@ def _system_boot_id() -> bytes:
 REAL = RealFileSystem()
 
 
+def sync_directory(path: PathLike, opened: Callable[[PathLike, int], int]) -> None:
+    """Make the names in directory ``path`` durable; ``opened`` opens it, as :func:`os.open` does.
+
+    Raises :class:`UnopenedError` when the directory can't be opened: nothing was tried then.
+    """
+    try:
+        fd = opened(path, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, UnsafeFileError):
+        raise
+    except OSError as error:
+        raise UnopenedError(error.errno, error.strerror, os.fspath(path)) from error
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def checked_path(path: PathLike) -> str:
     """Give a path that a user has given, as text. Raises :class:`journal.errors.UsageError` for
     bytes, for what is no path, and for one that no file can have (empty, with NUL)."""
@@ -242,8 +251,8 @@ def pwrite_all(fs: FileSystem, fd: int, data: ReadBuffer, offset: int) -> None:
 def pread_all(fs: FileSystem, fd: int, length: int, offset: int) -> bytes:
     """Read ``length`` bytes at ``offset``; fewer only where the file ends.
 
-    Raises :class:`OSError`; :class:`journal.errors.UnsafeFileError` for so many bytes of a hole
-    that memory would be taken for what takes no room on disk.
+    Raises :class:`OSError`; :class:`journal.errors.UnsafeFileError` for a hole so large that memory
+    would be taken for bytes that take no room on disk.
     """
     if length > _LARGE:
         _refuse_hole(fs, fd, length, offset)
@@ -349,8 +358,8 @@ def unlink_if_there(fs: FileSystem, path: PathLike) -> bool:
 
 
 def close_quietly(fs: FileSystem, fd: int, path: PathLike) -> None:
-    """Close a file of which nothing is wanted any more: an error is logged, no more. (On Linux a
-    close that fails has closed the file all the same.)"""
+    """Close a file that is not needed any more. An error is only logged. (On Linux a close that
+    fails has closed the file all the same.)"""
     try:
         fs.close(fd)
     except OSError as error:

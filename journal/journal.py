@@ -316,7 +316,7 @@ class Journal:
         try:
             with self._files:
                 if self.rested or self._all_durable:
-                    return  # what it held is durable elsewhere
+                    return  # its records are durable elsewhere
                 if self._closed:
                     raise ClosedError(f"{self.path}: the journal is closed")
                 self._syncing = True
@@ -351,7 +351,7 @@ class Journal:
         return self._syncing or self.synced > front
 
     def check_place(self) -> None:
-        """See that the file is where it was opened: what is written elsewhere now would be lost.
+        """See that the file is where it was opened: writes to another place would be lost.
 
         Raises :class:`StorageError` when it, or the store's directory, was deleted, moved, or
         replaced by another one.
@@ -398,15 +398,15 @@ class Journal:
         return Retired(fd, None, end - front, sums)
 
     def rebase(self, front: int, prepared: Retired | None) -> Retired | None:
-        """Drop the first ``front`` bytes; what was appended behind them moves to the start.
+        """Drop the first ``front`` bytes; the records behind them move to the start.
 
         With nothing behind, a small file is emptied in place, as RabbitMQ does it. Otherwise the
         commit point is the rename of a new file (``prepared``, completed here) over the journal.
-        What of it was durable stays durable: then the new file is synced before the rename, and
-        its name after. Gives what is left of the old file, for :meth:`retire`, without the lock.
+        Durable records stay durable: then the new file is synced before the rename, and its name
+        after. Gives the old file, for :meth:`retire`, which is called without the lock.
         Raises :class:`StorageError`. When there was no room for a new file nothing has changed;
-        after anything else writes are refused from then on: a half-done change of files is for
-        recovery to judge. Reading goes on: the old records stay mapped.
+        after any other failure writes are refused from then on: recovery judges a half-done
+        change of files. Reading goes on: the old records stay mapped.
         """
         with self._files:
             old = Retired(self._fd, self.map, self.end)
@@ -547,8 +547,8 @@ class Journal:
     def close(self, *, cut: bool = True) -> None:
         """Cut the zero-filled tail off (unless ``cut`` is false) and close the file.
 
-        What was dropped from it is gone for good on return: were it back after a loss of power,
-        messages whose acks were never synced would be back after a clean close.
+        The dropped tail is gone for good on return. If it came back after a loss of power, messages
+        whose acks were never synced would come back after a clean close.
         Raises :class:`StorageError`; the file is closed all the same.
         """
         with self._files:

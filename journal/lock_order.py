@@ -1,11 +1,11 @@
-"""One order in which a thread takes the locks of an engine, and what a handler is told that would
-take them in another one.
+"""One order in which a thread takes the locks of an engine. A handler that would take them in
+another one gets an error.
 
 Calls take locks in the order of :class:`Rank`, so that no two threads wait for each other. A
 signal's handler or a finalizer begins a call in the middle of another one of its thread, which may
-hold a lock that comes later. As long as nobody else has what it needs it takes it. But it never
-waits while its thread holds a lock of the same place in the order, or of a later one: who has the
-other lock may be waiting for that. It gets :class:`~journal.errors.UsageError` instead.
+hold a lock that comes later. The handler takes a lock that is free. But it never waits while its
+thread holds a lock of the same place in the order, or of a later one: the holder of the other lock
+may be waiting for that one. It gets :class:`~journal.errors.UsageError` instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rank(IntEnum):
     COMPACTION = 4
     QUEUE = 5
     ROSTER = 6
-    """Which queues are awake; alarms; what is asked of the housekeeper."""
+    """The tables of awake queues, of alarms, and of requests to the housekeeper."""
     JOURNAL_SYNC = 7
     JOURNAL_FILES = 8
     STORE_OPENING = 9

@@ -1,18 +1,18 @@
-"""The lock of a queue or a store; while several threads use it, a patient one.
+"""The lock of a queue or a store. While several threads use it, it is a patient one.
 
-A thread that sleeps on a lock of Python's is woken by each release, and finds it taken again: the
-thread that released it goes on in the same slice of the interpreter's time, and is at its next
+Python's own lock wakes a sleeping thread at each release. That thread finds the lock taken again:
+the thread that released it goes on in the same slice of the interpreter's time, and is at its next
 message. So eight threads on one queue spend their time in the system, waking each other in vain.
 
-With a patient lock no more than one thread tries, now and then, and says so; the others stand in
-line behind it. Who holds the lock finishes its call, is refused the lock at the next one, and
-stands in line itself. As the one that tries gets to run only when the interpreter takes its time
-from the other, every 5 ms, a thread has the lock for thousands of calls in a row.
+With a patient lock one waiting thread at most tries to take it, now and then, and says so; the
+others wait for their turn to try. The holder finishes its call, is refused the lock at its next
+one, and waits for its turn, too. The interpreter switches threads every 5 ms only, so a thread has
+the lock for thousands of calls in a row.
 
-All of this is in what :attr:`PatientLock.take` is at the moment, always one call of a built-in
-function for the paths of single messages: they ask nothing else.
+The state of all this is in the function that :attr:`PatientLock.take` is at the moment. The paths
+of single messages make one call of a built-in function and ask nothing else.
 
-A signal's handler may raise anywhere in here; then the lock knows whether it is to be given back.
+A signal's handler may raise anywhere in here; then the lock knows whether it must be released.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from journal.errors import StoreError
 __all__ = ["PatientLock"]
 
 _PAUSE = 1e-3
-"""Seconds between two looks of the one that tries, where nobody tells it."""
+"""Seconds between two tries of the thread that tries, where no release wakes it."""
 _ALONE = 256
-"""So many calls of :meth:`PatientLock.choose` without anybody who waits, and it is plain again."""
+"""The lock is plain again after so many calls of :meth:`PatientLock.choose` without a waiter."""
 _REFUSE = bool
-"""What gives false, and takes nothing."""
+"""A built-in function that gives false, and takes no lock."""
 
 
 class PatientLock(CallLock):  # type: ignore[misc]  # as there
     """The lock of a queue or a store; ``shared``: patient from the start.
 
-    ``take``: takes the lock, or gives false; then :meth:`stand_in_line` is to be called. The two,
-    and a look at ``refusal`` once it is taken, are what ``with`` begins with, for the paths that
-    spare themselves the rest of it, behind a look whether it :meth:`is_mine`; each of them ends
-    with ``release``, and with :meth:`let_go` after an exception. ``waits``: how often somebody had
-    to stand in line.
+    ``take`` takes the lock, or gives false; then the caller calls :meth:`wait_for_turn`. A path of
+    single messages asks :meth:`is_mine`, calls these two, and looks at ``refusal`` once it has the
+    lock: ``with`` does the same and more. It ends with ``release``, and with :meth:`let_go` after
+    an exception. ``waits`` counts the calls that had to wait.
     """
 
     __slots__ = ("_alone", "_given_up", "_line", "_seen", "_shared", "_user", "take", "waits")
@@ -51,7 +50,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
 
     def __init__(self, *, shared: bool = False) -> None:
         super().__init__()
-        # A signal's handler may come to stand in line while its thread does.
+        # A signal's handler may come to wait while its thread does.
         self._line = RLock()
         self._given_up = allocate_lock()
         self._shared = shared
@@ -65,11 +64,11 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         return self._shared
 
     def is_wanted(self) -> bool:
-        """Tell whether somebody tries for it who gets it next."""
+        """Tell whether a thread tries to take it, which gets it next."""
         return self.take is _REFUSE
 
     def share(self, shared: bool) -> None:
-        """Make it patient, or plain; who holds it calls this."""
+        """Make it patient, or plain. Its holder calls this."""
         self._shared = shared
         self.take = self._first_try()
 
@@ -88,8 +87,8 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         return False
 
     def choose(self) -> None:
-        """Become patient when another thread than the last time is here, and plain again when
-        nobody has waited for many calls of this. Who holds it calls this once in a while."""
+        """Become patient when another thread calls this than the last time, and plain again after
+        many calls without a waiter. The holder calls this once in a while."""
         user, waits = get_ident(), self.waits
         if not self.is_shared():
             if user == self._user:
@@ -102,12 +101,12 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
             return
         self._user, self._seen, self._alone = user, waits, 0
 
-    def stand_in_line(self) -> None:
-        """Take it when it is one's turn. Raises what it was told to raise."""
+    def wait_for_turn(self) -> None:
+        """Wait for the turn of the calling thread, and take it. Raises the refusal."""
         self._wait(ask=True)
 
     def is_used_here(self) -> bool:
-        """Tell whether the calling thread has it, or stands in line for it."""
+        """Tell whether the calling thread has it, or waits for it."""
         return self.is_mine() or self._line._is_owned()  # type: ignore[attr-defined]
 
     def _wait(self, *, ask: bool) -> None:
@@ -136,7 +135,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
             refuse_twice()
         try:
             if not self.take():
-                self.stand_in_line()
+                self.wait_for_turn()
             if self.refusal is not None:
                 self.check()
         except BaseException:
@@ -151,8 +150,8 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
                 self._given_up.release()
 
     def retake(self) -> None:
-        """Take it again, where it is to be held whatever is raised meanwhile, refused or not: who
-        goes on with a call asks then (:meth:`check`)."""
+        """Take it again, refused or not, and whatever is raised meanwhile. A call that goes on then
+        asks :meth:`check`."""
         try:
             self.anyway.__enter__()
         finally:
@@ -160,5 +159,5 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
                 self.acquire()
 
     def _acquire_restore(self, _state: object) -> None:
-        # How a condition takes it again.
+        # A condition takes it again by this name.
         self.retake()

@@ -60,9 +60,9 @@ class Poison:
         self._set(str(error), said)
 
     def cut_short(self, error: BaseException) -> None:
-        """Refuse writes from now on: a call was ended in the middle by what is no error of its own.
-        A signal's handler has raised (Ctrl-C), or memory ran out; what the call had done is for
-        recovery to judge, as after a crash at that point."""
+        """Refuse writes from now on: a call was cut short in the middle, and not by its own error.
+        A signal's handler has raised (Ctrl-C), or memory ran out. Recovery judges what the call had
+        done, as after a crash at that point."""
         reason = f"a call was cut short by {type(error).__name__}"
         self._set(reason, f"{reason}; close, and open again")
 

@@ -3,7 +3,8 @@
 An open journal takes three file handles (the file, its map, its checksums) and the pages of its
 map. Once a flush has emptied it, it can do without them: :func:`rest` closes it, and puts a
 :class:`RestedJournal` in its place, which opens the file again at the first touch. The file keeps
-its room on disk, so that waking takes none of a full one: there it is consuming that makes room.
+its room on disk, so that waking needs no room on a full disk: consuming must work there, because it
+makes room.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _NO_MAP = mmap.mmap(-1, mmap.PAGESIZE)
 def rest(journal: Journal) -> None:
     """Close a journal that holds nothing; its owner's lock is held.
 
-    That it holds nothing is durable on return: what a flush has dropped from it does not come
-    back after a loss of power. A sync that is asked of it from now on (by a thread that found it
+    The empty journal is durable on return: records that a flush has dropped do not come back after
+    a loss of power. A sync that is asked of it from now on (by a thread that found it
     before this) has nothing to do: all that was appended is in the segment files, durably.
     Raises as :meth:`Journal.sync`; it is open as before then.
     """
@@ -40,10 +41,10 @@ def rest(journal: Journal) -> None:
 
 
 class RestedJournal(Journal):
-    """Stands in the place of a :class:`Journal` at rest, or one that nobody has needed yet.
+    """Stands in the place of a :class:`Journal` at rest, or of one that was not needed yet.
 
-    What a journal that holds nothing can answer, it answers; the rest it leaves to the journal
-    that ``wake`` gives, and that is in its place from then on. ``used``: the file may have room
+    It answers as an empty journal does. All other calls go to the journal that ``wake`` gives, and
+    that is in its place from then on. ``used``: the file may have room
     from before the rest.
     """
 

@@ -53,8 +53,8 @@ def allocate(fs: FileSystem, fd: int, had: int, size: int) -> None:
     try:
         fs.fallocate(fd, 0, size)
     except OSError:
-        # Some file systems keep what a call has taken that fails half-way, and the disk may be
-        # full. If it can't be given back it is still there, as zeros behind the end.
+        # Some file systems keep the blocks of a call that fails half-way, and the disk may be full.
+        # Blocks that can't be given back stay as zeros behind the end.
         with suppress(OSError):
             fs.truncate(fd, had)
         raise

@@ -1,8 +1,8 @@
 """The writer of a journal's sum file (:mod:`journal.block_sums`).
 
-The file is memory-mapped, as the journal is: a ``write`` would let go of the interpreter, with the
-queue's lock held, each time that some sums are due, and wake whoever waits for it. Behind the last
-extent there are zeros until it is closed.
+The file is memory-mapped, as the journal is. Each ``write`` would release the interpreter's lock
+while the queue's lock is held, and would wake the threads that wait for that. Behind the last
+extent there are zeros until the file is closed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The message store that all queues of a directory share.
 
 ``MessageStore`` keeps opaque records under 16-byte message ids in ``N.rdq`` files, byte for byte
-as RabbitMQ 3.10 does, counts who refers to them, and gives the space of the dead ones back.
+as RabbitMQ 3.10 does, counts their references, and gives the space of the dead ones back.
 """
 
 from msgstore.compaction import CompactionReport

@@ -133,7 +133,7 @@ class Compactor:
             with self._room:
                 if self._stop.is_set() or self._thread.start():
                     return
-            # Tried again when there is more garbage: what the caller has done is done.
+            # The thread is started again when there is more garbage. The caller's removal stands.
             self._wake.clear()
 
     def is_mine(self) -> bool:
@@ -141,7 +141,7 @@ class Compactor:
         return self._thread.is_mine()
 
     def wake_for(self, worth: Worth) -> None:
-        """Wake the thread for what removals have left to do."""
+        """Wake the thread for the garbage that removals have left."""
         # A queue that is empty after every message drains the current file each time: that wakes
         # the thread once, and it then looks again by the clock.
         if worth is Worth.RECLAIM or (worth is Worth.DRAINED and not self._watches_drain):
@@ -216,7 +216,7 @@ class Compactor:
             self.stalled_seconds += time.monotonic() - started
 
     def _is_over(self, incoming: int, share: float = 1.0) -> bool:
-        """Whether the files, what is being copied and ``incoming`` exceed what is allowed."""
+        """Tell whether the files, the running copy and ``incoming`` exceed the allowed size."""
         summary = self._state.summary
         allowed = self._allowed_per_live * summary.live + 2 * self._limit
         return summary.size + self._reserved + incoming > allowed * share
@@ -420,7 +420,7 @@ class Compactor:
         """Rest as long as was worked since the last rest, unless publishers are about to wait.
 
         A copy at full speed takes a processor, the memory's bandwidth and the file system's
-        journal, and each of them is felt by those who publish meanwhile.
+        journal. Publishers feel each of them.
         """
         if not self._is_over(0, _CALM):
             self._stop.wait(min(time.monotonic() - self._rested, _LONGEST_REST))
@@ -439,7 +439,6 @@ class _Copier:
         self._compactor = compactor
         self._state = compactor._state
         self._fs = self._state.fs
-        self._tmp = tmp
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._fd = self._fs.open(tmp, flags, 0o666)
         self._parts: list[bytes] = []

@@ -65,8 +65,8 @@ TAIL_FLAG = 1 << 36
 """Set in the key of an ``N.rdt`` file; without it the key of ``N.rdq`` is N."""
 QUARANTINE = "quarantine"
 NODE_STATE_NAMES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
-"""What a RabbitMQ node leaves at a clean stop and believes at its next start. Whoever changes
-the store has to remove them first (the node does so, too), in this order."""
+"""Files that a RabbitMQ node leaves at a clean stop and believes at its next start. A writer that
+changes the store removes them first (the node does so, too), in this order."""
 
 _LAYOUT = struct.Struct(">Q16s")
 _SUFFIX_RECORDS = ".rdq"

@@ -1,8 +1,8 @@
 """Open files, for readers, the writer and compaction alike: a bounded number of idle ones.
 
-A handle closes its descriptor when the last reference to it is dropped, so whoever holds one can
-read on, also when the file has been deleted or pushed out of the table meanwhile. Counting users
-is left to the interpreter: it does so anyway, and a lock less is taken for each read.
+A handle closes its descriptor when the last reference to it is dropped. So the owner of a reference
+can read on, also when the file was deleted or pushed out of the table meanwhile. The interpreter
+counts the users: it does so anyway, and each read takes one lock less.
 
 Not thread-safe; the owner's lock guards :class:`Handles`, never the I/O on a handle.
 """
@@ -33,7 +33,7 @@ class Handle:
         self._fs = fs
 
     def __del__(self) -> None:
-        # What has to be durable was synced.
+        # All that must be durable was synced.
         close_quietly(self._fs, self.fd, file_name(self.key))
 
 
@@ -68,8 +68,8 @@ class Handles:
     def forget(self, key: int) -> Handle | None:
         """Take the file off the table: it is being deleted.
 
-        The last one to let go of the handle gives the file's blocks back, which takes
-        milliseconds; the caller should be the one, outside of the lock.
+        The last user that drops the handle gives the file's blocks back, which takes milliseconds.
+        That should be the caller, outside of the lock.
         """
         return self._open.pop(key, None)
 

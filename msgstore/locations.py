@@ -1,7 +1,7 @@
 """Where each message is and how many references it has, in memory.
 
-Two parts. The *base* holds what was there at open: rows sorted by message id, in flat columns
-that are taken from a snapshot as they are, 40 bytes a message. The *overlay* holds what came
+Two parts. The *base* holds the messages of the open: rows sorted by message id, in flat columns
+that are taken from a snapshot as they are, 40 bytes a message. The *overlay* holds those that came
 since: a dict from the id to one integer that packs file, offset, size and references; both are
 invisible to the garbage collector. Measured: 40 bytes a message after open, 130 to 175 in the
 overlay (16-byte key, integer, and the dict's slot, whose share depends on how full the dict is).

@@ -4,7 +4,7 @@ Reads top to bottom as it happens without a snapshot: list the names, scan the f
 record for each referenced message, judge the damage. Only then is anything changed, and each
 change leaves all referenced records where a second recovery finds them:
 
-1. The node's clean-stop files and our ``.tmp`` files go (copies of what is elsewhere).
+1. The node's clean-stop files and our ``.tmp`` files go (copies of records that are elsewhere).
 2. Damaged bytes are copied to ``quarantine/`` (only with ``repair``).
 3. Records that RabbitMQ's scanner would not find (behind a gap, in an ``.rdt`` file, with a lying
    length) are copied to a new file: ``.tmp``, synced, renamed, directory synced.
@@ -242,8 +242,8 @@ class Recovery:
         raise failure
 
     def _scan(self, names: _Names, references: Mapping[bytes, int]) -> None:
-        """Scan all files and choose the records; a second time, reading all, for what is
-        missing: a length that lies may have swallowed a record without a trace."""
+        """Scan all files and choose the records. Where some are missing, scan again and read all:
+        a wrong length may have swallowed a record without a trace."""
         # Of a process that died only the last file can hold a record that is not whole.
         deep = self._newest(names) if self._verify else set(names.records[-1:])
         self._scan_all(names, references, deep)
@@ -402,7 +402,7 @@ class Recovery:
         self._scans[key] = scan
 
     def _fill(self, recovered: Recovered, names: _Names, references: Mapping[bytes, int]) -> None:
-        """Make the index and the summaries of what was chosen."""
+        """Make the index and the summaries of the chosen records."""
         summary = recovered.summary
         for key, scan in self._scans.items():
             if self._read_only or not key & TAIL_FLAG:

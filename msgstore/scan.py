@@ -321,8 +321,8 @@ class _Scanner:
         self.result.gaps.append(Gap(start, length, cause, what, msg_id, kind))
 
     def _lost_sector(self, start: int, stop: int) -> bool:
-        """Whether a disk sector, or what of it lies behind ``start``, is zero: it never reached
-        the disk. Eight zeros at least, since every length begins with some."""
+        """Tell whether a disk sector, or its part behind ``start``, is zero: it never reached the
+        disk. Eight zeros at least, since every length begins with some."""
         for offset in range(start // _SECTOR * _SECTOR, stop, _WINDOW):
             data = pread_all(self._fs, self._fd, min(_WINDOW, stop - offset), offset)
             first = max(start - offset, 0)
@@ -338,8 +338,7 @@ class _Scanner:
 
 
 def _lost_front(start: int, claimed: int, length: int) -> bool:
-    """Whether the first bytes of the length, up to a sector's end, are zero in place of what
-    they were."""
+    """Tell whether the first bytes of the length, up to a sector's end, have become zero."""
     front = -start % _SECTOR
     if not 0 < front < 8 or claimed == length:
         return False

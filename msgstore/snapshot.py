@@ -1,7 +1,7 @@
 """The whole in-memory state of a store as bytes, for a clean shutdown.
 
 A msgpack array: version, next file number, ``[[file key, size, live bytes], ...]``, byte order,
-and the location columns. It carries no checksum: whoever keeps it on disk adds one.
+and the location columns. It carries no checksum: the file that it is kept in has one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def dump_snapshot(locations: Locations, summary: Summary, next_file: int) -> byt
 
 
 def load_snapshot(data: bytes) -> tuple[Locations, Summary, int]:
-    """Unpack the state. Raises :class:`StaleSnapshotError` for what :func:`dump_snapshot` of this
-    version and machine did not make."""
+    """Unpack the state. Raises :class:`StaleSnapshotError` for bytes that :func:`dump_snapshot` of
+    this version and machine did not make."""
     try:
         value = unpack(data)
         check(value, _SHAPE)

@@ -1,13 +1,13 @@
 """The message store: opaque records under 16-byte ids, counted references.
 
-What is durable when a call returns: ``write``, ``write_many`` leave the record with the operating
-system (the death of the process loses nothing); ``sync`` makes all that was written before it
-survive power loss. References are kept in memory only: the queue indexes are where they come from
-after a crash, so an index entry and its message are two files that both have to be synced.
+When ``write`` or ``write_many`` returns, the operating system has the record: the death of the
+process loses nothing. ``sync`` makes all that was written before it survive power loss. References
+are kept in memory only. After a crash they are counted anew from the queue indexes, so an index
+entry and its message are in two files that both have to be synced.
 
-A removal is no more than a count in memory, too, but its consequence is not: compaction deletes
-what nobody refers to. Before it does, it calls ``before_reclaim``, in which the engine makes the
-acknowledgements durable that led to the removals.
+A removal is a count in memory, too. But compaction then deletes the messages without a reference.
+Before it does, it calls ``before_reclaim``, in which the engine makes the acknowledgements durable
+that led to the removals.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _READS_PER_LOCK = 64
 class StoreStats:
     """Figures of one store; sizes in bytes.
 
-    ``size`` is what the files hold, ``live`` the part with references, ``stalled_seconds`` the
-    time publishers waited for compaction, ``last_error`` why its last round failed, if it did.
+    ``size``: the bytes in the files; ``live``: those of messages with references;
+    ``stalled_seconds``: the time that publishers waited for compaction; ``last_error``: why its
+    last round failed, if it did.
     """
 
     files: int
@@ -57,7 +58,7 @@ class StoreStats:
 
     @property
     def garbage(self) -> int:
-        """Bytes that nobody refers to."""
+        """Bytes of messages without a reference."""
         return self.size - self.live
 
 
@@ -109,7 +110,7 @@ class MessageStore:
         With the ``snapshot`` of a clean shutdown nothing is scanned. Else ``references`` (message
         id -> count, from the queue indexes) tells which records are wanted, and all files are
         scanned; ``findings`` then names what was found amiss and ``missing`` the ids without a
-        sound record. What a crash leaves is put right; for damage see ``repair``.
+        sound record. Leftovers of a crash are put right; for damage see ``repair``.
 
         ``verify``: every record that is scanned is read and checked, of the newest files up to
         1 GiB; to be asked for after a loss of power, which may leave any of them damaged that was

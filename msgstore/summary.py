@@ -23,7 +23,7 @@ class FileSummary:
 
     @property
     def garbage(self) -> int:
-        """Bytes nobody refers to."""
+        """Bytes of messages without a reference."""
         return self.size - self.live
 
     def __repr__(self) -> str:

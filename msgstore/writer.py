@@ -80,14 +80,14 @@ class Writer:
             self._append_one(msg_id, (record,), len(record), references)
 
     def write_new(self, msg_id: bytes, parts: Sequence[bytes], size: int) -> None:
-        """Append one record of ``size`` bytes, given in parts, that nobody has the id of."""
+        """Append one record of ``size`` bytes, given in parts, under an id that is new."""
         self.check_item(msg_id, size, 1)
         with self._append_lock:
             self._check()
             self._append_one(msg_id, parts, size, 1)
 
     def write_many(self, items: Sequence[Item]) -> None:
-        """Append many records; all or nothing counts, whatever reached the file."""
+        """Append many records; all of them count, or none, whatever reached the file."""
         for msg_id, record, references in items:
             self.check_item(msg_id, len(record), references)
         state = self._state

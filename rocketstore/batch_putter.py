@@ -266,7 +266,7 @@ class _Batch:
             raise UsageError(f"a field does not fit into the record: {error}") from error
 
     def dispatch_of(self, start: int, places: Int64Array, first: int) -> DispatchBatch:
-        """Give what queues and index need of these records."""
+        """Give the dispatch of these records, for queues and index."""
         count = len(places)
         keys = self._keys
         if count != self.count:

@@ -27,8 +27,8 @@ class _Table(Protocol):
 class Checkpointer:
     """Checkpoints of one store. ``tables`` are saved with each: offsets of consumers and delays.
 
-    A checkpoint has a lock of its own, taken before all others: it is held from the note of what
-    is to be synced until that is durable. A file that is being synced counts as unsynced until the
+    A checkpoint has a lock of its own, taken before all others: it is held from the note of the
+    files to sync until they are durable. A file that is being synced counts as unsynced until the
     checkpoint has ended, so one that was cut short loses nothing.
     """
 
@@ -52,7 +52,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until nobody syncs, and let nobody begin to; before the store's lock is taken."""
+        """Wait until no sync runs, and let none begin. Called before the store's lock is taken."""
         with self._lock, held_or(self._log_sync.lock):
             yield
 

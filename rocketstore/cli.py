@@ -1,4 +1,4 @@
-"""``qindex rocket``: look into a RocketMQ store, and rebuild what follows from its log.
+"""``qindex rocket``: look into a RocketMQ store, and rebuild its index and queues from its log.
 
 The commands raise the project's errors; ``qindex`` makes one line on standard error and an exit
 status of each. They end with 1 when they met damage.

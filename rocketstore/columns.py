@@ -1,4 +1,4 @@
-"""Many messages of one topic and queue at once, in columns: their records, and what follows.
+"""Many messages of one topic and queue at once, in columns: their records, and their dispatch.
 
 A batch costs a handful of numpy calls and one ``join``, where single puts would pack each header
 by itself.
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import UsageError
-from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
+from rocketstore.commitlog_format import COMMON_FIELDS, HEADERS, MESSAGE_MAGIC
 from rocketstore.crc import crc32
 from rocketstore.javahash import index_hash_many, tags_code, topic_seed
 from rocketstore.key_columns import KeyColumns, keys_of_properties
@@ -45,15 +45,7 @@ def _header_dtype(number: int) -> np.dtype[np.void]:
     born, store = (20 if number & 1 else 8), (20 if number & 2 else 8)
     return np.dtype(
         [
-            ("size", ">i4"),
-            ("magic", ">i4"),
-            ("crc", ">i4"),
-            ("queue_id", ">i4"),
-            ("flag", ">i4"),
-            ("queue_offset", ">i8"),
-            ("offset", ">i8"),
-            ("sys_flag", ">i4"),
-            ("born", ">i8"),
+            *COMMON_FIELDS,
             ("born_host", f"V{born}"),
             ("store", ">i8"),
             ("store_host", f"V{store}"),
@@ -71,7 +63,7 @@ _ONE_HEAD = tuple(struct.Struct(f"{dtype.itemsize}s") for dtype in HEADER_DTYPES
 
 @dataclass(slots=True)
 class Columns:
-    """Bodies and properties of a batch, with what does not depend on where it is stored."""
+    """Bodies and properties of a batch, and all else that is the same wherever it is stored."""
 
     bodies: Sequence[bytes]
     properties: list[bytes] | bytes

@@ -40,6 +40,7 @@ __all__ = [
     "BLANK_SIZE",
     "BODY_LENGTH_AT",
     "COMMIT",
+    "COMMON_FIELDS",
     "FIXED_SIZE",
     "HEADERS",
     "MESSAGE_MAGIC",
@@ -70,6 +71,19 @@ START = struct.Struct(">ii")
 """Size and magic of a record, blank ones included. They are stored last: until then zeros stand
 there, which end a log, and what is behind them does not count."""
 NO_START = bytes(START.size)
+COMMON_FIELDS = (
+    ("size", ">i4"),
+    ("magic", ">i4"),
+    ("crc", ">i4"),
+    ("queue_id", ">i4"),
+    ("flag", ">i4"),
+    ("queue_offset", ">i8"),
+    ("offset", ">i8"),
+    ("sys_flag", ">i4"),
+    ("born", ">i8"),
+)
+"""The fields at the start of each record, before its first host: names, and types as numpy has
+them."""
 FIXED_SIZE = 91
 """Bytes of a record with two IPv4 hosts besides body, topic and properties."""
 

@@ -35,8 +35,8 @@ def check_config(fs: FileSystem, paths: Paths) -> Iterator[Finding]:
 
 
 def mend_config(fs: FileSystem, paths: Paths) -> Iterator[Finding]:
-    """As :func:`check_config`; what is damaged is set aside in ``quarantine/``, and of offsets
-    those stay that make sense. Raises :class:`OSError`, :class:`journal.errors.StorageError`."""
+    """Check as :func:`check_config` does, and set damaged files aside in ``quarantine/``; offsets
+    that make sense are kept. Raises :class:`OSError`, :class:`journal.errors.StorageError`."""
     for finding in list(check_config(fs, paths)):
         path = finding.path
         if finding.cause is not Cause.DAMAGE or read_optional(fs, path) is None:

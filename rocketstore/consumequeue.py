@@ -230,8 +230,8 @@ class ConsumeQueue:
     def put(
         self, queue_offsets: Int64Array, offsets: Int64Array, sizes: Int64Array, codes: Int64Array
     ) -> None:
-        """Add units in log order, as the real store does: what was put before is skipped, a unit
-        below the end is skipped, a gap is closed up. Raises :class:`StorageError`."""
+        """Add units in log order, as the real store does: units that were put before are skipped,
+        and units below the end; a gap is closed up. Raises :class:`StorageError`."""
         skip = int(np.searchsorted(offsets + sizes, self.max_physical, side="right"))
         if skip:
             queue_offsets, offsets = queue_offsets[skip:], offsets[skip:]

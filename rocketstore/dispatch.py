@@ -1,6 +1,6 @@
-"""From records of the CommitLog to what ConsumeQueues and IndexFiles need of them, in columns.
+"""From records of the CommitLog to the columns that ConsumeQueues and IndexFiles are made of.
 
-One form for all that feeds them: puts, batches, recovery and rebuild.
+Puts, batches, recovery and rebuild all dispatch in this one form.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from journal.errors import UsageError
 from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK, encode_topic
 from rocketstore.delay import SCHEDULE_TOPIC, deliver_time, level_of
+from rocketstore.heads import Heads
 from rocketstore.javahash import topic_seed
 from rocketstore.key_columns import KeyColumns, keys_of_properties
 from rocketstore.properties import DELAY, decode_properties
@@ -45,6 +46,30 @@ class DispatchBatch:
     transactions: Int64Array
     key_hashes: npt.NDArray[np.int32]
     key_messages: Int64Array
+
+    @classmethod
+    def of(
+        cls,
+        queues: list[QueueKey],
+        queue_numbers: Int64Array,
+        offsets: Int64Array,
+        heads: Records | Heads,
+        keys: KeyColumns,
+    ) -> DispatchBatch:
+        """Give the batch of the records at physical ``offsets``; ``heads`` and ``keys`` are theirs,
+        in the same order."""
+        return cls(
+            queues=queues,
+            queue_numbers=queue_numbers,
+            offsets=offsets,
+            sizes=heads.sizes,
+            queue_offsets=heads.queue_offsets,
+            tags_codes=keys.tags_codes,
+            store_times=heads.store_times,
+            transactions=heads.sys_flags & TRANSACTION_MASK,
+            key_hashes=keys.hashes,
+            key_messages=keys.messages,
+        )
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -117,18 +142,7 @@ def from_records(records: Records, start: int, *, delays: bool = True) -> Dispat
         for number, (topic, _) in enumerate(queues):
             if topic == SCHEDULE_TOPIC:
                 _note_delays(records, np.flatnonzero(queue_numbers == number), keys)
-    return DispatchBatch(
-        queues=queues,
-        queue_numbers=queue_numbers,
-        offsets=records.positions + start,
-        sizes=records.sizes,
-        queue_offsets=records.queue_offsets,
-        tags_codes=keys.tags_codes,
-        store_times=records.store_times,
-        transactions=records.sys_flags & TRANSACTION_MASK,
-        key_hashes=keys.hashes,
-        key_messages=keys.messages,
-    )
+    return DispatchBatch.of(queues, queue_numbers, records.positions + start, records, keys)
 
 
 def _note_delays(records: Records, messages: Int64Array, keys: KeyColumns) -> None:

@@ -41,7 +41,7 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Dispatch all pending messages. Raises :class:`StorageError`, and :class:`DamageError`
-        when somebody else has written into what was put."""
+        when another process has written into the records."""
         state = self._state
         pending = state.pending
         offsets = pending.offsets
@@ -85,7 +85,7 @@ class Dispatcher:
     def rebuild_index(self) -> None:
         """Delete all index files and build them anew from the log. O(bytes of the log).
 
-        Raises :class:`StorageError`; half an index is not vouched for: the store is broken then.
+        Raises :class:`StorageError`. The index may be half built then, and the store is broken.
         """
         state = self._state
         state.begin_write()
@@ -145,18 +145,7 @@ class Dispatcher:
         seed = np.array(seeds, np.int64)[queue_numbers] if len(set(seeds)) > 1 else seeds[0]
         keys = key_columns(data, heads.properties_at, heads.property_lengths, seed)
         keys.tags_codes[_places(pending.codes, offsets)] = list(pending.codes.values())
-        return DispatchBatch(
-            queues=list(numbers),
-            queue_numbers=queue_numbers,
-            offsets=offsets,
-            sizes=heads.sizes,
-            queue_offsets=heads.queue_offsets,
-            tags_codes=keys.tags_codes,
-            store_times=heads.store_times,
-            transactions=heads.sys_flags & TRANSACTION_MASK,
-            key_hashes=keys.hashes,
-            key_messages=keys.messages,
-        )
+        return DispatchBatch.of(list(numbers), queue_numbers, offsets, heads, keys)
 
 
 def _places(noted: dict[int, Any], offsets: Int64Array) -> Int64Array:

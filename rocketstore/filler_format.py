@@ -32,7 +32,7 @@ _NO_HOST = bytes(8)
 
 
 def can_fill(start: int, end: int, file_end: int) -> bool:
-    """Whether a hole is long enough for what has to stand in it."""
+    """Tell whether a hole is long enough for a filler."""
     return end - start >= (BLANK_SIZE if end == file_end else FIXED_SIZE)
 
 
@@ -41,7 +41,7 @@ def fill_records(
 ) -> Iterator[tuple[int, bytes]]:
     """Offsets and bytes that make a hole of one file readable; all are physical offsets.
 
-    What is not covered by them (after a blank record) may stay as it is.
+    Bytes that they do not cover (after a blank record) may stay as they are.
     """
     if end == file_end:
         size = min(end - start - BLANK_SIZE, _SHORT)

@@ -1,6 +1,6 @@
 """Heads of records in the log, for the dispatch: of one record, or of many in columns.
 
-The records are the store's own, at places where it put them a moment ago.
+The store has put these records a moment ago, and knows where they stand.
 """
 
 from __future__ import annotations

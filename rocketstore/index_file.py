@@ -29,7 +29,7 @@ from rocketstore.index_format import (
     time_difference,
 )
 from rocketstore.javahash import BLOCK
-from rocketstore.mapped_files import close_map, create_file, open_mapped
+from rocketstore.mapped_files import close_mapped, create_file, open_mapped
 
 __all__ = ["IndexFile"]
 
@@ -130,11 +130,8 @@ class IndexFile:
     def close(self) -> None:
         """Unmap; the file's bytes stay as they are, and its next use maps it again."""
         data, self._map = self._map, None
-        if data is not None:
-            close_map(data)
         fd, self.fd = self.fd, -1
-        if fd >= 0:
-            close_quietly(self._fs, fd, self.path)
+        close_mapped(self._fs, self.path, fd, data)
 
     @property
     def is_full(self) -> bool:

@@ -1,4 +1,4 @@
-"""Hold index files against the keys of the log, and build anew what does not agree.
+"""Compare index files with the keys of the log, and build those anew that do not agree.
 
 Two cases. When :mod:`rocketstore.dispatch_note` vouches for the index up to some offset, the last
 file is cut back to that and the log's later keys are put again. When nothing does, the entries of
@@ -222,8 +222,8 @@ def put_from(parts: Parts, batch: DispatchBatch, message: int, skip: int) -> Non
 
 def rebuild_index(parts: Parts, number: int, offset: int, skip: int, end: int) -> None:
     """Drop index files from ``number`` on and build them again from the log at ``offset``,
-    leaving out the first ``skip`` keys of the message there. What is no record in between is
-    passed over, and is a finding. Raises :class:`StorageError`."""
+    leaving out the first ``skip`` keys of the message there. Bytes in between that are no record
+    are passed over, and are a finding. Raises :class:`StorageError`."""
     parts.index.drop_from(number)
     if not parts.commitlog.files.files or offset >= end:
         return

@@ -17,7 +17,7 @@ from journal.files import FileSystem, make_dirs, unlink_if_there
 from rocketstore.commitlog_format import ROLLBACK
 from rocketstore.dispatch import DispatchBatch
 from rocketstore.index_file import IndexFile
-from rocketstore.index_format import file_size, index_name
+from rocketstore.index_format import index_name
 
 __all__ = ["BATCH_MAX", "IndexService"]
 
@@ -65,16 +65,11 @@ class IndexService:
         return file
 
     def _make_room(self, file: IndexFile) -> None:
-        """Unmap those that were mapped first. What was stored into a map is the file's, and is
-        synced by name: nothing is lost by it."""
+        """Unmap the files that were mapped first. Nothing is lost: bytes stored into a map are the
+        file's, and the file is synced by name."""
         self._mapped.append(file)
         while len(self._mapped) > _MAPPED_MAX:
             self._mapped.popleft().close()
-
-    @property
-    def file_length(self) -> int:
-        """Bytes of one file."""
-        return file_size(self.slots, self.entries)
 
     @property
     def end_offset(self) -> int:

@@ -1,4 +1,4 @@
-"""Print one file of a store: what it holds, and where it stops making sense."""
+"""Print one file of a store: its records, and where it stops making sense."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _Shape:
         step = max(1, _AT_ONCE // length)
         for at in range(0, count, step):
             rows = slice(at, at + step)
-            # Unsigned: what is less than the least becomes very large.
+            # Unsigned: a difference below zero becomes very large.
             found = table[rows] - self._least <= self._more
             alike[rows] = True if found.all() else found.all(axis=1)
         return alike

@@ -33,6 +33,7 @@ __all__ = [
     "MappedFiles",
     "Stranger",
     "close_map",
+    "close_mapped",
     "create_file",
     "holds_data",
     "open_mapped",
@@ -83,6 +84,15 @@ def open_mapped(fs: FileSystem, path: str, size: int, *, writable: bool) -> tupl
     except (OSError, ValueError) as error:
         cause = error if isinstance(error, OSError) else OSError(0, str(error))
         raise StorageError(path, "can't be mapped", cause) from error
+
+
+def close_mapped(fs: FileSystem, path: str, fd: int, data: mmap.mmap | None) -> None:
+    """Give back what :func:`open_mapped` gave: the map, if there is one, then the descriptor, if it
+    is not negative. The file's bytes stay as they are."""
+    if data is not None:
+        close_map(data)
+    if fd >= 0:
+        close_quietly(fs, fd, path)
 
 
 def close_map(data: mmap.mmap) -> None:
@@ -151,11 +161,8 @@ class MappedFile:
     def unmap(self) -> None:
         """Give map and descriptor back; the file's bytes stay as they are."""
         data, self._map = self._map, None
-        if data is not None:
-            close_map(data)
         fd, self.fd = self.fd, -1
-        if fd >= 0:
-            close_quietly(self._fs, fd, self.path)
+        close_mapped(self._fs, self.path, fd, data)
 
     def reserve(self, end: int) -> int:
         """Have the disk's blocks for bytes up to ``end``; gives how far they reach now.

@@ -92,7 +92,7 @@ def encode_usual(keys: str | None, unique_key: str | None, tags: str | None) -> 
     if wrong or "\0" in text:
         raise UsageError(_SEPARATOR)
     if text.isascii() and len(text) <= PROPERTIES_MAX:
-        return text.encode()  # what is usual goes without another call
+        return text.encode()  # usual texts cost no other call
     return _encoded(text)
 
 

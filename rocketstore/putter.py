@@ -108,7 +108,7 @@ class Putter:
         try:
             # A ``with`` costs twice as much.
             if not lock.take():
-                lock.stand_in_line()
+                lock.wait_for_turn()
             if state.changing or state.refused:
                 state.begin_put()
             log = state.commitlog

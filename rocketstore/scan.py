@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocketstore.commitlog_format import BLANK_MAGIC, FIXED_SIZE, MESSAGE_MAGIC, START
+from rocketstore.commitlog_format import (
+    BLANK_MAGIC,
+    COMMON_FIELDS,
+    FIXED_SIZE,
+    MESSAGE_MAGIC,
+    START,
+)
 from rocketstore.crc import crc32
 
 __all__ = ["Records", "Stop", "scan_records"]
@@ -23,19 +29,7 @@ __all__ = ["Records", "Stop", "scan_records"]
 Int64Array = npt.NDArray[np.int64]
 
 _SIZE_MAGIC = START.unpack_from
-_COMMON = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born", ">i8"),
-    ]
-)
+_COMMON = np.dtype(list(COMMON_FIELDS))
 BATCH = 8192
 """Records to a batch: enough to hide numpy's cost for each call, and bounded memory."""
 

@@ -71,7 +71,7 @@ class StoreState:
     ``refusal``: the error that every call raises that writes (closed, forked, read-only).
     ``full``: the disk is used beyond the retention's ``full_ratio``.
     ``refused``: puts are refused, by one of these or by the poison.
-    ``broken``: queues or index could not be written; nobody may ask them before the next open.
+    ``broken``: queues or index could not be written; they are not read before the next open.
     ``changing``: a call changes the store, or was cut short while it did.
     """
 
@@ -239,7 +239,7 @@ class StoreState:
 
     def close_replaced(self) -> None:
         """Close the files that :meth:`read_again` has replaced. It does not do so itself: their
-        descriptors may be synced meanwhile. Called where nobody syncs."""
+        descriptors may be synced meanwhile. Called while no sync runs."""
         while len(self._opened) > 1:
             self._opened.pop(0).close()
 

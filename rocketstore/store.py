@@ -420,7 +420,7 @@ def _close_in_child() -> None:
     for store in list(_open_stores):
         store._state.refuse(ForkedError(f"{store.path}: was opened by the parent process"))
         store._background = None
-        # The parent may have held it at that moment; nobody here would ever release it.
+        # The parent may have held it at that moment; no thread here would ever release it.
         store._state.lock = PatientLock(shared=True)
 
 

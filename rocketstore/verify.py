@@ -28,17 +28,18 @@ __all__ = ["verify", "verify_parts"]
 
 
 def verify(path: PathLike, **options: object) -> list[Finding]:
-    """All findings of a store directory; nobody can open it for writing meanwhile.
+    """All findings of a store directory; no process can open it for writing meanwhile.
 
     Options are those of :func:`rocketstore.open`. O(bytes of the log). Raises
-    :class:`journal.errors.LockedError` when somebody writes there, and what open raises.
+    :class:`journal.errors.LockedError` when a process has it open for writing, and the errors of
+    open.
     """
     path = checked_path(path)
     fs: Any = beneath(cast("FileSystem", options.get("fs", REAL)), path)
     try:
         lock = StoreLock(fs, Paths(path).lock, change=False)
     except (FileNotFoundError, NotADirectoryError):
-        lock = None  # nobody has ever written here
+        lock = None  # no store was ever opened here for writing
     try:
         with open_store(path, **{**options, "read_only": True}) as store:
             return [*_special_files(fs, path), *verify_parts(store)]

@@ -136,8 +136,8 @@ class LogWalk:
         """Give the record of which only the body is wrong, with the log going on behind it;
         ``None`` where none stands, no record at all where it is sound now.
 
-        What follows was put behind it. So it is read again once that was seen: what is wrong
-        then is not on its way.
+        The next record was put behind it. So this one is read again once the next was seen: a body
+        that is wrong then is not being written.
         """
         record, after, _ = self._scan(file, position, end, False, 1)
         if len(record) == 0 or int(record.offsets[0]) != file.start + position:
@@ -176,10 +176,10 @@ class SkipDamage:
 def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) -> int | None:
     """Offset of the first sound record at or after ``offset``: one that says itself that it
     stands there, with a sound body. ``None`` if there is none, or if all that stands there is an
-    append that never returned (``returned``: it is known that it did). O(bytes).
+    append that never returned (``returned``: the append is known to have returned). O(bytes).
 
-    Beside a writer: what was not there yet at ``offset``, and is when something behind it is, is
-    found."""
+    Beside a writer a record at ``offset`` is found, too, that came while the records behind it were
+    read."""
     if not returned and is_cut_short(commitlog, offset):
         return None
     for file in list(commitlog.files.files.values()):

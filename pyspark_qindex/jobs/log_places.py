@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rocketstore.commitlog_format import COMMON_FIELDS
 from rocketstore.parts import Parts
 
 __all__ = ["have_topic", "record_heads"]
@@ -18,18 +19,8 @@ Bools = npt.NDArray[np.bool_]
 _FLAGS_AT: Final = 39
 _BODY_LENGTH_AT: Final = 84
 """Low byte of sysFlag, and the body's length with two IPv4 hosts: bytes from a record's start."""
-_HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("offset", ">i8"),
-    ]
-)
-"""How each record begins, see :mod:`rocketstore.commitlog_format`."""
+_HEAD: Final = np.dtype(list(COMMON_FIELDS[:7]))
+"""How each record begins, up to its physical offset."""
 
 
 def record_heads(parts: Parts, offsets: I64) -> tuple[npt.NDArray[np.void], Bools]:

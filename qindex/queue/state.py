@@ -182,7 +182,7 @@ class QueueState:
         what follows, raises. Raises what the queue raises since it was closed or forked."""
         lock = self.lock
         if not lock.take():
-            lock.stand_in_line()
+            lock.wait_for_turn()
         if lock.refusal is not None:
             lock.check()
         if self.index.changing:

@@ -48,7 +48,7 @@ def test_it_excludes_threads_before_and_after_it_becomes_patient() -> None:
     assert lock.acquire(blocking=False)
 
 
-def test_one_that_stands_in_line_gets_in_while_another_never_rests() -> None:
+def test_one_that_waits_gets_in_while_another_never_rests() -> None:
     patient = made_patient()
     got_in = threading.Event()
 
@@ -99,7 +99,7 @@ def test_one_that_was_refused_gets_in_whatever_it_has_become_meanwhile(shared: b
         assert not lock.take()
         refused.set()
         goes_on.wait(WAIT)
-        lock.stand_in_line()
+        lock.wait_for_turn()
         got_in.append(lock.is_mine())
         lock.release()
 
@@ -116,7 +116,7 @@ def test_one_that_was_refused_gets_in_whatever_it_has_become_meanwhile(shared: b
     assert lock.take()
 
 
-def test_a_handler_gets_in_while_its_thread_stands_in_line() -> None:
+def test_a_handler_gets_in_while_its_thread_waits() -> None:
     lock = made_patient()
     inside = threading.Event()
     order: list[str] = []
@@ -124,7 +124,7 @@ def test_a_handler_gets_in_while_its_thread_stands_in_line() -> None:
     def hold() -> None:
         with lock:
             inside.set()
-            until(lock.is_wanted)  # the thread stands in line
+            until(lock.is_wanted)  # the thread waits
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             until(lambda: lock.waits == 2)  # and so does its handler
             order.append("holder")
@@ -186,7 +186,7 @@ def test_a_queue_has_it_while_several_threads_use_it(tmp_path: Path) -> None:
         assert len(queue) == 0
 
 
-def test_a_closed_queue_stays_closed_for_one_that_stands_in_line(tmp_path: Path) -> None:
+def test_a_closed_queue_stays_closed_for_one_that_waits(tmp_path: Path) -> None:
     engine = qindex.open(tmp_path / "store", background=False)
     queue = engine.queue("q")
     in_thread(lambda: [queue.publish(b"x") for _ in range(65)])
