@@ -5,7 +5,7 @@ looks, acknowledged or not, in order of seq_id, each once. What it can't give an
 a :class:`qindex.following.gap.Gap`. How it gets along with a flush:
 
 1. The journal is read as it grows. When another file takes its name, the old one is read to its
-   end: it is still there for who has it open, and complete.
+   end: an open file stays there, and it is complete.
 2. Then the new journal's first publish, *F*, is looked for. All before F had been flushed when
    this journal came, so what is between the last message given and F is in the segment files,
    or gone.
@@ -157,7 +157,7 @@ class Follower:
             if not wait or not self._may_come(error):
                 raise
             if not isinstance(start, int):
-                # The queue is made after this call: what it gives no more is counted from 0 on.
+                # The queue is made after this call: missing messages are counted from seq_id 0 on.
                 self._start = 0
 
     # -- giving ---------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Follower:
         if change is Change.NONE:
             return self._look_at_damage()
         if change is Change.REPLACED and not self._last_chance:
-            # What was appended before the other file came is complete now.
+            # The records that were appended before the other file came are complete now.
             self._last_chance = True
             return True
         self._attach()

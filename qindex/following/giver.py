@@ -1,4 +1,4 @@
-"""Make deliveries of what a follower has read, with the messages that are in the message store."""
+"""Make deliveries of the entries that a follower has read, with messages of the message store."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ __all__ = ["Change", "JournalTail"]
 
 _PROBE = 4096
 _MOST = 1 << 18
-"""Bytes of one read, unless one record is longer: what is read is still in the processor's cache
-when it is verified and decoded."""
+"""Bytes of one read, unless one record is longer: they are still in the processor's cache when they
+are verified and decoded."""
 _EMBEDDED_AT = PAYLOAD.size - 4
 
 

@@ -16,8 +16,8 @@ class Transient(enum.Enum):
     """The rule for messages that were published as transient."""
 
     KEPT = "kept"
-    """They are there as long as the engine that took them runs, and nobody can tell whether it
-    does."""
+    """They are there as long as the engine that took them runs; from outside it can't be told
+    whether it does."""
     BY_INDEX = "by the index"
     """Dropped; the index entry says which are (a node after a clean stop)."""
     BY_MESSAGE = "by the message"

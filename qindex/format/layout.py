@@ -3,7 +3,7 @@
 ::
 
     data/
-      qindex.store   what the directory is (this module's marker)
+      qindex.store   says that this is a store (this module's marker)
       qindex.lock    the writer's lock
       qindex.clean   the clean-shutdown snapshot
       qindex.moves   messages on their way to a dead-letter queue

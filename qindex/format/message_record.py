@@ -165,7 +165,7 @@ def join_front(timestamp: int, middle: bytes, size: int) -> bytes:
 def encode_middle(
     key: str | None, headers: Mapping[str, Any], properties: Mapping[str, Any]
 ) -> bytes:
-    """Give what a record has between timestamp and body.
+    """Give the bytes of a record between timestamp and body.
 
     Raises as :func:`encode_record`.
     """
@@ -232,8 +232,8 @@ _SHARED: msgpack.Packer | None = None
 def _share_a_packer() -> None:
     """Make the packer of simple tables anew: it keeps the memory of its largest one.
 
-    To make one costs more than to use it. Threads can share it where it is the one in C, in which
-    nobody else's code runs while it packs values of simple types.
+    To make one costs more than to use it. Threads can share it where it is the one in C: it runs no
+    other code while it packs values of simple types.
     """
     global _SHARED
     if msgpack.Packer.__module__ == "msgpack._cmsgpack":

@@ -14,7 +14,7 @@ sound record is looked for and the walk goes on there:
 5. Otherwise all bytes up to the next sound publish record are lost.
 
 Each place is reported (:class:`journal.findings.Finding`), with its cause: a tail that is torn or
-zero, or whole zero pages, is what a crash leaves; anything else is damage.
+zero, or whole zero pages, comes of a crash; anything else is damage.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Reader:
         self._verified = verified
         self._pieces: list[Walk] = []
         self._findings: list[Finding] = []
-        # All that was kept, what was taken back since included.
+        # All records that were kept, also those that were taken back since.
         self._seen: list[Walk] = []
         self._highest = -1
         # Behind the last publish record known to be sound; bytes before it are not doubted.
@@ -236,7 +236,7 @@ class _Reader:
             again |= np.isin(chosen, earlier.seqs[earlier.kinds < DELIVER])
         if self._layout.elsewhere is not None:
             again |= np.isin(chosen, self._layout.elsewhere.seqs)
-            # What is left of an entry with its message, without the length of that.
+            # The rest of an entry with its message, without the length of that.
             holds &= ~np.isin(chosen, self._layout.elsewhere.embedded)
         believed: Bools = holds | ~again
         return believed

@@ -65,8 +65,8 @@ class QueueSettings:
 
     ``message_ttl``: seconds after which a message is dropped when it gets to the head.
     ``max_length``: messages that may be ready; ``max_bytes``: bytes of their bodies.
-    ``overflow``: what a publish does that would exceed one of these. ``delivery_limit``: how often
-    a message is delivered at the most. ``dead_letter``: name of the queue that gets what is
+    ``overflow``: the outcome of a publish that would exceed one of these. ``delivery_limit``: the
+    most deliveries of a message. ``dead_letter``: name of the queue that gets the messages that are
     rejected, expired, dropped from the head, or delivered too often.
     Raises :class:`UsageError` for a value that can't be right.
     """

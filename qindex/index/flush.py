@@ -65,8 +65,8 @@ class SegmentPlan:
     ``first_rel, first_rel + 1, ...`` stand (-1: not there). ``file_size``: bytes now.
 
     The results: ``offsets`` and ``lengths`` of the publish records that were appended, for the
-    entries ``rels``; ``deleted``; ``rewritten``: what was read of the file before is no longer
-    there, for an earlier try of this flush had failed; ``file_size`` after.
+    entries ``rels``; ``deleted``; ``rewritten``: bytes that were read from the file
+    before are gone, because an earlier try of this flush had failed; ``file_size`` after.
     """
 
     number: int
@@ -128,7 +128,7 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
         try:
             if not unacked[segment.number]:
                 # An earlier try of this flush, which failed later on, may have removed the file,
-                # or have made one that nobody knows of.
+                # or have made one that the index does not know.
                 remove_sums(fs, path)
                 names_changed |= unlink_if_there(fs, path) or segment.file_size > 0
                 segment.deleted = True

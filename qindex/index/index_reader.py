@@ -1,4 +1,4 @@
-"""Reading the entries of a queue index: which are ready, where they stand, what is in them.
+"""Reading the entries of a queue index: their states, their places, and their messages.
 
 Everything here is called with the queue's lock held.
 """
@@ -54,8 +54,8 @@ class IndexReader:
 
     ``positions``: journal offsets of the publish records of seq_ids ``positions_base,
     positions_base + 1, ...``, -1 where the journal has none. ``lost_entries``: entries were lost
-    to damage, and with them which messages they referred to. ``tail``: the segment that the next
-    publish goes to. ``findings``: what was met since the queue was opened.
+    to damage, and with them their references to messages. ``tail``: the segment that the next
+    publish goes to. ``findings``: those since the queue was opened.
     """
 
     # Slots: what the paths of single messages touch.
@@ -149,7 +149,7 @@ class IndexReader:
                 quarantine_findings(self.fs, scan.findings)
 
     def trim(self, keep: tuple[Segment, ...], next_fetch: int) -> None:
-        """Give back the maps of segments that nobody uses; those in ``keep``, and that of seq_id
+        """Give back the maps of segments that are not in use; those in ``keep``, and that of seq_id
         ``next_fetch``, are in use."""
         reading = next_fetch // self.entry_count
         for segment in self.segments.values():
@@ -294,7 +294,7 @@ class IndexReader:
                 return _gone(segment, rels[:1])
             if len(gone):
                 rels, offsets, lengths = rels[: gone[0]], offsets[: gone[0]], lengths[: gone[0]]
-            # What is read is one piece of the file, with all that was acknowledged in between.
+            # One piece of the file is read, with all acknowledged entries in between.
             spans = np.maximum.accumulate(offsets + lengths) - np.minimum.accumulate(offsets)
             fit = _window(spans)
             rels, offsets, lengths = rels[:fit], offsets[:fit], lengths[:fit]
@@ -356,8 +356,8 @@ class IndexReader:
                 self.fs.close(fd)
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
-        # A file that was cut behind our back: what is gone reads as zeros, and no checksum of
-        # zeros holds.
+        # Another program has cut the file: the bytes that are gone read as zeros, and no checksum
+        # of zeros holds.
         return data.ljust(high - low, b"\0"), low
 
     def where(self, seq_id: int) -> tuple[str, int]:

@@ -65,7 +65,7 @@ class QueueIndex(IndexReader):
 
     Counters, from which the others follow: ``taken`` (deliveries), ``acks`` (of deliveries),
     ``nacks``, ``dropped`` (acknowledged without having been delivered).
-    ``ahead``: what was read ahead, and what was given back.
+    ``ahead``: the entries that were read ahead, and those that were given back.
     ``journal``: at rest until it is needed, and after :meth:`rest`; ``before_waking`` is called
     before its file is opened.
     """
@@ -608,7 +608,7 @@ class QueueIndex(IndexReader):
         return states
 
     def trim_unused(self) -> None:
-        """Give back the maps of segments that nobody uses."""
+        """Give back the maps of segments that are not in use."""
         self.trim((self.ahead.window.segment, self.recent), self.ahead.next_fetch)
 
     # -- flush ----------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ class ReadAhead:
         self.returned_by_seq = {}
 
     def unread(self, seq: int) -> None:
-        """See that nobody who reads forward comes by this entry in what was read ahead."""
+        """Take this entry out of those that were read ahead, so that no forward read gives it."""
         if self.returned_by_seq.pop(seq, None) is not None:
             self.returned.remove(seq)
             heapq.heapify(self.returned)

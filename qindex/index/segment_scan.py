@@ -185,8 +185,8 @@ def read_healed(
 
 
 def healed_findings(path: str, healed: Healed, power_lost: bool = False) -> list[Finding]:
-    """Tell what the sum file of ``path`` found wrong in it. ``power_lost``: what was not synced
-    may be lost, so that the sums may be ahead of the file."""
+    """Give the flaws that the sum file of ``path`` has found in it, as findings. ``power_lost``:
+    unsynced bytes may be lost, so that the sums may be ahead of the file."""
     findings = []
     for at in healed.fixed:
         what, consequence = "one flipped bit", "put right by the checksum of its block: none lost"

@@ -1,9 +1,9 @@
 """Moves to a dead-letter queue that a crash cut short, in a copy of a store.
 
 As :mod:`qindex.engine.move_recovery` at an open: an entry of the source is left out of the copy
-when its message is in the dead-letter queue, or was, in this run of the operating system. That it
-was counts only where the dead-letter queue has lost nothing else: what is damaged there stays in
-the source, so that a message that can be had is in one of the two queues.
+when its message is in the dead-letter queue, or was, in this run of the operating system. A message
+that was there counts only if the dead-letter queue has lost nothing else: otherwise its entry stays
+in the source, so that each message that can be saved is in one of the two queues.
 """
 
 from __future__ import annotations

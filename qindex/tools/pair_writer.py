@@ -60,7 +60,7 @@ class PairWriter:
         fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             size = index_format.ENTRY_SIZE * (last - first + 1)
-            # What a journal has of a segment may lie between the entries of its file.
+            # A journal's entries of a segment may lie between the entries of its file.
             there = pread_all(self._fs, fd, size, at)
             run = np.frombuffer(bytearray(there.ljust(size, b"\0")), index_format.SLOTS)
             run[seqs - first] = slots

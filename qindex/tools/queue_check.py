@@ -269,8 +269,8 @@ def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
 
 
 def _check_steps(fs: FileSystem, view: ThoroughView, directory: str) -> Iterator[Finding]:
-    """Find delivers and acks of what was not published by then. All entries were read before."""
-    # Read anew, after the journal: what a flush has dropped from it meanwhile is in there.
+    """Find delivers and acks of seq_ids not published by then. All entries were read before."""
+    # Read anew, after the journal: seq_ids that a flush has dropped from it meanwhile are in there.
     seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
     reading = view.pinned.reading
     if not seq_file.same_run or any(one.cause is Cause.DAMAGE for one in reading.findings):

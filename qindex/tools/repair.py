@@ -48,9 +48,9 @@ def repair(
     """Make ``out`` a sound copy of the store in ``directory``, which is not changed.
 
     Kept are order, seq_ids (none is given out twice), message ids, redelivered flags, keys,
-    headers, timestamps, expiry, delivery counts and the queues' settings; what was acknowledged
-    stays away, and of a move to a dead-letter queue that a crash cut short the message is in one of
-    the two. What is damaged is in ``out/quarantine/``, and in the report. ``names``: queue names
+    headers, timestamps, expiry, delivery counts and the queues' settings. Acknowledged messages
+    do not come back. The message of a move to a dead-letter queue that a crash cut short is in one
+    of the two. Damaged bytes are in ``out/quarantine/``, and in the report. ``names``: queue names
     to try for directories that have lost theirs.
 
     ``out`` appears when it is complete. O(size of the store); memory as

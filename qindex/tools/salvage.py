@@ -68,10 +68,10 @@ def salvage(
     messages' records are kept as they are: types of headers, routing keys, properties; but for
     ``"rabbitmq"`` those of nodes of 3.13 and later become what such a node delivers.
 
-    Saved is what the node would deliver: persistent messages that are not acknowledged, in order
-    (of a priority queue, the highest priority first), redelivered as it would say; what has an
-    expiry keeps it. More than the node saves is what it does not find, or does not start over.
-    Quorum queues and streams are named, and not read.
+    The messages are saved that the node would deliver: persistent ones that are not acknowledged,
+    in order (of a priority queue, the highest priority first), with its redelivered flag and their
+    expiry. Messages are saved, too, that the node does not find, or does not start with. Quorum
+    queues and streams are named, and not read.
     ``progress`` is called with the messages that were saved and those that there are.
     ``names``: as for :func:`qindex.tools.repair.repair`, which see for the rest. Raises
     :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.

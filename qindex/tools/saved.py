@@ -1,4 +1,4 @@
-"""The report of repair and salvage: what was saved, what was not, and what was set aside."""
+"""The report of repair and salvage: the messages saved, those lost, and the bytes set aside."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class StoreCheck:
         return missing
 
     def _rescue(self, missing: set[bytes]) -> None:
-        """Take in, and out of ``missing``, what stands under damaged headers."""
+        """Take in the messages under damaged headers; they are no longer ``missing``."""
         for file in self._files.values():
             gaps = [one for one in file.findings if one.kind is not Kind.UNREADABLE]
             if not gaps:

@@ -109,7 +109,7 @@ class ThoroughView(QueueView):
         return found
 
     def batches(self, number: int) -> Iterator[Batch]:
-        """Read segment ``number``: what its file has, then what the journal has of it."""
+        """Read segment ``number``: the entries in its file, then those in the journal."""
         merged = self._merged(number, Depth.DECODE)
         if merged is None:
             return

@@ -1,8 +1,8 @@
 """Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
 
-May run beside a process that has the store open, and finds nothing then that comes of its work.
-What a crash leaves, and the next open repairs, is among the findings with the cause
-:data:`journal.findings.Cause.CRASH`: that is no damage.
+It may run beside a process that has the store open; the work of that process is no finding.
+Leftovers of a crash, which the next open repairs, are findings with the cause
+:data:`journal.findings.Cause.CRASH`: they are no damage.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of :func:`verify`. ``findings``: notes of what a crash left, and damage."""
+    """The result of :func:`verify`. ``findings``: leftovers of a crash, and damage."""
 
     directory: str
     findings: list[Finding]
@@ -107,8 +107,8 @@ class Verification:
 class StoreVerification:
     """The check of one store, in the order in which its methods stand.
 
-    ``held``: the caller holds the store's lock, so that nobody is at work. ``rescue``: what an
-    engine does not find, and a copy can save, counts as found.
+    ``held``: the caller holds the store's lock, so that no writer is at work. ``rescue``: messages
+    that an engine does not find, and a copy can save, count as found.
     ``checked``, ``messages``: the queues and the persistent message store, after
     :meth:`findings`.
     """

@@ -1,8 +1,8 @@
 """Room that a node of RabbitMQ 3.13 and later freed inside its message store's files.
 
-Such a node moves records to the holes that others left, inside one file. What lies between records
-then is zeros, rests of records, or old copies: no damage. It is worth a word only where it holds
-what is left of a message that an index names and that is nowhere else.
+Such a node moves records to the holes that others left, inside one file. Zeros, rests of records,
+or old copies lie between records then: no damage. They are reported only where they hold the rest
+of a message that an index names and that is nowhere else.
 """
 
 from __future__ import annotations

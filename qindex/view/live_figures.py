@@ -1,8 +1,8 @@
 """Live figures of a store, from its files, again and again: for ``qindex top``.
 
-Nothing is written and no lock is taken. A queue to which nothing was done is not read again, nor
-a segment file that has not changed, and of which the journal says nothing: so a look costs about
-the journals of busy queues, what is new, and a dozen system calls for each other queue.
+Nothing is written and no lock is taken. An unchanged queue is not read again, nor is an unchanged
+segment file that the journal does not mention. So a look costs about the journals of busy queues,
+the new segments, and a dozen system calls for each other queue.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
     except FileNotFoundError:
         raise
     except OSError:
-        # Whoever wants its entries is told; the other segments can be read.
+        # A reader of its entries gets the error; the other segments can be read.
         stat = fs.stat(path)
         return PinnedSegment(number, stat.st_ino, stat.st_size, b"")
 

@@ -325,8 +325,8 @@ class QueueView:
     def _read(self, pinned: PinnedSegment) -> bytes | None:
         """Read a segment file, empty where it can't be read.
 
-        ``None`` when it is gone: then all of the segment, what the journal has of it included,
-        was acknowledged since.
+        ``None`` when it is gone: then all entries of the segment, also those in the journal, were
+        acknowledged since.
         """
         directory = self._pinned.directory
         try:

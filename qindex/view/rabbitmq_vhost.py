@@ -232,7 +232,7 @@ def _described(fs: FileSystem, directory: str, vhost: str) -> str:
 
 
 def _look(fs: FileSystem, path: str) -> list[str]:
-    """List what may be a directory; what stands outside, behind a link, is none of ours."""
+    """List a path that may be a directory; empty for one behind a link, which is outside."""
     try:
         return _names(fs, path)
     except UnsafeFileError:

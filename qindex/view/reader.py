@@ -4,10 +4,9 @@ The directory may be in use (by our engine or a node), closed, or left by a cras
 written and no lock is taken. Of a queue in use one moment is shown, see
 :mod:`qindex.view.point_in_time`.
 
-What our engine or a node would deliver is what is shown, in that order, and what it would move to a
-dead-letter queue; what it would drop (acknowledged, expired, transient after a restart) is not.
-Damage is reported in ``findings`` and
-costs what it damaged: reading goes on behind it.
+A reader shows the messages that our engine or a node would deliver, in that order, and those that
+it would move to a dead-letter queue. It does not show those that it would drop (acknowledged,
+expired, transient after a restart). Damage is reported in ``findings``; reading goes on behind it.
 
 >>> import qindex, tempfile
 >>> directory = tempfile.mkdtemp()
@@ -222,8 +221,8 @@ class QueueReader:
 class StoreReader:
     """A store directory, read-only.
 
-    ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: what is wrong beside the queues'
-    own files. ``marker``: what the marker file says, if it can't be read any more.
+    ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: those outside the queues' own files.
+    ``marker``: the marker's content, where the file can't be read any more.
     Raises :class:`NotAStoreError` for a file or a directory of something else (it names
     the virtual hosts of a node's directory), :class:`StorageError` when the system refuses.
     """

@@ -76,7 +76,7 @@ PinnedPairs = dict[int, PinnedPair]
 
 
 def pin_pairs(fs: FileSystem, directory: str, names: list[str]) -> PinnedPairs:
-    """Note the files of version 2 in a queue's directory; ``names``: what it holds. Raises
+    """Note the files of version 2 in a queue's directory; ``names``: all names in it. Raises
     :class:`OSError`."""
     found: PinnedPairs = {}
     sizes: dict[int, int] = {}
@@ -394,8 +394,8 @@ class _Reading:
         starts, lengths = entries.starts[rows], entries.lengths[rows]
         usual = read_usual(view, starts, lengths)
         last = np.frombuffer(view, np.uint8)[starts + lengths - 1]
-        # A checksum that holds vouches for what the form does not cover; zeros at the end may be
-        # none of the record.
+        # A checksum that holds covers the bytes that the form does not; zeros at the end may not
+        # be of the record.
         done = usual.found & (usual.whole | (entries.checked[rows] & (last != 0)))
         done &= entries.is_persistent()[rows]
         done &= usual.bodies == entries.slots["size"][rows]

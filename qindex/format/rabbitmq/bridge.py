@@ -4,9 +4,9 @@ Plain values are what an application wants, but they do not say all that a recor
 was a byte or a long, that a timestamp is no number, which further routing keys (CC, BCC) the
 message had. So the headers and properties of a decoded message are dictionaries that also know
 where they came from: :class:`RabbitHeaders` its typed fields, :class:`RabbitProperties` the whole
-decoded record. Give them back, in the message or to ``publish(headers=..., properties=...)``, and
-what was not changed is written as it was: an unmodified message as the identical record, a
-changed one with the types of all other headers, and with its further routing keys.
+decoded record. Give them back, in the message or to ``publish(headers=..., properties=...)``:
+unchanged values are written as they were. An unmodified message becomes the identical record; a
+changed one keeps the types of all other headers, and its further routing keys.
 """
 
 from __future__ import annotations

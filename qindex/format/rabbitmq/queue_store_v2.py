@@ -12,9 +12,9 @@ that all queues share. All integers are big-endian::
          7   1  zero
          8   N  the message record, an external term; zeros may follow it within N
 
-Nothing may be concluded from what lies between entries: a node of 3.12 and later keeps the room of
-a message that was acknowledged before it was written, one of 3.10 leaves messages that nobody
-names. The checksum covers the N bytes and nothing else.
+The bytes between entries mean nothing: a node of 3.12 and later keeps the room of a message that
+was acknowledged before it was written, one of 3.10 leaves messages that no index names. The
+checksum covers the N bytes and nothing else.
 
 "hi" in its record of 151 bytes, with a checksum::
 
@@ -56,7 +56,7 @@ MAGIC: Final = b"RCQS"
 SUFFIX: Final = ".qs"
 HAS_CHECKSUM: Final = 1
 ENTRY_HEAD: Final = Struct(">IBHB")
-"""Size, flags, checksum, zero: what stands in front of a record."""
+"""Size, flags, checksum, zero: the head of a record."""
 HEADS: Final = np.dtype([("size", ">u4"), ("flags", "u1"), ("checksum", ">u2"), ("zero", "u1")])
 """The same as a column."""
 assert HEADS.itemsize == ENTRY_HEAD.size

@@ -35,8 +35,8 @@ class Usual(NamedTuple):
 
 class _Form(NamedTuple):
     """``stretches``: each ends before the length of a binary; the body is that of number ``body``,
-    the message id follows ``before_id``. ``ends``: what may stand behind it up to the end; none:
-    anything."""
+    the message id follows ``before_id``. ``ends``: the bytes that may follow it up to the end;
+    none: any."""
 
     stretches: tuple[bytes, ...]
     body: int
