@@ -11,17 +11,17 @@
 >>> asyncio.run(main())
 b'first' o-17
 
-No call has a thread of its own. What takes microseconds (publish, get, ack) is done on the loop at
-once; who waits for a message is woken by whoever publishes it, from any thread or loop. Confirmed
-publishes of all loops share the syncs of one thread; what would stop a loop (opening, flushing,
-purging, large messages) goes through one other. Both start when they are first needed.
+No call has a thread of its own. Calls of microseconds (publish, get, ack) are done on the loop at
+once. A publish, from any thread or loop, wakes a waiting get. Confirmed publishes of all loops
+share the syncs of one thread. Calls that would stop a loop (opening, flushing, purging, large
+messages) go through one other. Both start when they are first needed.
 
 Cancellation loses and doubles nothing:
 
 * ``publish`` has appended the message before its first suspension. Cancelled while it waits (for
-  the confirm, for a flush), it gives up waiting: the message is in the queue, once.
-* ``get`` takes a message after its last suspension. Cancelled, it has taken none, and whoever
-  waits next is woken in its place.
+  the confirm, for a flush), it stops waiting: the message is in the queue, once.
+* ``get`` takes a message after its last suspension. Cancelled, it has taken none, and the
+  next waiter is woken in its place.
 * ``ack``, ``nack`` and ``reject`` are done before their first suspension, too.
 """
 

@@ -164,7 +164,7 @@ class PersistentQueue(asyncio.Queue[Any]):
         return self._core._deliverer.get(0, waits=False)
 
     def _one_less(self) -> None:
-        """Count an item that nobody gets."""
+        """Count an item that no get will give."""
         super().task_done()
         self._wake(self._putters)
 
@@ -174,7 +174,7 @@ class PersistentQueue(asyncio.Queue[Any]):
 
     @staticmethod
     def _wake(waiting: deque[asyncio.Future[Any]]) -> None:
-        """Wake the first who waits, as asyncio.Queue does."""
+        """Wake the first waiter, as asyncio.Queue does."""
         while waiting:
             first = waiting.popleft()
             if not first.done():
@@ -247,7 +247,7 @@ class PersistentQueue(asyncio.Queue[Any]):
         await self._aio.sync()
 
     async def close(self) -> None:
-        """Close, and wake those who wait; what was got and not done with comes again at the next
+        """Close, and wake all waiters. Items that were got and not done with come again at the next
         open. A cancellation is raised when all is closed."""
         if self._closed:
             return

@@ -1,4 +1,4 @@
-"""An engine whose loop ends, or that nobody has any more, and that was not closed.
+"""An engine that was not closed when its loop ended, or when its last user dropped it.
 
 ``asyncio.run`` ends the asynchronous generators of its loop before it closes that: one of ours
 stands there for each engine that was opened in a loop, and closes it. Where a loop is closed

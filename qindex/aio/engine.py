@@ -211,8 +211,8 @@ def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Open
     One that was not closed when the loop ends that it was opened in (and no other loop uses it), or
     when it and its queues are given up, is closed then, with a :class:`ResourceWarning`.
 
-    Options and errors are those of :func:`qindex.open`, but for ``read_only``: a reader waits for
-    nobody, and the plain one does. Opened in a thread of its own; a cancellation closes again.
+    Options and errors are those of :func:`qindex.open`, but for ``read_only``: a reader never
+    waits, so that the plain one serves. Opened in a thread of its own; a cancellation closes again.
     """
     if options.get("read_only"):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")

@@ -2,7 +2,7 @@
 
 ::
 
-    turn n      publish, publish, reject, publish, ...   -> noted: one future for each who waits
+    turn n      publish, publish, reject, publish, ...   -> noted: one future for each waiter
     turn n + 1  first of all                           -> appended with one write; the syncer, and
                                                           the helper, get the rest
 
@@ -75,7 +75,7 @@ class Port:
         return future
 
     def append(self, queue: Queue) -> None:
-        """Append what was noted for a queue; who waits for it waits for the disk from now on."""
+        """Append the messages noted for a queue; their callers wait for the disk from now on."""
         noted = self._noted.pop(queue, None)
         if noted is None:
             return
@@ -157,7 +157,7 @@ class Port:
 
 
 def _tell(waiting: Waiting, done: asyncio.Future[list[StoreError | None]]) -> None:
-    """Tell each who waits how its part of the work ended."""
+    """Tell each waiter how its part of the work ended."""
     failure = done.exception()
     if failure is not None:
         waiting.resolve(failure)

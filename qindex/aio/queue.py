@@ -299,7 +299,7 @@ class Queue:
                     await waiter.wait(left)
             except GeneratorExit:
                 # The loop has ended and dropped this coroutine, at whatever place of the program
-                # the collector ran: no lock may be taken. Who rings next finds nobody.
+                # the collector ran: no lock may be taken. The next ring finds no waiter.
                 raise
             except BaseException:
                 self._leave(waiter, rung_for_nothing=True)
@@ -319,7 +319,7 @@ class Queue:
         self._state.holding -= 1
 
     def _leave(self, waiter: Waiter, *, rung_for_nothing: bool) -> None:
-        """Stop waiting; a ring that was not needed goes to the next who waits."""
+        """Stop waiting; a ring that was not needed goes to the next waiter."""
         state = self._state
         with state.lock.anyway:
             state.waiting -= 1

@@ -53,7 +53,7 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
             return published
     except GeneratorExit:
         # The loop has ended and dropped this coroutine, at whatever place of the program the
-        # collector ran: no lock may be taken. Who rings next finds nobody.
+        # collector ran: no lock may be taken. The next ring finds no waiter.
         raise
     except BaseException:
         _leave(full, waiter)

@@ -79,7 +79,7 @@ class Helper:
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it in the thread. Cancelled before its turn, it is not called; after, it goes on
-        and nobody hears how it ended. Raises :class:`ClosedError` after :meth:`stop`."""
+        and its outcome is dropped. Raises :class:`ClosedError` after :meth:`stop`."""
         return await self.submit(lambda: call(*args, **kwargs))
 
     async def finish(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -124,7 +124,7 @@ class Syncer:
         self._wake.release()
 
     def stop(self) -> None:
-        """End the thread; what was asked for is done first."""
+        """End the thread; earlier calls are done first."""
         with self._lock:
             self._stopped = True
             thread = self._thread
@@ -152,7 +152,7 @@ class Syncer:
                 except BaseException as caught:
                     error = caught
                 for loop, waiting in all_waiting:
-                    # A loop that was closed has nobody left to tell.
+                    # A loop that was closed has no waiter left.
                     with suppress(RuntimeError):
                         loop.call_soon_threadsafe(waiting.resolve, error)
             if ended:

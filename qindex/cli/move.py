@@ -80,7 +80,7 @@ def export_command(
         else:
             report = export_messages(directory, out, queues or None, format=format, progress=told)
     if to_output:
-        flush()  # standard output belongs to whoever reads the messages
+        flush()  # standard output is for the messages
     elif as_json:
         print_json(
             {

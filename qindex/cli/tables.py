@@ -50,7 +50,7 @@ def human_size(size: int) -> str:
 
 
 def human_count(count: int | None) -> str:
-    """Show a number with its thousands apart; ``-`` for one that nobody knows."""
+    """Show a number with its thousands apart; ``-`` for one that is not known."""
     return "-" if count is None else f"{count:,}"
 
 

@@ -1,4 +1,4 @@
-"""``top``: a live view of a store that another process has open, or nobody."""
+"""``top``: a live view of a store, whether or not another process has it open."""
 
 from __future__ import annotations
 

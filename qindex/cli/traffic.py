@@ -89,7 +89,7 @@ def publish_command(
                     first = seqs[0] if first is None else first
                     count += len(seqs)
         except StoreError:
-            if count:  # whoever tries again has to know where to go on
+            if count:  # a second try has to know where to go on
                 _print_published(queue, first, count, as_json)
             raise
     _print_published(queue, first, count, as_json)
@@ -119,8 +119,8 @@ def _publisher(
     ttl: float | None,
     confirm: bool,
 ) -> Callable[[list[bytes]], range]:
-    """Give what publishes a batch, or nothing of it: one append for all. It does not wait for room:
-    while this process has the store open, nobody else makes any."""
+    """Give the function that publishes a batch, all of it or nothing: one append for all. It does
+    not wait for room: while this process has the store open, no other one makes any."""
 
     def publish(bodies: list[bytes]) -> range:
         batch: list[bytes] | list[Message] = bodies
@@ -155,7 +155,7 @@ def _batches(files: list[Path], lines: bool | None) -> Iterator[list[bytes]]:
         if lines is False:
             yield [stream.read()]
         else:
-            # What is there comes at once, so that a pipeline is fast and a terminal prompt.
+            # Bytes that are there come at once, so that a pipeline is fast and a terminal prompt.
             yield from _lines(partial(stream.read1, _CHUNK))
         return
     for path in files:
@@ -200,7 +200,7 @@ def consume_command(
     """Take messages out of a queue: each body is written to standard output, and a newline.
 
     A message is acknowledged when it has left this process; if standard output is closed before,
-    or this process is killed, or whoever reads it takes longer than the lease, it is delivered
+    or this process is killed, or its reader takes longer than the lease, it is delivered
     again. Damaged messages are reported and skipped.
     """
     if math.isnan(timeout):
@@ -222,7 +222,7 @@ def consume_command(
 
 def _look(queue: QueueReader, count: int | None, as_json: bool) -> None:
     now = time_ns() // 1000
-    # What has expired would go to the dead-letter queue.
+    # Expired messages would go to the dead-letter queue.
     rows = (row for row in queue.entries() if not 0 < row.expiry <= now)
     for row in islice(rows, count):
         if row.body is None:

@@ -1,4 +1,4 @@
-"""One task on one contender, in a process of its own: nobody pays for another's memory or threads.
+"""One task on one contender, in a process of its own: none pays for another's memory or threads.
 
 ``python -m qindex.compare.child`` reads one JSON object, the task, and answers with one line:
 ``{"result": ...}`` or ``{"error": ...}``. When its input ends, the one who asked is gone, and it
@@ -174,7 +174,7 @@ def _memory() -> int:
 
 
 def _end_with_parent() -> None:
-    """End when the other side of standard input is gone; nobody waits for the answer then."""
+    """End when the other side of standard input is gone: the answer would have no reader."""
     sys.stdin.buffer.read()
     os._exit(_PARENT_GONE)
 

@@ -60,7 +60,7 @@ class Contender(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     module: ClassVar[str | None] = None
-    """What has to be importable beside this project."""
+    """The module that has to be importable beside this project."""
     note: ClassVar[str] = ""
     kill_safe: ClassVar[bool] = True
     fsync: ClassVar[bool] = True

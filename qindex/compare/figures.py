@@ -48,7 +48,7 @@ class _Kind:
     better: str
     get: Callable[[dict[str, Any]], float | None]
     words: str = ""
-    """What can be said of a difference: of ``{best}`` and ``{other}``, ``{a}`` and ``{b}``."""
+    """The sentence about a difference: of ``{best}`` and ``{other}``, ``{a}`` and ``{b}``."""
 
 
 def _at(name: str, quantile: float) -> Callable[[dict[str, Any]], float]:

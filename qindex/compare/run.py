@@ -59,7 +59,7 @@ class Results:
     reopened: dict[str, dict[int, list[dict[str, Any]]]] = field(default_factory=dict)
     lookups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    """Peers that failed, and why: what they gave before is no comparison."""
+    """Peers that failed, and why: their earlier figures are no comparison."""
 
 
 def compare(plan: Plan, tell: Callable[[str, float], None]) -> Results:
@@ -74,7 +74,7 @@ def compare(plan: Plan, tell: Callable[[str, float], None]) -> Results:
         results = Results()
         done, all_steps = 0, plan.rounds * len(plan.kinds)
         for number in range(plan.rounds):
-            # Whoever goes first meets the machine in another state: they take turns.
+            # The first one meets the machine in another state: they take turns.
             shift = number % len(plan.kinds)
             for kind in [*plan.kinds[shift:], *plan.kinds[:shift]]:
                 tell(f"round {number + 1} of {plan.rounds}: {kind.name}", done / all_steps)

@@ -62,8 +62,8 @@ def _label(codec: Serializer) -> str:
 
 
 class _State(shared.Shared):
-    """The state that the objects of one queue share: the mutex and its conditions, what was got and
-    is not done with, and how much that is."""
+    """The state that the objects of one queue share: the mutex and its conditions, the items that
+    were got and are not done with, and their number."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -270,7 +270,7 @@ class PersistentQueue(standard.Queue[Any]):
     def _take(self) -> Delivery | None:
         return self._queue.get(0)
 
-    # What is beside them.
+    # Beside the standard library's methods.
 
     def take(self, block: bool = True, timeout: float | None = None) -> Taken:
         """Get an item that is settled by itself, by whatever thread: ``with jobs.take() as job``.
@@ -350,7 +350,7 @@ class PersistentQueue(standard.Queue[Any]):
             return bring_back(self._engine.queue(self._dead_letter), put)
 
     def close(self) -> None:
-        """Close, and wake those who wait; what was got and not done with comes again at the next
+        """Close, and wake all waiters. Items that were got and not done with come again at the next
         open. Raises :class:`UsageError` in the middle of a call of the same thread."""
         with self.mutex:
             if self._closed:

@@ -8,9 +8,9 @@ in memory; those beyond are in a queue of their own, which goes when it is empty
     requests.waiting        up to FEW requests of each queue, the oldest ones that it has
     example.com-1a2b/0      the others of one queue
 
-What is in ``requests.waiting`` for long keeps the segments that it is in: when they have become
-many for what is in them, the oldest messages move to the end, and keep the place that they had in
-their own queue in the header ``place``.
+Old requests in ``requests.waiting`` keep their segments. When these are many for the requests in
+them, the oldest messages move to the end, and keep the place that they had in their own queue in
+the header ``place``.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Requests(shared.Shared):
         return known
 
     def leftover(self) -> list[Waiting]:
-        """Give the queues with requests that nobody uses, by name; those that are empty go."""
+        """Give the queues with requests that are not in use, by name; empty ones are deleted."""
         unused = [one for one in self.waiting.values() if not one.users]
         for one in unused:
             self.retire(one)
@@ -145,7 +145,7 @@ class Requests(shared.Shared):
     def push(self, waiting: Waiting, body: bytes) -> None:
         """Put a request behind all others of its queue."""
         assert self.engine is not None
-        # What is being worked on counts too: after a crash it is in its place again.
+        # A request that is being worked on counts too: after a crash it is in its place again.
         own_used = waiting.own is not None and (len(waiting.own) or waiting.out)
         if not own_used and len(waiting.few) < FEW:
             if self._together is None:
@@ -234,7 +234,7 @@ class Requests(shared.Shared):
             self.retire(popped.waiting)
 
     def retire(self, waiting: Waiting) -> None:
-        """Let a queue go that is empty, and that nobody uses."""
+        """Delete a queue that is empty and not in use."""
         if waiting.users or waiting.out or len(waiting):
             return
         if waiting.own is not None and self.engine is not None:
@@ -270,7 +270,7 @@ class Requests(shared.Shared):
         moved = queue.publish_many(messages)
         for one, message, seq in zip(batch, messages, moved, strict=True):
             few = self.named(message.key or "").few
-            # It may be of nobody: a request that is being worked on when its crawl was killed.
+            # It may be of no queue: a request that was being worked on when its crawl was killed.
             if one.seq_id in few:
                 few[few.index(one.seq_id)] = seq
             else:

@@ -159,7 +159,7 @@ class _Use:
 
     @staticmethod
     def of(crawler: Crawler) -> _Use:
-        """Give that of a crawl, and count one more who uses it."""
+        """Give that of a crawl, and count one user more."""
         use = _uses.get(crawler)
         if use is None:
             use = _uses[crawler] = _Use(crawler)

@@ -1,8 +1,8 @@
 """Engines that several objects of one process share: one for each directory, while it is used.
 
-No lock is held while an engine is opened or closed: who asks for the same directory meanwhile waits
-for the thread that does so, and nobody else. What a signal's handler or a finalizer gives back in
-the middle of a call here is seen to by that call, at its end.
+No lock is held while an engine is opened or closed. Only calls for the same directory wait
+meanwhile, for the thread that does so. When a signal's handler or a finalizer gives an engine back
+in the middle of a call here, that call closes it at its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Shared", "acquire", "join", "leave", "release"]
 _log = logging.getLogger("qindex.compat")
 
 _LOOK_AGAIN = 1.0
-"""Seconds after which who waits for another thread looks again: a handler may have cut it short."""
+"""Seconds after which a waiter looks again: a handler may have cut the other thread short."""
 
 
 class Shared:
@@ -40,7 +40,7 @@ S = TypeVar("S", bound=Shared)
 
 class _Use:
     """The use of one directory. ``busy``: the thread that opens or closes its engine, or 0;
-    ``queues``: what is shared of queues, by their names."""
+    ``queues``: the shared state of its queues, by their names."""
 
     __slots__ = ("busy", "engine", "queues", "users")
 
@@ -58,7 +58,7 @@ _given_back: deque[qindex.Engine] = deque()
 
 
 def acquire(directory: str | os.PathLike[str]) -> qindex.Engine:
-    """Give the engine of ``directory``; opens it for the first who asks.
+    """Give the engine of ``directory``; the first call opens it.
 
     Each call needs one of :func:`release`. Raises as :func:`qindex.open`.
     """
@@ -120,7 +120,7 @@ def _see_to_others() -> None:
 
 
 def _see_to() -> None:
-    """Count the engines that were given back, and close those that nobody uses."""
+    """Count the engines that were given back, and close those without a user."""
     while _given_back and not _lock.is_mine():
         with _lock:
             last = _count_one()
@@ -185,7 +185,7 @@ def leave(engine: qindex.Engine, name: str, shared: Shared) -> bool:
 
 
 def _after_fork() -> None:
-    """In a forked child: what the parent has open is not the child's."""
+    """In a forked child: the engines that the parent has open are not the child's."""
     global _lock, _changed
     _lock = CallLock()
     _changed = threading.Condition(_lock)

@@ -66,7 +66,7 @@ __all__ = ["Engine", "unmasked"]
 _log = logging.getLogger("qindex.engine")
 
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
-"""Threads whose failures nobody is told but who reads the log, or closes the engine."""
+"""Threads whose failures are logged, and raised by a close of the engine."""
 
 
 @contextmanager
@@ -300,7 +300,7 @@ class Engine:
                 replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
                 resting = RestingQueue(path, 0)
         elif layout.QUEUE_NAME not in fs.listdir(path):
-            # It was lost, and reported as damage at open: whoever knows the name gives it back.
+            # It was lost, and reported as damage at open: this caller knows the name.
             name_file = os.path.join(path, layout.QUEUE_NAME)
             replace_file(fs, name_file, format_queue_name(self._vhost, raw))
         self._remove_journal(resting)

@@ -1,4 +1,4 @@
-"""Queues that nobody uses rest: no file is open for them, and little memory is taken.
+"""Queues that are not in use rest: they have no open file, and take little memory.
 
 A queue is put to rest when it was idle for a while, or when more queues are in use than the engine
 may have files open for: then the one that was not used for longest, or nearly. Its journal is
@@ -35,7 +35,7 @@ class Roster:
     """The queues of an engine that are awake: ``most`` at any time. Thread-safe.
 
     A few less than ``most`` are left by a background thread, which ``ask`` calls (``None``: there
-    is none), so that whoever wakes a queue does not have to put another one to rest first.
+    is none), so that a call that wakes a queue need not put another one to rest first.
     """
 
     def __init__(

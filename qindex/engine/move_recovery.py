@@ -2,10 +2,10 @@
 
 For each message that an intent names and that its source still holds: is it in the target? In the
 run of the operating system in which the intent was written nothing is lost, so an intent that is
-noted as done is: the message may have been consumed since. Otherwise (nobody has seen it there yet,
-or power was lost, or the target is damaged) only what is found there counts: the entry with the
-seq_id and the message id of the intent. What has arrived is acknowledged in the source, anything
-else stays there, so that a message is in one of the two queues.
+noted as done is done: the message may have been consumed since. Otherwise (it is not noted, or
+power was lost, or the target is damaged) an entry in the target decides, with the seq_id and the
+message id of the intent. Messages that have arrived are acknowledged in the source, all others stay
+there, so that a message is in one of the two queues.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def finish_moves(
     repair: bool = False,
 ) -> Callable[[], None] | None:
     """Finish the moves of the last run; ``queue_of`` gives a queue that there is, ``hurt`` are
-    directories of queues in which damage was found: what is not there may have been in them.
+    directories of queues in which damage was found: missing messages may have been in them.
 
-    Gives what removes the file, to be called when the queues that were touched are durable;
-    ``None`` where there was no file. Raises :class:`StorageError`, :class:`OSError`, and
+    Gives the function that removes the file, to be called when the queues that were touched are
+    durable; ``None`` where there was no file. Raises :class:`StorageError`, :class:`OSError`, and
     :class:`DamageError` for a file that is none of ours, unless ``repair``: then it is set aside,
-    and what it says before that counts.
+    and its records before the damage count.
     """
     path = os.path.join(directory, layout.MOVES)
     data = read_optional(fs, path)

@@ -101,9 +101,9 @@ class ReadOnlyQueue:
 class ReadOnlyEngine:
     """A store opened read-only; a context manager that closes itself.
 
-    ``reader``: the :class:`qindex.view.reader.StoreReader` underneath, for what a delivery does not
-    show. Raises :class:`NotAStoreError` for a file, a missing directory or one of something else,
-    :class:`StorageError` when the system refuses.
+    ``reader``: the :class:`qindex.view.reader.StoreReader` underneath, which shows more than a
+    delivery does. Raises :class:`NotAStoreError` for a file, a missing directory or one of
+    something else, :class:`StorageError` when the system refuses.
     """
 
     def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:

@@ -38,7 +38,7 @@ LONG_HELD = 5.0
 
 
 def warn_of_full_prefetch(name: str, seq_ids: Sequence[int]) -> None:
-    """Warn of a consumer whose prefetch is full: nobody acknowledges what it holds."""
+    """Warn of a consumer whose prefetch is full: it acknowledges none of its messages."""
     shown = ", ".join(map(str, seq_ids[:10])) + (", ..." if len(seq_ids) > 10 else "")
     what = "queue %r: consume waits: all %d messages of its prefetch are unacknowledged: seq_ids %s"
     _log.warning(what, name, len(seq_ids), shown)
@@ -172,8 +172,8 @@ class Deliverer:
         return True
 
     def _fill_few(self) -> bool:
-        """Read ahead what a consumer has left who keeps up; false where there is nothing, or more
-        to do than that."""
+        """Read ahead the few messages that a consumer has left that keeps up with the publishers;
+        false where there are none, or more work is to be done."""
         index = self._state.index
         few = index.fetch_few(index.ahead.next_fetch)
         if few is None:
@@ -282,7 +282,7 @@ class Deliverer:
             check_lease(lease)
         with self._state.lock, self._state as state:
             ready = self._available(timeout, waits)
-            # Made after the waiting: what was given back meanwhile may be a part of it.
+            # Made after the waiting: messages given back meanwhile may be a part of it.
             batch = Batch(self._settler, state.index.nacks)
             # Again, where all of them had been delivered too often.
             while ready and not batch:
@@ -478,7 +478,7 @@ class Deliverer:
             seen: list[Delivery] = []
             if not most:
                 return seen
-            # What has expired behind others is shown: whatever counts as ready is.
+            # Messages that have expired behind others are shown: they count as ready.
             for seq, body, again, extra in self._ahead(most):
                 if isinstance(extra, int):
                     seen.append(make_delivery(None, seq, body, again, extra))

@@ -100,7 +100,7 @@ class DeliveryCounts:
         except OSError as error:
             raise StorageError(self._path, "the counts can't be read", error) from error
         self.loaded = unpack_counts(data)
-        # Behind the last whole record: what is torn is written over.
+        # Behind the last whole record: a torn one is written over.
         self._end = len(data) - len(data) % RECORD_SIZE
 
     def forgive(self, seq_id: int, count: int, all_counts: Mapping[int, int]) -> None:

@@ -120,7 +120,7 @@ class Flusher:
     def flush_due(self, waits: bool) -> None:
         """See to a flush: the journal has more actions than it may. Lock held.
 
-        What the caller did is done; a flush that fails is logged, and the next one tries again.
+        The caller's action stands; a flush that fails is logged, and the next one tries again.
         """
         state = self.state
         index, lock = state.index, state.lock
@@ -192,7 +192,7 @@ class Flusher:
         return min(self.max_dirty, journal.reserve_left // (2 * ACTION_SIZE))
 
     def write_and_empty(self, *, held: bool = False) -> None:
-        """Flush; ``held``: the queue's lock is held, and nobody appends meanwhile."""
+        """Flush; ``held``: the queue's lock is held, and no append comes meanwhile."""
         index = self.state.index
         lock = nullcontext() if held else self.state.lock.anyway
         index.poison.check()
@@ -268,7 +268,7 @@ class Flusher:
 
     def abandon(self, kind: type[StoreError], text: str) -> list[bytes]:
         """Close without a flush: the queue's directory is about to be deleted. Gives the ids of
-        its messages that are in the message store: nobody can acknowledge them any more."""
+        its messages that are in the message store: they can't be acknowledged any more."""
         state = self.state
         stored: list[bytes] = []
         messages = state.messages

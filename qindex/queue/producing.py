@@ -507,7 +507,7 @@ class Producer:
 
 
 def batch_bytes(messages: Iterable[Body | Message]) -> int:
-    """Give the bytes of the bodies of a batch; what is no body has none."""
+    """Give the bytes of the bodies of a batch; an item that is no body counts as none."""
     bodies = [one.body if isinstance(one, Message) else one for one in messages]
     return sum(len(body) for body in bodies if isinstance(body, Body))
 

@@ -2,8 +2,8 @@
 
 A message's expiry is kept as a time of the wall clock, for it has to be right after a restart, too.
 But a wall clock is set now and then: when it was wrong for a minute, by an hour ahead say, all
-messages with a ttl below that would be dropped for good. So within a run the time is what it was
-when the process began, and what has passed since, by a clock that nobody sets. From one run to the
+messages with a ttl below that would be dropped for good. So within a run the time is that of
+the process's start plus the time passed since, by a clock that is never set. From one run to the
 next the wall clock counts.
 """
 

@@ -138,9 +138,9 @@ class QueueState:
     def change_settings(self, settings: QueueSettings) -> None:
         """Let the queue, which is in use, work by other settings from now on. No lock is held.
 
-        Who waits for room sees the new limits. A limit that is too small for what is there drops
-        nothing by itself: with ``overflow="drop-head"`` the next publish does. Publishes of other
-        threads that have begun may come in beside a limit that was not there before.
+        Publishers that wait for room see the new limits. A limit below the queue's present size
+        drops nothing by itself: with ``overflow="drop-head"`` the next publish does. Publishes of
+        other threads that have begun may exceed a new limit.
         """
         with self.lock, self:
             self._work_by(settings)
@@ -326,8 +326,8 @@ class QueueState:
     # -- syncs in the middle of a sync ------------------------------------------------------------
 
     def is_syncing_here(self) -> bool:
-        """Tell whether the calling thread, a handler's, is in the middle of a sync: what it does
-        could not be made durable."""
+        """Tell whether the calling thread, a handler's, is in the middle of a sync: its
+        writes could not be made durable."""
         if self.index.journal.is_syncing_here():
             return True
         return self.messages is not None and self.messages.is_syncing_here()
@@ -340,7 +340,7 @@ class QueueState:
 
     def forgive_outstanding(self) -> None:
         """Let the deliveries that are out not count towards the ``delivery_limit``: a clean close
-        takes them back, and nobody lost or refused them. Lock held."""
+        takes them back, and no consumer lost or refused them. Lock held."""
         if self.counts is not None:
             for seq in self.index.outstanding_up_to(self.index.next_seq).tolist():
                 if seq not in self.forgiven:

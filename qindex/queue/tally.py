@@ -13,8 +13,8 @@ __all__ = ["Tally", "by_reason"]
 class Tally:
     """Counts of one queue since it was opened; its lock is held for every change.
 
-    ``again``: deliveries of messages that had been delivered before. ``withheld``: messages that
-    were taken off the queue as if for a delivery, and given to nobody. ``given_up``: messages that
+    ``again``: deliveries of messages that had been delivered before. ``withheld``: messages
+    taken off the queue as if for a delivery, and given to no consumer. ``given_up``: messages that
     left without a consumer's ack; ``moved``: those of them that are in the dead-letter queue.
     ``refused``: messages of publishes that found the queue full.
     """

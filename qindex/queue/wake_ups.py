@@ -17,15 +17,15 @@ from journal.patience import PatientLock
 __all__ = ["Bell", "Listener", "deadline_after", "has_time", "time_left"]
 
 Listener = Callable[[], bool]
-"""Wakes whoever left it, from any thread, with the queue's lock held; false: nobody is there."""
+"""Wakes the waiter that left it, from any thread, with the queue's lock held; false: it is gone."""
 
 
 class Bell:
     """A condition that also calls listeners, each once, in the order in which they came.
 
     Its lock is held for every call, and taken again with patience. ``notify(n)`` wakes ``n``
-    threads and ``n`` listeners: whoever finds nothing left goes on waiting. What it takes for that
-    is made when somebody waits: most bells of thousands of queues never ring.
+    threads and ``n`` listeners; those that find nothing left go on waiting. The condition is made
+    at the first wait: most bells of thousands of queues never ring.
     """
 
     __slots__ = ("_condition", "_listeners", "_lock")

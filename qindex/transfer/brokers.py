@@ -1,8 +1,8 @@
 """``push`` and ``pull``: a queue's messages into a RabbitMQ broker, and out of one.
 
-Whoever gives a message away lets go of it last: a push acknowledges in the queue what the broker
-has confirmed, a pull acknowledges to the broker what is durable in the queue. Cut off in between, a
-message is on both sides; it is never on none. Without a crash each is moved once.
+The giving side lets go of a message last: a push acknowledges it in the queue when the broker has
+confirmed it, a pull acknowledges it to the broker when it is durable in the queue. Cut off in
+between, a message is on both sides; it is never on none. Without a crash each is moved once.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ def pull(
     """Take messages of the broker's queue ``source``; gives their number.
 
     Ends when none came for ``timeout`` seconds, or after ``count``. A batch is acknowledged to the
-    broker when it is on disk here. Raises :class:`BrokerError`; what was not acknowledged to the
-    broker is delivered again by it.
+    broker when it is on disk here. Raises :class:`BrokerError`; the broker delivers again the
+    messages that were not acknowledged to it.
     """
     if timeout <= 0:
         raise UsageError(f"timeout must be seconds above 0, not {timeout!r}")
@@ -254,7 +254,7 @@ def pull(
                     told(total)
                 if got < most:
                     break
-            # What was sent ahead of need goes back to the broker.
+            # Messages that were sent ahead of need go back to the broker.
             channel.cancel()
         finally:
             if connection.is_open:

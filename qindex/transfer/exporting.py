@@ -8,9 +8,9 @@ Steps, for the target ``out.jsonl``::
     3. out.jsonl.parts/whole                    all of them, put together and synced
     4. rename to out.jsonl; the parts are removed
 
-Interrupted anywhere and started again it goes on behind the last whole chunk, or puts together
-what is all there: each message is in the file once. A store may be in use meanwhile: what is
-acknowledged before this comes to it is left out.
+Interrupted anywhere and started again it goes on behind the last whole chunk, or puts all chunks
+together when they are there: each message is in the file once. A store may be in use meanwhile: a
+message that is acknowledged before the export comes to it is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CHUNK_BYTES = 8 << 20
 @dataclass(slots=True)
 class ExportReport:
     """``messages``: in the file; ``resumed``: of them from earlier runs; ``damaged``: left out,
-    they could not be read. ``findings``: what is wrong with the store."""
+    they could not be read. ``findings``: those of the store."""
 
     path: str
     messages: int = 0

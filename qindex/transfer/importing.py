@@ -12,8 +12,8 @@ Steps:
 3. The store is synced, and ``qindex.import`` removed.
 
 After a crash in c, the queue's next seq_id tells how many of the batch are published: the import
-goes on behind them. That holds while nobody else publishes to the queue before it is resumed,
-which is noticed.
+goes on behind them. That holds only if no other publisher has used the queue before it is
+resumed; an import notices that.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
 
 
 def _text(text: str) -> str:
-    # What is no Unicode is exact in the envelope only.
+    # A text that is no Unicode is exact in the envelope only.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
