@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,15 +185,26 @@ def signals(handler: Callable[..., object], waiter: _Waiter, count: int) -> Iter
     """This thread gets so many signals, one after the other; then ``waiter`` is called, and listed
     in what this gives."""
     called: list[_Waiter] = []
-    before = signal.signal(signal.SIGUSR1, handler)
+    taken = threading.Semaphore(0)
+
+    def taking(*given: object) -> object:
+        taken.release()
+        return handler(*given)
+
+    before = signal.signal(signal.SIGUSR1, taking)
     main = threading.main_thread().ident
     assert main is not None
 
+    def is_asleep() -> bool:
+        frame = sys._current_frames()[main]
+        return frame.f_code is _Waiter.sleep.__code__ and "interrupt" in frame.f_locals
+
     def work() -> None:
         for _ in range(count):
-            time.sleep(0.02)
+            waiting_for(is_asleep)
             signal.pthread_kill(main, signal.SIGUSR1)
-        time.sleep(0.05)
+            assert taken.acquire(timeout=WAIT)  # two that are under way at once become one
+        waiting_for(is_asleep)
         called.append(waiter)
         waiter.call()
 
