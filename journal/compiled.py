@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from hashlib import sha256
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -67,6 +66,8 @@ def builds_folder() -> Path:
 
 def digest() -> str:
     """Give 16 hexadecimal digits that tell the sources from any others. About 1 ms."""
+    from hashlib import sha256  # not for the imports of those who have built nothing
+
     found = sha256()
     for module in (*MODULES, _PRIMITIVES):
         for suffix in (".py", ".pxd"):
