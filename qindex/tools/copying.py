@@ -50,7 +50,7 @@ from qindex.tools.pair_writer import PairWriter
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.saved import SavedQueue, SaveReport
-from qindex.tools.store_check import StoreCheck, pack_ids
+from qindex.tools.store_check import StoreCheck, is_in, pack_ids
 from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
 from qindex.view.rabbitmq_vhost import QueueDirectory
@@ -98,7 +98,7 @@ class StoreCopy:
     messages: StoreCheck = field(init=False)
     moved: dict[str, I64] = field(default_factory=dict)
     _kept_pairs: dict[str, int] = field(default_factory=dict)
-    _sizes: dict[bytes, int] = field(default_factory=dict)
+    _sizes: list[tuple[npt.NDArray[np.bytes_], I64]] = field(default_factory=list)
     _doubles: dict[str, list[int]] = field(default_factory=dict)
     _done: int = 0
     _missing: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S16"))
@@ -173,16 +173,18 @@ class StoreCopy:
         for file, rows, counts in self.messages.chosen():
             if not len(rows):
                 continue
+            sizes = file.bodies[rows]
+            asked = (sizes < 0) & is_in(file.ids[rows], doubted)
             fd = self.fs.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+                for at, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
                     msg_id = bytes(file.ids[row]).ljust(16, b"\0")
                     offset, total = int(file.offsets[row]), int(file.totals[row])
                     record = read_record(self.fs, fd, offset, total)
-                    if record is None or check_record(msg_id, record) is not None:
+                    if record is None or not file.is_as_it_was(row, record):
                         raise StoreError(f"{file.path}: was changed while it was read")
-                    if msg_id in doubted:
-                        self._sizes[msg_id] = len(decode_any(record, msg_id).body)
+                    if asked[at]:
+                        sizes[at] = len(decode_any(record, msg_id).body)
                     if self.basic_for is not None:
                         record = _basic_record(record, msg_id, self.basic_for)
                     self.report.stored_messages += 1
@@ -190,13 +192,14 @@ class StoreCopy:
                     yield msg_id, record, count
             finally:
                 self.fs.close(fd)
+            told = np.flatnonzero(sizes >= 0)
+            self._sizes.append((file.ids[rows[told]], sizes[told]))
 
-    def _doubted(self) -> set[bytes]:
-        """Give the ids that do not vouch for the sizes of their entries."""
-        found: set[bytes] = set()
-        for one in self.messages.entries:
-            found.update(map(bytes, one.ids[~vouches(one.ids, one.sizes)]))
-        return found
+    def _doubted(self) -> npt.NDArray[np.bytes_]:
+        """Give the ids that do not vouch for the sizes of their entries, ascending."""
+        entries = self.messages.entries
+        found = [pack_ids(one.ids[~vouches(one.ids, one.sizes)]) for one in entries]
+        return np.unique(np.concatenate([*found, np.empty(0, "S16")]))
 
     # -- queues ---------------------------------------------------------------------------------
 
@@ -270,10 +273,9 @@ class StoreCopy:
                 seqs = np.arange(at, at + len(seqs))
                 at += len(seqs)
             sizes = self._true_sizes(kept)
-            if self.basic_for is not None:
-                kept = _basic(kept, self.basic_for)
             if not (kept.version2 and directory in self._kept_pairs):
-                writer.add(kept, seqs, sizes)
+                basic = kept if self.basic_for is None else _basic(kept, self.basic_for)
+                writer.add(basic, seqs, sizes)
             saved.messages += len(seqs)
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())
@@ -338,10 +340,21 @@ class StoreCopy:
         return self._stored_sizes(batch, sizes)
 
     def _stored_sizes(self, batch: Batch, sizes: I64) -> I64:
-        if self._sizes:
-            for at in np.flatnonzero(batch.embedded == 0).tolist():
-                sizes[at] = self._sizes.get(batch.ids[at].tobytes(), int(sizes[at]))
+        known, bodies = self._sizes_by_id
+        rows = np.flatnonzero(batch.embedded == 0)
+        ids = pack_ids(batch.ids[rows])
+        there = is_in(ids, known)
+        sizes[rows[there]] = bodies[np.searchsorted(known, ids[there])]
         return sizes
+
+    @cached_property
+    def _sizes_by_id(self) -> tuple[npt.NDArray[np.bytes_], I64]:
+        """Message ids, ascending, and the sizes of their bodies. Shapes ``(n,)``."""
+        ids = np.concatenate([np.empty(0, "S16"), *(ids for ids, _ in self._sizes)])
+        sizes = np.concatenate([np.empty(0, np.int64), *(sizes for _, sizes in self._sizes)])
+        order = np.argsort(ids, kind="stable")
+        self._sizes.clear()
+        return ids[order], sizes[order]
 
     def name_of(self, queue: QueueDirectory, vhost: str) -> tuple[str, bytes | None]:
         """Find a queue's name, and the content of its name file, ``None`` where it is lost.
@@ -424,7 +437,8 @@ def _basic(batch: Batch, vhost: bytes) -> Batch:
     ]
     lengths = np.array([len(record) for record in records], np.int64)
     payloads = np.cumsum(lengths) - lengths - journal_format.PAYLOAD_SIZE
-    return replace(batch, data=b"".join(records), payloads=payloads, embedded=lengths)
+    data = b"".join(records)
+    return replace(batch, data=data, version2=False, payloads=payloads, embedded=lengths)
 
 
 def _basic_record(record: bytes, msg_id: bytes, vhost: bytes) -> bytes:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.files import FileSystem, make_dirs, pread_all, pwrite_all
 from journal.format import PAYLOAD_SIZE
+from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.index.segment import segment_numbers
@@ -78,15 +80,35 @@ class PairWriter:
             parts: list[bytes | memoryview] = []
             if not end:
                 parts.append(store_format.pack_header(number, self._entry_count))
-            view = memoryview(batch.data)
             lengths = batch.embedded[rows]
-            starts = (batch.payloads[rows] + PAYLOAD_SIZE).tolist()
-            for start, length in zip(starts, lengths.tolist(), strict=True):
-                record = view[start : start + length]
-                parts += (store_format.pack_entry_head(record), record)
+            parts += _framed(batch, batch.payloads[rows] + PAYLOAD_SIZE, lengths)
             pwrite_all(self._fs, fd, b"".join(parts), end)
         finally:
             self._fs.close(fd)
         framed = lengths + store_format.ENTRY_HEAD.size
         offsets = max(end, store_format.HEADER_SIZE) + np.cumsum(framed) - framed
         return index_format.pack_places(offsets, lengths)
+
+
+def _framed(batch: Batch, starts: I64, lengths: I64) -> Iterator[bytes | memoryview]:
+    """Give records with their heads. What comes from such a store with a head that fits is given as
+    it stands, as far as one stands behind the other: its checksum held when it was read."""
+    head = store_format.ENTRY_HEAD.size
+    view = memoryview(batch.data)
+    ready = np.zeros(len(starts), np.bool_)
+    if batch.version2:
+        packed = np.ascontiguousarray(gather_bytes(batch.data, starts - head, head))
+        heads: npt.NDArray[np.void] = packed.view(store_format.HEADS).ravel()
+        ready = (heads["size"] == lengths) & (heads["flags"] == store_format.HAS_CHECKSUM)
+        ready &= heads["zero"] == 0
+    ends = starts + lengths
+    goes_on = ready[1:] & ready[:-1] & (starts[1:] - head == ends[:-1])
+    firsts = np.flatnonzero(np.append(True, ~goes_on))
+    lasts = np.append(firsts[1:] - 1, len(starts) - 1)
+    spans = zip(starts[firsts].tolist(), ends[lasts].tolist(), ready[firsts].tolist(), strict=True)
+    for start, end, is_ready in spans:
+        if is_ready:
+            yield view[start - head : end]
+        else:
+            yield store_format.pack_entry_head(view[start:end])
+            yield view[start:end]

@@ -20,6 +20,7 @@ from time import sleep
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, read_file
@@ -28,6 +29,7 @@ from msgstore.format import MAX_RECORD, Check, classify_name
 from msgstore.format import Kind as FileKind
 from msgstore.scan import FileScan, Record, read_record, scan_file
 from qindex.format.entries import decode_any
+from qindex.format.rabbitmq.bridge import read_named
 from qindex.format.rabbitmq.container import states_more
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
 from qindex.format.stored_id import vouches
@@ -36,23 +38,29 @@ from qindex.tools.headless import find_headless
 from qindex.tools.queue_check import StoredEntries, size_finding
 from qindex.view.freed_room import concerning
 
-__all__ = ["ScannedFile", "StoreCheck", "pack_ids"]
+__all__ = ["ScannedFile", "StoreCheck", "is_in", "pack_ids"]
 
 Ids = npt.NDArray[np.bytes_]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
 
 _ATTEMPTS = 64
 _SETTLE = 0.02
 _ID = "S16"
 _NUL = b"\0"
+_TERM = b"\x83"
 _LOST = "the message is lost"
 _NOT_WRITTEN = "a node drops the entry: its acknowledgement was not written yet"
 
 
 @dataclass(slots=True)
 class ScannedFile:
-    """One file as it was scanned; the columns have a row for each record."""
+    """One file as it was scanned; the columns have a row for each record.
+
+    ``bodies``: bytes of the bodies, of RabbitMQ's records alone; -1 = not told. ``sums``: xxh3 of
+    the records, 0 = not told.
+    """
 
     path: str
     size: int
@@ -60,7 +68,16 @@ class ScannedFile:
     ids: Ids
     offsets: I64
     totals: I64
+    bodies: I64
+    sums: U64
     findings: list[Finding]
+
+    def is_as_it_was(self, row: int, record: bytes) -> bool:
+        """Tell whether a record that was read again has not changed since."""
+        told = int(self.sums[row])
+        if told:
+            return xxh3_64_intdigest(record) == told
+        return check_record(bytes(self.ids[row]).ljust(16, _NUL), record) is None
 
 
 def pack_ids(ids: U8) -> Ids:
@@ -78,7 +95,7 @@ class StoreCheck:
     that is missing can't be a crash's doing. ``rescue``: look for what is missing under damaged
     headers, too, where no engine finds it. ``has_holes``: see :mod:`qindex.view.freed_room`.
     ``live`` and ``size`` (bytes), ``records``,
-    ``missing`` (ids that entries name and no file has), after :meth:`findings`. Memory: 32 bytes
+    ``missing`` (ids that entries name and no file has), after :meth:`findings`. Memory: 48 bytes
     for each record, 100 for each entry.
     """
 
@@ -144,10 +161,9 @@ class StoreCheck:
                 known = self._files.get(name)
                 if known and (known.size, known.inode) == (status.st_size, status.st_ino):
                     continue
-                scan = scan_file(
-                    self.fs, path, check=self.check, max_record=MAX_RECORD, verify=True
-                )
-                self._files[name] = _columns(scan, status.st_ino)
+                notes = _Notes(self.check)
+                scan = scan_file(self.fs, path, check=notes, max_record=MAX_RECORD, verify=True)
+                self._files[name] = _columns(scan, status.st_ino, notes)
             except FileNotFoundError:
                 self._files.pop(name, None)
             except StorageError as error:
@@ -183,7 +199,7 @@ class StoreCheck:
     def _missing(self) -> set[bytes]:
         """Give the ids that entries name and no file has."""
         named = np.unique(np.concatenate([pack_ids(one.ids) for one in self.entries] or [_NO_IDS]))
-        missing = _as_set(named[~_is_in(named, self._sorted_ids())])
+        missing = _as_set(named[~is_in(named, self._sorted_ids())])
         if not self.in_use:
             return missing
         for _ in range(_ATTEMPTS):
@@ -193,7 +209,7 @@ class StoreCheck:
             before = self._names()
             self._scan_all()
             wanted = np.array(sorted(missing), _ID) if missing else _NO_IDS
-            missing = _as_set(wanted[~_is_in(wanted, self._sorted_ids())])
+            missing = _as_set(wanted[~is_in(wanted, self._sorted_ids())])
             missing &= self.named_now(missing)
             # Else a listing may have fallen between two names of records that were moved.
             if before == self._names() == list(self._files):
@@ -212,6 +228,8 @@ class StoreCheck:
                 file.ids = np.append(file.ids, np.array(ids, _ID))
                 file.offsets = np.append(file.offsets, np.array(offsets, np.int64))
                 file.totals = np.append(file.totals, np.array(totals, np.int64))
+                file.bodies = np.append(file.bodies, np.full(len(found), -1))
+                file.sums = np.append(file.sums, np.zeros(len(found), np.uint64))
                 missing.difference_update(ids)
 
     def _entries_without_message(self, missing: set[bytes]) -> Iterator[Finding]:
@@ -221,7 +239,7 @@ class StoreCheck:
         for one in self.entries:
             cause = Cause.DAMAGE if self.lost_is_damage(one) else Cause.CRASH
             lost = _NOT_WRITTEN if one.version2 and cause is Cause.CRASH else _LOST
-            for at in np.flatnonzero(_is_in(pack_ids(one.ids), ids)).tolist():
+            for at in np.flatnonzero(is_in(pack_ids(one.ids), ids)).tolist():
                 msg_id = one.ids[at].tobytes().hex()
                 what = f"seq_id {int(one.seqs[at])}: its message {msg_id} is not in the store"
                 offset = int(one.offsets[at])
@@ -304,6 +322,7 @@ class StoreCheck:
         if not any(len(rows) for _, rows in doubted):
             return
         ids, files, offsets, totals = self.all_records()
+        bodies = np.concatenate([file.bodies for file in self.files()] or [_NO_NUMBERS])
         order = np.argsort(ids, kind="stable")
         ids, paths = ids[order], self.paths()
         for one, rows in doubted:
@@ -311,16 +330,18 @@ class StoreCheck:
             places = np.searchsorted(ids, wanted)
             places[places == len(ids)] = 0
             there = ids[places] == wanted if len(ids) else np.zeros(len(rows), np.bool_)
-            for row, place in zip(rows[there].tolist(), places[there].tolist(), strict=True):
-                at = int(order[place])
-                msg_id = one.ids[row].tobytes()
-                record = _read(
-                    self.fs, paths[int(files[at])], (msg_id, int(offsets[at]), int(totals[at]))
-                )
-                size = _body_size(record, msg_id)
-                if size is not None and size != int(one.sizes[row]):
-                    seq, stated = int(one.seqs[row]), int(one.sizes[row])
-                    yield size_finding(one.path, int(one.offsets[row]), seq, stated, size)
+            rows, at = rows[there], order[places[there]]
+            sizes = bodies[at]
+            for row in np.flatnonzero(sizes < 0).tolist():
+                place = int(offsets[at[row]]), int(totals[at[row]])
+                msg_id = one.ids[rows[row]].tobytes()
+                record = _read(self.fs, paths[int(files[at[row]])], (msg_id, *place))
+                sizes[row] = _body_size(record, msg_id)
+            for row in np.flatnonzero((sizes >= 0) & (sizes != one.sizes[rows])).tolist():
+                entry = int(rows[row])
+                seq, stated = int(one.seqs[entry]), int(one.sizes[entry])
+                offset = int(one.offsets[entry])
+                yield size_finding(one.path, offset, seq, stated, int(sizes[row]))
 
     def chosen(self) -> Iterator[tuple[ScannedFile, I64, I64]]:
         """Give the records that entries name, each message once: for each file its rows, and how
@@ -350,13 +371,14 @@ class StoreCheck:
         first[1:] = ids[order][1:] != ids[order][:-1]
         kept = order[first]
         self.records = len(kept)
-        self.live = int(totals[kept[_is_in(ids[kept], named)]].sum())
+        self.live = int(totals[kept[is_in(ids[kept], named)]].sum())
 
 
 _SCANNED = (FileKind.RECORDS, FileKind.TAIL)
 _ENTRY_SIZE = 40
 _NO_IDS: Ids = np.empty(0, _ID)
 _NO_NUMBERS: I64 = np.empty(0, np.int64)
+_NO_NOTE = (-1, 0)
 
 
 def _scan_order(item: tuple[tuple[FileKind, int], str]) -> tuple[bool, int]:
@@ -365,8 +387,40 @@ def _scan_order(item: tuple[tuple[FileKind, int], str]) -> tuple[bool, int]:
     return kind is FileKind.TAIL, key
 
 
-def _columns(scan: FileScan, inode: int) -> ScannedFile:
+class _Notes:
+    """The check of a file's records, which notes what it has seen: body size and checksum, by
+    message id. Where two records of one id differ nothing is told of either."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._seen: dict[bytes, tuple[int, int]] = {}
+
+    def __call__(self, msg_id: bytes, record: bytes) -> str | None:
+        size = -1
+        if record[:1] == _TERM:
+            try:
+                message = read_named(record, msg_id)
+            except StoreError as error:
+                return str(error)
+            if not states_more(record):
+                size = len(message.body)
+        elif (wrong := self._check(msg_id, record)) is not None:
+            return wrong
+        note = (size, xxh3_64_intdigest(record))
+        if self._seen.setdefault(msg_id, note) != note:
+            self._seen[msg_id] = _NO_NOTE
+        return None
+
+    def of(self, records: list[Record]) -> tuple[I64, U64]:
+        """Give body sizes and checksums of these records. Shapes ``(n,)``."""
+        notes = [self._seen.get(msg_id, _NO_NOTE) for msg_id, _, _ in records]
+        sizes = np.array([size for size, _ in notes], np.int64)
+        return sizes, np.array([total for _, total in notes], np.uint64)
+
+
+def _columns(scan: FileScan, inode: int, notes: _Notes) -> ScannedFile:
     ids = b"".join(msg_id for msg_id, _, _ in scan.records)
+    bodies, sums = notes.of(scan.records)
     return ScannedFile(
         scan.path,
         scan.size,
@@ -374,6 +428,8 @@ def _columns(scan: FileScan, inode: int) -> ScannedFile:
         np.frombuffer(ids, _ID),
         np.array([offset for _, offset, _ in scan.records], np.int64),
         np.array([total for _, _, total in scan.records], np.int64),
+        bodies,
+        sums,
         scan.findings(),
     )
 
@@ -381,10 +437,14 @@ def _columns(scan: FileScan, inode: int) -> ScannedFile:
 def _unreadable(path: str, size: int, inode: int, error: StoreError) -> ScannedFile:
     what, lost = f"can't be read: {error}", "its messages are lost"
     finding = Finding(path, 0, size, Cause.DAMAGE, what, lost, Kind.UNREADABLE)
-    return ScannedFile(path, size, inode, _NO_IDS, _NO_NUMBERS, _NO_NUMBERS, [finding])
+    none = _NO_NUMBERS
+    return ScannedFile(
+        path, size, inode, _NO_IDS, none, none, none, np.empty(0, np.uint64), [finding]
+    )
 
 
-def _is_in(wanted: Ids, ascending: Ids) -> npt.NDArray[np.bool_]:
+def is_in(wanted: Ids, ascending: Ids) -> npt.NDArray[np.bool_]:
+    """Tell which ids are among the others, which are sorted. Shape ``(n,)``."""
     if not len(ascending):
         return np.zeros(len(wanted), np.bool_)
     places = np.searchsorted(ascending, wanted)
@@ -409,10 +469,11 @@ def _read(fs: FileSystem, path: str, record: Record) -> bytes | None:
         fs.close(fd)
 
 
-def _body_size(record: bytes | None, msg_id: bytes) -> int | None:
+def _body_size(record: bytes | None, msg_id: bytes) -> int:
+    """Give the bytes of a record's body, -1 where there is nothing to be held against it."""
     if record is None or states_more(record):
-        return None
+        return -1
     try:
         return len(decode_any(record, msg_id).body)
     except StoreError:
-        return None
+        return -1

@@ -100,8 +100,8 @@ def read_rabbitmq(record: bytes | memoryview) -> tuple[RabbitMessage, int]:
     return decode_container(value) if is_container(value) else message_of_term(value), end
 
 
-def decode_rabbitmq(record: bytes, msg_id: bytes) -> Message:
-    """Decode a record that the index or the store names ``msg_id``.
+def read_named(record: bytes, msg_id: bytes) -> RabbitMessage:
+    """Read a record that the index or the store names ``msg_id``.
 
     Raises :class:`TermError` when it is no record, or that of another message.
     """
@@ -110,7 +110,12 @@ def decode_rabbitmq(record: bytes, msg_id: bytes) -> Message:
         raise TermError(f"has {len(record) - end} bytes behind its term", end)
     if message.msg_id != msg_id:
         raise TermError(f"the record is that of message {message.msg_id.hex()}")
-    return message_of(message)
+    return message
+
+
+def decode_rabbitmq(record: bytes, msg_id: bytes) -> Message:
+    """Show such a record's message as one of ours. Raises as :func:`read_named`."""
+    return message_of(read_named(record, msg_id))
 
 
 def message_of(message: RabbitMessage) -> Message:
