@@ -38,7 +38,7 @@ class Kind(enum.StrEnum):
     ZEROS = "zeros"
     """Zeros where something else should stand."""
     UNFINISHED = "unfinished"
-    """What an operation that was cut short left behind."""
+    """The leftovers of an operation that was cut short."""
     ENTRY_WITHOUT_MESSAGE = "entry-without-message"
     MESSAGE_WITHOUT_ENTRY = "message-without-entry"
     REFCOUNT = "refcount"

@@ -64,9 +64,9 @@ ACK = 0b11
 
 TYPE_SHIFT = 62
 DELIVER_BITS = DELIVER << TYPE_SHIFT
-"""What a deliver record has beside the seq_id."""
+"""The bits of a deliver record beside its seq_id."""
 ACK_BITS = ACK << TYPE_SHIFT
-"""What an ack record has."""
+"""Those of an ack record."""
 SEQ_MASK = (1 << TYPE_SHIFT) - 1
 MAX_SEQ_ID = SEQ_MASK
 
@@ -75,7 +75,7 @@ ACTION_WORD = struct.Struct(">Q")
 ACTION_SIZE = ACTION_WORD.size
 
 PAYLOAD = struct.Struct(">16sQII")
-"""Message id, expiry, size, E: what a publish record has in journals and segments alike."""
+"""Message id, expiry, size, E: the fields of a publish record in journals and segments alike."""
 PAYLOAD_SIZE = PAYLOAD.size
 
 PUBLISH_HEAD = struct.Struct(">Q16sQII")

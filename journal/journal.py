@@ -79,7 +79,7 @@ class Journal:
     that room is made. ``in_reserve``: the disk was full when room was needed last.
     """
 
-    # Slots: what each append touches.
+    # Slots: the attributes that each append uses.
     __slots__ = ("__dict__", "__weakref__", "end", "highest", "limit", "map", "word_limit")
 
     def __init__(
@@ -94,8 +94,8 @@ class Journal:
     ) -> None:
         """Open or create the file and keep its first ``position`` bytes.
 
-        What lies behind is cut off: recovery has said that it is a torn or zero-filled tail; with
-        ``rested`` (:mod:`journal.rested`) it is room, and kept. Raises :class:`StorageError`.
+        The bytes behind are cut off: recovery has found a torn or zero-filled tail there. With
+        ``rested`` (:mod:`journal.rested`) they are room, and kept. Raises :class:`StorageError`.
         """
         self._fs = fs
         self.path = os.fspath(path)

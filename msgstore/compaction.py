@@ -49,7 +49,7 @@ _RETRY_SECONDS = 1.0
 _LONGEST_STALL = 0.25
 """Seconds one publish waits for room at most: it slows publishers and can't deadlock them."""
 _SLACK = 1.05
-"""What a full store may hold beyond what garbage_ratio allows its files."""
+"""The excess of a full store over the size that garbage_ratio allows its files."""
 _CALM = 0.8
 """Below this share of what the disk may hold compaction takes its time."""
 _LONGEST_REST = 0.01
@@ -168,7 +168,7 @@ class Compactor:
                 return
             except Exception as error:
                 # A thread has no caller to raise to: the failure is logged and shown in stats,
-                # what could not be reclaimed stays as it is, and the next round tries again.
+                # garbage that could not be reclaimed stays, and the next round tries again.
                 self.last_error = str(error)
                 _LOG.warning("compaction of %s failed: %s", self._state.directory, error)
                 timeout = _RETRY_SECONDS

@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All samples of one name. ``help``: what it counts, and in which unit."""
+    """All samples of one name. ``help``: its meaning and unit."""
 
     name: str
     kind: Kind

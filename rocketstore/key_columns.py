@@ -3,7 +3,7 @@
 Messages of one producer name the same properties in the same order. So those with properties of
 one length are the rows of a table, and most of its rows look like the first: they have the same
 bytes wherever that has names and separators. Then their keys stand in the same columns, and are
-hashed column by column. What looks like no other row is decoded by itself.
+hashed column by column. Properties that look like no other row are decoded one by one.
 """
 
 from __future__ import annotations

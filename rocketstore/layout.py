@@ -114,8 +114,8 @@ class Layout:
     missing: list[range] = field(default_factory=list)
     """Starts of log files that are not there between others, which no crash of ours leaves."""
     short: dict[int, int] = field(default_factory=dict)
-    """Bytes of log files whose end was cut off, by start: strangers, of which a reader can have
-    what is left."""
+    """Bytes of log files whose end was cut off, by start: strangers, of which a reader can have the
+    rest."""
 
     @property
     def readable(self) -> list[int]:
@@ -322,8 +322,8 @@ def _listdir(fs: FileSystem, directory: str) -> list[str]:
 
 
 def extend(fs: FileSystem, stranger: Stranger) -> None:
-    """Give a file its full length back: what a crash took from its end were zeros, or bytes that
-    were never synced. Raises :class:`StorageError`."""
+    """Give a file its full length back: a crash took zeros from its end, or bytes that were never
+    synced. Raises :class:`StorageError`."""
     try:
         fd = fs.open(stranger.path, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -41,7 +41,7 @@ class StoreLock:
         owner = _held.setdefault(self._key, self)
         if owner is not self and owner._pid == self._pid:
             raise LockedError(path, self._pid)
-        # What a parent process held when it forked is not held here.
+        # Locks that a parent process held when it forked are not held here.
         _held[self._key] = self
         taken = False
         try:

@@ -97,7 +97,7 @@ def close_mapped(fs: FileSystem, path: str, fd: int, data: mmap.mmap | None) -> 
 
 def close_map(data: mmap.mmap) -> None:
     """Unmap a file, or leave that to its last reader: the frames of a call that was cut short keep
-    what they looked at for as long as its exception is."""
+    their views of it as long as its exception is there."""
     with contextlib.suppress(BufferError):
         data.close()
 

@@ -309,8 +309,8 @@ def _ends_early(parts: Parts, end: int, durable: int) -> None:
 
 
 def _end_of_log(parts: Parts, walk: LogWalk, log_repair: LogRepair) -> None:
-    """Cut the log where its records end. What stands behind is copied to quarantine if it is
-    sound: that was never promised, or the hole before it is too small to be filled."""
+    """Cut the log where its records end. Sound records behind that are copied to quarantine: they
+    were never promised, or the hole before them is too small to be filled."""
     commitlog = parts.commitlog
     end = walk.end
     for offset in walk.bad_bodies:

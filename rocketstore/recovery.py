@@ -3,8 +3,8 @@ ends.
 
 Read ``recover_compatible`` from top to bottom: queues find their own ends, the log is walked from
 its third-last file (or, after a crash, from a file that the checkpoint vouches for, with every
-record dispatched again), what lies behind the log's end is cut, and then what the queues have not
-seen is dispatched. What this loses, :mod:`rocketstore.rebuild` does not.
+record dispatched again), bytes behind the log's end are cut off, and then the records that the
+queues have not seen are dispatched. :mod:`rocketstore.rebuild` loses less.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def cut_log(parts: Parts, end: int) -> None:
 def recover_read_only(parts: Parts) -> int:
     """Find the ends of log and queues without writing; gives the log's end.
 
-    What the files hold is what is shown: nothing is dispatched.
+    The store shows the queues as their files are: nothing is dispatched.
     """
     commitlog = parts.commitlog
     for queue in parts.queues.values():

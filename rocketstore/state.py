@@ -34,9 +34,9 @@ __all__ = ["Change", "Pending", "StoreState"]
 class Pending:
     """Messages in the log that queues and index do not have yet.
 
-    ``offsets`` says where their records stand in the last file of the log: these tell what queues
-    and index need, as they do after a crash. What they don't tell stands beside it by offset:
-    ``queues`` says where the messages from that one on go, up to the next that is named, and
+    ``offsets`` says where their records stand in the last file of the log. Queues and index are
+    made from the records, as after a crash. Two facts are not in them and are noted by offset:
+    ``queues`` gives the queue of the messages from there on, up to the next one named, and
     ``codes`` the tagsCodes that are no tags'. ``route`` is the last put's, ``None`` at first.
     """
 

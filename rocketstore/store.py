@@ -64,8 +64,8 @@ def open_store(path: PathLike, **options: Any) -> Store:
 class Store:
     """An open store; :func:`rocketstore.open` makes one. Thread-safe. A context manager.
 
-    What is durable when a put returns: with ``durability="os"`` the record is in the operating
-    system and survives the death of the process; with ``"fsync"`` it is on disk.
+    When a put returns with ``durability="os"``, the record is in the operating system and survives
+    the death of the process; with ``"fsync"`` it is on disk.
     """
 
     def __init__(self, path: str, options: Options) -> None:
@@ -239,7 +239,7 @@ class Store:
 
     def lookup(self, offset: int | str) -> StoredMessage | None:
         """The message at a physical offset, or with an offset message id; ``None`` if no record
-        stands there. What fills a hole in the log is no message. O(1)."""
+        stands there. A filler of a hole in the log is no message. O(1)."""
         return self._reader.lookup(offset)
 
     def query(

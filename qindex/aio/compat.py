@@ -65,7 +65,7 @@ class PersistentQueue(asyncio.Queue[Any]):
     ``put`` and ``put_nowait`` are in the operating system on return: the death of the process loses
     nothing. An item that was got is done with when ``task_done`` is called, by the task that got
     it or, if that one holds none, by any: oldest first; :meth:`take` gives an item that settles
-    itself. What was got and not done with comes again, first, when the queue is opened the next
+    itself. Items got and not done with come again, first, when the queue is opened the next
     time; at open, ``join`` waits for all that is there. After :meth:`close` all raise
     :class:`~journal.errors.ClosedError`, those that were waiting, too.
     """

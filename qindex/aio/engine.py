@@ -130,7 +130,7 @@ class Engine:
             return
         try:
             try:
-                # What this turn of the loop still hands over comes first.
+                # Calls of this turn of the loop come first.
                 await asyncio.sleep(0)
             finally:
                 await self._ports.helper.finish(self._close)

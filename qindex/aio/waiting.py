@@ -1,8 +1,7 @@
 """Wait, in a coroutine, for a bell of a queue: until it rings, time is up, or it is cancelled.
 
-Between leaving a listener and looking at the queue once more nothing is missed: who publishes after
-that rings it. A ring is meant for one of those who wait, so whoever is cancelled after being rung
-rings again.
+No publish is missed between leaving a listener and looking at the queue once more: a later one
+rings it. A ring is for one waiter, so a waiter that is cancelled after its ring rings again.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ def _demo(
     """Publish, consume, kill the process in the middle, and show that nothing was lost.
 
     In a temporary directory: a child process with publishing and consuming threads is killed
-    with SIGKILL, several times; what it had noted of each call that returned is held against what
-    is in the store. Exits 0 only if the books balance.
+    with SIGKILL, several times; its notes of each call that returned are compared with the store.
+    Exits 0 only if the books balance.
     """
     from qindex.cli.demo import run_demo
 
@@ -267,7 +267,7 @@ def _message_of(error: Any) -> str:
 
 
 def _fail(code: int, error: object) -> int:
-    # What was printed before it belongs before it on a terminal, too.
+    # Earlier output comes before it on a terminal, too.
     with contextlib.suppress(BrokenPipeError):
         flush()
     print_note(str(error))

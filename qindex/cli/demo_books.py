@@ -1,4 +1,4 @@
-"""The demo's books: what the killed processes had noted, held against what the store gives.
+"""The demo's books: the notes of the killed processes, compared with the messages in the store.
 
 The rules, which are the engine's promises:
 

@@ -29,7 +29,7 @@ QUEUE = "orders"
 PUBLISHERS = 2
 CONSUMERS = 2
 READY = b"R"
-"""What comes first, alone, once the store is open."""
+"""The first byte, alone, once the store is open."""
 
 _BREATH = 0.001
 _MESSAGES_A_BREATH = 8
@@ -65,8 +65,8 @@ def _publish(queue: qindex.Queue, fd: int, thread: int, number: int) -> None:
 
 
 def _consume(queue: qindex.Queue, fd: int, consumer: int) -> None:
-    """Take a few, work on them for a moment, then acknowledge each: what a kill finds in between
-    was delivered and will be delivered again."""
+    """Take a few, work on them for a moment, then acknowledge each: a kill in between leaves
+    messages that were delivered and will be delivered again."""
     while True:
         taken = []
         # Publishers end only when the parent is gone; then nothing more will come.

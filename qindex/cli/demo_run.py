@@ -119,6 +119,6 @@ class _Listener:
         return kinds.count(PUBLISHED), kinds.count(ACKED)
 
     def log(self) -> Log:
-        """All that was noted. What a killed process wrote is whole records."""
+        """Give all notes. A killed process has written whole records."""
         data = bytes(self._data)[len(READY) :]
         return np.frombuffer(data[: len(data) - len(data) % RECORD.itemsize], RECORD)

@@ -45,9 +45,9 @@ def follow_command(
 ) -> int:
     """Print messages as they are published, acknowledged or not, and change nothing.
 
-    What a consumer had acknowledged, and a flush removed, before this came to it is named on
-    standard error (with --json: a line {"gap": [first, last]} on standard output); then it
-    exits 1. Ends when the queue is deleted, with --timeout or --count, or with Ctrl-C.
+    Messages that a consumer had acknowledged, and a flush removed, before this came to them are
+    named on standard error (with --json: a line {"gap": [first, last]} on standard output); then
+    it exits 1. Ends when the queue is deleted, with --timeout or --count, or with Ctrl-C.
     """
     if count == 0:
         return 0
@@ -66,7 +66,7 @@ def follow_command(
         while printed != count:
             delivery = follower.get(timeout=0)
             if delivery is None:
-                # Whoever reads the other end is to see it now, but not one system call each.
+                # The reader at the other end sees them now, and not by one system call each.
                 flush()
                 delivery = follower.get(timeout=timeout)
                 if delivery is None:

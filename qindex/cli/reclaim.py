@@ -18,8 +18,8 @@ def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
     """Give the space of dead messages in the message store back now.
 
     An engine at work does it by itself, in the background; this is for a store that is not open.
-    Files without a live message are deleted; what is left in files that are mostly garbage is
-    combined into new ones. Nothing is lost if this is killed.
+    Files without a live message are deleted; the live messages of files that are mostly garbage
+    are combined into new ones. Nothing is lost if this is killed.
     """
     if StoreReader(directory).kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: its node compacts it")

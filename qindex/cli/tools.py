@@ -42,8 +42,8 @@ def verify_command(directory: Directory, as_json: JsonOption = False) -> int:
 
     DIR is a store, also one in use; a RabbitMQ virtual host's or node's directory; or a RocketMQ
     store. Prints a line for each finding: file, offset, what, consequence. Exits 1 when something
-    is damaged. What a crash left, and the next open repairs, is a note (on standard error; with
-    --json its cause is "crash") and no damage.
+    is damaged. Leftovers of a crash, which the next open repairs, are notes (on standard error;
+    with --json their cause is "crash") and no damage.
     """
     rocket = _rocket_directory(directory)
     check = Verification(directory)

@@ -92,7 +92,7 @@ def fill(
 def reopen(kind: type[Contender], directory: Path, workload: Workload) -> dict[str, Any]:
     """Open what a killed process left, and take the first message: seconds by the clock, and
     seconds of CPU."""
-    # What the first use of a library loads is no part of recovery.
+    # A library's loading at its first use is no part of recovery.
     small = _fresh(directory.with_name(directory.name + ".small"))
     kind(small, workload).close()
     wall, cpu = time.perf_counter(), time.process_time()

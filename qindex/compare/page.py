@@ -223,7 +223,7 @@ def _over_time(plan: Plan, results: Results) -> str:
 def _rates(samples: list[list[float]], column: int, share: int) -> list[tuple[float, float]]:
     step = max(1, len(samples) // _BINS)
     kept = samples[::step]
-    # What remained of the last bin is at its end, not lost.
+    # The rest of the last bin is at its end, not lost.
     kept = kept if kept[-1] is samples[-1] else [*kept, samples[-1]]
     points = []
     for before, after in pairwise(kept):

@@ -1,4 +1,4 @@
-"""Line plots as inline SVG: what a page needs that is to open without network or scripts.
+"""Line plots as inline SVG, for a page that opens without network or scripts.
 
 Colours are the page's CSS variables ``--c0`` to ``--c5``, so that a plot follows its light or dark
 theme.

@@ -141,17 +141,17 @@ class Taken:
 class PersistentQueue(standard.Queue[Any]):
     """A drop-in for :class:`queue.Queue` that persists; ``Empty`` and ``Full`` are the standard's.
 
-    ``directory``: the store; ``name``: the queue in it. Queues of one process share the engine of
-    a directory, and those of one name are one queue: what one puts another gets. Another process is
-    refused (:class:`~journal.errors.LockedError`), and so is another use of the queue in this one
-    (:class:`UsageError`).
+    ``directory``: the store; ``name``: the queue in it. Queues of one process share the engine of a
+    directory, and those of one name are one queue: one object gets the items of another. Another
+    process is refused (:class:`~journal.errors.LockedError`), and so is another use of the queue in
+    this one (:class:`UsageError`).
 
     ``put`` is in the operating system on return: the death of the process loses nothing. An item
     that was got is done with when ``task_done`` is called, by the thread that got it or, if that
     one holds none, by any: oldest first. Where one thread gets and others work, the oldest may be
-    another one's: use :meth:`take` there. What was got and not done with comes again, first, when
+    another one's: use :meth:`take` there. Items got and not done with come again, first, when
     the queue is opened the next time. With ``auto_done=True`` an item is done with when it is got,
-    for programs that never call ``task_done``: then a crash loses what was being worked on.
+    for programs that never call ``task_done``: then a crash loses the items being worked on.
     At open, ``join`` waits for all that is there.
 
     ``serializer``: ``"pickle"`` (any item; **never open a directory from a source that you do not

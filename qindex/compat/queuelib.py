@@ -165,7 +165,7 @@ class FifoDiskQueue:
             self._engine.delete_queue(self._name)
             with suppress(OSError):
                 os.unlink(os.path.join(self.path, _MARKS[self._order]))
-                # What somebody put there meanwhile stays.
+                # Files that another program put there meanwhile stay.
                 os.rmdir(self.path)
 
     def __len__(self) -> int:

@@ -5,8 +5,8 @@ One setting, beside the ``JOBDIR`` that any crawl needs that is to be resumed::
     ADDONS = {"qindex.compat.scrapy.Addon": 0}
 
 It sets ``SCHEDULER``, ``SCHEDULER_DISK_QUEUE``, ``SCHEDULER_START_DISK_QUEUE`` and
-``DUPEFILTER_CLASS`` to the classes here. What a crawl needs to go on is then in the store
-``JOBDIR/requests.qindex``:
+``DUPEFILTER_CLASS`` to the classes here. The store ``JOBDIR/requests.qindex`` then has all that a
+crawl needs to go on:
 
 * a request that waits, in a queue for each slot and priority, as Scrapy has them
   (:mod:`qindex.compat.requests`);
@@ -79,10 +79,10 @@ _PICKLED = b"\x80"
 class _Ledger:
     """The requests of one crawl that are being worked on, with their deliveries.
 
-    The engine of Scrapy keeps a set of them, from download to the end of the callback's output.
-    What is not in it any more is done with. Where a version of Scrapy should not have that set, it
-    is done with when nothing refers to it, which the garbage collector may notice late: that is
-    only noted then, in the middle of whatever call, and acknowledged with the next one.
+    The engine of Scrapy keeps a set of them, from download to the end of the callback's output. A
+    request that is not in it any more is done with. Where a version of Scrapy should not have that
+    set, a request is done with when nothing refers to it. The garbage collector may notice that
+    late, and in the middle of any call: then it is only noted, and acknowledged with the next one.
     """
 
     def __init__(self, crawler: Crawler, requests: Requests) -> None:

@@ -71,8 +71,8 @@ _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compact
 
 @contextmanager
 def unmasked(error: BaseException | None) -> Iterator[None]:
-    """Close an engine at the end of a block that ``error`` has ended: what refused writes before
-    is logged, and stands in the way of no other error."""
+    """Close an engine at the end of a block that ``error`` has ended. An earlier refusal of writes
+    is logged then, so that ``error`` itself is raised."""
     try:
         yield
     except WritesRefusedError as refused:
@@ -84,8 +84,8 @@ def unmasked(error: BaseException | None) -> Iterator[None]:
 class Engine:
     """An open store. Made by :func:`qindex.open`; a context manager that closes itself.
 
-    ``findings``: what recovery met when the store was opened, if it had not been closed cleanly,
-    and what damage was met since.
+    ``findings``: those of the recovery when the store was opened, if it had not been closed
+    cleanly, and damage that was met since.
     """
 
     def __init__(self, directory: str, options: Options, fs: FileSystem) -> None:
@@ -555,7 +555,7 @@ class Engine:
         except BaseException as error:
             if not isinstance(error, StoreError | OSError):
                 self._poison.cut_short(error)
-                # Whatever was waited for: nothing may write once the lock is given back.
+                # In any case: nothing may write once the directory's lock is given back.
                 self._await_calls()
                 self._stop_threads()
             raise

@@ -3,10 +3,10 @@
 A queue is put to rest when it was idle for a while, or when more queues are in use than the engine
 may have files open for: then the one that was not used for longest, or nearly. Its journal is
 flushed, emptied and closed, so that all it holds is durable in its segment files; the state maps of
-its segments, and what was read ahead, are given back. Counters stay, and so does what is with
-consumers. Nothing of this can be seen from outside: what a call needs of a queue at rest it takes
-again (:mod:`journal.rested`, :meth:`QueueIndex.segment_of`), in the same lock that it takes anyway,
-so that a queue in use pays nothing for it.
+its segments, and the entries read ahead, are given back. Counters stay, and so do the deliveries
+that consumers have. None of this can be seen from outside: a call takes again what it needs of a
+queue at rest (:mod:`journal.rested`, :meth:`QueueIndex.segment_of`), in the same lock that it takes
+anyway, so that a queue in use pays nothing for it.
 
 Locks: a queue wakes with its lock held, and puts others to rest then. So theirs are only ever
 tried, never waited for: a queue whose lock is taken is in use anyway.
@@ -67,7 +67,7 @@ class Roster:
         return len(self._awake)
 
     def awake(self) -> list[QueueParts]:
-        """Give the queues that are awake. What any other one holds is durable."""
+        """Give the queues that are awake. All records of the others are durable."""
         with self._lock:
             return list(self._awake)
 

@@ -38,7 +38,7 @@ class ReadOnlyStats:
 class ReadOnlyQueue:
     """One queue, to look at. Made by :meth:`ReadOnlyEngine.queue`.
 
-    What a delivery of it shows is as in :class:`qindex.queue.delivery.Delivery`; it is settled from
+    Its deliveries show what a :class:`qindex.queue.delivery.Delivery` shows; they are settled from
     the start. Messages without a body that can be given (damaged, or gone from the message store)
     are left out, and logged.
     """

@@ -1,8 +1,8 @@
 """Follow one queue, from its files alone, as another process writes it.
 
-What a follower gives: every message that is in the journal or in a segment file when it
-looks, acknowledged or not, in order of seq_id, each once. What it can't give any more is
-a :class:`qindex.following.gap.Gap`. How it gets along with a flush:
+A follower gives every message that is in the journal or in a segment file when it looks,
+acknowledged or not, in order of seq_id, each once. Messages that it can't give any more are
+a :class:`qindex.following.gap.Gap`. A flush comes in between like this:
 
 1. The journal is read as it grows. When another file takes its name, the old one is read to its
    end: an open file stays there, and it is complete.

@@ -1,7 +1,7 @@
 """The end of a queue's journal, read as its writer appends, from another process.
 
 No lock is taken, and the file is never mapped: the writer may cut it, and touching a map behind
-the end of its file kills a process. What a look gives belongs to one life of the journal: the
+the end of its file kills a process. All records of one look belong to one life of the journal: the
 journal starts with the record it started with before and after (see
 :mod:`qindex.view.point_in_time`).
 

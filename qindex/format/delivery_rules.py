@@ -34,7 +34,7 @@ class DirectoryRules:
     delivered, or only that the node does not know. ``next_seq``: the seq_id of the next publish
     where that is written down, else ``None``. ``recovers``: the node starts with a new segment.
     ``repeats_are_damage``: a journal never holds two publishes of one seq_id. ``keeps_expired``:
-    what has expired is not dropped, for it goes to a dead-letter queue. ``redelivered``: seq_ids
+    expired messages are not dropped, for they go to a dead-letter queue. ``redelivered``: seq_ids
     that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
     finds all that its index names.
     """

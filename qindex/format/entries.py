@@ -202,7 +202,7 @@ def plain_entries(
 
 
 Reader = Callable[[ReadBuffer, int, int, bool], tuple[bytes, "int | Entry"] | None]
-"""What reads some kinds of messages, as :func:`qindex.format.plain_record.read_plain` reads plain
+"""A reader of some kinds of messages, as :func:`qindex.format.plain_record.read_plain` is of plain
 ones."""
 
 

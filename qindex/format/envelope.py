@@ -1,4 +1,4 @@
-"""A message's record without its body: what keeps key, headers and properties without loss.
+"""A message's record without its body: it keeps key, headers and properties without loss.
 
 Of our records the bytes up to the body, as they stand on disk (:mod:`qindex.format.message_record`;
 the checksum is of no use without the body, and is zero); of RabbitMQ's the record of the same

@@ -11,7 +11,7 @@ from journal.errors import UsageError
 __all__ = ["Body", "Message", "Microseconds", "Nanoseconds", "as_bytes", "make_message"]
 
 Body: TypeAlias = bytes | bytearray | memoryview
-"""What can be published; what is read is bytes."""
+"""A body to publish; a body that is read is bytes."""
 Nanoseconds: TypeAlias = int
 """A time: since 1970 UTC."""
 Microseconds: TypeAlias = int
@@ -24,7 +24,7 @@ class Message:
 
     ``body``: bytes; of a bytearray or memoryview, publishing takes a copy. ``key``: the routing
     key, or what an application looks a message up by. ``headers``: the application's own values.
-    ``properties``: what the record format has beside headers (for RabbitMQ records content_type,
+    ``properties``: those of the record format beside headers (for RabbitMQ records content_type,
     correlation_id, ...). ``timestamp``: time of publishing in nanoseconds since 1970 UTC, 0 = the
     record keeps none (RabbitMQ's own).
     """

@@ -107,7 +107,7 @@ _SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 
 _MAX_BODY = (1 << 32) - 1
 MAX_OVERHEAD = 1 << 20
-"""What a record may have beside its body: key, headers and properties take no more than this."""
+"""Bytes of a record beside its body: key, headers and properties take no more than this."""
 
 
 class RecordError(StoreError):

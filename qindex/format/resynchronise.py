@@ -186,7 +186,7 @@ class _Reader:
             resume = self._resume(anomaly, nominal_end, bare)
             position = self._report(resume, walk.ending if bad is None else None)
             if resume.patch is None:
-                # What lies before is judged: a later search must not go back into it.
+                # The bytes before are judged: a later search must not go back into them.
                 self._floor = max(self._floor, position)
         joined = join_walks(self._pieces or [self._layout.walk(self._data, 0, 0, 1)])
         return Reading(joined, self._data, self._findings)
@@ -298,8 +298,8 @@ class _Reader:
             if nominal_end - anomaly - layout.head_size == embedded_length(
                 data, anomaly + layout.head_size
             ):
-                # Both witnesses of its length agree: what looks like a record before its end is
-                # a part of its body (someone keeps journals in messages).
+                # Both witnesses of its length agree: bytes before its end that look like a record
+                # are a part of its body (a user keeps journals in messages).
                 inside = nominal_end
         for start in publish_starts(data, self._floor, layout.head_size):
             if anomaly < start < inside:
@@ -470,8 +470,8 @@ class _Reader:
         data = self._data
         if data.startswith(NO_START, start):
             return True
-        # What is stored last of an append, and the checksum of a record, may reach over the border
-        # of two sectors, of which one was written before and one after.
+        # The bytes that an append stores last, and the checksum of a record, may reach over the
+        # border of two sectors, of which one was written before and one after.
         check = start + self._layout.head_size + CHECK_OFFSET
         if _is_half(data, start, len(NO_START)) or _is_half(data, check, CHECK_SIZE):
             return True

@@ -58,7 +58,7 @@ class IndexReader:
     publish goes to. ``findings``: those since the queue was opened.
     """
 
-    # Slots: what the paths of single messages touch.
+    # Slots: the attributes that the paths of single messages use.
     __slots__ = ("__dict__", "__weakref__", "journal", "next_seq", "positions", "tail")
 
     journal: Journal
@@ -145,7 +145,7 @@ class IndexReader:
             self.report(scan.findings)
             filed = np.frombuffer(segment.filed, np.uint8) != ABSENT
             if (filed & (offsets < 0)).any():
-                # Damaged since it was written: who reads such an entry finds nothing there.
+                # Damaged since it was written: a read of such an entry finds nothing there.
                 quarantine_findings(self.fs, scan.findings)
 
     def trim(self, keep: tuple[Segment, ...], next_fetch: int) -> None:
@@ -205,8 +205,8 @@ class IndexReader:
 
     def fetch_few(self, start: int, most: int = FEW) -> Window | None:
         """Read the newest entries, from ``start`` on, when they are few, and all of them
-        persistent, ready, sound and in the journal: what a consumer finds who keeps up with the
-        publishers."""
+        persistent, ready, sound and in the journal: so a consumer finds them that keeps up with
+        the publishers."""
         end = self.next_seq
         segment = self.tail
         base = segment.base

@@ -70,7 +70,7 @@ class QueueIndex(IndexReader):
     before its file is opened.
     """
 
-    # Slots: what the verbs touch.
+    # Slots: the attributes that the verbs use.
     __slots__ = (
         "acks",
         "ahead",
@@ -655,13 +655,13 @@ class QueueIndex(IndexReader):
         if planned.deleted:
             segment.filed = bytearray(self.entry_count)
             segment.offsets = segment.lengths = None
-            # What the file held, acknowledged, is now as if it had never been there.
+            # The file's entries, all acknowledged, are now as if they had never been there.
             states = np.frombuffer(segment.states, np.uint8)
             states[np.frombuffer(planned.states, np.uint8) == ACKED] = ABSENT
             if segment is not self.tail and not states.any():
                 del self.segments[planned.number]
-                # Who remembers this object (the read and ack paths do) must find it empty: a
-                # later publish makes another segment of this number.
+                # The read and ack paths keep this object, and must find it empty: a later publish
+                # makes another segment of this number.
                 segment.unload()
             return
         filed = np.frombuffer(planned.states, np.uint8).copy()

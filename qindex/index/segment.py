@@ -1,9 +1,9 @@
-"""One segment of a queue in memory: what state each of its entries is in, and where they stand.
+"""One segment of a queue in memory: the state of each of its entries, and their places.
 
 A segment holds ``entry_count`` entries (16,384). For each there is one byte of state, now
-(``states``) and as its file has it (``filed``); what differs is what the journal holds and the
-next flush must append. From both, counts are taken with numpy when they are asked for, so that
-publish and ack pay for no counter.
+(``states``) and as its file has it (``filed``). Where the two differ the journal has the entry's
+actions, and the next flush must append them. From both, counts are taken with numpy when they are
+asked for, so that publish and ack pay for no counter.
 
 A segment that is neither written to nor read from gives its maps back (:meth:`Segment.unload`)
 and keeps its number of unacknowledged entries; its file holds the rest. One that will be written

@@ -154,7 +154,7 @@ class Flusher:
             self.flush_now()
 
     def flush_now(self) -> None:
-        """Flush; what of it was not durable in the journal need not be in its emptied state."""
+        """Flush. The emptied journal need not be durable where its records were not."""
         state = self.state
         mine = False
         try:

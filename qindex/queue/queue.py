@@ -18,7 +18,7 @@ __all__ = ["Queue"]
 class Queue:
     """One durable queue, first in, first out. Made by :meth:`qindex.engine.engine.Engine.queue`.
 
-    Thread-safe. What is durable when a call returns, the engine's ``durability`` says; with
+    Thread-safe. The engine's ``durability`` says what is durable when a call returns; with
     ``confirm=True`` a publish is on disk when it returns, in any mode. All methods raise
     :class:`~journal.errors.ClosedError` after close, :class:`~journal.errors.ForkedError` in a
     forked child, and writing ones :class:`~journal.errors.StorageError` when the system refuses

@@ -1,8 +1,8 @@
 """Room in a queue with limits.
 
 A publish takes its room first, under the queue's lock, before anything is stored; so a batch, or a
-message for several queues, is published as a whole or not at all. What returns to its place (a
-requeue, a restart) is taken back however full the queue is.
+message for several queues, is published as a whole or not at all. A message that returns to its
+place (a requeue, a restart) is taken back however full the queue is.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class QueueState:
             self.room.notify_all()
 
     def _work_by(self, settings: QueueSettings) -> None:
-        # What reads files comes first: it may fail.
+        # Steps that read files come first: they may fail.
         counts = self.counts
         if settings.delivery_limit is None:
             counts = None

@@ -44,8 +44,8 @@ class Alarm:
         with self._wake:
             if self._stopped:
                 return
-            # Where the system has none left it is tried again at the next alarm: what the caller
-            # has done is done.
+            # Where the system has no thread left, the next alarm tries again. The caller's action
+            # stands.
             self._thread.start()
             if self._times.get(who, when + 1) <= when:
                 return

@@ -1,5 +1,5 @@
-"""Convert a RabbitMQ virtual host's queues to another version of their files, in place: what a node
-of 4.2 does when it starts, and one of 4.3 does not do any more.
+"""Convert a RabbitMQ virtual host's queues to another version of their files, in place. A node of
+4.2 does so when it starts, and one of 4.3 does not any more.
 
 Steps for each virtual host, while no node has it open::
 

@@ -283,7 +283,7 @@ class StoreCopy:
         return at
 
     def _advance(self, count: int) -> None:
-        """Tell how far it has come: what the store holds is copied first, and counted with the
+        """Tell how far it has come: messages of the store are copied first, and counted with the
         entries."""
         self._done += count
         if self.progress is not None:

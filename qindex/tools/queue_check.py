@@ -241,8 +241,8 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
             cause = Cause.DAMAGE if same_run else Cause.CRASH
             yield Finding(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
             continue
-        # What a flush appends last to a segment is synced before the journal lets go of it; a loss
-        # of power before that may leave its checksums alone.
+        # The last entries that a flush appends to a segment are synced before they leave the
+        # journal; a loss of power before that may leave their checksums alone.
         last = max((offset for _, _, offset, _ in extents(sums)), default=0)
         may_be_cut = not same_run and (is_journal or len(data) >= last)
         for finding in check_sums(path, data, sums):
@@ -254,7 +254,7 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
 
 def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
     """An engine gives each publish the next seq_id and empties its journal from the front, so the
-    seq_ids of a journal follow one another; what breaks that was reported, or cut out."""
+    seq_ids of a journal follow one another; a break in them was reported, or cut out."""
     walk = view.pinned.reading.walk
     if view.pinned.reading.findings:
         return

@@ -111,8 +111,8 @@ class SaveReport:
 def loses(finding: Finding) -> bool:
     """Tell whether something that ``finding`` names can't be in a copy of the store.
 
-    What no entry names is garbage, and the store's own notes (snapshot, checksums, seq_ids) are
-    made anew, so damage there costs nothing.
+    A message that no entry names is garbage, and the store's own notes (snapshot, checksums,
+    seq_ids) are made anew, so damage there costs nothing.
     """
     name = os.path.basename(finding.path)
     if name.endswith((INDEX_SUFFIX, STORE_SUFFIX)):

@@ -62,9 +62,9 @@ def push(
     ``to``: the broker's queue, by default of the same name; it has to be there. With ``exchange``
     they go to that exchange, each with its own key (or ``to``, where it has none). ``count``: no
     more than so many. ``told`` hears after each batch how many are over. Stops at the first batch
-    of which the broker refuses any. What it does not confirm is back in its place, and was not
-    delivered, as far as the queue's ``delivery_limit`` counts. Raises :class:`BrokerError`;
-    :class:`UsageError` for a message that AMQP can't hold.
+    of which the broker refuses any. Messages that it does not confirm are back in their places;
+    that delivery does not count towards the queue's ``delivery_limit``. Raises
+    :class:`BrokerError`; :class:`UsageError` for a message that AMQP can't hold.
     """
     report = PushReport()
     target = to or queue.name
@@ -166,7 +166,7 @@ class _Publisher:
         last = method.delivery_tag - self._first_tag
         places = {at for at in self._waiting if at <= last} if method.multiple else {last}
         self._waiting -= places
-        # What the broker returned (no queue was bound) it confirms, too: right behind it.
+        # The broker also confirms messages that it returned (no queue was bound): right behind.
         if isinstance(method, pika.spec.Basic.Ack) and not self._returned:
             self.confirmed |= places
         self._returned = False

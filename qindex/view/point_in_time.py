@@ -1,6 +1,6 @@
 """One moment of a queue's files, taken while their writer may be at work.
 
-No lock is taken and nothing is written. What makes a moment of files that change:
+No lock is taken and nothing is written. These steps make a moment of files that change:
 
 1. note the segment files: number, inode, size, and the first bytes of each;
 2. read the journal whole;
@@ -8,12 +8,12 @@ No lock is taken and nothing is written. What makes a moment of files that chang
    record it started with, a flush came in between, and all is done again.
 
 A flush appends to segments before it empties the journal, so between 1 and 3 everything stands in
-at least one of them. Segment files only grow until they are deleted, so what was pinned of them
-can be read at leisure. A file that is gone by then held acknowledged messages only; one that came
-in its place under the same number starts with another record, for seq_ids never repeat.
+at least one of them. Segment files only grow until they are deleted, so the pinned part of them can
+be read at leisure. A file that is gone by then held acknowledged messages only; one that came in
+its place under the same number starts with another record, for seq_ids never repeat.
 
 Bytes at the end of the journal may be half written while they are read. They are recognised by
-reading them again: what changes was on its way, what stays as it is, is damaged.
+reading them again: bytes that change were being written, bytes that do not are damaged.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class QueueView:
     """One queue directory, pinned when this is made, or as it was ``pinned`` before. ``only`` tells
     by its number whether a segment is wanted; others are not looked at.
 
-    ``findings``: what the files hold that they should not; complete when all was read.
+    ``findings``: those of the files; complete when all was read.
     Raises as :func:`qindex.view.point_in_time.pin_queue`.
     """
 

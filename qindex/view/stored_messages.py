@@ -152,7 +152,7 @@ class StoredMessages:
 
     @property
     def findings(self) -> list[Finding]:
-        """Damage met in the files of the store. What crashes leave there costs nothing."""
+        """Damage met in the files of the store. Leftovers of crashes cost nothing there."""
         return list(self._found)
 
     def read(self, msg_id: bytes, persistent: bool) -> bytes | None:

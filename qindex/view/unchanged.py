@@ -4,8 +4,8 @@ A publish is a store into a mapped file, which changes neither the file's size n
 written back, its times. So the journal is asked: does it start with the record it started with, and
 is nothing behind its last one? A record stands in a queue's journal once in its life, so one that
 was emptied and filled again starts differently; and before it is emptied its entries are appended
-to the segment files, which only grow. What leaves no trace in either (published, acknowledged and
-dropped by one flush) raises the floor in ``qindex.seq``.
+to the segment files, which only grow. Messages that leave no trace in either (published,
+acknowledged and dropped by one flush) raise the floor in ``qindex.seq``.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class _Reading:
             what = f"slot {int(entries.rows[at])} has a place of kind {kind}"
             how = Kind.CORRECTED if found[at] else Kind.RECORD
             self._slot(entries, at, what, "a node drops it", how)
-        # What the queue's own store does not bear out may be the id of a message in the shared one.
+        # A slot that names nothing in the queue's own store may name a message in the shared one.
         lost = named & ~found & ~entries.odd
         entries.gone |= lost
         entries.starts = np.where(found, offsets + head, 0)

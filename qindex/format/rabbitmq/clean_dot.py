@@ -1,4 +1,4 @@
-"""``clean.dot``: who used the message store when it was stopped in order.
+"""``clean.dot``: the users of the message store when it was stopped in order.
 
 Text terms, written last when a store stops and deleted when it starts::
 
