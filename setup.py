@@ -48,7 +48,6 @@ def extensions() -> list[Extension]:
                     [module.replace(".", "/") + ".py"],
                     extra_compile_args=FLAGS,
                     extra_link_args=[each for each in FLAGS if each.startswith("-fsanitize")],
-                    optional=MODE != "require",
                 )
                 for module in COMPILED["MODULES"]
             ],
@@ -63,6 +62,8 @@ def extensions() -> list[Extension]:
             raise
         print(f"qindex is not compiled, and runs interpreted: {error}", file=sys.stderr)
         return []
+    for extension in made:
+        extension.optional = MODE != "require"  # cythonize makes others, and forgets it
     return made
 
 
