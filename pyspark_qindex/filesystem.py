@@ -1,17 +1,15 @@
 """Stores anywhere: the file seam (:mod:`journal.files`) over what fsspec reads.
 
 A local path is read as it is. Of a remote one (``s3://bucket/backups``, ``memory://x``, ...) what
-is read of a file is fetched into a copy in a temporary directory, once for each task: some blocks
-where some bytes are wanted, all of it where it is mapped. Directories are listed where they are,
-and tell the sizes of their files. The readers see paths below ``/``; the store's URL is put in
-front of them again in what a user sees.
+is read of a file is fetched into a copy in a temporary directory, once for each task. Directories
+are listed where they are, and tell the sizes of their files. The readers see paths below ``/``; the
+store's URL is put in front of them again in what a user sees.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
-import mmap
 import os
 import shutil
 import stat
@@ -132,11 +130,6 @@ class RemoteFileSystem(RealFileSystem):
             self._fetch(fd, 0, _ALL)
         return os.lseek(fd, offset, whence)
 
-    def mmap(self, fd: int, length: int, writable: bool, /) -> mmap.mmap:  # type: ignore[override]
-        """Map a file, all of which is fetched."""
-        self._fetch(fd, 0, length)
-        return REAL.mmap(fd, length, writable)
-
     def _fetch(self, fd: int, start: int, end: int) -> None:
         copy = self._open[fd]
         with _as_system_error(copy.path):
@@ -179,6 +172,7 @@ class RemoteFileSystem(RealFileSystem):
     def _refuse(*_arguments: object) -> NoReturn:
         raise OSError(errno.EROFS, "a remote store is only read")
 
+    mmap = _refuse
     rename = _refuse  # type: ignore[assignment]
     unlink = _refuse  # type: ignore[assignment]
     mkdir = _refuse  # type: ignore[assignment]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import sleep
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from journal.errors import StorageError, StoreError
-from journal.files import ReadBuffer, read_file
+from journal.files import read_file
 from pyspark_qindex.batches import (
     Maker,
     batch_of,
@@ -50,7 +49,6 @@ I64 = npt.NDArray[np.int64]
 
 _BAD_BODY = "the body does not match its checksum"
 _NO_RECORD = "no sound record stands here"
-_BYTES_AT_ONCE = 8 << 20
 _SETTLE_PAUSES = (0.002, 0.01, 0.05)
 """Seconds between looks at an index file that may be being written."""
 
@@ -71,7 +69,7 @@ def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch
     so has a row for each place where no record stands.
 
     Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
-    Memory: 8192 records.
+    Memory: 1 MiB of records, or the largest.
     """
     found: list[StoreError | str] = []
     short = {} if part.held is None else {part.start: part.held}
@@ -87,13 +85,10 @@ def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch
             limit=part.high,
         )
         try:
-            file = log.files.files[part.start]
             for _, records in walk:
-                for some in _in_pieces(records):
-                    columns = _Columns(part, options, log.files.mapped(file), some)
-                    batch = columns.batch(set(walk.bad_bodies))
-                    if batch.num_rows:
-                        yield batch
+                batch = _Columns(part, options, records).batch(set(walk.bad_bodies))
+                if batch.num_rows:
+                    yield batch
         except StorageError as error:
             found.append(error)
         if part.held is not None:
@@ -133,20 +128,12 @@ def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
     """Tell whether something stands behind the last record of a log that was closed: neither what
     a writer that is at work, or was killed, has not finished, nor what it has put there since."""
     at = end - part.start
-    start = log.files.mapped(log.files.files[part.start])[at : at + START.size]
+    start = log.files.read(log.files.files[part.start], at, START.size)
     if len(start) < START.size or not start.strip(b"\0"):
         return False
     if START.unpack(start)[1] == BLANK_MAGIC or find_survivor(log, end) == end:
         return False
     return not is_in_use(part.store.file_system(), Paths(part.store.path))
-
-
-def _in_pieces(records: Records) -> Iterator[Records]:
-    """Cut a batch of long records into pieces of some megabytes."""
-    edges = np.flatnonzero(np.diff(np.cumsum(records.sizes) // _BYTES_AT_ONCE)) + 1
-    bounds = [0, *edges.tolist(), len(records)]
-    for low, high in itertools.pairwise(bounds):
-        yield records.take(slice(low, high))
 
 
 @dataclass
@@ -155,7 +142,6 @@ class _Columns:
 
     part: LogPart
     options: ReadOptions
-    buffer: ReadBuffer
     records: Records
     bad: set[int] = field(default_factory=set)
 
@@ -191,10 +177,10 @@ class _Columns:
         records, count = self.records, len(self.records)
         hosts = (records.sys_flags >> 4 & 1) * 12
         both = hosts + (records.sys_flags >> 5 & 1) * 12
-        at = records.positions
+        at = records.positions - records.origin
 
         def integer(places: I64, kind: str, arrow: pa.DataType) -> pa.Array:
-            return pa.array(_gather(self.buffer, places, kind), arrow)
+            return pa.array(_gather(records.data, places, kind), arrow)
 
         def ids(values: I64) -> pa.Array:
             return pa.array(values.astype(np.int32))
@@ -204,7 +190,7 @@ class _Columns:
 
         return {
             "store": lambda: constant(self.part.store.url, count),
-            "offset": lambda: numbers(at + self.part.start),
+            "offset": lambda: numbers(records.positions + self.part.start),
             "record_size": lambda: numbers(records.sizes),
             "topic": lambda: _topics(records.topics),
             "queue_id": lambda: ids(records.queue_ids),
@@ -230,13 +216,14 @@ class _Columns:
         }
 
     def _hosts(self, starts: I64, lengths: I64) -> pa.Array:
-        found = slices(self.buffer, starts, starts + lengths).dictionary_encode()
+        found = slices(self.records.data, starts, starts + lengths).dictionary_encode()
         names = [format_host(raw) for raw in found.dictionary.to_pylist()]
         return pa.array(names, pa.string()).take(found.indices)
 
     def _bodies(self, length_at: I64) -> pa.Array:
-        lengths = _gather(self.buffer, length_at, ">i4")
-        found = slices(self.buffer, length_at + 4, length_at + 4 + lengths)
+        data = self.records.data
+        lengths = _gather(data, length_at, ">i4")
+        found = slices(data, length_at + 4, length_at + 4 + lengths)
         if not self.bad:
             return found
         sound = ~np.isin(self.records.positions + self.part.start, list(self.bad))
@@ -256,7 +243,7 @@ def _has_key(found: dict[str, str], key: str) -> bool:
     return found.get(UNIQ_KEY) == key or key in found.get(KEYS, "").split(" ")
 
 
-def _gather(buffer: ReadBuffer, at: I64, kind: str) -> I64:
+def _gather(buffer: bytes, at: I64, kind: str) -> I64:
     flat = np.frombuffer(buffer, np.uint8)
     taken = np.ascontiguousarray(flat[at[:, None] + np.arange(np.dtype(kind).itemsize)])
     values: I64 = taken.view(kind).reshape(-1).astype(np.int64)

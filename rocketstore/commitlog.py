@@ -24,6 +24,10 @@ __all__ = ["MOST_COPIED", "CommitLog"]
 
 MOST_COPIED = 64 << 10
 """More bytes than these at once are written, and not copied into the map."""
+_LIKELY = 4 << 10
+"""Bytes that are read of a record before its size is known."""
+_AHEAD = 64 << 10
+"""Bytes that are taken at a time of records that are asked for one after the other."""
 _SIZE_MAGIC = START.unpack_from
 
 
@@ -36,13 +40,26 @@ class CommitLog:
     ``at`` and ``room`` (where a record may end without :meth:`make_room`) itself.
     """
 
-    __slots__ = ("_last", "at", "base", "file_size", "files", "last", "room", "view")
+    __slots__ = (
+        "_ahead",
+        "_ahead_most",
+        "_last",
+        "at",
+        "base",
+        "file_size",
+        "files",
+        "last",
+        "room",
+        "view",
+    )
 
     def __init__(self, fs: FileSystem, directory: str, file_size: int, *, writable: bool) -> None:
         self.files = MappedFiles(fs, directory, file_size, writable=writable)
         self.file_size = file_size
         self.view: mmap.mmap | None = None
         self._last: MappedFile | None = None
+        self._ahead = (0, b"")
+        self._ahead_most = 0 if writable else _AHEAD
         self.base = 0
         self.at = 0
         self.room = -1
@@ -62,7 +79,10 @@ class CommitLog:
     # Writing
 
     def begin_writing(self) -> None:
-        """Take the write position from the last file, as recovery left it."""
+        """Take the write position from the last file, as recovery left it. Files before the last do
+        not change any more."""
+        self._ahead = (0, b"")
+        self._ahead_most = _AHEAD
         self._last = self.files.last
         if self._last is not None:
             self._use(self._last)
@@ -158,28 +178,39 @@ class CommitLog:
         if file is None:
             return None
         at = offset - file.start
-        end = at + size
-        if end > file.wrote:
+        if size < 0 or at + size > file.wrote:
             return None
-        return self.files.mapped(file)[at:end]
+        start, ahead = self._ahead
+        begin = offset - start
+        if begin < 0 or begin + size > len(ahead):
+            wanted = size
+            if 0 <= begin - len(ahead) < self._ahead_most:
+                wanted = max(size, min(self._ahead_most, file.wrote - at))
+            ahead = self.files.read(file, at, wanted)
+            self._ahead = offset, ahead
+            begin = 0
+        data = ahead[begin : begin + size]
+        return data if len(data) == size else None
 
     def read_record(self, offset: int) -> bytes | None:
         """The record at a physical offset, by its own size; ``None`` if none stands there."""
         at = offset - self.base
         if self.view is not None and at >= 0:
-            view, end = self.view, self.at
+            end = self.at
+            data = self.view[at : at + START.size]
         else:
             file = self.files.find(offset)
             if file is None:
                 return None
-            view, end = self.files.mapped(file), file.wrote
+            end = file.wrote
             at = offset - file.start
-        if at + FIXED_SIZE > end:
+            data = self.files.read(file, at, min(_LIKELY, max(end - at, 0)))
+        if at + FIXED_SIZE > end or len(data) < START.size:
             return None
-        size, magic = _SIZE_MAGIC(view, at)
+        size, magic = _SIZE_MAGIC(data)
         if magic != MESSAGE_MAGIC or size < FIXED_SIZE or at + size > end:
             return None
-        return view[at : at + size]
+        return data[:size] if size <= len(data) else self.read(offset, size)
 
     def store_time(self, offset: int, size: int) -> int:
         """Store timestamp (ms) of the record; -1 if it can't be read."""
@@ -194,7 +225,7 @@ class CommitLog:
         return offset - offset % self.file_size + self.file_size
 
     def close(self) -> None:
-        """Unmap all files."""
+        """Close all files."""
         self.settle()
         self.view = None
         self._last = None

@@ -14,12 +14,13 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import StorageError
+from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, close_quietly, make_dirs, pread_all, pwrite_all
 from rocketstore.commitlog_format import file_name
 from rocketstore.consumequeue_format import (
     MAX_UNIT,
     PRE_BLANK,
+    UNIT,
     UNIT_SIZE,
     Units,
     build_units,
@@ -203,6 +204,17 @@ class ConsumeQueue:
             return b""
         data = self._files.read(self.path(start), end - position, position - start)
         return data[: len(data) - len(data) % UNIT_SIZE]
+
+    def place(self, unit: int) -> tuple[int, int]:
+        """Where the message of a unit stands in the log, and its size. Raises
+        :class:`DamageError` when it is gone from its file, :class:`StorageError`."""
+        data = self.read(unit, 1)
+        if not data:
+            at = unit * UNIT_SIZE % self.file_size
+            path = self.path(unit * UNIT_SIZE - at)
+            raise DamageError(path, at, f"unit {unit} is gone: the file was cut")
+        place, size, _ = UNIT.unpack(data)
+        return place, size
 
     def units(self, first: int, last: int) -> Units:
         """The units from number ``first`` up to before ``last``, over all files."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import StorageError
-from journal.files import FileSystem, close_quietly
+from journal.files import FileSystem, close_quietly, pread_all
 from rocketstore.index_format import (
     ENTRY,
     ENTRY_DTYPE,
@@ -29,11 +29,12 @@ from rocketstore.index_format import (
     time_difference,
 )
 from rocketstore.javahash import BLOCK
-from rocketstore.mapped_files import close_mapped, create_file, open_mapped
+from rocketstore.mapped_files import close_mapped, create_file, map_file, open_file
 
 __all__ = ["IndexFile"]
 
 _RESERVE_STEP = 16 << 20
+_READ_STEP = 1 << 20
 _INT_MAX = 0x7FFFFFFF
 
 Int32Array = npt.NDArray[np.int32]
@@ -41,8 +42,9 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class IndexFile:
-    """A mapped index file. ``header`` is authoritative in memory and stored after each put.
-    ``on_map``: called before it is mapped, so that its owner can unmap another one."""
+    """An index file, mapped by who writes and read by who does not. ``header`` is authoritative in
+    memory and stored after each put. ``on_open``: called before it is opened, so that its owner can
+    close another one."""
 
     __slots__ = (
         "_fs",
@@ -53,7 +55,7 @@ class IndexFile:
         "fd",
         "header",
         "name",
-        "on_map",
+        "on_open",
         "path",
         "slots",
         "writable",
@@ -73,7 +75,7 @@ class IndexFile:
         self.header = IndexHeader()
         self.fd = -1
         self.dirty = False
-        self.on_map: Callable[[IndexFile], None] | None = None
+        self.on_open: Callable[[IndexFile], None] | None = None
 
     @classmethod
     def create(
@@ -118,17 +120,43 @@ class IndexFile:
         # Nothing may be read behind the file's end, whatever a damaged count says.
         self.header.count = min(self.header.count, self.entries)
 
+    def _open(self) -> None:
+        if self.fd < 0:
+            if self.on_open is not None:
+                self.on_open(self)
+            self.fd = open_file(self._fs, self.path, writable=self.writable)
+
     def map(self) -> mmap.mmap:
-        """The whole file, mapped at first use. Raises :class:`StorageError`."""
+        """The whole file, to write, mapped at first use. Raises :class:`StorageError`."""
         if self._map is None:
-            if self.on_map is not None:
-                self.on_map(self)
+            self._open()
             size = file_size(self.slots, self.entries)
-            self.fd, self._map = open_mapped(self._fs, self.path, size, writable=self.writable)
+            self._map = map_file(self._fs, self.fd, self.path, size)
         return self._map
 
+    def read(self, at: int, length: int) -> bytes:
+        """``length`` bytes of the file; what it has lost at its end reads as what was never
+        written, zeros. Raises :class:`StorageError`."""
+        if self.writable:
+            return self.map()[at : at + length]
+        self._open()
+        try:
+            data = pread_all(self._fs, self.fd, length, at)
+        except OSError as error:
+            raise StorageError(self.path, "can't be read", error) from error
+        return data.ljust(length, b"\0")
+
+    def _copy(self, at: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Give ``count`` values from a place on, read step by step."""
+        values = np.zeros(count, dtype)
+        data = values.view(np.uint8)
+        for start in range(0, len(data), _READ_STEP):
+            length = min(_READ_STEP, len(data) - start)
+            data[start : start + length] = np.frombuffer(self.read(at + start, length), np.uint8)
+        return values
+
     def close(self) -> None:
-        """Unmap; the file's bytes stay as they are, and its next use maps it again."""
+        """Close; the file's bytes stay as they are, and its next use opens it again."""
         data, self._map = self._map, None
         fd, self.fd = self.fd, -1
         close_mapped(self._fs, self.path, fd, data)
@@ -307,20 +335,27 @@ class IndexFile:
 
     # Reading
 
+    def _newest(self, key_hash: int) -> int:
+        """Number of the newest entry of a hash's chain, as its slot says."""
+        at = HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots)
+        number: int = SLOT.unpack(self.read(at, SLOT_SIZE))[0]
+        return number
+
+    def _entry(self, number: int) -> tuple[int, int, int, int]:
+        """Hash, offset, seconds and link of an entry."""
+        return ENTRY.unpack(self.read(entry_at(self.slots, number), ENTRY_SIZE))
+
     def select(self, out: list[int], key_hash: int, limit: int, begin: int, end: int) -> None:
         """Append offsets of entries with this hash and a time from ``begin`` to ``end`` (ms),
         newest first, until ``out`` has ``limit``: the real one's ``selectPhyOffset``."""
         header = self.header
         count = header.count
-        data = self.map()
-        number = SLOT.unpack_from(data, HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots))[0]
+        number = self._newest(key_hash)
         if number <= 0 or number > count or number >= self.entries or count <= 1:
             return
-        base = entry_at(self.slots, 0)
         first_time = header.begin_timestamp
-        read = ENTRY.unpack_from
         while len(out) < limit:
-            found, offset, seconds, previous = read(data, base + ENTRY_SIZE * number)
+            found, offset, seconds, previous = self._entry(number)
             if seconds < 0:
                 return
             moment = first_time + seconds * 1000
@@ -340,15 +375,12 @@ class IndexFile:
         does not run toward older entries is damaged and ends the search.
         """
         count = self.header.count
-        data = self.map()
-        number = SLOT.unpack_from(data, HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots))[0]
-        base = entry_at(self.slots, 0)
+        number = self._newest(key_hash)
         first_time = self.header.begin_timestamp
         out: list[int] = []
-        read = ENTRY.unpack_from
         last = count
         while 0 < number < last:
-            found, offset, seconds, previous = read(data, base + ENTRY_SIZE * number)
+            found, offset, seconds, previous = self._entry(number)
             moment = first_time + seconds * 1000
             if number > 1 and moment + 1000 <= begin:
                 break
@@ -362,8 +394,8 @@ class IndexFile:
         """A copy of up to ``count`` entries from ``number`` on, those that count."""
         last = min(self.header.count, self.entries)
         count = max(0, min(count, last - number))
-        return np.ndarray((count,), ENTRY_DTYPE, self.map(), entry_at(self.slots, number)).copy()
+        return self._copy(entry_at(self.slots, number), count, ENTRY_DTYPE)
 
     def slot_table(self) -> Int32Array:
         """A copy of all slots."""
-        return np.ndarray((self.slots,), ">i4", self.map(), HEADER_SIZE).astype(np.int32)
+        return self._copy(HEADER_SIZE, self.slots, ">i4").astype(np.int32)

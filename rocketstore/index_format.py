@@ -24,6 +24,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +64,17 @@ ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), 
 
 _INT_MAX = 0x7FFFFFFF
 
+_LENGTH_MAX = (1 << 31) - 1
+"""Bytes of a file: RocketMQ maps it as one, which Java can't do with more."""
+_STEP = ENTRY_SIZE << 15
+_LEAST_HASHES = (1, 0)
+"""Zeros look like an entry of the log's first message, with a hash that hardly any key has: such a
+one is believed last."""
+_MOST_TRIES = 10_000
+"""Geometries that are tried in full: a damaged file may begin with anything."""
+
 Read = Callable[[int, int], bytes]
+"""Gives up to so many bytes of a file from a position on: ``read(position, length)``."""
 
 
 @dataclass(slots=True)
@@ -112,19 +124,38 @@ def index_name(now_ms: int) -> str:
     return moment.strftime("%Y%m%d%H%M%S") + f"{now_ms % 1000:03d}"
 
 
-def find_geometry(data: ReadBuffer) -> tuple[int, int] | None:
-    """Find the number of slots and entries of a file that has entries; ``None`` if it has none.
+def find_geometry(read: Read, length: int) -> tuple[int, int] | None:
+    """Find the number of slots and entries of a file of ``length`` bytes that has entries; ``None``
+    if it has none.
 
     They are configuration, not in the file, but its first and last entry must stand where the
     header and the slots say. The default is tried first, then every pair that gives the length.
     """
-    view = memoryview(data)
+    header = _header(read)
+    if header.count <= 1 or length > _LENGTH_MAX:
+        return None
+    default = [DEFAULT_SLOTS] if length == file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES) else []
+    for least in _LEAST_HASHES:
+        others = islice(_slots_that_fit(read, header, length, least), _MOST_TRIES)
+        for slots in chain(default, others):
+            if _fits(read, header, slots, _entries(length, slots), least):
+                return slots, _entries(length, slots)
+    return None
 
-    def read(at: int, count: int) -> bytes:
-        return bytes(view[at : at + count])
 
-    pairs = [(slots, _entries(len(view), slots)) for slots in _candidates(len(view))]
-    return fitting_geometry(read, len(view), pairs)
+def _slots_that_fit(read: Read, header: IndexHeader, length: int, least: int) -> Iterator[int]:
+    """Give the numbers of slots with which the first entry stands where it has to. The next number
+    that gives the length moves it by the length of one entry: all are looked at in columns."""
+    slots = _candidates(length)
+    for at in range(entry_at(slots.start, 1), length, _STEP):
+        data = read(at, min(_STEP, length - at))
+        entries = np.frombuffer(data, ENTRY_DTYPE, len(data) // ENTRY_SIZE)
+        fit = (entries["offset"] == header.begin_offset) & (entries["prev"] == 0)
+        fit &= entries["hash"] >= least
+        first = (at - entry_at(slots.start, 1)) // ENTRY_SIZE
+        for number in np.flatnonzero(fit[: len(slots) - first]).tolist():
+            if header.count <= _entries(length, slots[first + number]):
+                yield slots[first + number]
 
 
 def fitting_geometry(
@@ -132,16 +163,24 @@ def fitting_geometry(
 ) -> tuple[int, int] | None:
     """Find the first of ``pairs`` (slots, entries) that fits a file with entries, ``None`` if none
     does. ``read(at, count)`` gives its bytes; five small pieces are read for a pair."""
-    header = IndexHeader.parse(read(0, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"))
+    header = _header(read)
     if header.count <= 1:
         return None
-    # Zeros look like an entry of the log's first message, with a hash that hardly any key has.
-    for least in (1, 0):
+    for least in _LEAST_HASHES:
         for slots, entries in pairs:
             fits = file_size(slots, entries) == length and header.count <= entries
             if fits and _fits(read, header, slots, entries, least):
                 return slots, entries
     return None
+
+
+def _header(read: Read) -> IndexHeader:
+    return IndexHeader.parse(read(0, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"))
+
+
+def _unpack(format: struct.Struct, read: Read, at: int) -> tuple[Any, ...]:
+    """What a file has lost at its end reads as zeros."""
+    return format.unpack(read(at, format.size).ljust(format.size, b"\0"))
 
 
 def empty_geometry(length: int) -> tuple[int, int] | None:
@@ -151,8 +190,7 @@ def empty_geometry(length: int) -> tuple[int, int] | None:
     if slots > 0 and rest == 0:
         return slots, 4 * slots
     for slots in _candidates(length):
-        if slots:
-            return slots, _entries(length, slots)
+        return slots, _entries(length, slots)
     return None
 
 
@@ -160,28 +198,25 @@ def _entries(length: int, slots: int) -> int:
     return (length - HEADER_SIZE - SLOT_SIZE * slots) // ENTRY_SIZE
 
 
-def _candidates(length: int) -> Iterator[int]:
+def _candidates(length: int) -> range:
+    """Give the numbers of slots with which some number of entries gives the length."""
     rest = length - HEADER_SIZE
-    if length == file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES):
-        yield DEFAULT_SLOTS
     if rest < 0 or rest % 4:
-        return
+        return range(0)
     # 4 S + 20 N = rest: S and rest / 4 have the same remainder modulo 5.
-    yield from range(rest // 4 % 5, rest // 4 + 1, 5)
+    return range(rest // 4 % 5 or 5, rest // 4 + 1, 5)
 
 
 def _fits(read: Read, header: IndexHeader, slots: int, entries: int, least: int) -> bool:
     """Hold first and last entry against header and slots. ``least``: the lowest hash of the first.
     Beside a writer the slots may be ahead of the header."""
-    if slots < 1:
-        return False
-    first = ENTRY.unpack(read(entry_at(slots, 1), ENTRY_SIZE))
+    first = _unpack(ENTRY, read, entry_at(slots, 1))
     if first[1] != header.begin_offset or first[3] != 0 or first[0] < least:
         return False
     if not _leads(read, first[0], slots, entries, 1, header.count):
         return False
     number = header.count - 1
-    last = ENTRY.unpack(read(entry_at(slots, number), ENTRY_SIZE))
+    last = _unpack(ENTRY, read, entry_at(slots, number))
     if last[1] != header.end_offset or last[0] < 0:
         return False
     return _leads(read, last[0], slots, entries, number, header.count)
@@ -190,10 +225,10 @@ def _fits(read: Read, header: IndexHeader, slots: int, entries: int, least: int)
 def _leads(read: Read, key_hash: int, slots: int, entries: int, number: int, count: int) -> bool:
     """Tell whether the slot of an entry names it, or a later one of that slot."""
     at = HEADER_SIZE + SLOT_SIZE * (key_hash % slots)
-    newest: int = SLOT.unpack(read(at, SLOT_SIZE))[0]
+    newest: int = _unpack(SLOT, read, at)[0]
     if newest < count:
         return number <= newest
     if newest >= entries:
         return False
-    later: int = ENTRY.unpack(read(entry_at(slots, newest), ENTRY_SIZE))[0]
+    later: int = _unpack(ENTRY, read, entry_at(slots, newest))[0]
     return later % slots == key_hash % slots

@@ -24,8 +24,8 @@ __all__ = ["BATCH_MAX", "IndexService"]
 BATCH_MAX = 64
 """Most messages that one query of the real store gives (``maxMsgsNumBatch``)."""
 
-_MAPPED_MAX = 32
-"""Files that are mapped at a time, each with two descriptors: a store may have thousands."""
+_OPEN_MAX = 32
+"""Files that are open at a time, and mapped, if to write: a store may have thousands."""
 
 
 class IndexService:
@@ -49,7 +49,7 @@ class IndexService:
         self._clock = clock
         self.files: list[IndexFile] = []
         self.names_changed = False
-        self._mapped: deque[IndexFile] = deque()
+        self._open: deque[IndexFile] = deque()
 
     def load(self, names: list[str]) -> None:
         """Take over existing files, by name. Raises :class:`StorageError`."""
@@ -61,15 +61,15 @@ class IndexService:
     def _file(self, name: str) -> IndexFile:
         path = os.path.join(self.directory, name)
         file = IndexFile(self._fs, path, self.slots, self.entries, writable=self._writable)
-        file.on_map = self._make_room
+        file.on_open = self._make_room
         return file
 
     def _make_room(self, file: IndexFile) -> None:
-        """Unmap the files that were mapped first. Nothing is lost: bytes stored into a map are the
+        """Close the files that were opened first. Nothing is lost: bytes stored into a map are the
         file's, and the file is synced by name."""
-        self._mapped.append(file)
-        while len(self._mapped) > _MAPPED_MAX:
-            self._mapped.popleft().close()
+        self._open.append(file)
+        while len(self._open) > _OPEN_MAX:
+            self._open.popleft().close()
 
     @property
     def end_offset(self) -> int:
@@ -134,7 +134,7 @@ class IndexService:
         except OSError as error:
             raise StorageError(self.directory, "can't be created", error) from error
         file = IndexFile.create(self._fs, path, self.slots, self.entries, previous)
-        file.on_map = self._make_room
+        file.on_open = self._make_room
         self._make_room(file)
         self.files.append(file)
         self.names_changed = True
@@ -187,7 +187,7 @@ class IndexService:
         return [file for file in self.files if file.dirty]
 
     def close(self) -> None:
-        """Unmap all files."""
+        """Close all files."""
         for file in self.files:
             file.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -18,10 +17,17 @@ from rocketstore.consumequeue_format import UNIT_SIZE, count_valid, parse_units
 from rocketstore.dispatch_note import load_note
 from rocketstore.filler_format import is_filler
 from rocketstore.index_file import IndexFile
-from rocketstore.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS, file_size, find_geometry
+from rocketstore.index_format import (
+    DEFAULT_ENTRIES,
+    DEFAULT_SLOTS,
+    HEADER_SIZE,
+    file_size,
+    find_geometry,
+)
+from rocketstore.mapped_files import MappedFile, Read
 from rocketstore.message import StoredMessage
 from rocketstore.offsets import parse_fastjson
-from rocketstore.scan import Stop, scan_records
+from rocketstore.scan import Stop, scan_file
 
 __all__ = ["inspect_file"]
 
@@ -66,58 +72,53 @@ def _is_of_a_queue(fs: FileSystem, path: str) -> bool:
     parts = Path(path).resolve().parts
     if "consumequeue" in parts or "commitlog" in parts:
         return "consumequeue" in parts
-    with _mapped(fs, path) as view:
-        if view is None or len(view) < UNIT_SIZE or len(view) % UNIT_SIZE:
-            return False
-        size, magic = START.unpack_from(view)
-        if magic in (MESSAGE_MAGIC, BLANK_MAGIC):
-            return False
-        return bool(size or magic or any(view[:UNIT_SIZE]))
+    first = read_file(fs, path, UNIT_SIZE)
+    if len(first) < UNIT_SIZE or fs.stat(path).st_size % UNIT_SIZE:
+        return False
+    size, magic = START.unpack_from(first)
+    if magic in (MESSAGE_MAGIC, BLANK_MAGIC):
+        return False
+    return bool(size or magic or any(first))
 
 
 @contextmanager
-def _mapped(fs: FileSystem, path: str) -> Iterator[mmap.mmap | None]:
-    """The whole file; ``None`` if it is empty."""
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _opened(fs: FileSystem, path: str) -> Iterator[MappedFile]:
+    file = MappedFile(fs, path, 0, fs.stat(path).st_size, writable=False)
     try:
-        size = fs.fstat(fd).st_size
-        view = fs.mmap(fd, size, False) if size else None
+        yield file
     finally:
-        fs.close(fd)
-    try:
-        yield view
-    finally:
-        if view is not None:
-            view.close()
+        file.close()
 
 
 def _commitlog(fs: FileSystem, path: str, start: int) -> Iterator[Row]:
-    with _mapped(fs, path) as view:
-        if view is None:
+    with _opened(fs, path) as file:
+        length = file.size
+        if not length:
             yield {"kind": "commitlog", "damage": "the file is empty"}
             return
-        length = len(view)
         position = 0
         while True:
-            records, position, stop = scan_records(
-                view, start, position, length, check_crc=True, limit=256
+            records, position, stop = scan_file(
+                file.read, start, position, length, check_crc=True, limit=256
             )
             for number, at in enumerate(records.positions.tolist()):
                 size, flags = int(records.sizes[number]), int(records.sys_flags[number])
-                message = StoredMessage(view[at : at + size], start + at)
+                place = at - records.origin
+                message = StoredMessage(records.data[place : place + size], start + at)
                 filler = is_filler(records.topics[number], flags, size)
                 kind = "filler" if filler else "record"
                 yield {"kind": kind, "position": at, **message.to_dict()}
             if stop is not Stop.LIMIT:
                 break
-        yield _end_of_log(view, position, length, stop)
+        yield _end_of_log(file.read, position, length, stop)
 
 
-def _end_of_log(view: mmap.mmap, position: int, size: int, stop: Stop) -> Row:
-    if stop is Stop.BLANK:
-        return {"kind": "blank", "position": position, "size": START.unpack_from(view, position)[0]}
+def _end_of_log(read: Read, position: int, size: int, stop: Stop) -> Row:
+    start = read(position, START.size)
+    if stop is Stop.BLANK and len(start) == START.size:
+        return {"kind": "blank", "position": position, "size": START.unpack(start)[0]}
     row: Row = {"kind": "end", "position": position, "size": size}
-    if stop is Stop.BAD and view[position : position + 4] != bytes(4):
+    if stop is Stop.BAD and start[:4] != bytes(4):
         row["damage"] = "no sound record stands here"
     return row
 
@@ -185,8 +186,8 @@ def _index(
 def _geometry(fs: FileSystem, path: str, length: int) -> tuple[int, int]:
     if length == file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES):
         return DEFAULT_SLOTS, DEFAULT_ENTRIES
-    with _mapped(fs, path) as view:
-        found = find_geometry(view) if view is not None and length >= 40 else None
+    with _opened(fs, path) as file:
+        found = find_geometry(file.read, length) if length >= HEADER_SIZE else None
     if found is None:
         raise UsageError(f"{path}: give its slots and entries, they can't be told from the file")
     return found

@@ -23,7 +23,7 @@ from rocketstore.index_format import (
     find_geometry,
     fitting_geometry,
 )
-from rocketstore.mapped_files import Stranger, close_map, scan_directory
+from rocketstore.mapped_files import Stranger, scan_directory
 from rocketstore.options import COMMITLOG_FILE_SIZE, Options
 
 __all__ = ["Layout", "Paths", "extend", "look"]
@@ -297,11 +297,7 @@ def _geometry_of(
             return likely
         if IndexHeader.parse(read(0, HEADER_SIZE)).count <= 1:
             return None
-        view = fs.mmap(fd, length, False)
-        try:
-            return find_geometry(view)
-        finally:
-            close_map(view)
+        return find_geometry(read, length)
     finally:
         fs.close(fd)
 

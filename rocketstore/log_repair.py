@@ -9,6 +9,8 @@ repaired again, at the next open.
 
 from __future__ import annotations
 
+from functools import partial
+
 from journal.errors import DamageError
 from journal.findings import Cause, Finding
 from rocketstore.commitlog_format import FIXED_SIZE
@@ -98,10 +100,10 @@ class LogRepair:
 
     def _holds_data(self, file: MappedFile, start: int, end: int) -> bool:
         files = self._parts.commitlog.files
-        view = files.mapped(file)
+        read = partial(files.read, file)
         behind = end - file.start
         ranges = files.data_ranges(file, start - file.start)
-        return any(holds_data(view, first, min(stop, behind)) for first, stop in ranges)
+        return any(holds_data(read, first, min(stop, behind)) for first, stop in ranges)
 
     def _fill(self, file: MappedFile, start: int, end: int, store_time: int, what: str) -> None:
         parts = self._parts

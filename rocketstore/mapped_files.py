@@ -1,4 +1,7 @@
-"""A directory of files of one size, each named by the offset of its first byte, mapped whole.
+"""A directory of files of one size, each named by the offset of its first byte.
+
+A writer maps them. A reader reads: a map of a file that somebody cuts kills the process that looks
+at it (SIGBUS), and a reader has no say in who writes there.
 
 Together they are one endless address space of which the files hold a window: old ones are deleted
 at the front, new ones come at the end. A file is created at its full length (sparse), and its
@@ -14,7 +17,7 @@ import mmap
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from journal.errors import StorageError
@@ -23,6 +26,7 @@ from journal.files import (
     ReadBuffer,
     close_quietly,
     data_ranges,
+    pread_all,
     pwrite_all,
     unlink_if_there,
 )
@@ -31,12 +35,13 @@ from rocketstore.commitlog_format import file_name
 __all__ = [
     "MappedFile",
     "MappedFiles",
+    "Read",
     "Stranger",
-    "close_map",
     "close_mapped",
     "create_file",
     "holds_data",
-    "open_mapped",
+    "map_file",
+    "open_file",
     "scan_directory",
     "sync_directories",
     "sync_files",
@@ -44,10 +49,13 @@ __all__ = [
 
 RESERVE_STEP = 16 << 20
 """Bytes of blocks reserved at a time."""
-_MAPPED_MAX = 64
-"""Files kept mapped besides the last."""
+_OPEN_MAX = 64
+"""Files kept open besides the last."""
 _ZERO_STEP = 1 << 20
 _ZEROS = bytes(_ZERO_STEP)
+
+Read = Callable[[int, int], bytes]
+"""Gives up to so many bytes of a file from a position on: ``read(position, length)``."""
 
 
 def create_file(fs: FileSystem, path: str, size: int) -> int:
@@ -70,36 +78,36 @@ def create_file(fs: FileSystem, path: str, size: int) -> int:
     return fd
 
 
-def open_mapped(fs: FileSystem, path: str, size: int, *, writable: bool) -> tuple[int, mmap.mmap]:
-    """Open a file and map its first ``size`` bytes. Raises :class:`StorageError`, also for a file
-    that is shorter."""
+def open_file(fs: FileSystem, path: str, *, writable: bool) -> int:
+    """Open a file; gives a descriptor. Raises :class:`StorageError`."""
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
     try:
-        fd = fs.open(path, flags)
-        try:
-            return fd, fs.mmap(fd, size, writable)
-        except BaseException:
-            close_quietly(fs, fd, path)
-            raise
+        return fs.open(path, flags)
+    except OSError as error:
+        raise StorageError(path, "can't be opened", error) from error
+
+
+def map_file(fs: FileSystem, fd: int, path: str, size: int) -> mmap.mmap:
+    """Map the first ``size`` bytes of an open file, to write. Raises :class:`StorageError`, also
+    for a file that is shorter."""
+    try:
+        return fs.mmap(fd, size, True)
     except (OSError, ValueError) as error:
         cause = error if isinstance(error, OSError) else OSError(0, str(error))
         raise StorageError(path, "can't be mapped", cause) from error
 
 
 def close_mapped(fs: FileSystem, path: str, fd: int, data: mmap.mmap | None) -> None:
-    """Give back what :func:`open_mapped` gave: the map, if there is one, then the descriptor, if it
-    is not negative. The file's bytes stay as they are."""
+    """Give back a map, if there is one, then a descriptor, if it is not negative. The file's bytes
+    stay as they are.
+
+    The map may be left to its last reader: the frames of a call that was cut short keep what they
+    looked at for as long as its exception is."""
     if data is not None:
-        close_map(data)
+        with contextlib.suppress(BufferError):
+            data.close()
     if fd >= 0:
         close_quietly(fs, fd, path)
-
-
-def close_map(data: mmap.mmap) -> None:
-    """Unmap a file, or leave that to its last reader: the frames of a call that was cut short keep
-    their views of it as long as its exception is there."""
-    with contextlib.suppress(BufferError):
-        data.close()
 
 
 def sync_files(fs: FileSystem, paths: Iterable[str]) -> None:
@@ -136,13 +144,33 @@ class MappedFile:
     """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count, ``held`` how
     many it has: fewer than ``size`` where its end was cut off."""
 
-    __slots__ = ("_fs", "_map", "dirty", "fd", "held", "path", "reserved", "size", "start", "wrote")
+    __slots__ = (
+        "_fs",
+        "_map",
+        "_writable",
+        "dirty",
+        "fd",
+        "held",
+        "path",
+        "reserved",
+        "size",
+        "start",
+        "wrote",
+    )
 
     def __init__(
-        self, fs: FileSystem, path: str, start: int, size: int, held: int | None = None
+        self,
+        fs: FileSystem,
+        path: str,
+        start: int,
+        size: int,
+        held: int | None = None,
+        *,
+        writable: bool,
     ) -> None:
         self._fs = fs
         self._map: mmap.mmap | None = None
+        self._writable = writable
         self.path = path
         self.start = start
         self.size = size
@@ -152,13 +180,30 @@ class MappedFile:
         self.dirty = False
         self.fd = -1
 
-    def map(self, *, writable: bool) -> mmap.mmap:
-        """The file's map, made at first use. Raises :class:`StorageError`."""
+    def open(self) -> None:
+        """Open the file, if it is not. Raises :class:`StorageError`."""
+        if self.fd < 0:
+            self.fd = open_file(self._fs, self.path, writable=self._writable)
+
+    def map(self) -> mmap.mmap:
+        """The file's map, to write, made at first use. Raises :class:`StorageError`."""
         if self._map is None:
-            self.fd, self._map = open_mapped(self._fs, self.path, self.held, writable=writable)
+            self.open()
+            self._map = map_file(self._fs, self.fd, self.path, self.held)
         return self._map
 
-    def unmap(self) -> None:
+    def read(self, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``position`` on; fewer only where the file ends. Raises
+        :class:`StorageError`."""
+        if self._writable:
+            return self.map()[position : position + length]
+        self.open()
+        try:
+            return pread_all(self._fs, self.fd, length, position)
+        except OSError as error:
+            raise StorageError(self.path, "can't be read", error) from error
+
+    def close(self) -> None:
         """Give map and descriptor back; the file's bytes stay as they are."""
         data, self._map = self._map, None
         fd, self.fd = self.fd, -1
@@ -169,7 +214,7 @@ class MappedFile:
 
         Raises :class:`StorageError` (disk full); nothing has changed then.
         """
-        self.map(writable=True)
+        self.map()
         target = min(self.size, max(end, self.reserved + RESERVE_STEP))
         try:
             self._fs.fallocate(self.fd, self.reserved, target - self.reserved)
@@ -188,7 +233,7 @@ class MappedFile:
 
     def zero_from(self, position: int) -> bool:
         """Zero every byte from ``position`` on that is not zero; tells whether any was."""
-        view = self.map(writable=True)
+        view = self.map()
         changed = False
         for start, end in data_ranges(self._fs, self.fd, position, self.size):
             position = start
@@ -203,10 +248,10 @@ class MappedFile:
         return changed
 
 
-def holds_data(view: mmap.mmap, start: int, end: int) -> bool:
-    """Tell whether any byte of ``view`` from ``start`` to ``end`` is not zero."""
+def holds_data(read: Read, start: int, end: int) -> bool:
+    """Tell whether any byte of a file from ``start`` to ``end`` is not zero."""
     return any(
-        view[at : min(at + _ZERO_STEP, end)].strip(b"\0") for at in range(start, end, _ZERO_STEP)
+        read(at, min(_ZERO_STEP, end - at)).strip(b"\0") for at in range(start, end, _ZERO_STEP)
     )
 
 
@@ -229,7 +274,7 @@ class MappedFiles:
 
     def _add(self, start: int, held: int | None = None) -> MappedFile:
         path = os.path.join(self.directory, file_name(start))
-        file = MappedFile(self._fs, path, start, self.size, held)
+        file = MappedFile(self._fs, path, start, self.size, held, writable=self._writable)
         self.files[start] = file
         return file
 
@@ -254,26 +299,39 @@ class MappedFiles:
         return self.files.get(offset - offset % self.size)
 
     def mapped(self, file: MappedFile) -> mmap.mmap:
-        """The file's map; keeps the number of mapped files bounded."""
+        """The file's map, to write. Raises :class:`StorageError`."""
+        self._use(file)
+        return file.map()
+
+    def read(self, file: MappedFile, position: int, length: int) -> bytes:
+        """:meth:`MappedFile.read`."""
+        self._use(file)
+        return file.read(position, length)
+
+    def _use(self, file: MappedFile) -> None:
+        """Keep the number of open files bounded."""
         self._recent[file.start] = None
         self._recent.move_to_end(file.start)
-        if len(self._recent) > _MAPPED_MAX:
+        if len(self._recent) > _OPEN_MAX:
             self._evict(file.start)
-        return file.map(writable=self._writable)
 
     def _evict(self, keep: int) -> None:
         last = next(reversed(self.files))
         for start in list(self._recent):
+            if len(self._recent) <= _OPEN_MAX:
+                return
             file = self.files.get(start)
             if file is None:
                 del self._recent[start]
             elif start not in (keep, last) and not file.dirty:
                 del self._recent[start]
-                file.unmap()
-                return
+                file.close()
 
     def data_ranges(self, file: MappedFile, position: int) -> Iterator[tuple[int, int]]:
-        """The parts of a mapped file from ``position`` on that may hold other bytes than zeros."""
+        """The parts of a file from ``position`` on that may hold other bytes than zeros. Raises
+        :class:`StorageError`."""
+        self._use(file)
+        file.open()
         return data_ranges(self._fs, file.fd, position, file.held)
 
     def append(self, start: int) -> MappedFile:
@@ -300,7 +358,7 @@ class MappedFiles:
             self._fs.sync_dir(self.directory)
         except OSError as error:
             raise StorageError(file.path, "can't be removed", error) from error
-        file.unmap()
+        file.close()
         del self.files[start]
         self._recent.pop(start, None)
 
@@ -309,9 +367,9 @@ class MappedFiles:
         return [file for file in self.files.values() if file.dirty]
 
     def close(self) -> None:
-        """Unmap all."""
+        """Close all."""
         for file in self.files.values():
-            file.unmap()
+            file.close()
 
 
 @dataclass(frozen=True, slots=True)

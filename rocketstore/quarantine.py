@@ -26,7 +26,7 @@ def save_span(fs: FileSystem, paths: Paths, commitlog: CommitLog, start: int, en
             assert file is not None
             position = at - file.start
             step = min(_STEP, end - at, file.size - position)
-            yield commitlog.files.mapped(file)[position : position + step]
+            yield commitlog.files.read(file, position, step)
             at += step
 
     return _save(fs, paths, f"commitlog~{start:020d}", parts())

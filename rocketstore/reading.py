@@ -302,7 +302,7 @@ def offset_by_time(parts: Parts, topic: str, queue_id: int, timestamp: int) -> i
 
 
 def _stored(parts: Parts, queue: ConsumeQueue, unit: int) -> int:
-    place, size, _ = UNIT.unpack(queue.read(unit, 1))
+    place, size = queue.place(unit)
     return parts.commitlog.store_time(place, size)
 
 
@@ -327,7 +327,7 @@ def offset_by_time_as_rocketmq(parts: Parts, topic: str, queue_id: int, timestam
     target = -1
     while low <= high:
         middle = (low + high) // 2
-        place, size, _ = UNIT.unpack(queue.read(first + middle, 1))
+        place, size = queue.place(first + middle)
         if place < minimum:
             low = middle + 1
             left = middle

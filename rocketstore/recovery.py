@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 
-from rocketstore.commitlog_format import MESSAGE_MAGIC
+from rocketstore.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
 from rocketstore.dispatch import from_records
 from rocketstore.mapped_files import MappedFile
 from rocketstore.parts import Parts
@@ -63,8 +63,8 @@ def _crash_start(parts: Parts, files: list[MappedFile]) -> int:
     with_index = parts.options.index and parts.options.index_safe
     safe = parts.checkpoint.safe_time(with_index=with_index)
     for file in reversed(files):
-        data = parts.commitlog.files.mapped(file)
-        if _INT(data, 4)[0] != MESSAGE_MAGIC:
+        data = parts.commitlog.files.read(file, 0, FIXED_SIZE)
+        if len(data) < FIXED_SIZE or _INT(data, 4)[0] != MESSAGE_MAGIC:
             continue
         at = 68 if data[39] & 16 else 56
         stored = int.from_bytes(data[at : at + 8], "big", signed=True)

@@ -8,7 +8,6 @@ arrays.
 from __future__ import annotations
 
 import enum
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,9 @@ from rocketstore.commitlog_format import (
     START,
 )
 from rocketstore.crc import crc32
+from rocketstore.mapped_files import Read
 
-__all__ = ["Records", "Stop", "scan_records"]
+__all__ = ["Records", "Stop", "scan_file", "scan_records"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -32,6 +32,10 @@ _SIZE_MAGIC = START.unpack_from
 _COMMON = np.dtype(list(COMMON_FIELDS))
 BATCH = 8192
 """Records to a batch: enough to hide numpy's cost for each call, and bounded memory."""
+_PIECE = 1 << 20
+"""Bytes of a file that are read at a time: a batch of the smallest records."""
+_SMALL_PIECE = 4 << 10
+"""The same where one record is wanted."""
 
 
 class Stop(enum.Enum):
@@ -41,12 +45,17 @@ class Stop(enum.Enum):
     END = "end"
     BLANK = "blank"
     BAD = "bad"
+    MORE = "more"
+    """Only of a piece: the next record goes on behind it."""
 
 
 @dataclass(slots=True)
 class Records:
-    """Columns of consecutive sound records; positions are within the file."""
+    """Columns of consecutive sound records; positions are within the file. ``data``: bytes of the
+    file with all of them, from position ``origin`` on."""
 
+    data: bytes
+    origin: int
     positions: Int64Array
     sizes: Int64Array
     queue_ids: Int64Array
@@ -63,6 +72,8 @@ class Records:
     def take(self, chosen: slice) -> Records:
         """Give some of them."""
         return Records(
+            data=self.data,
+            origin=self.origin,
             positions=self.positions[chosen],
             sizes=self.sizes[chosen],
             queue_ids=self.queue_ids[chosen],
@@ -75,8 +86,8 @@ class Records:
         )
 
 
-def scan_records(
-    buffer: mmap.mmap,
+def scan_file(
+    read: Read,
     start: int,
     position: int,
     end: int,
@@ -85,7 +96,48 @@ def scan_records(
     strict: bool = False,
     limit: int = BATCH,
 ) -> tuple[Records, int, Stop]:
+    """As :func:`scan_records`, of a file that is read piece by piece. Gives fewer than ``limit``
+    with ``Stop.LIMIT`` where a piece ends. Memory: 1 MiB, or the largest record. A file that was
+    cut meanwhile ends with ``Stop.BAD``. Raises what ``read`` raises."""
+    length = _PIECE if limit > 1 else _SMALL_PIECE
+    while True:
+        wanted = max(min(length, end - position), 0)
+        data = read(position, wanted)
+        is_cut = len(data) < wanted
+        if is_cut:
+            end = position + len(data)
+        records, after, stop = scan_records(
+            data,
+            start,
+            position,
+            end,
+            origin=position,
+            check_crc=check_crc,
+            strict=strict,
+            limit=limit,
+        )
+        if stop is Stop.END and is_cut:
+            return records, after, Stop.BAD
+        if stop is not Stop.MORE:
+            return records, after, stop
+        if len(records):
+            return records, after, Stop.LIMIT
+        length = _SIZE_MAGIC(data)[0]
+
+
+def scan_records(
+    data: bytes,
+    start: int,
+    position: int,
+    end: int,
+    *,
+    origin: int = 0,
+    check_crc: bool,
+    strict: bool = False,
+    limit: int = BATCH,
+) -> tuple[Records, int, Stop]:
     """Read records from ``position`` up to ``end`` of the file that begins at offset ``start``.
+    ``data``: the file's bytes from position ``origin`` on, all or some.
 
     Gives the sound records before the first bad one, the position after them, and why it
     stopped; ``Stop.BAD`` means that no sound record stands at that position. A record is sound
@@ -96,29 +148,35 @@ def scan_records(
     positions: list[int] = []
     found = positions.append
     stop = Stop.LIMIT
-    last = end - FIXED_SIZE
-    at = position
+    end -= origin
+    there = min(len(data), end)
+    last = there - FIXED_SIZE
+    at = position - origin
     while len(positions) < limit:
         if at > last:
-            stop = _tail(buffer, at, end)
+            stop = _tail(data, at, end)
             break
-        size, magic = _SIZE_MAGIC(buffer, at)
+        size, magic = _SIZE_MAGIC(data, at)
         if magic != MESSAGE_MAGIC or size < FIXED_SIZE or size > end - at:
             stop = Stop.BLANK if magic == BLANK_MAGIC else Stop.BAD
             break
+        if size > there - at:
+            stop = Stop.MORE
+            break
         found(at)
         at += size
-    data = np.frombuffer(buffer, np.uint8)
-    records, good = _columns(data, buffer, positions, start, end, check_crc, strict)
+    records, good = _columns(data, origin, positions, start, check_crc, strict)
     if good < len(positions):
-        return records, positions[good], Stop.BAD
-    return records, at, stop
+        return records, origin + positions[good], Stop.BAD
+    return records, origin + at, stop
 
 
-def _tail(buffer: mmap.mmap, at: int, end: int) -> Stop:
+def _tail(data: bytes, at: int, end: int) -> Stop:
     if at >= end:
         return Stop.END
-    if at + 8 <= end and _SIZE_MAGIC(buffer, at)[1] == BLANK_MAGIC:
+    if end > len(data):
+        return Stop.MORE
+    if at + 8 <= end and _SIZE_MAGIC(data, at)[1] == BLANK_MAGIC:
         return Stop.BLANK
     return Stop.BAD
 
@@ -131,14 +189,9 @@ def _gather(data: npt.NDArray[np.uint8], at: Int64Array, dtype: str) -> Int64Arr
 
 
 def _columns(
-    data: npt.NDArray[np.uint8],
-    buffer: mmap.mmap,
-    found: list[int],
-    start: int,
-    end: int,
-    check_crc: bool,
-    strict: bool,
+    buffer: bytes, origin: int, found: list[int], start: int, check_crc: bool, strict: bool
 ) -> tuple[Records, int]:
+    data = np.frombuffer(buffer, np.uint8)
     positions = np.array(found, np.int64)
     common: Any = data[positions[:, None] + np.arange(_COMMON.itemsize)].view(_COMMON).reshape(-1)
     sizes = common["size"].astype(np.int64)
@@ -164,7 +217,7 @@ def _columns(
         fixed + body_lengths + topic_lengths + property_lengths == sizes
     )
     if strict:
-        sound &= common["offset"] == positions + start
+        sound &= common["offset"] == positions + (start + origin)
     good = len(found) if sound.all() else int(sound.argmin())
     body_at = (positions + 88 + hosts).tolist()
     lengths = body_lengths.tolist()
@@ -187,7 +240,9 @@ def _columns(
                 break
     return (
         Records(
-            positions=positions[:good],
+            data=buffer,
+            origin=origin,
+            positions=positions[:good] + origin,
             sizes=sizes[:good],
             queue_ids=common["queue_id"][:good].astype(np.int64),
             queue_offsets=common["queue_offset"][:good].astype(np.int64),
@@ -202,7 +257,7 @@ def _columns(
 
 
 def _check_bodies(
-    buffer: mmap.mmap, body_at: list[int], lengths: list[int], crcs: list[int], good: int
+    buffer: bytes, body_at: list[int], lengths: list[int], crcs: list[int], good: int
 ) -> int:
     for number in range(good):
         length = lengths[number]

@@ -120,7 +120,7 @@ def _torn_end(parts: Parts, end: int) -> Iterator[Finding]:
     file = parts.commitlog.files.find(end)
     if file is None:
         return
-    head = parts.commitlog.files.mapped(file)[end - file.start :][:16]
+    head = parts.commitlog.files.read(file, end - file.start, 16)
     if head.strip(b"\0"):
         yield Finding(
             file.path,

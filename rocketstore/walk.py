@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 from rocketstore.commitlog import MOST_COPIED, CommitLog
 from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START
 from rocketstore.mapped_files import MappedFile, holds_data
-from rocketstore.scan import Records, Stop, scan_records
+from rocketstore.scan import Records, Stop, scan_file
 
 __all__ = [
     "LogWalk",
@@ -21,6 +21,8 @@ __all__ = [
 ]
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big", signed=True)
+_PIECE = 1 << 20
+"""Bytes that are looked through at a time."""
 
 
 class OnDamage(Protocol):
@@ -122,8 +124,8 @@ class LogWalk:
     def _scan(
         self, file: MappedFile, position: int, end: int, check_crc: bool, limit: int
     ) -> tuple[Records, int, Stop]:
-        return scan_records(
-            self._log.files.mapped(file),
+        return scan_file(
+            partial(self._log.files.read, file),
             file.start,
             position,
             end,
@@ -194,11 +196,10 @@ def find_survivor(commitlog: CommitLog, offset: int, *, returned: bool = False) 
 def first_sound_record(commitlog: CommitLog, file: MappedFile, first: int, end: int) -> int | None:
     """Give the position of the first sound record of a file that begins from ``first`` to before
     ``end``, ``None`` if there is none. O(bytes)."""
-    buffer = commitlog.files.mapped(file)
     for start, stop in commitlog.files.data_ranges(file, first):
         if start >= end:
             return None
-        found = _sound_record(buffer, file, start, min(stop, end))
+        found = _sound_record(commitlog, file, start, min(stop, end))
         if found is not None:
             return found
     return None
@@ -208,10 +209,13 @@ def _stands_at(commitlog: CommitLog, offset: int) -> bool:
     file = commitlog.files.find(offset)
     if file is None:
         return False
-    at = offset - file.start
-    buffer = commitlog.files.mapped(file)
-    records, _, _ = scan_records(
-        buffer, file.start, at, file.held, check_crc=True, strict=True, limit=1
+    return _is_sound(commitlog, file, offset - file.start)
+
+
+def _is_sound(commitlog: CommitLog, file: MappedFile, position: int) -> bool:
+    read = partial(commitlog.files.read, file)
+    records, _, _ = scan_file(
+        read, file.start, position, file.held, check_crc=True, strict=True, limit=1
     )
     return len(records) == 1
 
@@ -223,22 +227,25 @@ def is_cut_short(commitlog: CommitLog, offset: int) -> bool:
     if file is None or file is not commitlog.files.last:
         return False
     at = offset - file.start
-    view = commitlog.files.mapped(file)
-    if view[at : at + len(NO_START)] != NO_START:
+    read = partial(commitlog.files.read, file)
+    if read(at, len(NO_START)) != NO_START:
         return False
     ranges = commitlog.files.data_ranges(file, min(at + MOST_COPIED, file.held))
-    return not any(holds_data(view, first, end) for first, end in ranges)
+    return not any(holds_data(read, first, end) for first, end in ranges)
 
 
-def _sound_record(buffer: mmap.mmap, file: MappedFile, position: int, end: int) -> int | None:
-    while True:
-        found = buffer.find(_MAGIC, position + 4, end)
-        if found < 0:
+def _sound_record(commitlog: CommitLog, file: MappedFile, position: int, end: int) -> int | None:
+    """Look for the magic of a record, piece by piece; each has the last 3 bytes of the one before
+    it."""
+    at = position + 4
+    while at + len(_MAGIC) <= end:
+        piece = commitlog.files.read(file, at, min(_PIECE, end - at))
+        found = piece.find(_MAGIC)
+        while found >= 0:
+            if _is_sound(commitlog, file, at + found - 4):
+                return at + found - 4
+            found = piece.find(_MAGIC, found + 1)
+        if len(piece) < len(_MAGIC):
             return None
-        position = found - 4
-        records, _, _ = scan_records(
-            buffer, file.start, position, file.held, check_crc=True, strict=True, limit=1
-        )
-        if len(records):
-            return position
-        position += 1
+        at += len(piece) - len(_MAGIC) + 1
+    return None

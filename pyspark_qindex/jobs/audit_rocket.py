@@ -251,7 +251,7 @@ class _LogAudit:
             what = f"no record stands here, but sound ones do from offset {survivor} on"
             yield damage(self._file.path, position, lost, Kind.RECORD, what, "these bytes are lost")
             return survivor if survivor < self._end else None
-        head = commitlog.files.mapped(self._file)[position:][:16]
+        head = commitlog.files.read(self._file, position, 16)
         if head.strip(b"\0") and not self._busy:
             what = "a torn record at the log's end"
             yield trace(self._file.path, position, 0, Kind.TORN, what, "open removes it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ Bools = npt.NDArray[np.bool_]
 _FLAGS_AT: Final = 39
 _BODY_LENGTH_AT: Final = 84
 """Low byte of sysFlag, and the body's length with two IPv4 hosts: bytes from a record's start."""
+_PIECE: Final = 64 << 10
 _HEAD: Final = np.dtype(list(COMMON_FIELDS[:7]))
 """How each record begins, up to its physical offset."""
 
@@ -26,45 +26,48 @@ _HEAD: Final = np.dtype(list(COMMON_FIELDS[:7]))
 def record_heads(parts: Parts, offsets: I64) -> tuple[npt.NDArray[np.void], Bools]:
     """Give the beginnings of the records at ``offsets``, and which of the places are in the log at
     all."""
-    heads = np.zeros(len(offsets), _HEAD)
-    there = np.zeros(len(offsets), np.bool_)
-    width = np.arange(_HEAD.itemsize)
-    for _, rows, at, data in _by_log_file(parts, offsets, np.flatnonzero(offsets >= 0)):
-        inside = at <= len(data) - _HEAD.itemsize
-        block = data[at[inside][:, None] + width]
-        heads[rows[inside]] = np.ascontiguousarray(block).view(_HEAD).ravel()
-        there[rows[inside]] = True
-    return heads, there
-
-
-def _by_log_file(
-    parts: Parts, offsets: I64, rows: I64
-) -> Iterator[tuple[int, I64, I64, npt.NDArray[np.uint8]]]:
-    """Go through the log files that some of the places are in: start of the file, the places'
-    rows, where they are in the file, and its bytes."""
-    starts = offsets[rows] - offsets[rows] % parts.commitlog.file_size
-    for start in np.unique(starts).tolist():
-        file = parts.commitlog.files.files.get(start)
-        if file is not None:
-            chosen = rows[starts == start]
-            data = np.frombuffer(parts.commitlog.files.mapped(file), np.uint8)
-            yield start, chosen, offsets[chosen] - start, data
+    block, there = _bytes_at(parts, offsets, _HEAD.itemsize)
+    return block.view(_HEAD).ravel(), there
 
 
 def have_topic(parts: Parts, offsets: I64, topic: str, good: Bools) -> Bools:
-    """Whether the records at ``offsets`` are of that topic."""
-    wanted = np.frombuffer(topic.encode(), np.uint8)
+    """Whether the records at ``offsets`` are of that topic. ``good``: those that are looked at."""
+    field = np.frombuffer(b"%c%b" % (len(topic.encode()), topic.encode()), np.uint8)
     found = np.zeros(len(offsets), np.bool_)
-    for _, rows, at, data in _by_log_file(parts, offsets, np.flatnonzero(good)):
-        flags = data[at + _FLAGS_AT]
-        body_at = at + _BODY_LENGTH_AT + 12 * ((flags >> 4 & 1) + (flags >> 5 & 1)).astype(np.int64)
-        inside = body_at + 4 <= len(data)
-        rows, body_at = rows[inside], body_at[inside]
-        lengths = data[body_at[:, None] + np.arange(4)].view(">i4").ravel().astype(np.int64)
-        topic_at = body_at + 4 + lengths
-        inside = (lengths >= 0) & (topic_at + len(wanted) < len(data))
-        rows, topic_at = rows[inside], topic_at[inside]
-        same = data[topic_at] == len(wanted)
-        names = data[topic_at[:, None] + np.arange(1, len(wanted) + 1)]
-        found[rows] = same & (names == wanted).all(axis=1)
+    rows = np.flatnonzero(good)
+    flags, _ = _bytes_at(parts, offsets[rows] + _FLAGS_AT, 1)
+    hosts = (flags >> 4 & 1).ravel().astype(np.int64) + (flags >> 5 & 1).ravel()
+    body_at = offsets[rows] + _BODY_LENGTH_AT + 12 * hosts
+    block, there = _bytes_at(parts, body_at, 4)
+    lengths = block.view(">i4").ravel().astype(np.int64)
+    there &= lengths >= 0
+    rows, topic_at = rows[there], (body_at + 4 + lengths)[there]
+    names, there = _bytes_at(parts, topic_at, len(field))
+    found[rows] = there & (names == field).all(axis=1)
     return found
+
+
+def _bytes_at(parts: Parts, offsets: I64, width: int) -> tuple[npt.NDArray[np.uint8], Bools]:
+    """Give ``width`` bytes from each of the offsets on, shape ``(n, width)``, and which of them
+    are in the log at all: zeros stand for the others. What lies close together is read at once.
+    Raises :class:`journal.errors.StorageError`."""
+    files = parts.commitlog.files
+    block = np.zeros((len(offsets), width), np.uint8)
+    there = np.zeros(len(offsets), np.bool_)
+    rows = np.argsort(offsets, kind="stable")
+    rows = rows[np.searchsorted(offsets[rows], 0) :]
+    # Pieces do not reach over the border of a file: its size is a multiple of theirs or not.
+    pieces = offsets[rows] // files.size * (files.size // _PIECE + 1)
+    pieces += offsets[rows] % files.size // _PIECE
+    for near in np.split(rows, np.flatnonzero(np.diff(pieces)) + 1):
+        file = files.find(int(offsets[near[0]])) if len(near) else None
+        if file is None:
+            continue
+        at = offsets[near] - file.start
+        data = files.read(file, int(at[0]), int(at[-1] - at[0]) + width)
+        inside = at + width <= int(at[0]) + len(data)
+        near, at = near[inside], at[inside] - at[0]
+        if len(near):
+            block[near] = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(width)]
+            there[near] = True
+    return block, there

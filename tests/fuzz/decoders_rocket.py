@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from zlib import crc32
@@ -49,15 +48,9 @@ def _golden(*patterns: str) -> list[bytes]:
     return found
 
 
-def _mapped(data: bytes) -> mmap.mmap:
-    view = mmap.mmap(-1, max(len(data), 1))
-    view[: len(data)] = data
-    return view
-
-
 def _records(data: bytes) -> Iterator[bytes]:
     """The first records of a log file, one by one."""
-    records, _, _ = scan_records(_mapped(data), 0, 0, len(data), check_crc=True, limit=12)
+    records, _, _ = scan_records(data, 0, 0, len(data), check_crc=True, limit=12)
     for at, size in zip(records.positions.tolist(), records.sizes.tolist(), strict=True):
         yield data[at : at + size]
 
@@ -83,13 +76,12 @@ def _record(data: bytes) -> None:
 
 
 def _log(data: bytes) -> None:
-    view = _mapped(data)
     for strict in (False, True):
         position, stop, fillers = 0, Stop.LIMIT, Fillers()
         while stop is Stop.LIMIT:
             before = position
             records, position, stop = scan_records(
-                view, 0, position, len(data), check_crc=strict, strict=strict, limit=7
+                data, 0, position, len(data), check_crc=strict, strict=strict, limit=7
             )
             assert position >= before + len(records)
             assert position <= len(data)
@@ -109,7 +101,7 @@ def _units(data: bytes) -> None:
 
 def _index(data: bytes) -> None:
     fs = MemoryFileSystem({_INDEX: data})
-    found = find_geometry(data) if len(data) >= 40 else None
+    found = find_geometry(lambda at, size: data[at : at + size], len(data))
     slots, entries = found if found is not None else (1, max((len(data) - 44) // 20, 1))
     file = IndexFile(fs, f"/{_INDEX}", slots, entries, writable=False)
     file.load()

@@ -111,7 +111,7 @@ def _grown(path: Path, _outside: Outside) -> None:
     with path.open("ab") as file:
         file.truncate(_GIANT)
         file.seek(_GIANT)
-        file.write(b"\x01behind")
+        file.write(b"\x01 behind")
 
 
 FILES: dict[str, Tampering] = {

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import qindex
-from journal.errors import StorageError, WritesRefusedError
+import rocketstore
+from journal.errors import StorageError, StoreError, WritesRefusedError
+from rocketstore.inspection import inspect_file
+from rocketstore.verify import verify_parts
+from tests.hostile.stores import build
+from tests.hostile.trial import confined
 from tests.qindex.support import open_quietly, queue_directory
 
 TAKEN = "taken away|No such file|symbolic link"
@@ -139,3 +145,86 @@ def test_a_queue_that_was_moved_to_another_disk_by_a_link(tmp_path: Path) -> Non
         with pytest.raises(StorageError, match="symbolic link"):
             engine.delete_queue("q")
         assert os.listdir(tmp_path / "elsewhere")
+
+
+def _cut_all(store: Path) -> None:
+    for folder, _, names in os.walk(store):
+        for name in names:
+            if name.isdigit():
+                os.truncate(os.path.join(folder, name), 100)
+
+
+def _ask(log: rocketstore.Store) -> int:
+    """Ask everything that a reader may; gives how many answers were no error."""
+    asks: list[Callable[[], object]] = [
+        lambda: log.get("T", 0, 0, 100).messages,
+        lambda: list(log.messages("T", 1)),
+        lambda: log.query("T", "k3"),
+        lambda: log.query("T", "k30", exact=False),
+        lambda: log.lookup(0),
+        lambda: log.at("T", 0, 15),
+        lambda: log.offset_by_time("T", 0, 0),
+        lambda: log.offset_by_time("T", 0, 0, as_rocketmq=True),
+    ]
+    answers = 0
+    for ask in asks:
+        with suppress(StoreError):
+            ask()
+            answers += 1
+    return answers
+
+
+def _cut_under_a_reader(store: Path) -> int:
+    with rocketstore.open(store, read_only=True, background=False) as log:
+        assert _ask(log) == 8
+        _cut_all(store)
+        _ask(log)
+    return 1
+
+
+def _cut_under_verify(store: Path) -> int:
+    with rocketstore.open(store, read_only=True, background=False) as log:
+        _ask(log)
+        _cut_all(store)
+        return len(list(verify_parts(log)))
+
+
+def _cut_under_inspect(store: Path) -> int:
+    looks = [
+        inspect_file(str(path))
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name.isdigit()
+    ]
+    rows = [next(look) for look in looks]
+    _cut_all(store)
+    return len(rows) + sum(1 for look in looks for _ in look)
+
+
+def _cut_under_spark(store: Path) -> int:
+    from pyspark_qindex.options import ROCKET_TABLES, read_options
+    from pyspark_qindex.rocket_source import RocketReader
+
+    found = 0
+    for include in ROCKET_TABLES:
+        options = {"path": str(store), "include": include, "mode": "permissive"}
+        reader = RocketReader(read_options(options, ROCKET_TABLES))
+        looks = [iter(reader.read(partition)) for partition in reader.partitions()]
+        found += sum(1 for look in looks if next(look, None) is not None)
+        _cut_all(store)
+        for look in looks:
+            found += sum(1 for _ in look)
+    return found
+
+
+@pytest.mark.parametrize(
+    "look", [_cut_under_a_reader, _cut_under_verify, _cut_under_inspect, _cut_under_spark]
+)
+def test_readers_of_a_commitlog_that_is_cut_while_they_read(
+    tmp_path: Path, look: Callable[[Path], int]
+) -> None:
+    if look is _cut_under_spark:
+        pytest.importorskip("pyspark")
+    answer, broken = confined(look, build("rocket closed", tmp_path / "store"))
+    assert broken is None, answer
+    assert answer.startswith("ok,"), answer
+    assert answer != "ok, 0 findings"

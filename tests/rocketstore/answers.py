@@ -75,7 +75,7 @@ def _message(store: Store, row: dict[str, Any]) -> tuple[Any, Any]:
         file = files.find(row["phyOffset"])
         assert file is not None
         place = row["phyOffset"] - file.start
-        blank = START.unpack_from(files.mapped(file), place)
+        blank = START.unpack(files.read(file, place, START.size))
         return (row["blank"], row["magic"]), (file.size - place, blank[1])
     message = store.lookup(row["phyOffset"])
     assert message is not None

@@ -192,8 +192,7 @@ def test_a_file_is_fetched_in_pieces_and_once(tmp_path: Path) -> None:
     for _ in range(60):
         at, count = dice.randrange(310_000), dice.randrange(40_000)
         assert fs.pread(fd, count, at) == data[at : at + count]
-    with fs.mmap(fd, len(data), False) as view:
-        assert view[:] == data
+    fs.lseek(fd, 0, os.SEEK_DATA)
     assert Counting.fetched.total() == len(data)
     fs.close(fd)
     fd = fs.open(tmp_path / "f", os.O_RDONLY)
