@@ -47,6 +47,7 @@ __all__ = [
     "pwrite_all",
     "read_file",
     "read_optional",
+    "refuse_hole",
     "replace_file",
     "sync_directory",
     "unlink_if_there",
@@ -255,7 +256,7 @@ def pread_all(fs: FileSystem, fd: int, length: int, offset: int) -> bytes:
     would be taken for bytes that take no room on disk.
     """
     if length > _LARGE:
-        _refuse_hole(fs, fd, length, offset)
+        refuse_hole(fs, fd, length, offset)
     data = fs.pread(fd, length, offset)
     if len(data) == length or not data:
         return data
@@ -270,7 +271,9 @@ def pread_all(fs: FileSystem, fd: int, length: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def _refuse_hole(fs: FileSystem, fd: int, length: int, offset: int) -> None:
+def refuse_hole(fs: FileSystem, fd: int, length: int, offset: int) -> None:
+    """Raise :class:`journal.errors.UnsafeFileError` where many bytes are asked for and most of them
+    are a hole; :class:`OSError`."""
     status = fs.fstat(fd)
     length = min(length, status.st_size - offset)
     blocks = getattr(status, "st_blocks", None)

@@ -9,6 +9,7 @@ and is taken off again by a pull. One that a RabbitMQ node wrote goes as it is.
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,9 @@ from qindex.transfer.moved import Moved
 __all__ = [
     "ENVELOPE_HEADER",
     "BrokerError",
+    "GuardedConnection",
+    "answered_within",
+    "blocking_connection",
     "broker_errors",
     "incoming",
     "outgoing",
@@ -51,6 +55,9 @@ logging.getLogger("pika").addHandler(logging.NullHandler())
 
 ENVELOPE_HEADER = "x-qindex-envelope"
 _NO_ID = bytes(MSG_ID_BYTES)
+_FRAME_HEAD = struct.Struct(">BHL")
+_LARGEST_FRAME = pika.spec.FRAME_MAX_SIZE
+"""Bytes: what pika asks for, and no broker goes above."""
 
 
 class BrokerError(StoreError):
@@ -68,6 +75,51 @@ class _RawProperties(pika.BasicProperties):  # type: ignore[misc]
 
     def encode(self) -> list[bytes]:
         return [self.raw]
+
+
+class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
+    """A connection to somebody who may be no broker: it ends where a frame is larger than was
+    agreed, where a message claims more than ``most_bytes``, and at what can't be decoded."""
+
+    most_bytes: int = 1 << 32
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        try:
+            super()._on_data_available(data_in)
+            head = self._frame_buffer[: _FRAME_HEAD.size]
+            if len(head) == _FRAME_HEAD.size and not head.startswith(b"AMQP"):
+                size = _FRAME_HEAD.unpack(head)[2]
+                if size > _LARGEST_FRAME:
+                    raise BrokerError(f"a frame of {size} bytes came: {_LARGEST_FRAME} are agreed")
+        except (pika.exceptions.AMQPError, BrokerError):
+            raise
+        except Exception as error:
+            # pika indexes and unpacks what comes, as it comes.
+            raise BrokerError(f"what came is no AMQP: {error!r}") from error
+
+    def _deliver_frame_to_channel(self, value: Any) -> None:
+        if isinstance(value, pika.frame.Header) and value.body_size > self.most_bytes:
+            what = f"a message of {value.body_size} bytes came, {self.most_bytes} may be stored"
+            raise BrokerError(what)
+        super()._deliver_frame_to_channel(value)
+
+
+def blocking_connection(parameters: Any) -> Any:
+    """Connect. Raises what pika does, and :class:`BrokerError`."""
+    return pika.BlockingConnection(parameters, _impl_class=GuardedConnection)
+
+
+@contextmanager
+def answered_within(connection: Any, seconds: float) -> Iterator[None]:
+    """End the connection when what is asked here is not answered in time: a broker need not have
+    agreed to heartbeats."""
+    inner = connection._impl
+    late = pika.exceptions.AMQPHeartbeatTimeout(f"no answer within {seconds:g} s")
+    timer = inner._adapter_call_later(seconds, lambda: inner._terminate_stream(late))
+    try:
+        yield
+    finally:
+        inner._adapter_remove_timeout(timer)
 
 
 @contextmanager

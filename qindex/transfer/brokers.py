@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pika
-import pika.exceptions
 
 from journal.errors import UsageError
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
 from qindex.transfer.amqp import (
     BrokerError,
+    GuardedConnection,
+    answered_within,
+    blocking_connection,
     broker_errors,
     incoming,
     outgoing,
@@ -32,8 +34,9 @@ __all__ = ["BATCH", "PushReport", "pull", "push", "ready"]
 
 BATCH = 500
 """Messages under way at a time."""
+_BATCH_BYTES = 16 << 20
 _SECONDS = 60.0
-"""That a broker may take to confirm a batch, before it counts as gone."""
+"""That a broker may take to answer, or to confirm a batch, before it counts as gone."""
 
 Told = Callable[[int], None]
 
@@ -128,7 +131,7 @@ class _Publisher:
         self._returned = False
         self._channel: Any = None
         self._closing = False
-        self._connection = pika.SelectConnection(
+        self._connection = GuardedConnection(
             parameters,
             on_open_callback=lambda _: self._stop(),
             on_open_error_callback=lambda _, error: self._fail(error),
@@ -211,14 +214,20 @@ def ready(url: str, queue: str) -> int:
     """Give the number of messages that wait in a broker's queue. Raises :class:`BrokerError`, also
     where there is no such queue."""
     with broker_errors(url):
-        connection = pika.BlockingConnection(parameters_of(url))
+        connection = blocking_connection(parameters_of(url))
         try:
-            declared = connection.channel().queue_declare(queue, passive=True)
+            with answered_within(connection, _SECONDS):
+                declared = connection.channel().queue_declare(queue, passive=True)
             count: int = declared.method.message_count
         finally:
-            if connection.is_open:
-                connection.close()
+            _close(connection)
         return count
+
+
+def _close(connection: Any) -> None:
+    if connection.is_open:
+        with answered_within(connection, _SECONDS):
+            connection.close()
 
 
 def pull(
@@ -242,40 +251,48 @@ def pull(
     parameters = parameters_of(url)
     total = 0
     with broker_errors(url), raw_properties():
-        connection = pika.BlockingConnection(parameters)
+        connection = blocking_connection(parameters)
+        connection._impl.most_bytes = queue._parts.state.options.max_message_bytes
         try:
-            channel = connection.channel()
-            channel.basic_qos(prefetch_count=batch)
+            with answered_within(connection, _SECONDS):
+                channel = connection.channel()
+                channel.basic_qos(prefetch_count=batch)
             while count is None or total < count:
                 most = batch if count is None else min(batch, count - total)
-                got = _pull_batch(channel, source, queue, most, timeout, parameters.virtual_host)
-                total += got
-                if got and told is not None:
-                    told(total)
-                if got < most:
+                moved, last_tag, more = _take_batch(connection, channel, source, most, timeout)
+                vhost = parameters.virtual_host
+                if moved:
+                    restore(queue, [incoming(*one, vhost) for one in moved])
+                    queue.sync()
+                    with answered_within(connection, _SECONDS):
+                        channel.basic_ack(last_tag, multiple=True)
+                    total += len(moved)
+                    if told is not None:
+                        told(total)
+                if not more:
                     break
             # Messages that were sent ahead of need go back to the broker.
-            channel.cancel()
+            with answered_within(connection, _SECONDS):
+                channel.cancel()
         finally:
-            if connection.is_open:
-                connection.close()
+            _close(connection)
     return total
 
 
-def _pull_batch(
-    channel: Any, source: str, queue: Queue, most: int, timeout: float, vhost: str
-) -> int:
-    moved = []
-    last_tag = 0
-    for method, properties, body in channel.consume(source, inactivity_timeout=timeout):
-        if method is None:
-            break
-        moved.append(incoming(method, properties, body, vhost))
-        last_tag = method.delivery_tag
-        if len(moved) == most:
-            break
-    if moved:
-        restore(queue, moved)
-        queue.sync()
-        channel.basic_ack(last_tag, multiple=True)
-    return len(moved)
+def _take_batch(
+    connection: Any, channel: Any, source: str, most: int, timeout: float
+) -> tuple[list[tuple[Any, Any, bytes]], int, bool]:
+    """Give up to ``most`` messages that the broker delivers, or some megabytes; the tag of the last
+    one, and whether more may come: none came for ``timeout`` seconds."""
+    taken: list[tuple[Any, Any, bytes]] = []
+    size = 0
+    deliveries = channel.consume(source, inactivity_timeout=timeout)
+    with answered_within(connection, _SECONDS + timeout):
+        one = next(deliveries)
+    while one[0] is not None:
+        taken.append(one)
+        size += len(one[2])
+        if len(taken) == most or size >= _BATCH_BYTES:
+            return taken, one[0].delivery_tag, True
+        one = next(deliveries)
+    return taken, taken[-1][0].delivery_tag if taken else 0, False

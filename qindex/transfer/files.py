@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-from journal.errors import StoreError, UsageError
+from journal.beneath import special
+from journal.errors import StoreError, UnsafeFileError, UsageError
+from journal.files import REAL, refuse_hole
 from qindex.transfer.moved import Moved
 from qindex.view.reader import Row
 
-__all__ = ["FORMATS", "FileFormat", "FormatError", "NamedRow", "format_of"]
+__all__ = ["FORMATS", "FileFormat", "FormatError", "NamedRow", "format_of", "open_input"]
 
 FORMATS = {"jsonl": "qindex.transfer.jsonl", "parquet": "qindex.transfer.parquet"}
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -28,6 +31,25 @@ class FormatError(StoreError):
         self.place = place
         where = f"{unit} {place}: " if place else ""
         super().__init__(f"{path}: {where}{what}")
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open a file to import. Raises :class:`FormatError` for what is no regular file, which might
+    never end, and for a hole that takes no room on disk and all of the memory; :class:`OSError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        odd = special(status.st_mode)
+        if odd is not None:
+            raise FormatError(path, 0, f"is {odd}")
+        refuse_hole(REAL, fd, status.st_size, 0)
+        return os.fdopen(fd, "rb")
+    except UnsafeFileError as error:
+        os.close(fd)
+        raise FormatError(path, 0, str(error.strerror)) from error
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 class FileFormat(Protocol):

@@ -27,9 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import qindex
+from journal.beneath import beneath
 from journal.errors import StorageError, UsageError
 from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, unlink_if_there
+from journal.format import MAX_SEQ_ID
+from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
 from qindex.engine.engine import Engine
+from qindex.format.layout import MAX_NAME_BYTES
 from qindex.format.settings import checked_name
 from qindex.queue.queue import Queue
 from qindex.transfer.exporting import Progress
@@ -45,6 +49,7 @@ _BATCH = 1000
 _TOGETHER = 16
 """Batches of messages that are sorted by queue."""
 _TOGETHER_BYTES = 16 << 20
+_MOST_PATH = 1 << 16
 
 
 @dataclass(slots=True)
@@ -119,6 +124,22 @@ def _check(sources: Sequence[_Source], queue: str | None) -> int:
     return total
 
 
+_COUNT = Int(0, MAX_SEQ_ID)
+_NOTE = Record(
+    {
+        "about": Record(
+            {
+                "files": ListOf(Row((Text(_MOST_PATH), _COUNT, Int(-MAX_SEQ_ID, MAX_SEQ_ID)))),
+                "queue": Optional(Text(MAX_NAME_BYTES)),
+            }
+        ),
+        "total": _COUNT,
+        "done": _COUNT,
+        "batch": Row((Text(MAX_NAME_BYTES, least=1), _COUNT, Int(1, MAX_SEQ_ID))),
+    },
+    {"at": Row((_COUNT, Int(1, MAX_SEQ_ID), _COUNT, _COUNT))},
+)
+
 _At = tuple[int, int, int, int]
 """Messages that are sorted together, those of a batch, which batch of them it is, and how many of
 it are done."""
@@ -129,6 +150,7 @@ class _Note:
 
     def __init__(self, path: str, about: dict[str, Any]) -> None:
         self._path = path
+        self._fs = beneath(REAL, os.path.dirname(path))
         self._about = about
         self.total: int | None = None
         self.done = 0
@@ -136,17 +158,21 @@ class _Note:
         self.queue: str | None = None
         self.first = 0
         self.count = 0
-        data = read_optional(REAL, path)
+        try:
+            data = read_optional(self._fs, path)
+        except OSError as error:
+            raise StorageError(path, "can't be read", error) from error
         if data is None:
             return
         try:
             values = json.loads(data)
-            self.total, self.done = values["total"], values["done"]
-            self.queue, self.first, self.count = values["batch"]
-            alone = self.count, self.count, 0, 0
-            self.together, self.size, self.batch, self.into = values.get("at", alone)
-        except (ValueError, KeyError, TypeError) as error:
+            check(values, _NOTE)
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: damaged ({error}): remove it") from error
+        self.total, self.done = values["total"], values["done"]
+        self.queue, self.first, self.count = values["batch"]
+        alone = self.count, self.count, 0, 0
+        self.together, self.size, self.batch, self.into = values.get("at", alone)
         if values["about"] != about:
             names = ", ".join(one[0] for one in values["about"]["files"])
             raise UsageError(f"{path}: an import of {names} is not finished (or they changed)")
@@ -159,11 +185,11 @@ class _Note:
             "at": at,
             "batch": [queue, first, count],
         }
-        replace_file(REAL, self._path, json.dumps(values).encode())
+        replace_file(self._fs, self._path, json.dumps(values).encode())
 
     def remove(self) -> None:
-        if unlink_if_there(REAL, self._path):
-            REAL.sync_dir(os.path.dirname(self._path))
+        if unlink_if_there(self._fs, self._path):
+            self._fs.sync_dir(os.path.dirname(self._path))
 
 
 class _Import:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from journal.errors import UsageError
-from qindex.transfer.files import FormatError, NamedRow
+from qindex.transfer.files import FormatError, NamedRow, open_input
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
 from qindex.view.reader import Row
 from qindex.view.row_json import json_line, row_json
@@ -32,6 +32,7 @@ from qindex.view.row_json import json_line, row_json
 __all__ = ["line_of", "merge", "read", "write_chunk"]
 
 _HEADER = "qindex_messages"
+_TOO_DEEP = "is nested too deeply"
 
 
 def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
@@ -63,7 +64,7 @@ def read(path: Path, start: int = 0) -> Iterator[Moved]:
     """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the line."""
     expected: int | None = None
     count = number = 0
-    with path.open("rb") as file:
+    with open_input(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 raise FormatError(path, number, "the file is cut here: the line has no end")
@@ -87,7 +88,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except ValueError as error:  # bad UTF-8, too
         raise FormatError(path, number, f"is no JSON: {error}") from error
     except RecursionError as error:
-        raise FormatError(path, number, "is nested too deeply") from error
+        raise FormatError(path, number, _TOO_DEEP) from error
     if not isinstance(values, dict):
         raise FormatError(path, number, f"is a {type(values).__name__}, not an object")
     return values
@@ -122,6 +123,8 @@ def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
         return moved_of(given)
     except (UsageError, UnicodeEncodeError) as error:
         raise FormatError(path, number, str(error)) from error
+    except RecursionError as error:
+        raise FormatError(path, number, _TOO_DEEP) from error
 
 
 def _bytes(values: dict[str, Any], name: str) -> bytes | None:

@@ -18,6 +18,7 @@ import msgpack
 from journal.errors import StoreError, UsageError
 from qindex.format.envelope import make_envelope, open_envelope
 from qindex.format.message import Message
+from qindex.format.settings import checked_name
 from qindex.view.reader import Row
 
 __all__ = ["FORMAT_VERSION", "Moved", "envelope_of", "from_plain", "moved_of"]
@@ -70,9 +71,13 @@ def moved_of(values: Mapping[str, Any]) -> Moved:
             _typed(values, "properties", dict) or {},
             _number(values, "timestamp"),
         )
+        make_envelope(message)  # what can't be stored is told here, not when others are published
+    queue = _typed(values, "queue", str)
     persistent = _typed(values, "persistent", bool)
+    if queue:
+        checked_name(queue)
     return Moved(
-        _typed(values, "queue", str),
+        queue,
         message,
         _number(values, "expiry"),
         True if persistent is None else persistent,
@@ -111,8 +116,8 @@ def from_plain(value: Any) -> Any:
                 raise UsageError(f"{name} is no kind of value")
             try:
                 return decode(inner)
-            except (TypeError, ValueError, ArithmeticError) as error:
-                raise UsageError(f"{name}: {error}") from error
+            except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+                raise UsageError(f"{name}: {error!r}") from error
     return {name: from_plain(one) for name, one in value.items()}
 
 

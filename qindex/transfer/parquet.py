@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from journal.errors import UsageError
 from qindex.format.json_value import plain_value
-from qindex.transfer.files import FormatError, NamedRow
+from qindex.transfer.files import FormatError, NamedRow, open_input
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
 
 __all__ = ["SCHEMA", "merge", "read", "write_chunk"]
@@ -111,7 +111,7 @@ def merge(target: Path, chunks: Sequence[Path], count: int) -> None:
 def read(path: Path, start: int = 0) -> Iterator[Moved]:
     """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the row."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_input(path) as opened, pq.ParquetFile(opened) as file:
             _check(path, file.schema_arrow)
             names = [name for name in file.schema_arrow.names if name in _TAKEN]
             number = 0
@@ -125,7 +125,9 @@ def read(path: Path, start: int = 0) -> Iterator[Moved]:
                         number += 1
                         if number > start:
                             yield _moved(path, number, values)
-    except (pa.ArrowException, OSError) as error:
+    except FormatError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise
         what = f"is no whole Parquet file: {str(error).splitlines()[0]}"
@@ -154,3 +156,5 @@ def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
         return moved_of(values)
     except (UsageError, ValueError) as error:
         raise FormatError(path, number, str(error), "row") from error
+    except RecursionError as error:
+        raise FormatError(path, number, "is nested too deeply", "row") from error

@@ -8,8 +8,10 @@ from typing import Any
 
 import qindex
 import rocketstore
+from qindex.tools.convert import convert
 from qindex.tools.repair import repair
 from qindex.tools.salvage import salvage
+from qindex.transfer import export_messages, import_messages
 from qindex.view.live_figures import Looker
 from rocketstore.verify import verify as rocketstore_verify
 from tests.hostile.stores import OURS, ROCKET
@@ -83,6 +85,20 @@ def _salvage(store: Path) -> int:
     return len(salvage(store, store.with_name("out")).findings)
 
 
+def _export(store: Path) -> int:
+    return len(export_messages(store, store.with_name("out.jsonl")).findings)
+
+
+def _import(store: Path) -> int:
+    source = store.with_name("in.jsonl")
+    source.write_bytes(b'{"queue": "orders", "body": "x"}\n' * 3)
+    return import_messages([source], store, background=False).messages
+
+
+def _convert(store: Path) -> int:
+    return len(convert(store, 2).findings)
+
+
 def _follow(store: Path) -> int:
     for name in ("orders", "failed"):
         with qindex.follow(store, name, timeout=0, events=False) as follower:
@@ -139,7 +155,10 @@ _OURS: dict[str, Action] = {
     "compact": _compact,
     "repair": _repair,
     "follow": _follow,
+    "export": _export,
+    "import": _import,
 }
+_NODE: dict[str, Action] = {"salvage": _salvage, "convert": _convert, "export": _export}
 _ROCKET: dict[str, Action] = {
     "open": _rocket,
     "open to repair": lambda store: _rocket(store, repair=True),
@@ -154,7 +173,7 @@ def actions_of(kind: str) -> dict[str, Action]:
     if kind in ROCKET:
         actions, spark = _ROCKET, _spark_rocket
     else:
-        actions, spark = {**_COMMON, **(_OURS if kind in OURS else {"salvage": _salvage})}, _spark
+        actions, spark = {**_COMMON, **(_OURS if kind in OURS else _NODE)}, _spark
     try:
         import pyspark  # noqa: F401
     except ImportError:

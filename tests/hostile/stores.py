@@ -116,7 +116,14 @@ def names_of(kind: str, store: Path) -> tuple[list[str], list[str]]:
     if kind in OURS:
         queues = [one for one in directories if one.startswith("queues/")]
         directories += [one + layout.DELETED_SUFFIX for one in queues]
-        files += ["qindex.store.tmp", "qindex.clean.tmp", "qindex.clean", layout.MOVES]
+        files += [
+            "qindex.import",
+            "qindex.import.tmp",
+            "qindex.store.tmp",
+            "qindex.clean.tmp",
+            "qindex.clean",
+            layout.MOVES,
+        ]
         files += [one + "/journal.jif.new" for one in queues]
         files += [one + "/1.idx.tmp" for one in queues] + [one + "/7.idx" for one in queues]
         files += ["msg_store_persistent/9.rdq", "msg_store_persistent/9.rdq.tmp"]
