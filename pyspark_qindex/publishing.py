@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from time import monotonic, sleep, time, time_ns
+from time import monotonic, sleep, time
 from typing import Final
 
 import qindex
@@ -28,6 +28,7 @@ from journal.errors import LockedError, NotAStoreError, StoreError
 from journal.files import REAL
 from pyspark_qindex.sink_rows import Outgoing, read_staged
 from pyspark_qindex.sink_state import Progress, Staging
+from qindex.queue import run_clock
 from qindex.queue.producing import MOST_RESERVED
 from qindex.view.reader import StoreReader
 
@@ -141,7 +142,8 @@ def _rows(staging: Staging, progress: Progress) -> Iterator[Outgoing]:
 def _append(queue: qindex.Queue, rows: Iterable[Outgoing]) -> None:
     """Publish rows in order, some at a time."""
     for expiry, some in itertools.groupby(rows, key=lambda row: row.expiry):
-        ttl = max(expiry - time_ns() // 1000, 0) / 1e6 if expiry else None
+        # By the clock that the engine adds it to again.
+        ttl = max(expiry - run_clock.time_ns() // 1000, 0) / 1e6 if expiry else None
         messages = []
         size = 0
         for row in some:

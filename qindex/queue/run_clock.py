@@ -15,7 +15,22 @@ __all__ = ["time_ns"]
 
 # Goes on while the machine sleeps, where there is such a one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_BEGAN = time.time_ns() - time.clock_gettime_ns(_CLOCK)
+_ATTEMPTS = 5
+
+
+def _wall_clock_at_zero() -> int:
+    """What the wall clock would have shown when the other one was zero. The two are read one after
+    the other, and the processor may be taken away in between: the nearest of some pairs counts."""
+    pairs = []
+    for _ in range(_ATTEMPTS):
+        before = time.clock_gettime_ns(_CLOCK)
+        wall = time.time_ns()
+        after = time.clock_gettime_ns(_CLOCK)
+        pairs.append((after - before, wall - (before + after) // 2))
+    return min(pairs)[1]
+
+
+_BEGAN = _wall_clock_at_zero()
 
 
 def time_ns() -> int:

@@ -13,7 +13,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from time import time_ns
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +33,7 @@ from qindex.format.rabbitmq.properties_format import (
     field,
 )
 from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_message
+from qindex.queue import run_clock
 from qindex.queue.delivery import Delivery
 from qindex.transfer.moved import Moved
 
@@ -200,7 +200,7 @@ def outgoing(delivery: Delivery, now: int | None = None) -> tuple[Any, bytes]:
         changes["headers"] = (*(_properties(record).headers or ()), (ENVELOPE_HEADER, envelope))
     expiry = 0 if isinstance(entry, int) else entry.expiry
     if expiry:
-        left = expiry - (time_ns() // 1000 if now is None else now)
+        left = expiry - (run_clock.time_ns() // 1000 if now is None else now)
         changes["expiration"] = str(max(left // 1000, 0))
     try:
         if changes or raw is None:
@@ -226,7 +226,7 @@ def incoming(method: Any, properties: Any, body: bytes, vhost: str) -> Moved:
     persistent = known.delivery_mode == 2
     expiry = 0
     if known.expiration is not None and known.expiration.isdigit():
-        expiry = time_ns() // 1000 + int(known.expiration) * 1000
+        expiry = run_clock.time_ns() // 1000 + int(known.expiration) * 1000
     message: Message | None = None
     envelope = dict(known.headers or ()).get(ENVELOPE_HEADER)
     if envelope is not None and isinstance(envelope.value, bytes):

@@ -11,7 +11,7 @@ import pytest
 import qindex
 from journal.background import Background
 
-WAIT = 30.0
+WAIT = 120.0
 
 
 def test_it_is_started_once() -> None:

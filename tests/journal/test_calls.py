@@ -13,7 +13,7 @@ from journal.lock_order import LockOrder, Rank
 from journal.patience import PatientLock
 from tests.interrupts.interruption import interrupted_at, points_of
 
-WAIT = 30.0
+WAIT = 120.0
 
 
 def test_it_waits_for_those_inside_and_refuses_the_next() -> None:

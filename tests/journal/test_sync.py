@@ -18,7 +18,7 @@ from journal.poison import Poison
 from journal.sync import GroupCommit, _Waiter
 from tests.faulty_fs import FaultyFileSystem
 
-WAIT = 30.0
+WAIT = 120.0
 
 
 def test_alone_each_commit_is_one_sync() -> None:

@@ -33,7 +33,7 @@ __all__ = [
     "wait_until",
 ]
 
-WAIT = 30.0
+WAIT = 120.0
 """Seconds that a test waits for another thread before it gives up."""
 
 

@@ -424,9 +424,14 @@ def test_files_of_the_message_store_are_within_the_budget(tmp_path: Path) -> Non
 def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
     """8 kB at the most, its name and the objects of this test included."""
     count = 200
-    with qindex.open(tmp_path, flush_idle=0.02) as engine:
+    with open_quietly(tmp_path) as engine:
+
+        def put_to_rest() -> None:
+            for parts in engine._roster.awake():
+                assert engine._roster.put_to_rest(parts)
+
         engine.queue("first").publish(b"a")
-        wait_until(lambda: not engine._roster.awake())
+        put_to_rest()
         with tracing():
             queues = [engine.queue(f"queue {number}") for number in range(count)]
             for queue in queues:
@@ -434,7 +439,7 @@ def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
                 batch = queue.get_many(10)
                 queue.ack_many(batch)
                 del batch
-            wait_until(lambda: not engine._roster.awake())
+            put_to_rest()
             gc.collect()
             traced, _ = tracemalloc.get_traced_memory()
         assert traced / count < 8192

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from qindex.format.plain_record import CHECK_END, CHECK_START
 from qindex.format.publish_records import framed_batch
 from qindex.queue.delivery import Delivery
 from qindex.queue.flushing import Flusher
+from tests.leaks import left_behind
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import WAIT, drain, open_quietly
 
@@ -322,7 +322,6 @@ def test_no_object_is_left_behind() -> None:
 
     with engine:
         work(100)
-        blocks = sys.getallocatedblocks()
         of = [
             body,
             queue,
@@ -332,8 +331,6 @@ def test_no_object_is_left_behind() -> None:
             True,
             False,
         ]
-        counts = [sys.getrefcount(one) for one in of]
-        work(300)
-        assert sys.getallocatedblocks() - blocks < 1000
-        for one, before in zip(of, counts, strict=True):
-            assert abs(sys.getrefcount(one) - before) < 50
+        blocks, references = left_behind(lambda: work(80), of)
+        assert blocks < 70
+        assert references < 20

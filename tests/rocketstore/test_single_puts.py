@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from journal.errors import ClosedError, StorageError, UsageError, WritesRefusedE
 from journal.sync import GroupCommit
 from rocketstore.dispatcher import PENDING_MAX, Dispatcher
 from rocketstore.store_clock import StoreClock
+from tests.leaks import left_behind
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
 
@@ -276,12 +276,9 @@ def test_no_object_is_left_behind() -> None:
 
     with store:
         work(100)
-        blocks = sys.getallocatedblocks()
         route = store._state.route(topic, 0)
         state = store._state
         of = [topic, body, key, route, store, state.commitlog, state.pending, state.lock, None]
-        counts = [sys.getrefcount(one) for one in of]
-        work(500)
-        assert sys.getallocatedblocks() - blocks < 500
-        for one, before in zip(of, counts, strict=True):
-            assert abs(sys.getrefcount(one) - before) < 100
+        blocks, references = left_behind(lambda: work(125), of)
+        assert blocks < 100
+        assert references < 25
