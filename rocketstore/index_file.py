@@ -135,8 +135,8 @@ class IndexFile:
         return self._map
 
     def read(self, at: int, length: int) -> bytes:
-        """``length`` bytes of the file; what it has lost at its end reads as what was never
-        written, zeros. Raises :class:`StorageError`."""
+        """``length`` bytes of the file; bytes that it has lost at its end read as zeros, as
+        those that were never written. Raises :class:`StorageError`."""
         if self.writable:
             return self.map()[at : at + length]
         self._open()

@@ -179,7 +179,7 @@ def _header(read: Read) -> IndexHeader:
 
 
 def _unpack(format: struct.Struct, read: Read, at: int) -> tuple[Any, ...]:
-    """What a file has lost at its end reads as zeros."""
+    """Bytes that a file has lost at its end read as zeros."""
     return format.unpack(read(at, format.size).ljust(format.size, b"\0"))
 
 

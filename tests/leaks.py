@@ -15,7 +15,7 @@ def left_behind(work: Callable[[], object], of: Sequence[object]) -> tuple[int, 
     many references more, or fewer, to one of the objects in ``of``: the least of all rounds.
 
     The interpreter counts the blocks of all threads, and one that another test has left may make
-    some at any time. What the work itself leaves behind, each round does.
+    some at any time. Objects of the work itself come with each round.
     """
     blocks, references = [], []
     for _ in range(_ROUNDS):

@@ -49,7 +49,7 @@ def have_topic(parts: Parts, offsets: I64, topic: str, good: Bools) -> Bools:
 
 def _bytes_at(parts: Parts, offsets: I64, width: int) -> tuple[npt.NDArray[np.uint8], Bools]:
     """Give ``width`` bytes from each of the offsets on, shape ``(n, width)``, and which of them
-    are in the log at all: zeros stand for the others. What lies close together is read at once.
+    are in the log at all: zeros stand for the others. Places close together are read at once.
     Raises :class:`journal.errors.StorageError`."""
     files = parts.commitlog.files
     block = np.zeros((len(offsets), width), np.uint8)

@@ -19,7 +19,7 @@ _ATTEMPTS = 5
 
 
 def _wall_clock_at_zero() -> int:
-    """What the wall clock would have shown when the other one was zero. The two are read one after
+    """The time of the wall clock when the other one was zero. The two are read one after
     the other, and the processor may be taken away in between: the nearest of some pairs counts."""
     pairs = []
     for _ in range(_ATTEMPTS):

@@ -57,7 +57,7 @@ ENVELOPE_HEADER = "x-qindex-envelope"
 _NO_ID = bytes(MSG_ID_BYTES)
 _FRAME_HEAD = struct.Struct(">BHL")
 _LARGEST_FRAME = pika.spec.FRAME_MAX_SIZE
-"""Bytes: what pika asks for, and no broker goes above."""
+"""Bytes: pika asks for them, and no broker goes above."""
 
 
 class BrokerError(StoreError):

@@ -71,7 +71,7 @@ def moved_of(values: Mapping[str, Any]) -> Moved:
             _typed(values, "properties", dict) or {},
             _number(values, "timestamp"),
         )
-        make_envelope(message)  # what can't be stored is told here, not when others are published
+        make_envelope(message)  # refused here, before others are published
     queue = _typed(values, "queue", str)
     persistent = _typed(values, "persistent", bool)
     if queue:

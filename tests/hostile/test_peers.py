@@ -38,7 +38,7 @@ _START = _method(pika.spec.Connection.Start(0, 9, {}, b"PLAIN", b"en_US"), 0)
 _TUNE = _method(pika.spec.Connection.Tune(2047, 131072, 0), 0)
 _OPENED = _method(pika.spec.Connection.OpenOk(), 0)
 _SHAKEN = [_START, _TUNE + _OPENED]
-"""What a broker says until the connection is open; an answer for each time that it is spoken to."""
+"""The words of a broker until the connection is open, one answer for each time it is spoken to."""
 _CONSUMING = [
     *_SHAKEN,
     _method(pika.spec.Channel.OpenOk()),
