@@ -164,19 +164,24 @@ class BeneathFileSystem(RealFileSystem):
 
     def _in_parent(self, path: PathLike, call: Callable[[int, str], _Result]) -> _Result:
         """Call with the descriptor of the directory that ``path`` is in, and the name there."""
-        text = os.fspath(path).rstrip("/")
-        parent, _, name = text.rpartition("/")
-        if name in ("", ".", "..") or not self.covers(parent):
-            raise UnsafeFileError(errno.EXDEV, f"{text} is outside of the store", text)
+        parent, name = self._parent(path)
         fd = self._open(parent, _PATH | _DIRECTORY)
         try:
             return call(fd, name)
         except UnsafeFileError:
             raise
         except OSError as error:
-            raise OSError(error.errno, error.strerror, text) from None
+            raise OSError(error.errno, error.strerror, f"{parent}/{name}") from None
         finally:
             os.close(fd)
+
+    def _parent(self, path: PathLike) -> tuple[str, str]:
+        """Give the directory that ``path`` is in, and the name there."""
+        text = os.fspath(path).rstrip("/")
+        parent, _, name = text.rpartition("/")
+        if name in ("", ".", "..") or not self.covers(parent):
+            raise UnsafeFileError(errno.EXDEV, f"{text} is outside of the store", text)
+        return parent, name
 
     # -- operations -----------------------------------------------------------------------------
 
@@ -199,7 +204,11 @@ class BeneathFileSystem(RealFileSystem):
             def with_target(new_fd: int, new: str) -> None:
                 os.rename(old, new, src_dir_fd=old_fd, dst_dir_fd=new_fd)
 
-            self._in_parent(target, with_target)
+            parent, name = self._parent(target)
+            if parent == self._parent(source)[0]:
+                with_target(old_fd, name)
+            else:
+                self._in_parent(target, with_target)
 
         self._in_parent(source, with_source)
 

@@ -290,22 +290,19 @@ class Engine:
         path = os.path.join(self._queues_directory, hashed)
         resting = self._resting.get(hashed)
         if resting is None:
-            self._poison.check()
-            make_dirs(fs, path)
-            queue_name = format_queue_name(self._vhost, raw)
-            if set(fs.listdir(path)) & {journal_format.FILE_NAME, SEQ_FILE_NAME}:
-                # Its deletion was asked for and failed: it is still all there.
-                resting = self._recover(path)
-            else:
-                replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
-                resting = RestingQueue(path, 0)
-        elif layout.QUEUE_NAME not in fs.listdir(path):
-            # It was lost, and reported as damage at open: this caller knows the name.
-            name_file = os.path.join(path, layout.QUEUE_NAME)
-            replace_file(fs, name_file, format_queue_name(self._vhost, raw))
+            resting, names = self._make(path, format_queue_name(self._vhost, raw))
+        else:
+            names = fs.listdir(path)
+            if layout.QUEUE_NAME not in names:
+                # It was lost, and reported as damage at open: this caller knows the name.
+                name_file = os.path.join(path, layout.QUEUE_NAME)
+                replace_file(fs, name_file, format_queue_name(self._vhost, raw))
         self._remove_journal(resting)
-        settings = adopt_settings(fs, path, given, repair=self.options.repair)
-        seq_file = SeqFile(fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
+        repair = self.options.repair
+        are_there = layout.SETTINGS in names
+        settings = adopt_settings(fs, path, given, repair=repair, are_there=are_there)
+        seq_path = os.path.join(path, SEQ_FILE_NAME)
+        seq_file = SeqFile(fs, seq_path, self._poison, is_there=SEQ_FILE_NAME in names)
         segments = {
             number: Segment.unloaded(number, self._entry_count, unacked, size)
             for number, (unacked, size) in resting.segments.items()
@@ -335,6 +332,25 @@ class Engine:
         )
         index.before_waking = partial(self._roster.admit, parts)
         return Queue(parts)
+
+    def _make(self, path: str, queue_name: bytes) -> tuple[RestingQueue, list[str]]:
+        """Make the directory of a queue, durably; gives the names that are in it but for its own.
+        Raises :class:`OSError`, :class:`StorageError`, :class:`WritesRefusedError`."""
+        fs = self._fs
+        self._poison.check()
+        names: list[str] = []
+        try:
+            fs.mkdir(path)
+        except FileExistsError:
+            names = fs.listdir(path)
+        if set(names) & {journal_format.FILE_NAME, SEQ_FILE_NAME}:
+            # Its deletion was asked for and failed: it is still all there.
+            resting = self._recover(path)
+            return resting, fs.listdir(path)
+        replace_file(fs, os.path.join(path, layout.QUEUE_NAME), queue_name)
+        # Last, so that one commit of a journaling file system has the directory and the file.
+        fs.sync_dir(self._queues_directory)
+        return RestingQueue(path, 0), names
 
     def _remove_journal(self, resting: RestingQueue) -> None:
         """Remove the empty journal that recovery may have left to a queue, before anything is

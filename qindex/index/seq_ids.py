@@ -28,16 +28,19 @@ RESERVE = 1 << 20
 class SeqFile:
     """Floor and reservation of one queue's seq_ids. Raises :class:`StorageError`.
 
-    ``reserved``: no seq_id at or above it may be given out before :meth:`reserve`.
+    ``reserved``: no seq_id at or above it may be given out before :meth:`reserve`. ``is_there``:
+    whether there may be such a file; without one nothing is read.
     """
 
-    def __init__(self, fs: FileSystem, path: PathLike, poison: Poison) -> None:
+    def __init__(
+        self, fs: FileSystem, path: PathLike, poison: Poison, *, is_there: bool = True
+    ) -> None:
         self._fs = fs
         self._path = os.fspath(path)
         self._poison = poison
         # Where the system does not tell, no two runs are the same one.
         self._boot = short_boot_id(fs.boot_id() or os.urandom(16))
-        data = read_optional(fs, path, FILE_SIZE) or b""
+        data = (read_optional(fs, path, FILE_SIZE) if is_there else None) or b""
         slots = [sound_slot(data, at) for at in range(0, FILE_SIZE, SLOT_SIZE)]
         sound = [slot for slot in slots if slot is not None]
         self.reserved = max((slot.reserved for slot in sound), default=0)

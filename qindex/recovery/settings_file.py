@@ -12,7 +12,13 @@ from typing import Any
 from journal.errors import DamageError
 from journal.files import FileSystem, read_optional, replace_file
 from qindex.format import layout
-from qindex.format.settings import QueueSettings, differences, pack_settings, unpack_settings
+from qindex.format.settings import (
+    NO_SETTINGS,
+    QueueSettings,
+    differences,
+    pack_settings,
+    unpack_settings,
+)
 from qindex.index.quarantine import quarantine
 
 __all__ = [
@@ -30,7 +36,7 @@ def read_settings(fs: FileSystem, directory: str) -> QueueSettings:
     path = os.path.join(directory, layout.SETTINGS)
     data = read_optional(fs, path)
     if data is None:
-        return QueueSettings()
+        return NO_SETTINGS
     try:
         return unpack_settings(data)
     except ValueError as error:
@@ -38,16 +44,23 @@ def read_settings(fs: FileSystem, directory: str) -> QueueSettings:
 
 
 def adopt_settings(
-    fs: FileSystem, directory: str, given: dict[str, Any], *, repair: bool
+    fs: FileSystem,
+    directory: str,
+    given: dict[str, Any],
+    *,
+    repair: bool,
+    are_there: bool = True,
 ) -> QueueSettings:
     """Read the settings of the queue in ``directory``, and write those that are new.
 
+    ``are_there``: whether there may be a file of them; without one nothing is read.
     Raises as :func:`read_settings`, unless ``repair``: then damaged ones are set aside.
     """
     path = os.path.join(directory, layout.SETTINGS)
-    stored = QueueSettings()
+    stored = NO_SETTINGS
     try:
-        stored = read_settings(fs, directory)
+        if are_there:
+            stored = read_settings(fs, directory)
     except DamageError as damage:
         if not repair:
             raise
@@ -56,7 +69,7 @@ def adopt_settings(
         fs.unlink(path)
     settings = stored.changed(**given)
     if settings != stored:
-        if stored != QueueSettings():
+        if stored != NO_SETTINGS:
             there, asked = differences(stored, settings)
             _log.info("%s: the settings were %s, are now %s", directory, there, asked)
         replace_file(fs, path, pack_settings(settings))

@@ -227,7 +227,9 @@ class StoreRecovery:
         Raises :class:`DamageError` for what no crash leaves, unless the options say to repair, and
         :class:`StorageError`.
         """
-        seq_file = SeqFile(self._fs, os.path.join(path, SEQ_FILE_NAME), self._poison)
+        seq_path = os.path.join(path, SEQ_FILE_NAME)
+        is_there = SEQ_FILE_NAME in names
+        seq_file = SeqFile(self._fs, seq_path, self._poison, is_there=is_there)
         try:
             loaded = load_queue(
                 self._fs,

@@ -10,6 +10,7 @@ import pytest
 
 import qindex
 from journal.errors import DamageError
+from journal.files import PathLike
 from journal.findings import Cause
 from msgstore.format import encode
 from qindex.format.message_record import encode_record, seal_stored
@@ -299,6 +300,8 @@ def test_nothing_is_deleted_before_the_indexes_are_recovered(tmp_path: Path) -> 
             def noted(path: object, /) -> None:
                 if str(path).endswith(".rdq"):
                     self.synced.append("deleted")
+                if str(path).endswith("journal.jif"):
+                    self.synced.append("journal removed")
                 unlink(path)  # type: ignore[arg-type]
 
             self.unlink = noted  # type: ignore[assignment]
@@ -309,7 +312,9 @@ def test_nothing_is_deleted_before_the_indexes_are_recovered(tmp_path: Path) -> 
         with stored(copy, fs=fs, background=True) as engine:
             engine.compact()
             assert rdq_files(copy) == []
-        assert fs.synced.index("journal.jif") < fs.synced.index("deleted")
+        removed = fs.synced.index("journal removed")
+        durable = fs.synced.index(f"{queue_directory(copy, 'q').name}/", removed)
+        assert removed < durable < fs.synced.index("deleted")
         shutil.rmtree(copy)
 
 
@@ -325,17 +330,14 @@ def test_a_failed_open_leaves_no_thread_behind(tmp_path: Path) -> None:
         def __init__(self) -> None:
             super().__init__()
 
-            def failing(fd: int, length: int, /) -> None:
-                raise OSError(5, "no")
+            real = self.sync_dir
 
-            real = self.fdatasync
+            def sync_dir(path: PathLike, /) -> None:
+                if Path(path) == queue_path:
+                    raise OSError(5, "no")
+                real(path)
 
-            def fdatasync(fd: int, /) -> None:
-                if self._names.get(fd, "").endswith((".idx", ".jif")):
-                    failing(fd, 0)
-                real(fd)
-
-            self.fdatasync = fdatasync  # type: ignore[assignment]
+            self.sync_dir = sync_dir  # type: ignore[method-assign]
 
     (queue_path / "journal.jif").write_bytes((queue_path / "journal.jif").read_bytes() + b"\xc0")
     before = threading.active_count()
