@@ -490,8 +490,9 @@ def _rewrite(
     """Make the queue's files whole: damaged bytes are set aside in quarantine files, the rest is
     kept. Entries whose message is ``missing`` from the message store are dropped, and reported.
 
-    Raises :class:`StorageError` when the system refuses; nothing is lost by that. All is durable
-    on return; where ``may_leave``, of a journal of zeros that they are is not.
+    ``may_leave``: a journal that says nothing may stay. Raises :class:`StorageError` when the
+    system refuses; nothing is lost by that. All is durable on return, but for the zeros of a
+    journal that stays.
     """
     directory = loaded.directory
     try:
