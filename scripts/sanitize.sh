@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compile with the sanitizers of addresses and of undefined behaviour, in a copy of the clone, and run
+# Compile with the sanitizers of addresses and of undefined behaviour, in a copy of the clone (build/sanitized), and run
 # the quick tier of the engine's tests on that build. What a sanitizer finds ends the process with a report.
 #
 #   sh scripts/sanitize.sh                      tests/journal and tests/qindex
@@ -13,10 +13,10 @@ extras="[test]"
 . "$(dirname "$0")/venv.sh"
 python=$PWD/.venv/bin/python
 
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
-cd "$copy"
+rm -rf build/sanitized
+mkdir -p build/sanitized
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t build/sanitized
+cd build/sanitized
 echo "compiling with sanitizers ..." >&2
 QINDEX_COMPILE=require \
     QINDEX_CFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
@@ -27,6 +27,6 @@ if [ $# = 0 ]; then
     set -- tests/journal tests/qindex
 fi
 sanitizers="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
-QINDEX_COMPILE=require QINDEX_TIER=quick PYTHONPATH=$copy PYTHONMALLOC=malloc \
+QINDEX_COMPILE=require QINDEX_TIER=quick PYTHONPATH=$PWD PYTHONMALLOC=malloc \
     LD_PRELOAD=$sanitizers ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     "$python" -m pytest -p no:cacheprovider "$@"
