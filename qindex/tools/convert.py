@@ -61,6 +61,7 @@ from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
+from qindex.tools.repair import check_source, hold_store
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging, sync_directories, sync_tree
 from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE, QueueDirectory, find_vhosts
@@ -91,9 +92,10 @@ def convert(
 
     ``directory``: a virtual host's, or a node's, which is not running; queues that have that
     version already are left as they are. To version 1 the message store is written anew, for such
-    nodes do not read all that later ones write. Or a store of ours: then ``out``, which must be
-    empty or not there, becomes a virtual host's directory with its messages, and the store is not
-    changed.
+    nodes do not read all that later ones write. Or a store of ours that nobody has open: then
+    ``out``, which must be empty or not there, becomes a virtual host's directory with its
+    persistent messages, under their seq_ids, and the store is not changed. Settings of queues are
+    not among what a node reads.
     ``progress`` is called with the messages converted and those that there are.
 
     Crash-safe: call again after one. Raises :class:`UsageError`; :class:`DamageError` for a
@@ -357,7 +359,11 @@ def _handed_over(
     """Make a virtual host's directory of a store of ours."""
     if out is None:
         raise UsageError(f"{source}: a store of ours; it needs a new directory for a node (--out)")
-    with Staging(fs, out, source) as staging:
+    with contextlib.ExitStack() as stack:
+        held = hold_store(fs, source)
+        if held is not None:
+            stack.callback(held.release)
+        staging = stack.enter_context(Staging(fs, out, source))
         report = SaveReport(source, staging.target)
         reader = StoreReader(source, fs, marker=marker)
         vhost = marker.vhost.encode("utf-8", "surrogateescape")
@@ -371,7 +377,7 @@ def _handed_over(
             basic_for=vhost,
             progress=progress,
         )
-        copy.check()
+        check_source(copy, marker)
         make_dirs(fs, os.path.join(staging.path, layout.QUEUES))
         replace_file(fs, os.path.join(staging.path, VHOST_FILE), vhost)
         config = format_vhost_config(copy.entry_count)

@@ -65,7 +65,7 @@ def repair(
     if marker is None:
         StoreReader(source, fs)  # raises the error of a directory of something else
         raise UsageError(f"{source}: a RabbitMQ directory; see salvage")
-    held = _hold(fs, source)
+    held = hold_store(fs, source)
     try:
         with Staging(fs, out, source) as staging:
             report = SaveReport(source, staging.target, findings=findings)
@@ -80,7 +80,9 @@ def repair(
             held.release()
 
 
-def _hold(fs: FileSystem, directory: str) -> DirectoryLock | None:
+def hold_store(fs: FileSystem, directory: str) -> DirectoryLock | None:
+    """Take the lock of a store, if it has a lock file. Raises
+    :class:`journal.errors.LockedError`, :class:`StorageError`."""
     path = os.path.join(directory, layout.LOCK)
     try:
         return hold_if_there(fs, path)
@@ -93,12 +95,8 @@ def _copy(
 ) -> None:
     marker = reader.marker
     assert marker is not None
-    moves = read_moves(fs, reader.directory)
-    copy = StoreCopy(fs, reader, target, report, [*names, *names_of(moves)])
-    copy.check()
-    copy.moved = moved_away(
-        fs, reader.directory, marker.vhost, moves, report.findings, copy.kept_entries
-    )
+    copy = StoreCopy(fs, reader, target, report, names)
+    check_source(copy, marker)
     begin_store(fs, target, marker)
     copy.copy_messages()
     for checked in copy.checked:
@@ -119,6 +117,18 @@ def _copy(
         report.queues.append(saved)
     copy.set_aside()
     settle(fs, target)
+
+
+def check_source(copy: StoreCopy, marker: layout.StoreMarker) -> None:
+    """Verify a store of ours that is to be copied; what a move that a crash cut short has brought
+    to a dead-letter queue is left out of its source. Raises as :meth:`StoreCopy.check`."""
+    directory = copy.reader.directory
+    moves = read_moves(copy.fs, directory)
+    copy.names = [*copy.names, *names_of(moves)]
+    copy.check()
+    copy.moved = moved_away(
+        copy.fs, directory, marker.vhost, moves, copy.report.findings, copy.kept_entries
+    )
 
 
 def begin_store(fs: FileSystem, target: str, marker: layout.StoreMarker) -> None:

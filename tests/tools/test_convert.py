@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import qindex
-from qindex.tools.convert import convert
+from qindex.tools.convert import Version, convert
 from qindex.view.reader import StoreReader
 from tests.cli.support import run
 from tests.effort import by_tier, part
@@ -142,6 +142,68 @@ def test_a_store_of_ours_becomes_a_directory_for_a_node(tmp_path: Path) -> None:
     ]
     assert rows[0].properties["type"] == "t"
     assert versions(tmp_path / "vhost") == {2}
+
+
+@pytest.mark.parametrize("to", [2, 1])
+@pytest.mark.parametrize("format", ["qindex", "rabbitmq"])
+def test_from_a_store_to_a_node_and_back(format: Any, to: Version, tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "store", record_format=format, background=False) as engine:
+        for name in ("a", "b"):
+            for number in range(20):
+                body = b"%d" % number * (1 + number % 2 * 5000)
+                headers = {"n": number} if number % 3 else None
+                engine.queue(name).publish(body, key=f"k{number}", headers=headers, ttl=1e6)
+        engine.publish_to(["a", "b"], b"in both" * 1000)
+        engine.queue("a").get().ack()
+        engine.queue("a").get()
+    before = shown(tmp_path / "store")
+    assert convert(tmp_path / "store", to, out=tmp_path / "vhost").messages == 41
+    assert versions(tmp_path / "vhost") == {to}
+    assert qindex.salvage(tmp_path / "vhost", tmp_path / "back").complete
+    with (
+        qindex.open(tmp_path / "store") as old,
+        qindex.open(tmp_path / "back") as new,
+    ):
+        for name, rows in before.items():
+            pairs = list(
+                zip(old.queue(name).get_many(50), new.queue(name).get_many(50), strict=True)
+            )
+            assert len(pairs) == len(rows)
+            for one, other in pairs:
+                assert other.redelivered
+                assert other.key == (one.key or "")  # a node's messages have one
+                for field in ("seq_id", "body", "headers", "expires"):
+                    assert getattr(one, field) == getattr(other, field)
+
+
+def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "store"), pytest.raises(qindex.LockedError):
+        convert(tmp_path / "store", 2, out=tmp_path / "vhost")
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_move_that_was_cut_short_is_there_once(tmp_path: Path) -> None:
+    """The message is in the dead-letter queue already, its entry not yet out of the source."""
+    store = tmp_path / "store"
+    with qindex.open(store, background=False) as engine:
+        engine.queue("dead")
+        work = engine.queue("work", dead_letter="dead")
+        work.publish_many([b"bad", b"good"])
+        work.flush()
+        path = next((store / "queues").glob("*/0.idx"))
+        kept = {one: one.read_bytes() for one in path.parent.iterdir() if one.is_file()}
+        work.nack(work.get(), requeue=False)
+        moves = (store / "qindex.moves").read_bytes()
+        files = {one: one.read_bytes() for one in store.rglob("*") if one.is_file()}
+    for one in [*store.rglob("*")]:
+        if one.is_file():
+            one.unlink()
+    for one, data in (files | kept).items():
+        one.write_bytes(data)
+    assert moves
+    assert convert(store, 2, out=tmp_path / "vhost").messages == 2
+    found = shown(tmp_path / "vhost")
+    assert [row[2] for rows in found.values() for row in rows] == [b"bad", b"good"]
 
 
 def test_wrong_use(tmp_path: Path) -> None:
