@@ -14,9 +14,7 @@ __all__ = ["Consumption"]
 class Delivering(Protocol):
     """The part of :class:`qindex.aio.queue.Queue` that messages come from."""
 
-    async def get(
-        self, timeout: float | None = None, *, lease: float | None = None
-    ) -> Delivery | None:
+    async def get(self, timeout: float | None, *, lease: float | None = None) -> Delivery | None:
         """Take the next message."""
 
     async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from journal.errors import UsageError
 from qindex.aio.consumption import Consumption
@@ -245,6 +245,12 @@ class Queue:
 
     # -- delivering -----------------------------------------------------------------------------
 
+    @overload
+    async def get(self, timeout: None = None, *, lease: float | None = None) -> Delivery: ...
+    @overload
+    async def get(
+        self, timeout: float | None, *, lease: float | None = None
+    ) -> Delivery | None: ...
     async def get(
         self, timeout: float | None = None, *, lease: float | None = None
     ) -> Delivery | None:

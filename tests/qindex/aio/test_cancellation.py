@@ -120,6 +120,7 @@ def test_a_timeout_that_meets_the_message(tmp_path: Path) -> None:
                 asyncio.get_running_loop().call_later(
                     0.001, lambda: asyncio.ensure_future(queue.publish(b"x"))
                 )
+                delivery: qindex.aio.Delivery | None
                 try:
                     if n % 2:
                         delivery = await asyncio.wait_for(queue.get(), 0.001)

@@ -1,0 +1,78 @@
+"""mypy and pyright, both strict, accept the examples of README.md and docs/, and refuse what is
+misspelled.
+
+pyright is run as basedpyright, which brings its own Node.js.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "aio", "limits", "compat"))]
+_PAGES += [f"docs/{name}.md" for name in ("watching", "processes", "operations")]
+
+WRONG = {
+    "an option of open": 'import qindex\nqindex.open("data", durablity="fsync")\n',
+    "a value of an option": 'import qindex\nqindex.open("data", durability="fsnyc")\n',
+    "a setting": 'import qindex\nqindex.open("data").queue("q", max_lenght=5)\n',
+    "a get that may give none": 'import qindex\nqindex.open("data").queue("q").get(1.0).ack()\n',
+    "a text as body": 'import qindex\nqindex.open("data").queue("q").publish("text")\n',
+}
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("examples")
+    for page in _PAGES:
+        for number, block in enumerate(_BLOCK.findall((ROOT / page).read_text())):
+            (folder / f"{Path(page).stem}_{number}.py").write_text(block)
+    assert len(list(folder.iterdir())) > 20
+    for number, text in enumerate(WRONG.values()):
+        (folder / f"wrong_{number}.py").write_text(text)
+    (folder / "pyrightconfig.json").write_text(
+        json.dumps({"typeCheckingMode": "strict", "extraPaths": [str(ROOT)]})
+    )
+    return folder
+
+
+def _refused(output: str, sign: str) -> dict[str, str]:
+    """Give the files that have errors, each with its first."""
+    found: dict[str, str] = {}
+    for line in output.splitlines():
+        if sign in line:
+            found.setdefault(Path(re.split(r"[:]", line.strip())[0]).stem, line)
+    return found
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_examples_are_accepted_and_misspelled_options_refused(examples: Path, checker: str) -> None:
+    files = sorted(str(one) for one in examples.glob("*.py"))
+    cache = ROOT / ".mypy_cache"
+    commands = {
+        "mypy": [
+            *("-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")),
+            *("--scripts-are-modules", "--cache-dir", str(cache), "--no-error-summary", *files),
+        ],
+        "pyright": ["-m", "basedpyright", "--pythonpath", sys.executable, "-p", str(examples)],
+    }
+    done = subprocess.run(
+        [sys.executable, *commands[checker]],
+        cwd=examples,
+        env={"MYPYPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(examples)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    refused = _refused(done.stdout, " error: ")
+    wrong = {f"wrong_{number}" for number in range(len(WRONG))}
+    assert wrong <= refused.keys(), done.stdout + done.stderr
+    assert refused.keys() == wrong, "\n".join(refused.values())
