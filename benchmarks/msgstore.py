@@ -24,12 +24,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from xxhash import xxh3_64_digest
 
 from benchmarks.bench import RECORD_BYTES, Bench
 from benchmarks.large_messages import ENGINE_GROUPS
 from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
+from benchmarks.program import console
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import encode, framed_size
@@ -377,10 +377,9 @@ def main() -> int:
     unknown = set(options.groups) - set(GROUPS)
     if unknown:
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
-    console = Console(stderr=True)
     lines = options.json.open("w") if options.json else sys.stdout
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        report = Report(lines, console)
+        report = Report(lines, console())
         bench = Bench(
             Path(directory),
             options.megabytes,

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: the part between its marks, made from the lines that the programs printed."""
+"""The part of docs/benchmarks-tables.md between its marks, made of the lines of the programs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import qindex
 from benchmarks.erlang_vm import node_paths
 from benchmarks.measure import human
+from journal.compiled import build
 
 __all__ = ["split_page", "write_page"]
 
@@ -69,7 +71,7 @@ def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: fl
         )
     if figures:
         rows = [_figure_row(figure) for figure in figures]
-        heads = ("figure", "who", "value", "of the floor", "of the best peer", "spread")
+        heads = ("figure", "who", "value", "of the floor", "of the best peer", "spread", "CPU us")
         parts.append(_table(heads, rows))
     return "\n\n".join(parts)
 
@@ -96,6 +98,7 @@ def _figure_row(figure: dict[str, Any]) -> list[str]:
         human(figure.get("ratio_to_floor")),
         best,
         f"{spread:.0%}" if spread else "",
+        human(figure.get("cpu_us_per_op")),
     ]
 
 
@@ -111,6 +114,7 @@ def _machine() -> str:
         ["memory", f"{memory:.0f} GiB"],
         ["system", f"{platform.system()} {platform.release()}, {platform.machine()}"],
         ["Python", _python()],
+        ["qindex", f"{qindex.__version__}, {build()}"],
         ["packages", ", ".join(_versions())],
         ["RabbitMQ's modules", node_paths()[0] or "not installed"],
         ["Java", _java()],

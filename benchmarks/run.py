@@ -1,15 +1,16 @@
-"""Run all benchmarks, and write what they found into docs/benchmarks.md.
+"""Run all benchmarks, and write their figures into docs/benchmarks-tables.md.
 
-    python -m benchmarks.run [--only NAME ...] [--quick] [--page FILE] [--json FILE] [--dir DIR]
+    python -m benchmarks.run [--only NAME ...] [--quick] [--page [FILE]] [--json FILE] [--dir DIR]
 
 Each program runs by itself, one after the other, with sizes that let all of them end in less than
-ten minutes; ``--quick`` shows in two that all works. Their JSON lines go to standard output (or
-into FILE), each with ``"benchmark": NAME``. Between the two marks of ``--page`` (docs/benchmarks.md
-when it is named so; nothing is written without it) the machine, the versions, the bars and the
-figures are put anew.
+ten minutes on two processors with nothing else to do; ``--quick`` shows in two that all works.
+Their tables go to standard error, and their JSON lines to standard output (or into FILE), each with
+``"benchmark": NAME``. With ``--page`` the machine, the versions, the bars and the figures are put
+anew between the two marks of docs/benchmarks-tables.md (or FILE).
 
-The exit status is 0 when all programs ran, 1 when one failed, and its name is said. A program that
-finds nothing to compare with (no RabbitMQ, no Maven) is left out, with the reason.
+The exit status is 0 when all programs ran, 1 when one failed or took too long, and its name is
+said. A program that finds nothing to compare with (no RabbitMQ, no Maven) is left out, with the
+reason.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ from benchmarks.page import split_page, write_page
 __all__ = ["PROGRAMS", "Program", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
+_PAGE = _ROOT / "docs" / "benchmarks-tables.md"
 _LEFT_OUT = 2
 """Exit status of a program that has nothing to compare with."""
-_MOST_SECONDS = 420
+_CUT_OFF = -1
+_MOST_SECONDS = 900
+"""A program that takes longer is cut off: three times the slowest, on a machine that others use."""
 _PAUSE = 3.0
 
 
@@ -97,7 +101,8 @@ PROGRAMS = (
 
 def run_program(program: Program, *, quick: bool, directory: Path | None) -> Result:
     """Run one; what it says goes to standard error."""
-    with tempfile.TemporaryDirectory(dir=directory) as place:
+    # A program that was cut off may leave workers that write there for another moment.
+    with tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True) as place:
         lines = Path(place) / "lines.json"
         command = [sys.executable, "-m", f"benchmarks.{program.name}"]
         command += program.quick if quick else program.sized
@@ -108,7 +113,7 @@ def run_program(program: Program, *, quick: bool, directory: Path | None) -> Res
                 command, cwd=_ROOT, stdout=sys.stderr, timeout=_MOST_SECONDS, check=False
             ).returncode
         except subprocess.TimeoutExpired:
-            status = -1
+            status = _CUT_OFF
         seconds = time.monotonic() - started
         found = lines.read_text("utf-8").splitlines() if lines.exists() else []
     return Result(program, [json.loads(line) for line in found], seconds, status)
@@ -125,8 +130,8 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """It ended early; a bar that does not hold is no failure."""
-        return not self.lines and self.status != _LEFT_OUT
+        """It ended early, or was ended; a bar that does not hold is no failure."""
+        return self.status < 0 or (not self.lines and self.status != _LEFT_OUT)
 
 
 def _let_settle() -> None:
@@ -145,7 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
-    parser.add_argument("--page", type=Path, help="the page that gets the tables")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        nargs="?",
+        const=_PAGE,
+        metavar="FILE",
+        help="the page that gets the tables (docs/benchmarks-tables.md)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
     parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
     options = parser.parse_args(arguments)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import contention, rabbitmq
 from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
 from benchmarks.page import write_page
-from benchmarks.run import main
+from benchmarks.run import PROGRAMS, Result, main
 
 _MARKS = "before\n<!-- figures: begin -->\nstale\n<!-- figures: end -->\nafter\n"
 
@@ -56,6 +56,12 @@ def test_a_page_that_can_not_be_written_is_told_at_once(
     last = capsys.readouterr().err.splitlines()[-1]
     assert "--page" in last
     assert str(page) in last
+
+
+def test_a_program_that_was_cut_off_has_failed() -> None:
+    lines = [{"figure": "publish", "who": "qindex", "value": 1.0}]
+    assert Result(PROGRAMS[0], lines, 1.0, -1).failed
+    assert not Result(PROGRAMS[0], lines, 1.0, 1).failed  # a bar that does not hold
 
 
 def test_contention(tmp_path: Path) -> None:
