@@ -484,7 +484,7 @@ class Engine:
     # -- the whole store ------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make all that returned before, on all queues, durable against power loss."""
+        """Make all calls that returned before, on all queues, durable against power loss."""
         with self._calls.here():
             self._moves.settle()
             self._messages.sync()
@@ -670,6 +670,7 @@ class Engine:
 
 
 def _unless_gone(call: Callable[[], None]) -> None:
-    """Call what is done for each queue in turn; one that was deleted meanwhile is passed over."""
+    """Make each call, one for each queue, in turn; a queue that was deleted meanwhile is passed
+    over."""
     with suppress(ClosedError):
         call()

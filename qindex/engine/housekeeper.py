@@ -57,8 +57,8 @@ class Housekeeper:
         self._thread.start()
 
     def ask(self, queue: Flusher) -> bool:
-        """Flush ``queue`` soon; false where no thread is to be had for that. Called with the
-        queue's lock held, so it waits for nothing."""
+        """Flush ``queue`` soon; false where the system has no thread for that. Called with the
+        queue's lock held, so it never waits."""
         if not self._thread.start():
             return False
         if queue not in self._asked:

@@ -1,7 +1,7 @@
 """``qindex.open(directory, read_only=True)``: the reading half of the interface, and no lock.
 
-Any number of these may be open beside a writer in another process. Every call looks anew, so what
-the writer did meanwhile is seen; nothing is remembered but the directory's name.
+Any number of these may be open beside a writer in another process. Every call reads the files
+anew, so it sees the writer's latest work; only the directory's name is remembered.
 """
 
 from __future__ import annotations

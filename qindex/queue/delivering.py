@@ -215,8 +215,8 @@ class Deliverer:
         return given if handed else None
 
     def _hand_out(self, delivery: Delivery, lease: float | None) -> bool:
-        """Note what is to be noted of a delivery; false when it has been delivered too often, and
-        is not to be handed out. Lock held."""
+        """Count a delivery, and begin its lease; false when the message has been delivered too
+        often, and must not be handed out. Lock held."""
         state = self._state
         seq = delivery.seq_id
         state.went_out(1, len(delivery.body))
@@ -234,7 +234,7 @@ class Deliverer:
         return True
 
     def _note_count(self, seq: int, count: int) -> None:
-        """Put a delivery where the next run finds it, before the message is handed out."""
+        """Note a delivery for the next run, before the message is handed out."""
         state = self._state
         assert state.counts is not None
         state.returns[seq] = count
@@ -398,8 +398,8 @@ class Deliverer:
         return withheld
 
     def _hand_out_all(self, batch: Batch, lease: float | None) -> bool:
-        """Note what is to be noted of a batch; tells whether some of it were delivered too often,
-        and were taken out of it. Lock held."""
+        """Count the deliveries of a batch, and begin their leases; tells whether some messages were
+        delivered too often, and were taken out of it. Lock held."""
         state = self._state
         again: dict[int, int] = {}
         for delivery in batch if DELIVERED in batch._states else ():
@@ -491,7 +491,7 @@ class Deliverer:
             return seen
 
     def _ahead(self, most: int) -> Iterator[tuple[int, bytes, bool, int | Entry]]:
-        """Go through what is ready, in order; nothing is taken. Lock held."""
+        """Go through the ready messages, in order; none is taken. Lock held."""
         index = self._state.index
         ahead = index.ahead
         for seq in sorted(ahead.returned):

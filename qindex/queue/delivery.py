@@ -158,7 +158,7 @@ class Delivery:
         """Count its deliveries, this one included: 1 for the first.
 
         Counted as long as the engine is open; over restarts in queues with a ``delivery_limit``.
-        Elsewhere what was delivered before a restart has 2.
+        Elsewhere a message that was delivered before a restart has 2.
         """
         try:
             count = self._count

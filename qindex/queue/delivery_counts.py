@@ -88,7 +88,7 @@ def pack_counts(counts: Mapping[int, int]) -> bytes:
 class DeliveryCounts:
     """The file of one queue, whose lock is held for every call.
 
-    What can't be written (a full disk) is logged and no more: it is about one delivery more.
+    A count that can't be written (a full disk) is only logged: it costs one delivery more.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:

@@ -21,7 +21,7 @@ _LOOK = 1.0
 
 
 class Expirer:
-    """Drops what has expired at the head of one queue, or lets it go to the dead-letter queue."""
+    """Drops expired messages at the head of one queue, or lets them go to the dead-letter queue."""
 
     def __init__(
         self,

@@ -86,10 +86,10 @@ class Flusher:
     def _stand_back(self) -> None:
         """Let a flush go on.
 
-        It reads, packs and writes in some ten steps a segment, and each has to wait for the
-        interpreter, which a busy thread lets go of every 5 ms only: without this the flush would
-        fall behind, until all wait for it. An event loop, too, can spare as long as some ten
-        publishes take. Lock held; not while it stands back.
+        It reads, packs and writes in some ten steps a segment. Each step has to wait for the
+        interpreter's lock, which a busy thread releases every 5 ms only: without this the flush
+        would fall behind, until all calls wait for it. An event loop, too, can spare as long as
+        some ten publishes take. Lock held; not while it stands back.
         """
         self._ticks += 1
         if self._ticks % _TICKS:
@@ -184,8 +184,8 @@ class Flusher:
             self.state.index.poison.cut_short(error)
 
     def _patience(self) -> int:
-        """Count the actions after which a flush that fails is tried again: on a full disk when
-        half of what is left of the reserve is used."""
+        """Count the actions after which a failed flush is tried again: on a full disk when half of
+        the free reserve is used."""
         journal = self.state.index.journal
         if not journal.in_reserve:
             return self.max_dirty
@@ -238,15 +238,15 @@ class Flusher:
             state.sync_all()
 
     def sync_if_open(self) -> None:
-        """Make the journal durable, if the queue is open; one that was closed is."""
+        """Make the journal durable, if the queue is open; a closed one is durable."""
         if self.state.lock.refusal is None:
             self.state.sync_journal()
 
     # -- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Refuse all that comes, drop transient messages, flush, and close the journal: in one
-        hold of the lock, but for the wait for a flush under way. The engine calls it."""
+        """Refuse later calls, drop transient messages, flush, and close the journal: all while the
+        lock is held, but for the wait for a flush under way. The engine calls it."""
         state = self.state
         index = state.index
         with state.lock.anyway:
@@ -304,7 +304,7 @@ class Flusher:
         self.state.lock.refuse(ForkedError, text)
 
     def resting(self) -> RestingQueue:
-        """Give what the snapshot keeps of a queue that was closed."""
+        """Give the figures of a closed queue that the snapshot keeps."""
         index = self.state.index
         if self.state.messages is not None:
             self.state.messages.miscounted |= index.lost_entries
@@ -321,7 +321,8 @@ class Flusher:
     # -- for the background thread ----------------------------------------------------------------
 
     def actions(self) -> int:
-        """Count what was done to the queue since it was opened; no lock, about this moment."""
+        """Count the actions on the queue since it was opened. No lock: a figure of about this
+        moment."""
         return self.state.index.actions
 
     def unflushed(self) -> tuple[int, int, int]:

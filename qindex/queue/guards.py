@@ -22,7 +22,7 @@ def refuse_in_child(engine: _Forkable) -> None:
 
 
 def forget_at_fork(engine: _Forkable) -> None:
-    """It is closed: a fork is nothing to it any more."""
+    """Forget ``engine``, which is closed: it need not learn of a fork."""
     _live.discard(engine)
 
 

@@ -1,7 +1,7 @@
 """Leases: deliveries that come back when they are not settled in time.
 
-A lease is of this run alone: after a restart what was delivered and not acknowledged is delivered
-again anyway. Times are of :func:`time.monotonic`.
+A lease ends with the run of the engine: after a restart all messages that were delivered and not
+acknowledged are delivered again anyway. Times are of :func:`time.monotonic`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Leases:
 
 
 def check_lease(seconds: float) -> float:
-    """Give the seconds of a lease. Raises :class:`UsageError` for what can't be right."""
+    """Give the seconds of a lease. Raises :class:`UsageError` for any other value."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise UsageError(f"a lease is a number of seconds, not {seconds!r}")
     if not 0 < seconds <= _MOST:

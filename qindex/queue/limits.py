@@ -45,11 +45,11 @@ class Limits:
         )
 
     def take(self, count: int, size: int) -> None:
-        """Keep room for what is about to be published."""
+        """Keep room for messages that are about to be published."""
         self._taken += count
         self._taken_bytes += size
 
     def give_back(self, count: int, size: int) -> None:
-        """Give back what was kept: it was published, or will not be."""
+        """Give kept room back: its messages were published, or will not be."""
         self._taken -= count
         self._taken_bytes -= size

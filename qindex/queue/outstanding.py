@@ -1,4 +1,4 @@
-"""Which deliveries of a queue are outstanding."""
+"""The outstanding deliveries of a queue."""
 
 from __future__ import annotations
 

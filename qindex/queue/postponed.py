@@ -1,9 +1,9 @@
-"""Messages that wait for their dead-letter queue, where more do than are kept in memory.
+"""Messages that wait for their dead-letter queue, and are too many to be kept in memory.
 
-While that queue is full all that expires here, or was delivered too often, stays in its place, is
-marked as being moved, and is tried again now and then. The first :data:`MOST_WAITING` of them are
-kept as they are, if they are small; of the others the seq_id and the reason, nine bytes, and their
-messages are read again when it is their turn.
+While that queue is full, messages that expire here, or were delivered too often, stay in their
+places, are marked as being moved, and are tried again now and then. The first
+:data:`MOST_WAITING` of them are kept whole, if they are small. Of the others the seq_id and the
+reason are kept, nine bytes; their messages are read again when it is their turn.
 """
 
 from __future__ import annotations

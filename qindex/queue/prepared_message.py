@@ -1,4 +1,4 @@
-"""Messages that are ready to be appended, and what takes note of an append."""
+"""Messages that are ready to be appended, and those who take note of an append."""
 
 from __future__ import annotations
 

@@ -482,7 +482,7 @@ class Producer:
             return seqs
 
     def _checked(self, given: Body | Message) -> Message:
-        """Give what was given as a message. Raises :class:`UsageError` as :meth:`check_message`."""
+        """Give a body or message as a message. Raises as :meth:`check_message`."""
         if not isinstance(given, Message):
             given = Message(as_bytes(given))
         elif given.body.__class__ is not bytes:
