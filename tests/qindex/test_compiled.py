@@ -73,6 +73,18 @@ def test_plain_records_are_what_the_primitives_make(tmp_path: Path) -> None:
         assert [queue.get(0).body for _ in bodies] == bodies  # type: ignore[union-attr]
 
 
+def test_the_try_out_of_a_wheel_tells_its_build() -> None:
+    for wanted in (INTERPRETED, COMPILED):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / "smoke.py"), wanted],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode == 0) == (wanted == build()), done.stderr
+        assert f"works, {wanted}" in done.stdout or f"and not {wanted}" in done.stderr
+
+
 @pytest.mark.skipif(build() != COMPILED, reason="nothing is compiled here (QINDEX_COMPILE)")
 def test_a_build_of_other_sources_is_never_taken(tmp_path: Path) -> None:
     for package in ("journal", "msgstore", "qindex"):
