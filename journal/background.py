@@ -26,7 +26,7 @@ class Background:
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self._run = run
         self._name = name
-        # Held by who starts it. A handler that comes here then finds it started.
+        # Held by the thread that starts it. A handler that comes here then finds it started.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._ident = 0

@@ -33,7 +33,8 @@ class _Here(RLock):  # type: ignore[misc]  # the stubs say final, the class does
     def __enter__(self, *_: object) -> bool:
         try:
             self.acquire()
-            # Behind the take: a close that does not wait for this call has ended them before.
+            # Asked behind the take: a close that does not wait for this call has refused it by
+            # then.
             self._calls.check()
         except BaseException:
             if self._is_owned():
@@ -48,7 +49,7 @@ class Calls:
     def __init__(self) -> None:
         self._locks: dict[int, _Here] = {}
         self._refusal: tuple[type[StoreError], str] | None = None
-        # The thread that waits for their end: none of them is its own.
+        # The thread that waits for the end of the calls, none of which is its own.
         self._closer = 0
 
     def here(self) -> AbstractContextManager[object]:

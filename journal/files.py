@@ -303,7 +303,7 @@ def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple
                 yield position, end
             return
         if not position <= data < stop:
-            # No answer: a device, or a file system that makes fun of it.
+            # No answer: a device, or a file system with an odd idea of holes.
             yield position, end
             return
         if data < end:

@@ -117,7 +117,7 @@ class Journal:
         """Bytes from the start known to be durable."""
         self._sums = SumFile(fs, self.path)
         try:
-            # Before the bytes change that they are of.
+            # The checksums go before their bytes change.
             self._sums.remove()
             self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -146,7 +146,7 @@ class Journal:
         self._files.before_waiting = poison.order.checked(Rank.JOURNAL_FILES)
         self._commits.before_waiting = poison.order.checked(Rank.JOURNAL_SYNC)
         self._syncing = False
-        # Descriptors that are to be closed as soon as no sync may be using them.
+        # Descriptors that are closed as soon as no sync may use them.
         self._retired: list[int] = []
         self._all_durable = False
         poison.watch(self)
@@ -441,7 +441,7 @@ class Journal:
             self._rebases += 1
             durable = self._is_durable_from(front)
             try:
-                # The checksums go before the bytes they are of.
+                # The checksums go before their bytes.
                 self._sums.remove()
                 self._sealed = 0
                 empties = old.size == front and prepared is None
@@ -478,8 +478,8 @@ class Journal:
             old.map = None
 
     def _empty(self) -> None:
-        # First, for the old map must not be touched once the file is shorter than it. Nothing is
-        # stored into the stand-in: in the reserve, of which there is none, room is made first.
+        # This comes first: the old map must not be touched once the file is shorter than it.
+        # Nothing is stored into the stand-in: it has no room, so that each append makes room first.
         allocated, self._allocated = self._allocated, 0
         self._use(mmap.mmap(-1, mmap.PAGESIZE), 0, in_reserve=True)
         try:

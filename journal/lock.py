@@ -51,7 +51,8 @@ class DirectoryLock:
                 fs.truncate(fd, 0)
                 fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
             except OSError as error:
-                # A full disk: it is held all the same, and an error of others names no process.
+                # The disk is full. The lock is held all the same; the error of others names no
+                # process.
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
 
@@ -69,8 +70,8 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would race with the next owner."""
-        # Taken first, here and wherever a file is closed: a call that is cut short behind the close
-        # must not leave a number that is another file's the next time.
+        # The number is taken out first, here and wherever a file is closed: a call that is cut
+        # short behind the close must not leave a number that is another file's the next time.
         fd, self._fd = self._fd, None
         if fd is not None:
             close_quietly(self._fs, fd, "the lock of the directory")

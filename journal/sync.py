@@ -66,7 +66,7 @@ class GroupCommit:
     def __init__(self, sync: Callable[[], None]) -> None:
         self.before_waiting: Callable[[], None] | None = None
         self._sync = sync
-        # A plain one: a handler that comes back here while its thread has it is refused before.
+        # A plain lock: a handler that comes here while its thread has it is refused before.
         self._lock = allocate_lock()
         self._leader: _Waiter | None = None
         self._waiting: list[_Waiter] = []
@@ -117,7 +117,7 @@ class GroupCommit:
                 self._lead(me)
         except BaseException as error:
             if self._leader is me:
-                # A signal's handler has raised in between; somebody else has to lead.
+                # A signal's handler has raised in between; another caller has to lead.
                 self._pass_on([], error)
             raise
         if me.error is not None and not me.leads:

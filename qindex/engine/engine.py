@@ -415,7 +415,7 @@ class Engine:
             self._resting.pop(hashed, None)
             try:
                 if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
-                    # A deletion of its namesake that failed half-way.
+                    # An earlier deletion of a queue of this name has failed half-way.
                     remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
                 fs.rename(path, path + layout.DELETED_SUFFIX)
                 fs.sync_dir(self._queues_directory)
@@ -589,7 +589,7 @@ class Engine:
             state = queue._parts.state
             with state.lock.anyway:
                 state.notify_all()
-        # While queues close, nothing vouches any more for the acks of what would be deleted.
+        # While queues close, the acks of messages that would be deleted may not be durable.
         self._messages.rest()
         self._calls.wait()
 
@@ -642,7 +642,7 @@ class Engine:
             f"{self.directory}: was opened before the fork, and belongs to the parent process; "
             "close it before the fork, and open it in the one process that uses it"
         )
-        # A call in whose middle this process was forked has the old one in its hand.
+        # A call that was under way at the fork still uses the old lock.
         self._lock.refuse(ForkedError, text)
         self._lock = CallLock()
         self._lock.refuse(ForkedError, text)

@@ -51,8 +51,7 @@ class Housekeeper:
         self._stopped = False
         self._seen: dict[QueueParts, tuple[int, int]] = {}
         self._thread = Background(self._run, "qindex-housekeeper")
-        # Queues that could not be flushed, or put to rest, the last time: that is logged when it
-        # begins, and when it ends.
+        # Queues whose last flush, or rest, has failed. The begin and the end of that are logged.
         self._failing: set[Flusher] = set()
         self._thread.start()
 
@@ -103,7 +102,7 @@ class Housekeeper:
                 if self._is_time(queue):
                     del self._asked[queue]
                     self._flush(queue)
-            # However often one queue asks: the others have their turn too.
+            # The others have their turn, too, however often one queue asks.
             if monotonic() >= look_at:
                 due, idle = self._due()
                 for flusher in due:

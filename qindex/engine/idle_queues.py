@@ -45,7 +45,7 @@ class Roster:
         self._few = most - most // _PART_SPARE
         self._ask = ask
         self._lock = CallLock()
-        # Those that have waited longest for a look come first; with what they had done by then.
+        # The queues that were looked at least recently come first, each with its actions by then.
         self._awake: dict[QueueParts, int] = {}
         if order is not None:
             self._put_in(order)
@@ -141,7 +141,7 @@ class Roster:
             queue.flusher.write_and_empty(held=True)
             state.index.ahead.rewind()
             state.index.rest()
-            # Before the lock is given back: it may wake at once.
+            # This comes before the lock is released: the queue may wake at once.
             self.leave(queue)
         finally:
             lock.release()

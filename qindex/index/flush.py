@@ -139,8 +139,8 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
         except OSError as error:
             raise StorageError(path, "the segment can't be written", error) from error
     if names_changed:
-        # Of a removed file too: were it back after a loss of power, with the journal that holds
-        # its acks emptied, acknowledged messages would be back.
+        # The removal of a file is synced, too. If the file came back after a loss of power, with
+        # the journal of its acks emptied, acknowledged messages would come back.
         try:
             fs.sync_dir(plan.directory)
         except OSError as error:
@@ -157,8 +157,8 @@ def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan
             _forget_removed(segment)
         start = segment.file_size
         if size != start or not start:
-            # The end of a file that recovery found torn, or that an earlier flush left so; or the
-            # sums of a file that did not outlive a loss of power.
+            # Recovery has found the end of the file torn, or an earlier flush has left it so; or
+            # these are the sums of a file that did not outlive a loss of power.
             remove_sums(fs, path)
         if size != start:
             fs.truncate(fd, start)

@@ -105,7 +105,7 @@ class QueueIndex(IndexReader):
         self.changing = 0
         # The entries of a delivery that is not yet in its consumer's hands.
         self.handing: Sequence[int] | I64 = _NONE
-        # Moved, and not yet acknowledged here: they count as acknowledged.
+        # Entries that were moved, and are not yet acknowledged here: they count as acknowledged.
         self._moved = 0
         self._first_seq = next_seq
         self._actions_flushed = next_seq
@@ -625,7 +625,7 @@ class QueueIndex(IndexReader):
                 offsets = positions[rel - first : rel - first + self.entry_count - rel]
                 plans.append(plan_segment(segment, rel, offsets))
         if not plans and not front:
-            # Deliveries of what had been delivered before count as actions, and write nothing.
+            # Repeated deliveries count as actions, and write nothing.
             self._actions_flushed = self.actions
             return None
         return FlushPlan(

@@ -159,7 +159,7 @@ class ReadAhead:
         if seq < self.next_fetch and seq not in self.returned_by_seq:
             self.returned_by_seq[seq] = body, extra
             heapq.heappush(self.returned, seq)
-        # Else reading comes by it again.
+        # Otherwise a read comes by it again.
 
     def take_returned(self) -> tuple[int, bytes, int | Entry]:
         """Take the first message that was given back: seq_id, body, and timestamp or entry."""

@@ -141,7 +141,7 @@ def scan_segment(
         filed += np.minimum(counts, ACKED - PUBLISHED).astype(np.uint8)
         lost = [one.offset for one in findings if power_lost and one.cause is Cause.CRASH]
         for at in step_offsets[~in_place].tolist():
-            # Of an entry before it that did not reach the disk; else nothing explains it.
+            # It is of an earlier entry that did not reach the disk; nothing else explains it.
             cause = Cause.CRASH if lost and at > min(lost) else Cause.DAMAGE
             what = "deliver or ack before any publish"
             findings.append(Finding(path, at, 2, cause, what, DROPPED, Kind.STEP))
@@ -190,13 +190,13 @@ def healed_findings(path: str, healed: Healed, power_lost: bool = False) -> list
     findings = []
     for at in healed.fixed:
         what, consequence = "one flipped bit", "put right by the checksum of its block: none lost"
-        # The one bit of a byte that was zero: of a record that had not reached the disk.
+        # The only bit of a byte that was zero is of a record that had not reached the disk.
         lost = power_lost and healed.data[at].bit_count() == 1
         cause = Cause.CRASH if lost else Cause.DAMAGE
         findings.append(Finding(path, at, 1, cause, what, consequence, Kind.CORRECTED))
     for at in healed.broken:
-        # Not damage by itself: after a loss of power the sums may be ahead of the file. What is
-        # wrong with publish records, their own checksums tell.
+        # It is no damage by itself: after a loss of power the sums may be ahead of the file.
+        # Publish records have their own checksums, which tell of theirs.
         length = min(BLOCK, len(healed.data) - at)
         what, consequence = "the checksum of the block does not hold", "its records are checked"
         findings.append(Finding(path, at, length, Cause.CRASH, what, consequence, Kind.CHECKSUM))

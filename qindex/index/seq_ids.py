@@ -45,7 +45,7 @@ class SeqFile:
         sound = [slot for slot in slots if slot is not None]
         self.reserved = max((slot.reserved for slot in sound), default=0)
         self._floor = max((slot.floor for slot in sound if slot.boot == self._boot), default=-1)
-        # The slot that each kind of write takes next: not the one that counts.
+        # Each kind of write takes its oldest slot next, and never the one that counts.
         self._reserve_slots = _oldest_first(slots, RESERVE_SLOTS)
         self._floor_slots = _oldest_first(slots, FLOOR_SLOTS)
 

@@ -206,7 +206,7 @@ class Deliverer:
             if admitted.message is None:
                 raise self._damage_of(seq, body, admitted)
             extra, body = admitted, admitted.message.body
-        # One that was given back may be fresh: it could not be marked as delivered before.
+        # A message that was given back may be fresh: it could not be marked as delivered before.
         fresh = index.deliver(seq)
         given = make_delivery(self._settler, seq, body, not fresh, extra)
         state.tally.again += not fresh
@@ -282,9 +282,9 @@ class Deliverer:
             check_lease(lease)
         with self._state.lock, self._state as state:
             ready = self._available(timeout, waits)
-            # Made after the waiting: messages given back meanwhile may be a part of it.
+            # The batch is made after the waiting: messages given back meanwhile may be in it.
             batch = Batch(self._settler, state.index.nacks)
-            # Again, where all of them had been delivered too often.
+            # Once more, where all of them had been delivered too often.
             while ready and not batch:
                 self.take_many(batch, most)
                 ready = self.mark_out(batch, lease)
@@ -431,7 +431,7 @@ class Deliverer:
                 return expiry
             admitted = self._admit(seq, extra)
             if admitted is not None:
-                # A flipped bit had made its expiry, and is reported.
+                # The expiry came of a flipped bit, which is reported.
                 ahead.replace_first(admitted)
                 return admitted.expiry
             ahead.pass_first()

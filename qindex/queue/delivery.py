@@ -105,8 +105,8 @@ class Delivery:
 
     __slots__ = ("_count", "_extra", "_queue", "body", "redelivered", "seq_id")
 
-    # Without an __init__, which would cost as much as all that it sets: made by make_delivery, and
-    # in the path of a single get.
+    # There is no __init__: it would cost as much as all that it sets. make_delivery and the path of
+    # a single get make the object.
     _queue: Settles | None
     seq_id: int
     body: bytes

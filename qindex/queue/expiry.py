@@ -60,6 +60,6 @@ class Expirer:
                 if expiry:
                     self.note(expiry)
                 elif state.ready() or self._flusher.is_due():
-                    # A flush that another thread is in takes nothing of what was dropped just now.
+                    # A flush that runs in another thread does not include these drops.
                     self._set(_LOOK)
         self._letters.move_waiting(True)

@@ -55,7 +55,7 @@ class Flusher:
         self.request = request
         self.mover = mover
         self.times = Stopwatch()
-        # The dirty_count from which on a flush that has failed is tried again.
+        # From this dirty_count on a failed flush is tried again.
         self._retry_at = 0
         options = state.options
         self.max_dirty = options.max_journal_entries
@@ -252,7 +252,8 @@ class Flusher:
         with state.lock.anyway:
             if state.lock.refusal is not None:
                 return
-            # First, or those who fill the journal would start one flush after the other.
+            # This comes first: else those who fill the journal would start one flush after the
+            # other.
             state.lock.refuse(ClosedError, f"queue {state.name!r} is closed")
             state.notify_all()
             state.await_flush()
@@ -281,7 +282,7 @@ class Flusher:
                     stored = state.index.all_stored_ids()
                     messages.miscounted |= state.index.lost_entries
             except StorageError as error:
-                # What can't be read can still be deleted.
+                # A queue that can't be read can still be deleted.
                 _log.warning("%s: its messages stay until the next open", error)
                 if messages is not None:
                     messages.miscounted = True
@@ -298,7 +299,7 @@ class Flusher:
             f"queue {name!r} was opened before the fork, and belongs to the parent process; close "
             "the engine before the fork, and open it in the one process that uses it"
         )
-        # A call in whose middle this process was forked has the old one in its hand.
+        # A call that was under way at the fork still uses the old lock.
         self.state.lock.refuse(ForkedError, text)
         self.state.lock = PatientLock()
         self.state.lock.refuse(ForkedError, text)

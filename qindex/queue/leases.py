@@ -41,7 +41,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._held: dict[int, Lease] = {}
-        # May have times that no longer hold: an entry counts if its lease ends then.
+        # The heap may have old times: an entry counts only if its lease ends then.
         self._times: list[tuple[float, int]] = []
 
     def __len__(self) -> int:

@@ -58,8 +58,8 @@ class MessageReader:
             index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence, kind)])
             entry = replace(entry, corrected=False)
         if 0 < entry.expiry <= _LONG_AGO and entry.stored:
-            # The one field of such an entry that nothing vouches for, and a flipped bit in
-            # "never" is a time long ago, or ahead.
+            # No checksum covers this one field of such an entry. A flipped bit in "never" makes a
+            # time long ago, or far ahead.
             path, offset = index.where(seq)
             what, consequence = "an expiry before 2006", "taken as none: the message stays"
             index.report([Finding(path, offset, 8, Cause.DAMAGE, what, consequence)])

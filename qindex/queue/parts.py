@@ -71,7 +71,8 @@ class QueueParts:
             state.await_flush()
             state.resume()
             index = state.index
-            # First, so that a purge that fails half-way leaves nothing here that is gone there.
+            # This comes first: a purge that fails half-way must leave nothing here that is gone
+            # there.
             returned = index.ahead.returned
             index.ahead.forget(0)
             for seq in returned:

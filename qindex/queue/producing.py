@@ -542,7 +542,7 @@ def _check_parts(
 
 
 def _check_table(name: str, table: Mapping[str, Any]) -> None:
-    # Of a dict that is not asked: to ask costs as much as all the rest.
+    # A dict is not asked: that would cost as much as all the rest.
     is_table = type(table) is dict or isinstance(table, Mapping)
     for key in table if is_table else (None,):
         if not isinstance(key, str):

@@ -13,7 +13,7 @@ import time
 
 __all__ = ["time_ns"]
 
-# Goes on while the machine sleeps, where there is such a one.
+# A clock that goes on while the machine sleeps, where the system has one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _ATTEMPTS = 5
 

@@ -102,18 +102,18 @@ class QueueState:
         self.room = Bell(self.lock)
         # The thread that flushes; 0: none.
         self.flushing = 0
-        # How many wait for a message, and how many for an ack.
+        # The number of threads that wait for a message, and of those that wait for an ack.
         self.waiting = 0
         self.holding = 0
         self.sync_each = options.durability == "fsync"
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
         self.id_high = int.from_bytes(os.urandom(8), "big")
         self.first_seq = index.next_seq
-        # When (which nack of this run) an entry was given back, until it is acknowledged: tells a
-        # batch from before that the entry is no longer its own. 0: it was not, but its ack has
-        # something else to do (a lease, a count).
+        # The number of the nack that gave an entry back, until it is acknowledged. It tells an
+        # older batch that the entry is no longer its own. 0: the entry was not given back, but its
+        # ack has something else to do (a lease, a count).
         self.nacked_at: dict[int, int] = {}
-        # When (which nack of this run) the lease of an entry ran out, until it is acknowledged.
+        # The number of the nack at which an entry's lease ran out, until it is acknowledged.
         self.lapsed_at: dict[int, int] = {}
         # Message ids of delivered messages that are in the message store, until the ack.
         self.stored_out: dict[int, bytes] = {}
@@ -154,7 +154,7 @@ class QueueState:
         elif counts is None:
             counts = DeliveryCounts(self.index.fs, self.index.directory)
             self.returns = {**counts.loaded, **self.returns}
-            # So that the ack of one of them comes by what is noted here.
+            # The ack of one of them then takes the path that looks at these notes.
             for seq in self.returns:
                 self.nacked_at.setdefault(seq, 0)
         limits = self.limits
@@ -277,7 +277,7 @@ class QueueState:
     def ready(self) -> int:
         """Count the messages that are waiting, not with a consumer. O(1)."""
         index = self.index
-        # Each is counted under the lock, and read without: a get may come in between.
+        # The counts change under the lock and are read without it: a get may come in between.
         return max(index.live - index.out, 0)
 
     def check_size(self, size: int) -> None:
