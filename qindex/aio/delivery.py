@@ -41,9 +41,9 @@ class Delivery:
     def __init__(self, queue: Settling, delivery: plain.Delivery) -> None:
         self._queue = queue
         self._plain = delivery
-        self.seq_id = delivery.seq_id
-        self.body = delivery.body
-        self.redelivered = delivery.redelivered
+        self.seq_id: int = delivery.seq_id
+        self.body: bytes = delivery.body
+        self.redelivered: bool = delivery.redelivered
 
     @property
     def message(self) -> Message:

@@ -39,7 +39,7 @@ class Engine:
 
     def __init__(self, engine: plain.Engine) -> None:
         self._engine = engine
-        self.directory = engine.directory
+        self.directory: str = engine.directory
         self._ports = Ports()
         self._queues: dict[str, Queue] = {}
 

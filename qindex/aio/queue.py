@@ -48,7 +48,7 @@ class Queue:
     """
 
     def __init__(self, ports: Ports, queue: plain.Queue) -> None:
-        self.name = queue.name
+        self.name: str = queue.name
         self._ports = ports
         self._queue = queue
         parts = queue._parts

@@ -44,7 +44,7 @@ class ReadOnlyQueue:
     """
 
     def __init__(self, engine: ReadOnlyEngine, reader: QueueReader) -> None:
-        self.name = reader.name
+        self.name: str = reader.name
         self._engine = engine
         self._reader = reader
 
@@ -108,7 +108,7 @@ class ReadOnlyEngine:
 
     def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
         self.reader = StoreReader(directory, fs)
-        self.directory = self.reader.directory
+        self.directory: str = self.reader.directory
         self._closed = False
 
     @property

@@ -128,7 +128,7 @@ class Follower:
             raise UsageError(f"a timeout must be at least 0 seconds, not {timeout!r}")
         self.directory = directory
         self.name = queue
-        self.missed = 0
+        self.missed: int = 0
         self._start = start
         self._timeout = timeout
         self._waker = waker

@@ -234,7 +234,7 @@ class StoreReader:
         *,
         marker: layout.StoreMarker | None = None,
     ) -> None:
-        self.directory = os.path.abspath(checked_path(directory))
+        self.directory: str = os.path.abspath(checked_path(directory))
         self._fs = fs = beneath(fs, self.directory)
         self._vhost: Vhost | None = None
         self._own_findings: list[Finding] = []
