@@ -44,7 +44,10 @@ def store_word(into: mmap.mmap, at: int, word: int) -> None:
 
 
 def seal(record: bytes, at: int) -> bytes:
-    """Give ``record`` with the xxh3 sum (64 bits, big-endian) of all of it at ``at``."""
+    """Give ``record`` with the xxh3 sum (64 bits, big-endian) of all of it at ``at``. Raises
+    :class:`IndexError` where it ends before."""
+    if at + 8 > len(record):
+        raise IndexError("the sum does not fit into the record")
     return record[:at] + xxh3_64_digest(record) + record[at + 8 :]
 
 

@@ -51,6 +51,7 @@ def path_to_store(call: Callable[[], object]) -> list[str]:
     return found[::-1]
 
 
+@pytest.mark.interpreted  # compiled functions leave no trace
 @pytest.mark.parametrize("call", ["publish", "get, read ahead", "ack", "publish_many"])
 def test_the_functions_of_a_call_are_those_of_the_page(call: str) -> None:
     with qindex.open("/s", fs=MemoryFileSystem(root="/"), background=False) as engine:

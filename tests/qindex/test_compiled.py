@@ -14,6 +14,7 @@ import qindex
 from journal import compiled, words
 from journal.compiled import COMPILED, INTERPRETED, MODULES, build
 from journal.format import PUBLISH_HEAD
+from qindex.format.message_record import seal_embedded
 from qindex.format.plain_record import CHECK_START, plain_parts
 from qindex.format.publish_records import plain_record
 from qindex.queue.producing import Producer
@@ -83,6 +84,15 @@ def test_the_try_out_of_a_wheel_tells_its_build() -> None:
         )
         assert (done.returncode == 0) == (wanted == build()), done.stderr
         assert f"works, {wanted}" in done.stdout or f"and not {wanted}" in done.stderr
+
+
+def test_a_sum_that_does_not_fit_is_refused() -> None:
+    room = CHECK_START + 8
+    assert len(seal_embedded(bytes(room))) == room
+    with pytest.raises(IndexError):
+        seal_embedded(bytes(room - 1))
+    with pytest.raises(IndexError):
+        words.seal(bytes(room - 1), CHECK_START)
 
 
 @pytest.mark.skipif(build() != COMPILED, reason="nothing is compiled here (QINDEX_COMPILE)")

@@ -102,6 +102,7 @@ def resealed(record: bytearray) -> bytes:
     )
     check = PUBLISH_HEAD_SIZE + CHECK_OFFSET
     record[check : check + CHECK_SIZE] = bytes(CHECK_SIZE)
+    end = max(end, check + CHECK_SIZE)
     return seal_embedded(bytes(record[:end])) + record[end:]
 
 
