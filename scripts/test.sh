@@ -17,6 +17,8 @@ case ${1-} in
     *) QINDEX_TIER=quick ;;
 esac
 export QINDEX_TIER
+# Each process of the tests, and the hundreds that they start, would compile all its sources again.
+unset PYTHONDONTWRITEBYTECODE
 extras="[test]"
 . "$(dirname "$0")/venv.sh"
 exec .venv/bin/python -m pytest -n 2 "$@"

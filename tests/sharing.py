@@ -1,8 +1,9 @@
 """How the processes of a test run share its tests.
 
 A file's tests stay together, for they share fixtures. All of Spark's do, so that one JVM starts.
-Each workload of the crash explorer goes by itself, to whichever process is free: they come last, so
-that all processes end at about the same time.
+Each part of the schedules and each workload of the crash explorer goes by itself, to whichever
+process is free: they come last, the longer ones first, so that all processes end at about the same
+time.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["Scheduler", "in_order"]
 
-_EXPLORER = (
+_ALONE = (
+    "tests/schedules/",
     "tests/crash/test_explore.py::",
     "tests/crash/test_regressions.py::",
-    "tests/schedules/",
 )
+"""In this order: a part of the schedules takes longer than a workload of the explorer."""
 _TOGETHER = ("tests/spark/",)
 _FIRST = (*_TOGETHER, "tests/qindex/test_rabbitmq_node", "tests/interrupts/")
 """What takes longest: begun last, it would keep one process busy while the other is done."""
@@ -33,7 +35,7 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         """Give the group of a test."""
-        if nodeid.startswith(_EXPLORER):
+        if nodeid.startswith(_ALONE):
             return nodeid
         together = (one for one in _TOGETHER if nodeid.startswith(one))
         return next(together, nodeid.partition("::")[0])
@@ -46,6 +48,9 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
         for at, start in enumerate(_FIRST):
             if item.nodeid.startswith(start):
                 return at
-        return len(_FIRST) + item.nodeid.startswith(_EXPLORER)
+        for at, start in enumerate(_ALONE, 1):
+            if item.nodeid.startswith(start):
+                return len(_FIRST) + at
+        return len(_FIRST)
 
     return sorted(items, key=place)

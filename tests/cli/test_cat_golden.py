@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.support import run
+from tests.cli.support import Result, run
 from tests.golden import SCENARIOS, GoldenMessage, GoldenQueue, ManifestMessage, golden, sha16
 
 THERE = [
@@ -31,6 +32,13 @@ def queue_of(scenario: str, name: str) -> GoldenQueue:
     return golden(scenario).truth.queues[name]
 
 
+@cache
+def cat(scenario: str, name: str) -> tuple[Result, list[dict[str, Any]]]:
+    """Give what ``cat`` says of a queue, and its rows."""
+    result = run("cat", golden(scenario).vhost_dir, name, "--json")
+    return result, result.rows
+
+
 def test_the_six_scenarios_are_among_them() -> None:
     for scenario in ("a", "b", "c1", "f1", "g1", "h1"):
         assert any(one.startswith(f"{scenario}_") for one, _ in THERE)
@@ -39,11 +47,11 @@ def test_the_six_scenarios_are_among_them() -> None:
 
 @pytest.mark.parametrize(("scenario", "name"), THERE)
 def test_messages_order_redelivered_and_bodies(scenario: str, name: str) -> None:
-    result = run("cat", golden(scenario).vhost_dir, name, "--json")
+    result, rows = cat(scenario, name)
     assert (result.code, result.err) == (0, "")
     delivered = queue_of(scenario, name).delivered
-    assert len(result.rows) == len(delivered)
-    for row, message in zip(result.rows, delivered, strict=True):
+    assert len(rows) == len(delivered)
+    for row, message in zip(rows, delivered, strict=True):
         assert row["redelivered"] == message.redelivered
         assert row["size"] == message.body_len
         body = base64.b64decode(row["body_base64"])
@@ -55,7 +63,7 @@ def test_messages_order_redelivered_and_bodies(scenario: str, name: str) -> None
 @pytest.mark.parametrize(("scenario", "name"), THERE)
 def test_properties_and_headers(scenario: str, name: str) -> None:
     queue = queue_of(scenario, name)
-    rows = run("cat", golden(scenario).vhost_dir, name, "--json").rows
+    _, rows = cat(scenario, name)
     for row, message in zip(rows, queue.delivered, strict=True):
         props = dict(row["properties"])
         del props["exchange"]
@@ -134,7 +142,7 @@ def test_headers_of_every_type_were_among_them() -> None:
 
 def test_a_priority_queue_is_one_queue() -> None:
     queue = queue_of("g1", "qg.prio")
-    rows = run("cat", golden("g1").vhost_dir, "qg.prio", "--json").rows
+    _, rows = cat("g1", "qg.prio")
     sent = [queue.manifest_messages[message.publish_index] for message in queue.delivered]
     assert [(row["priority"], row["seq_id"]) for row in rows] == [
         (message.prio_queue, message.seq_id) for message in sent
@@ -145,7 +153,7 @@ def test_a_priority_queue_is_one_queue() -> None:
 def test_seq_ids_are_those_of_the_node(scenario: str) -> None:
     for name, queue in golden(scenario).truth.queues.items():
         if (scenario, name) in THERE and not queue.priority_directories:
-            rows = run("cat", golden(scenario).vhost_dir, name, "--json").rows
+            _, rows = cat(scenario, name)
             sent = [queue.manifest_messages[one.publish_index].seq_id for one in queue.delivered]
             assert [row["seq_id"] for row in rows] == sent
 

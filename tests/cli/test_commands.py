@@ -94,7 +94,7 @@ def test_a_line_is_published_at_once(tmp_path: Path) -> None:
         deadline = monotonic() + 20
         seen: list[bytes] = []
         while not seen and monotonic() < deadline:
-            sleep(0.02)
+            sleep(0.1)
             result = run("cat", tmp_path, "q", "--json")
             seen = bodies(result) if result.code == 0 else []
         assert seen == [b"first"]

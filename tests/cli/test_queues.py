@@ -15,6 +15,7 @@ import qindex
 import rocketstore
 from qindex.cli.tables import human_count, human_size
 from tests.cli.support import run
+from tests.rocketstore.support import SIZES
 
 ROOT = Path(__file__).parents[2]
 LONG = "a-queue-of-which-nobody-knows-why-it-has-such-a-long-name-but-it-has"
@@ -205,7 +206,7 @@ def test_completion_is_installed(tmp_path: Path) -> None:
 def test_inspect_a_file_that_stands_somewhere_else(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with rocketstore.open(tmp_path / "rocket") as rocket:
+    with rocketstore.open(tmp_path / "rocket", **SIZES) as rocket:
         rocket.put("T", b"x", keys="k")
     files = [path for top in (store, tmp_path / "rocket") for path in top.rglob("*")]
     looked = 0

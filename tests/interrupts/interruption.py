@@ -27,31 +27,37 @@ class Interruption(BaseException):
 
 
 @cache
-def _looks_of(code: CodeType) -> set[tuple[int, int]]:
-    """Give the pairs of instructions (their offsets) between which a signal's handler may raise.
-
-    The interpreter raises at the first of the two, the tracer at the second. Where the one is
-    within a ``try`` or ``with`` and the other is not, they differ, and the point is left out.
-    """
-    instructions = list(dis.get_instructions(code))
-    handlers = _handlers_of(code)
+def _looks_of(code: CodeType) -> dict[int, int]:
+    """Give the instructions (their offsets) behind which a signal's handler may raise, and where
+    an exception there is handled."""
+    handled = _handlers_of(code)
     return {
-        (one.offset, other.offset)
-        for one in instructions
+        one.offset: handled(one.offset)
+        for one in dis.get_instructions(code)
         if one.opname in _LOOKS
-        for other in instructions
-        if handlers(one.offset) == handlers(other.offset)
     }
 
 
+@cache
 def _handlers_of(code: CodeType) -> Callable[[int], int]:
     """Give a function that tells where an exception at an offset is handled, -1: nowhere."""
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
+    @cache
     def handler(offset: int) -> int:
         return next((one.target for one in table if one.start <= offset < one.end), -1)
 
     return handler
+
+
+def _may_raise(code: CodeType, before: int, now: int) -> bool:
+    """Tell whether a signal's handler may raise between two instructions.
+
+    The interpreter raises at the first of the two, the tracer at the second. Where the one is
+    within a ``try`` or ``with`` and the other is not, they differ, and the point is left out.
+    """
+    looks = _looks_of(code)
+    return before in looks and looks[before] == _handlers_of(code)(now)
 
 
 @cache
@@ -77,7 +83,7 @@ class _Tracer:
         elif event == "opcode":
             before = self._last.get(frame)
             self._last[frame] = frame.f_lasti
-            if before is not None and (before, frame.f_lasti) in _looks_of(frame.f_code):
+            if before is not None and _may_raise(frame.f_code, before, frame.f_lasti):
                 self._point(frame)
         elif event == "return":
             self._last.pop(frame, None)
