@@ -13,7 +13,7 @@ import pytest
 from journal.compiled import COMPILED, build
 from tests import effort
 
-STATES = effort.by_tier(quick=20_000, all=130_000, nightly=130_000)
+STATES = effort.by_tier(quick=12_000, all=130_000, nightly=130_000)
 """Distinct crash states that the workloads of tests/crash have in all, at least."""
 
 effort.load_profile()

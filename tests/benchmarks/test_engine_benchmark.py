@@ -16,6 +16,7 @@ from benchmarks.bodies import Bodies
 from benchmarks.contender import BODY_BYTES, RECORD_BYTES
 from benchmarks.measure import Bar, Report, Sample
 from benchmarks.stopwatch import Stopwatch
+from tests.effort import not_quick
 
 FIGURE_KEYS = {
     "figure",
@@ -100,6 +101,7 @@ def _engine_imports() -> bool:
 
 
 @pytest.mark.skipif(not _engine_imports(), reason="the engine does not import")
+@not_quick("all groups of a benchmark")
 def test_quick_run_of_the_engine_is_complete(tmp_path: Path) -> None:
     status, figures, bars = _run(tmp_path, "--who", "floor", "--who", "qindex")
     assert status == 0
@@ -114,6 +116,7 @@ def test_quick_run_of_the_engine_is_complete(tmp_path: Path) -> None:
     assert [bar["bar"] for bar in against_floor_only if bar["holds"] is None] == []
 
 
+@not_quick("all groups of a benchmark")
 def test_quick_run_of_a_peer_is_complete(tmp_path: Path) -> None:
     status, figures, bars = _run(tmp_path, "--who", "floor", "--who", "sqlite3")
     assert status == 0

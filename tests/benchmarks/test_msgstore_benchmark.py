@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.effort import not_quick
+
 ROOT = Path(__file__).parents[2]
 
 
+@not_quick("all groups of a benchmark")
 def test_the_engine_groups_in_small(tmp_path: Path) -> None:
     sizes = "--megabytes 4 --rounds 1 --seconds 0.2 --steady-seconds 0.5 --space-megabytes 48"
     groups = ["engine_peers", "engine_space", "engine_steady"]

@@ -11,12 +11,14 @@ import pytest
 from benchmarks import rocketstore
 from benchmarks.rocket_lookup import save_plot, text_plot
 from benchmarks.rocket_rates import BARS
+from tests.effort import not_quick
 
 SYNCS = {"put_fsync", "put_fsync_16_threads", "fsync_threads_over_one", "put_many_fsync"}
 LOOKUPS = {"lookup_by_key_1000", "lookup_by_key_10000"}
 WALKED = {"index_files_walked": 10, "index_files_walked_1s": 2}
 
 
+@not_quick("all groups of a benchmark")
 def test_all_groups_in_small_without_the_real_store(tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     arguments = ["--quick", "--without-real", "--dir", str(tmp_path)]

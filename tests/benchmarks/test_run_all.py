@@ -11,6 +11,7 @@ from benchmarks import contention, rabbitmq
 from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
 from benchmarks.page import write_page
 from benchmarks.run import PROGRAMS, Result, main
+from tests.effort import not_quick
 
 _MARKS = "before\n<!-- figures: begin -->\nstale\n<!-- figures: end -->\nafter\n"
 
@@ -64,6 +65,7 @@ def test_a_program_that_was_cut_off_has_failed() -> None:
     assert not Result(PROGRAMS[0], lines, 1.0, 1).failed  # a bar that does not hold
 
 
+@not_quick("eight threads and eight queues")
 def test_contention(tmp_path: Path) -> None:
     given = ["--messages", "64000", "--rounds", "1", "--dir", str(tmp_path)]
     assert contention.main([*given, "--json", str(tmp_path / "lines")]) == 0
@@ -81,6 +83,7 @@ def test_contention(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["lines"]
 
 
+@not_quick("a real RabbitMQ")
 def test_beside_the_erlang_vm(tmp_path: Path) -> None:
     _, code, reason = node_paths()
     given = ["--messages", "3000", "--entries", "5000", "--rounds", "1", "--dir", str(tmp_path)]

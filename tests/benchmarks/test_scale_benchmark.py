@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import scale
 from qindex.index.file_budget import FileBudget
+from tests.effort import not_quick
 
 _COUNT = 40
 
@@ -40,6 +41,7 @@ def test_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _step(store, "open, killed", capsys)["messages_of_some"] == _COUNT
 
 
+@not_quick("thirty thousand messages, opened in six processes")
 def test_a_deep_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = tmp_path / "lines"
     arguments = ["--queues", "0", "--deep", "20000", "--dir", str(tmp_path), "--json", str(lines)]

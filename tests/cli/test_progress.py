@@ -11,6 +11,7 @@ import pytest
 import qindex
 from tests.cli.support import run
 from tests.cli.terminal import Terminal
+from tests.effort import by_tier, part
 
 _COUNTED = re.compile(rb"(\d+)/(\d+)")
 COUNT = 6_000
@@ -30,7 +31,9 @@ def counted(terminal: Terminal) -> list[int]:
     return [done for done, _ in found]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "suffix", part(["jsonl", "parquet"], by_tier(quick=2, all=1, nightly=1), "progress")
+)
 def test_export_and_import(store: Path, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"all.{suffix}"
     for doing, arguments, said in (

@@ -1,6 +1,6 @@
 """A part of all harms, which rotates: every :data:`SHARE`-th bit and length of each file, and all
-of the rest. Each store is verified and opened, and every :data:`MEND_EVERY`-th is repaired into a
-new one. ``python -m tests.damage --all``: every one.
+of the rest; in the quick tier of every second store. Each harmed one is verified and opened, and
+every :data:`MEND_EVERY`-th is repaired into a new one. ``python -m tests.damage --all``: every one.
 
 The limits that are known, and none beyond: see the section on damage in docs/durability.md.
 """
@@ -22,6 +22,7 @@ from tests.memory_fs import MemoryFileSystem
 
 SHARE = by_tier(quick=499, all=61, nightly=1)
 MEND_EVERY = by_tier(quick=2, all=3, nightly=1)
+STORES = by_tier(quick=2, all=1, nightly=1)
 MEMORY_EVERY = by_tier(quick=251, all=31, nightly=1)
 MEMORY = 24 << 20
 """Bytes that one small harmed store may take at its peak."""
@@ -40,7 +41,7 @@ def table_of(sample: Sample) -> Table:
 
 
 @pytest.mark.timeout(36000)
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", part([*SAMPLES], STORES, "stores that are harmed"))
 def test_harms(name: str) -> None:
     sample = SAMPLES[name]()
     table = table_of(sample)

@@ -24,7 +24,7 @@ from tests.faults.workload import FAULTS, STORE, Fault, Run
 from tests.memory_fs import MemoryFileSystem
 
 PARTS = 8
-SLICES = by_tier(quick=8, all=1, nightly=1)
+SLICES = by_tier(quick=16, all=1, nightly=1)
 VARIANTS: dict[str, dict[str, Any]] = {
     "os": {},
     "fsync": {"durability": "fsync"},

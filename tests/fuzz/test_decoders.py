@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from tests.effort import examples
+from tests.effort import by_tier, examples, part
 from tests.fuzz.frame import BrokenPromiseError, Decoder, all_decoders, check, measuring
 from tests.fuzz.mutations import near_misses
 
@@ -13,7 +13,9 @@ EXAMPLES = {"inspect-jif": 12, "inspect-idx": 12, "inspect-rdq": 12}
 """Fewer than the 60 that others get in --all: each runs the command line twice."""
 
 
-@pytest.mark.parametrize("name", sorted(all_decoders()))
+@pytest.mark.parametrize(
+    "name", part(sorted(all_decoders()), by_tier(quick=2, all=1, nightly=1), "decoders")
+)
 def test_near_misses(name: str) -> None:
     decoder = all_decoders()[name]
     corpus = decoder.corpus()

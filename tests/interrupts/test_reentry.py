@@ -1,7 +1,8 @@
 """A signal's handler, or a finalizer, that makes calls of its own in the middle of another one.
 
 Each call is made once for each point where a handler can run, or for a part of them
-(:data:`tests.interrupts.test_interrupts.EVERY`), with a handler that makes a call of the same
+(:data:`tests.interrupts.test_interrupts.EVERY`; the quick tier takes a part of the pairs of call
+and handler, too), with a handler that makes a call of the same
 thread: of the same queue or store, or of another queue. That call is done, or refused before it has
 changed anything; the other one goes on as if nothing had been. Nothing is lost, doubled or mixed
 up, and nobody waits for himself.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ import rocketstore
 from journal.errors import ClosedError, UsageError
 from qindex.options import Durability
 from rocketstore.verify import verify
+from tests.effort import by_tier, part
 from tests.interrupts import test_rocketstore as rocket
 from tests.interrupts.interruption import points_of, run_at
 from tests.interrupts.operations import LARGE, OPERATIONS, OPTIONS, Operation
@@ -31,6 +34,8 @@ pytestmark = [
     pytest.mark.interpreted,  # handlers come between any two lines
 ]
 
+SLICES = by_tier(quick=5, all=1, nightly=1)
+"""Of the pairs; 5 has no divisor in common with the numbers of handlers, so each has its share."""
 OWN = b"from a handler"
 Handler = Callable[[qindex.Engine, qindex.Queue], None]
 
@@ -49,11 +54,17 @@ def look(_engine: qindex.Engine, queue: qindex.Queue) -> None:
 
 
 HANDLERS = [publish, publish_elsewhere, look]
+CASES = list(product(OPERATIONS, HANDLERS, ["os", "fsync"]))
 
 
-@pytest.mark.parametrize("durability", ["os", "fsync"])
-@pytest.mark.parametrize("handler", HANDLERS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.__name__)
+def name_of(value: object) -> str:
+    """Give the name of an argument in a test's id."""
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(
+    ("operation", "handler", "durability"), part(CASES, SLICES, "handlers"), ids=name_of
+)
 def test_a_handler_that_makes_a_call(
     tmp_path: Path, operation: Operation, handler: Handler, durability: Durability
 ) -> None:
@@ -116,11 +127,12 @@ def ask(store: rocketstore.Store) -> None:
     store.checkpoint()
 
 
-ROCKET_HANDLERS = [put, put_elsewhere, ask]
+ROCKET_CASES = list(product(rocket.OPERATIONS, [put, put_elsewhere, ask]))
 
 
-@pytest.mark.parametrize("handler", ROCKET_HANDLERS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("operation", rocket.OPERATIONS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    ("operation", "handler"), part(ROCKET_CASES, SLICES, "handlers of a store"), ids=name_of
+)
 def test_a_handler_of_a_store_that_makes_a_call(
     tmp_path: Path,
     operation: rocket.Operation,

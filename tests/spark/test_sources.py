@@ -19,6 +19,8 @@ from pyspark_qindex.planning import plan_queues
 from pyspark_qindex.qindex_source import read_part
 from qindex.view.reader import StoreReader
 from qindex.view.row_json import row_json
+from tests.effort import by_tier
+from tests.effort import part as slice_of
 from tests.golden import SCENARIOS, golden, rocket_golden
 from tests.qindex.support import queue_directory
 
@@ -236,7 +238,9 @@ def test_a_read_that_fails_at_damage_gives_the_same(
     assert counts["expiry"] == permissive.where("expiry is null").count() > 0
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", slice_of(SCENARIOS, by_tier(quick=4, all=1, nightly=1), "rows of a node")
+)
 @pytest.mark.parametrize("include", ["messages", "entries"])
 def test_what_every_row_of_a_node_has(scenario: str, include: str) -> None:
     """In the directories of real nodes; a column that lacks a value is refused (test_batches)."""

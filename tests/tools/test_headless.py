@@ -14,6 +14,7 @@ from qindex.options import Format
 from tests.damage.harms import Harm, flipped
 from tests.damage.mending import mend
 from tests.damage.samples import SAMPLES, Sample
+from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 
 STORE = "/s"
@@ -39,17 +40,19 @@ def frame_flips(sample: Sample) -> Iterator[Harm]:
                 yield flipped(sample.files, path, bit)
 
 
+SLICES = by_tier(quick=4, all=1, nightly=1)
+
+
 @pytest.mark.parametrize("name", ["stored and fan-out, killed", "stored and fan-out, closed"])
 def test_a_flipped_bit_in_a_frame_costs_nothing(name: str) -> None:
     sample = SAMPLES[name]()
     held = {queue: truth.held for queue, truth in sample.queues.items()}
-    count = 0
-    for harm in frame_flips(sample):
+    harms = list(frame_flips(sample))
+    assert len(harms) > 150
+    for harm in part(harms, SLICES, name):
         mended = mend(sample, harm, held)
         assert not mended.seen, f"{harm}: {mended}"
         assert mended.named, harm
-        count += 1
-    assert count > 150
 
 
 @pytest.mark.parametrize("record_format", ["qindex", "rabbitmq"])

@@ -12,6 +12,7 @@ import pytest
 import qindex
 from qindex.format.rabbitmq.names import directory_name
 from qindex.view.reader import StoreReader
+from tests.effort import by_tier, part
 from tests.golden import SCENARIOS, SYNTHETIC_CASES, golden, sha16, synthetic
 
 QUEUES = ["qr", "qs"]
@@ -81,7 +82,7 @@ def test_more_than_the_node_delivers_is_saved(case: str) -> None:
             assert message.prefix[:2] in expected.split()
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", part(SCENARIOS, by_tier(quick=3, all=1, nightly=1), "salvage"))
 def test_a_scenario(scenario: str, tmp_path: Path) -> None:
     """Everything the node delivered after a restart: in order, with the same flags, routing keys
     and properties, in both formats."""

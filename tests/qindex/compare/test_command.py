@@ -17,7 +17,7 @@ import pytest
 
 from qindex.compare import run as run_module
 from tests.cli.support import run
-from tests.effort import skip_in_quick
+from tests.effort import not_quick
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = [sys.executable, "-m", "qindex.cli", "compare"]
@@ -62,7 +62,6 @@ def page(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _open_in_browser(page: Path, folder: Path) -> tuple[str, Path]:
     """What Chromium's log says of the page, and the picture of it. Reaches no network."""
-    skip_in_quick("a browser")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no Chromium is installed")
@@ -82,6 +81,7 @@ def _open_in_browser(page: Path, folder: Path) -> tuple[str, Path]:
     return ended.stderr, picture
 
 
+@not_quick("a browser")
 def test_the_page_opens_in_a_browser(page: Path, tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     log, picture = _open_in_browser(page, tmp_path)
@@ -92,6 +92,7 @@ def test_the_page_opens_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert {(0x2A, 0x78, 0xD6), (0xD9, 0x58, 0x1F)} <= colours
 
 
+@not_quick("a browser")
 def test_the_page_can_ask_for_nothing(page: Path, tmp_path: Path) -> None:
     """A request put into it is refused by its own policy, and seen: so the test above would have
     seen one."""

@@ -14,10 +14,12 @@ import pytest
 
 import qindex
 from qindex.compat.queuelib import FifoDiskQueue, LifoDiskQueue
+from tests.effort import not_quick
 
 ROOT = Path(__file__).parents[3]
 
 
+@not_quick("a source distribution that is downloaded")
 def test_the_tests_of_queuelib_pass(tmp_path: Path) -> None:
     """From its source distribution, downloaded now: none of its text is kept here."""
     pytest.importorskip("queuelib")
