@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import journal.rested
+import qindex.engine.engine
 import qindex.format.resynchronise
 import qindex.index.flush
 import qindex.index.queue_index
@@ -243,6 +244,17 @@ def _rest_of_an_append_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _journal_stays_after_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The close does not remove the journal that recovery left: it only cuts it."""
+
+    def cut(fs: FileSystem, directory: str, _: object) -> None:
+        fd = fs.open(os.path.join(directory, "journal.jif"), os.O_WRONLY)
+        fs.truncate(fd, 0)
+        fs.close(fd)
+
+    monkeypatch.setattr(qindex.engine.engine, "remove_journal", cut)
+
+
 _ACKED = Workload(
     "acked in the segment",
     (
@@ -324,6 +336,14 @@ MUTATIONS = [
         "floor of the seq_ids not written",
         _floor_not_written,
         Workload("emptied", (("publish", "a"), ("consume", "a"), ("flush", "a"))),
+    ),
+    Mutation(
+        "journal not removed durably after recovery",
+        _journal_stays_after_recovery,
+        Workload(
+            "flushed, killed and closed",
+            (("publish", "a"), ("sync",), ("consume", "a"), ("flush", "a"), ("kill",), ("reopen",)),
+        ),
     ),
     Mutation(
         "deletion of a queue not durable",

@@ -341,6 +341,10 @@ INDEX: tuple[Workload, ...] = (
         patches={"qindex.index.file_budget._FOR_A_JOURNAL": 64},
     ),
     Workload(
+        "flushed, killed and closed",
+        (("publish", "a"), ("sync",), ("consume", "a"), ("flush", "a"), ("kill",), ("reopen",)),
+    ),
+    Workload(
         "killed and opened",
         (
             ("publish_many", "a", 5),
