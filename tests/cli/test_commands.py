@@ -23,6 +23,7 @@ from qindex.cli.app import main, make_app
 from qindex.format.json_value import plain_value
 from tests.cli.support import Result, run
 from tests.golden import golden, synthetic
+from tests.waiting import WAIT
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "qindex.cli"]
@@ -91,7 +92,7 @@ def test_a_line_is_published_at_once(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write(b"first\nhalf a li")
         process.stdin.flush()
-        deadline = monotonic() + 20
+        deadline = monotonic() + WAIT
         seen: list[bytes] = []
         while not seen and monotonic() < deadline:
             sleep(0.1)
@@ -99,7 +100,7 @@ def test_a_line_is_published_at_once(tmp_path: Path) -> None:
             seen = bodies(result) if result.code == 0 else []
         assert seen == [b"first"]
         process.stdin.write(b"ne\n")
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=WAIT)
         assert (out, err) == (b"published 2 to q, seq_id 0 to 1\n", b"")
     finally:
         process.kill()
@@ -152,7 +153,7 @@ def test_what_a_closed_pipe_did_not_take_is_not_acknowledged(tmp_path: Path) -> 
     assert process.stdout.read(4) == b"0\n1\n"
     process.stdout.close()
     assert process.stderr is not None
-    assert (process.stderr.read(), process.wait(timeout=20)) == (b"", 141)
+    assert (process.stderr.read(), process.wait(timeout=WAIT)) == (b"", 141)
     process.stderr.close()
     rows = run("cat", tmp_path, "q", "--json").rows
     assert 15_000 < len(rows) < 30_000
@@ -174,7 +175,7 @@ def test_what_took_longer_than_its_lease_comes_again(tmp_path: Path) -> None:
     assert process.stderr is not None
     said = process.stderr.read().decode().splitlines()
     process.stderr.close()
-    assert process.wait(timeout=20) == 1
+    assert process.wait(timeout=WAIT) == 1
     assert set(lines) == {body, b""}
     assert lines.count(body) >= 2
     assert said == ["qindex: seq_id 1 took longer than its lease: it comes again"] * len(said)
@@ -201,7 +202,7 @@ def test_cat_into_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr is not None
-    assert (process.stderr.read(), process.wait(timeout=20)) == (b"", 141)
+    assert (process.stderr.read(), process.wait(timeout=WAIT)) == (b"", 141)
     process.stderr.close()
 
 
@@ -213,7 +214,7 @@ def test_interrupted(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"only\n"
         sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=WAIT)
         assert (process.returncode, out, err) == (130, b"", b"qindex: interrupted\n")
     finally:
         process.kill()

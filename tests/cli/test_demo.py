@@ -13,6 +13,7 @@ from qindex.cli import demo, demo_child, demo_run
 from qindex.cli.demo_books import Balance, Books, Drained
 from qindex.cli.demo_log import ACKED, ACKING, DELIVERED, PUBLISHED, RECORD, Log, body_of
 from tests.cli.support import run
+from tests.waiting import WAIT
 
 Entry = tuple[int, int, int, int, int]
 
@@ -196,6 +197,6 @@ def test_a_child_without_its_parent_ends(
     while ACKED not in seen[::16]:
         seen += os.read(reading, 16)
     os.close(reading)
-    worker.join(timeout=20)
+    worker.join(timeout=WAIT)
     assert not worker.is_alive()
     os.close(writing)

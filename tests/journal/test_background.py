@@ -10,8 +10,7 @@ import pytest
 
 import qindex
 from journal.background import Background
-
-WAIT = 120.0
+from tests.waiting import WAIT
 
 
 def test_it_is_started_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import UsageError
 from journal.sync import GroupCommit
+from tests.waiting import WAIT
 
 
 def test_a_lock_is_taken_once() -> None:
@@ -35,7 +36,7 @@ def test_another_thread_waits_for_it() -> None:
     with lock:
         thread.start()
         assert not inside.wait(0.05)
-    thread.join(10)
+    thread.join(WAIT)
     assert inside.is_set()
 
 
@@ -50,9 +51,9 @@ def test_it_is_the_lock_of_a_condition() -> None:
     with lock:
         thread = threading.Thread(target=wake)
         thread.start()
-        assert condition.wait(10)
+        assert condition.wait(WAIT)
         assert lock.is_mine()
-    thread.join(10)
+    thread.join(WAIT)
 
 
 def test_a_call_of_a_user_is_the_outer_one_only() -> None:

@@ -12,8 +12,7 @@ from journal.errors import ClosedError, UsageError
 from journal.lock_order import LockOrder, Rank
 from journal.patience import PatientLock
 from tests.interrupts.interruption import interrupted_at, points_of
-
-WAIT = 120.0
+from tests.waiting import WAIT
 
 
 def test_it_waits_for_those_inside_and_refuses_the_next() -> None:

@@ -17,8 +17,7 @@ from journal.journal import Journal
 from journal.poison import Poison
 from journal.sync import GroupCommit, _Waiter
 from tests.faulty_fs import FaultyFileSystem
-
-WAIT = 120.0
+from tests.waiting import WAIT
 
 
 def test_alone_each_commit_is_one_sync() -> None:

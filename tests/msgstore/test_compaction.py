@@ -20,6 +20,7 @@ from tests.msgstore.records import (
     record_of,
     write_numbers,
 )
+from tests.waiting import WAIT
 
 
 def keep_only(store: MessageStore, kept: set[int], count: int) -> None:
@@ -109,7 +110,7 @@ def test_an_empty_queue_leaves_an_empty_disk_without_a_call(tmp_path: Path) -> N
     with open_store(tmp_path, background=True) as store:
         write_numbers(store, range(22))
         keep_only(store, set(), 22)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + WAIT
         while rdq_names(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert rdq_names(tmp_path) == []
@@ -270,7 +271,7 @@ def test_close_does_not_wait_for_a_slow_copy(tmp_path: Path) -> None:
     time.sleep(0.2)
     started = time.monotonic()
     store.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < WAIT  # the copy takes longer
     assert not list(tmp_path.glob("*.tmp"))
     with open_store(tmp_path, {message_id(number): 1 for number in (1, 6, 11, 16)}) as store:
         assert_sound(store, {1, 6, 11, 16})
@@ -282,7 +283,7 @@ def test_publishers_are_slowed_while_compaction_is_behind(tmp_path: Path) -> Non
         tmp_path,
         file_size_limit=2000,
         background=True,
-        before_reclaim=lambda: gate.wait(20) and None,
+        before_reclaim=lambda: gate.wait(WAIT) and None,
     ) as store:
         for number in range(60):
             write_numbers(store, range(number, number + 1))
@@ -304,13 +305,13 @@ def test_a_failing_compaction_slows_nobody(tmp_path: Path) -> None:
     ) as store:
         write_numbers(store, range(10))
         keep_only(store, set(), 10)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + WAIT
         while store.stats().last_error is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert store.stats().last_error == "no"
-        started = time.monotonic()
+        before = store.stats().stalled_seconds
         write_numbers(store, range(10, 60))
-        assert time.monotonic() - started < 2
+        assert store.stats().stalled_seconds == before
 
 
 def test_a_reader_keeps_the_file_it_reads(tmp_path: Path) -> None:
@@ -320,7 +321,7 @@ def test_a_reader_keeps_the_file_it_reads(tmp_path: Path) -> None:
         def pread(self, fd: int, length: int, offset: int, /) -> bytes:
             if threading.current_thread() is reader:
                 reading.set()
-                moved.wait(10)
+                moved.wait(WAIT)
             return super().pread(fd, length, offset)
 
     reading, moved = threading.Event(), threading.Event()
@@ -330,7 +331,7 @@ def test_a_reader_keeps_the_file_it_reads(tmp_path: Path) -> None:
         keep_only(store, {1, 6, 11}, 20)
         reader = threading.Thread(target=lambda: got.append(store.read(message_id(1))))
         reader.start()
-        reading.wait(10)
+        reading.wait(WAIT)
         store.compact()
         assert not (tmp_path / "0.rdq").exists()
         moved.set()

@@ -10,6 +10,7 @@ from pathlib import Path
 from journal.findings import Cause
 from tests.msgstore.records import message_id, open_store, record_of
 from tests.msgstore.victim import promised
+from tests.waiting import WAIT
 
 ROUNDS = 5
 
@@ -21,7 +22,7 @@ def test_sigkill_loses_nothing_that_was_written(tmp_path: Path) -> None:
         before = log.stat().st_size if log.exists() else 0
         command = [sys.executable, "-m", "tests.msgstore.victim"]
         process = subprocess.Popen([*command, str(directory), str(log), str(round_ * 10**6)])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + WAIT
         # The round's pace differs, so that it is hit at other places of its work.
         while time.monotonic() < deadline and process.poll() is None:
             if log.exists() and log.stat().st_size > before + 20_000:

@@ -70,13 +70,15 @@ def test_memory_of_a_message() -> None:
 
 def test_a_million_messages_load_in_a_moment() -> None:
     locations = Locations()
+    began = time.process_time()
     for number in range(MILLION):
         locations.add(number.to_bytes(16, "big"), 1, number, 70_000, 1)
+    added = time.process_time() - began
     columns = locations.columns()
     started = time.process_time()
     loaded = Locations.load(columns)
     assert loaded.get((77).to_bytes(16, "big")) == Location(1, 77, 70_000, 1)
-    assert time.process_time() - started < 0.15
+    assert time.process_time() - started < added / 3
     assert len(loaded) == MILLION
 
 

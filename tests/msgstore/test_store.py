@@ -24,6 +24,7 @@ from tests.msgstore.records import (
     record_of,
     write_numbers,
 )
+from tests.waiting import WAIT
 
 
 def test_the_example_runs() -> None:
@@ -314,7 +315,7 @@ def test_threads_write_read_and_remove_while_compaction_runs(tmp_path: Path) -> 
         thread.join()
     assert failures == []
     assert len(store) == 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT
     while store.stats().size and time.monotonic() < deadline:
         time.sleep(0.05)
     stats = store.stats()

@@ -17,6 +17,7 @@ from qindex.format.message import Message
 from qindex.format.message_record import encode_record, seal_embedded
 from qindex.format.rabbitmq.names import directory_name
 from qindex.format.segment import pack_step
+from tests.waiting import WAIT
 
 __all__ = [
     "WAIT",
@@ -32,9 +33,6 @@ __all__ = [
     "segment_bytes",
     "wait_until",
 ]
-
-WAIT = 120.0
-"""Seconds that a test waits for another thread before it gives up."""
 
 
 class CountingFileSystem(RealFileSystem):

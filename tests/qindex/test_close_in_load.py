@@ -19,10 +19,10 @@ import pytest
 import qindex
 from qindex.options import Durability
 from tests import effort
+from tests.waiting import WAIT
 
 ROUNDS = effort.by_tier(quick=6, all=100, nightly=1000)
 LARGE = 6000
-WAIT = 60.0
 
 
 class Load:

@@ -14,6 +14,7 @@ import pytest
 import qindex
 from journal.files import PathLike, RealFileSystem
 from tests.qindex.support import drain, open_quietly
+from tests.waiting import WAIT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -103,11 +104,11 @@ def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path) -> None:
     def hold() -> None:
         with queue._parts.state.lock, engine._lock:
             held.set()
-            go_on.wait(30)
+            go_on.wait(WAIT)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert held.wait(30)
+    assert held.wait(WAIT)
     child = os.fork()
     if not child:
         try:

@@ -20,6 +20,7 @@ import qindex
 from tests import effort
 from tests.qindex.kill_child import QUEUES
 from tests.qindex.support import drain
+from tests.waiting import WAIT
 
 KILLS = effort.by_tier(quick=12, all=100, nightly=1000)
 
@@ -112,7 +113,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     for kill in range(KILLS):
         for words in _lines(child, chance.choice((2, 30, 200, 900, 2000))):
             books[words[1]].take(words)
-        assert child.wait(30) == -signal.SIGKILL
+        assert child.wait(WAIT) == -signal.SIGKILL
         highest = {name: max(one.published, default=-1) for name, one in books.items()}
         first += 1_000_000
         if kill % 5 == 4:
@@ -129,7 +130,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     child.kill()
     for words in _lines(child, -1):
         books[words[1]].take(words)
-    child.wait(30)
+    child.wait(WAIT)
     with qindex.open(store) as engine:
         for name, one in books.items():
             queue = engine.queue(name)

@@ -687,7 +687,7 @@ def test_threads_and_compaction_deliver_every_message_once(tmp_path: Path) -> No
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(WAIT)
             assert not thread.is_alive()
         assert failures == []
         for name in names:

@@ -18,6 +18,7 @@ import qindex
 from tests import effort
 from tests.qindex.messages_support import assert_counts
 from tests.qindex.stored_kill_child import QUEUES, body_of, open_engine
+from tests.waiting import WAIT
 
 KILLS = effort.by_tier(quick=5, all=24, nightly=240)
 
@@ -81,7 +82,7 @@ def test_killed_again_and_again_with_large_messages(tmp_path: Path) -> None:
                     child.kill()
                 if line.endswith(b"\n"):
                     books.take(line)
-        assert child.wait(30) == -9
+        assert child.wait(WAIT) == -9
         compacted += any((store / "msg_store_persistent").glob("*.tmp"))
         if kill % 3 == 2:  # else the next child recovers
             with open_engine(str(store)) as engine:

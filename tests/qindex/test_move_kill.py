@@ -13,6 +13,7 @@ import pytest
 
 import qindex
 from tests import effort
+from tests.waiting import WAIT
 
 KILLS = effort.by_tier(quick=3, all=12, nightly=120)
 
@@ -36,7 +37,7 @@ def test_each_message_is_in_one_queue(tmp_path: Path) -> None:
             if line.endswith(b"\n"):
                 kind, number = line.split()
                 told[kind.decode()].add(int(number))
-        assert child.wait(30) == -signal.SIGKILL
+        assert child.wait(WAIT) == -signal.SIGKILL
         with qindex.open(tmp_path, background=False) as engine:
             assert all(one.cause is qindex.Cause.CRASH for one in engine.findings)
             there = Counter(

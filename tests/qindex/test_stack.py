@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests.waiting import WAIT
 
 LARGE = bytes(6000)
 Call = Callable[[qindex.Engine, qindex.Queue], object]
@@ -85,7 +86,7 @@ def test_no_room_on_the_stack(tmp_path: Path, name: str) -> None:
         failed += not done
         other = threading.Thread(target=engine.stats, daemon=True)  # takes each queue's lock
         other.start()
-        other.join(30)
+        other.join(WAIT)
         assert not other.is_alive(), f"a lock was left behind with {left} frames"
         if done and left > 60:
             break

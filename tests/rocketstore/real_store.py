@@ -15,6 +15,7 @@ from typing import Self
 import pytest
 
 from tests.effort import skip_in_quick
+from tests.waiting import WAIT
 
 JAVA_DIR = Path(__file__).parent / "java"
 _OPENED = (
@@ -95,7 +96,7 @@ class RealStore:
     def close(self) -> None:
         """Shut down in order."""
         assert self.ask("close") == ["closed"]
-        self._process.wait(30)
+        self._process.wait(WAIT)
 
     def pause(self) -> None:
         """Stop its threads, so that they take nothing from what is measured beside it."""
@@ -106,7 +107,7 @@ class RealStore:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(WAIT)
 
     def __enter__(self) -> Self:
         return self

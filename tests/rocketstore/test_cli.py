@@ -17,6 +17,7 @@ import pytest
 from tests.cli.support import run as run_qindex
 from tests.golden import golden, rocket_copy, rocket_golden
 from tests.rocketstore.support import open_tiny, read_lines
+from tests.waiting import WAIT
 
 
 def run(*words: object, status: int = 0) -> list[dict[str, Any]]:
@@ -200,7 +201,7 @@ def test_store_in_use(tmp_path: Path) -> None:
                 assert run_qindex("rocket", *with_store(command, root)).code == 0
     finally:
         child.stdin.close()
-        assert child.wait(20) == 0
+        assert child.wait(WAIT) == 0
         child.stdout.close()
 
 
@@ -357,7 +358,7 @@ def test_closed_pipe(tmp_path: Path) -> None:
             assert process.stderr is not None
             assert process.stdout.readline().startswith(b"offset=0 ")
             process.stdout.close()
-            assert (process.stderr.read(), process.wait(20)) == (b"", 141)
+            assert (process.stderr.read(), process.wait(WAIT)) == (b"", 141)
     with open_tiny(root, commitlog_file_size=1 << 20) as store:
         assert store.fetch_offset("g", "T", 0) < 500
 
@@ -374,7 +375,7 @@ def test_interrupt(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         while process.stdout.read(1 << 16):
             continue
-        assert (process.stderr.read(), process.wait(20)) == (b"qindex: interrupted\n", 130)
+        assert (process.stderr.read(), process.wait(WAIT)) == (b"qindex: interrupted\n", 130)
     assert not (root / "abort").exists()
     with open_tiny(root, commitlog_file_size=1 << 22) as store:
         assert store.fetch_offset("g", "T", 0) < 5000

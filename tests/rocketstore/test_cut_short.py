@@ -22,6 +22,7 @@ from rocketstore.parts import Parts
 from rocketstore.verify import verify
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import TINY, Clock, open_tiny
+from tests.waiting import WAIT
 
 
 class Ended(BaseException):
@@ -110,18 +111,18 @@ def test_a_sync_under_way_keeps_its_descriptors(tmp_path: Path) -> None:
         if threading.current_thread() is not syncing:
             return real(fd)
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(WAIT)
         seen.append(os.readlink(f"/proc/self/fd/{fd}"))
         return real(fd)
 
     syncing = threading.Thread(target=store.sync)
     with patch.object(type(store.options.fs), "fdatasync", staticmethod(fdatasync)):
         syncing.start()
-        assert inside.wait(30)
+        assert inside.wait(WAIT)
         cut_short(Dispatcher, "_one_by_one", lambda: store.get("T", 0, 0))
         store.put("T", b"1", keys="1")
         go_on.set()
-        syncing.join(30)
+        syncing.join(WAIT)
     assert [os.path.basename(os.path.dirname(path)) for path in seen] == ["commitlog"]
     check(store, [b"0", b"1"])
     store.close()

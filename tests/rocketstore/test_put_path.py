@@ -21,6 +21,7 @@ from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
 from rocketstore.dispatcher import PENDING_MAX
 from rocketstore.verify import verify
 from tests.rocketstore.support import SIZES, Clock, open_tiny, store_files
+from tests.waiting import WAIT
 
 USUAL: list[dict[str, Any]] = [
     {},
@@ -216,7 +217,7 @@ def test_an_interrupt_leaves_the_lock_free(taken: bool, tmp_path: Path) -> None:
         lock.take = real
         other = threading.Thread(target=store.put, args=("T", b"from another thread"))
         other.start()
-        other.join(10)
+        other.join(WAIT)
         assert not other.is_alive()
         bodies = [message.body for message in store.messages("T", 0)]
         assert bodies[1:] == [b"from another thread"]
@@ -230,7 +231,7 @@ def test_a_refused_put_leaves_the_lock_free_and_the_clock_sound(tmp_path: Path) 
                 store.put("T", b"x" * 300, **wrong)
         done = threading.Thread(target=store.put, args=("T", b""))
         done.start()
-        done.join(10)
+        done.join(WAIT)
         assert store.get("T", 0, 0).max_offset == 1
 
 

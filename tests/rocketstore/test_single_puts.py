@@ -20,6 +20,7 @@ from rocketstore.store_clock import StoreClock
 from tests.leaks import left_behind
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
+from tests.waiting import WAIT
 
 
 class Ended(BaseException):
@@ -219,7 +220,7 @@ def test_a_put_waits_for_the_lock_and_for_the_disk(tmp_path: Path) -> None:
                 thread.join(0.05)
                 assert thread.is_alive()
                 assert not commit.called
-            thread.join(10)
+            thread.join(WAIT)
             assert commit.call_count == 1
         assert store.get("T", 0, 0).bodies == [b"a", b"b"]
 

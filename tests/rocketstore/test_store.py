@@ -30,6 +30,7 @@ from rocketstore.offsets import parse_fastjson
 from rocketstore.verify import verify
 from tests.golden import rocket_copy, rocket_golden
 from tests.rocketstore.support import SIZES, TINY, Clock, open_tiny, pairs, read_lines
+from tests.waiting import WAIT
 
 BAD_PUTS: list[tuple[str, dict[str, Any]]] = [
     ("limit is 127", {"topic": "t" * 128}),
@@ -531,7 +532,7 @@ def test_checkpoints_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
         with ThreadPoolExecutor(3) as pool:
             for future in [pool.submit(work) for _ in range(3)]:
-                future.result(60)
+                future.result(WAIT)
     assert not verify(tmp_path / "s", **TINY)
 
 
@@ -551,7 +552,7 @@ def test_a_close_while_others_sync(tmp_path: Path) -> None:
             time.sleep(0.005)
             store.close()
             for future in futures:
-                future.result(30)
+                future.result(WAIT)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 0, "x", True], ids=repr)

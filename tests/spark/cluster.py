@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark_qindex.local_session import LOOPBACK_ONLY, quiet_environment
+from tests.waiting import WAIT
 
 __all__ = ["ROOT", "Cluster", "Driver", "free_port", "running_cluster"]
 
 ROOT = Path(__file__).parents[2]
-WAIT = 120.0
 _WORKERS = 2
 _HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 """A shell script that hides a directory from a command, in a mount namespace of its own."""

@@ -20,10 +20,11 @@ import qindex
 from pyspark_qindex.jobs import audit
 from qindex.format.layout import STAGING
 from qindex.view.reader import StoreReader
-from tests.spark.cluster import WAIT, Cluster, Driver
+from tests.spark.cluster import Cluster, Driver
 from tests.spark.faults import FAULTS
 from tests.spark.fleet import LARGE, make_plain, make_rocket
 from tests.spark.test_jobs_build import derived_files
+from tests.waiting import WAIT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.effort import by_tier
+from tests.waiting import WAIT
 
 pytest.importorskip("pyspark")
 
@@ -31,7 +32,6 @@ from tests.spark.cluster import Driver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-WAIT = 120.0
 KILLS = by_tier(quick=1, all=1, nightly=10)
 """How often the driver is killed: each takes a JVM's start."""
 SMALL_LOG: dict[str, Any] = {

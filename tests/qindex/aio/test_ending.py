@@ -13,6 +13,7 @@ import pytest
 
 import qindex
 import qindex.aio
+from tests.waiting import WAIT
 
 
 def closed_soon(directory: Path) -> qindex.Engine:
@@ -108,9 +109,9 @@ def test_another_loop_uses_it(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=own)
     thread.start()
-    assert opened.wait(30)
+    assert opened.wait(WAIT)
     asyncio.run(other())
-    thread.join(30)
+    thread.join(WAIT)
     with qindex.open(tmp_path) as engine:
         assert len(engine.queue("q")) == 2
 

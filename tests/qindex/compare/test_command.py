@@ -18,6 +18,7 @@ import pytest
 from qindex.compare import run as run_module
 from tests.cli.support import run
 from tests.effort import not_quick
+from tests.waiting import WAIT
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = [sys.executable, "-m", "qindex.cli", "compare"]
@@ -172,7 +173,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _wait_for_child(pid: int) -> int:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
         if found := _children(pid):
             return found[0]
@@ -189,12 +190,12 @@ def test_no_process_is_left_when_it_is_ended(small: Path, tmp_path: Path, end: i
         child = _wait_for_child(process.pid)
         time.sleep(0.7)
         process.send_signal(end)
-        out, complaint = process.communicate(timeout=30)
+        out, complaint = process.communicate(timeout=WAIT)
     assert not out
     if end != signal.SIGKILL:
         assert (process.returncode, complaint) == (130, "qindex: interrupted\n")
         assert not list(tmp_path.iterdir())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline and _is_alive(child):
         time.sleep(0.05)
     assert not _is_alive(child)

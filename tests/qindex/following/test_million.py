@@ -11,6 +11,7 @@ import pytest
 
 import qindex
 from tests.qindex.following.publisher import body_of
+from tests.waiting import WAIT
 
 ROOT = Path(__file__).parents[3]
 COUNT = 1_000_000
@@ -43,7 +44,7 @@ def test_a_million_messages_none_doubled_and_none_missed_in_silence(tmp_path: Pa
             given += 1
             if expected == COUNT:
                 break
-        assert child.wait(60) == 0
+        assert child.wait(WAIT) == 0
         assert follower.get(timeout=0) is None
     assert expected == COUNT
     assert given + follower.missed == COUNT
