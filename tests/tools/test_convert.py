@@ -172,7 +172,7 @@ def test_from_a_store_to_a_node_and_back(format: Any, to: Version, tmp_path: Pat
             for one, other in pairs:
                 assert other.redelivered
                 assert other.key == (one.key or "")  # a node's messages have one
-                for field in ("seq_id", "body", "headers", "expires"):
+                for field in ("seq_id", "body", "headers", "expiry"):
                     assert getattr(one, field) == getattr(other, field)
 
 
