@@ -47,6 +47,8 @@ class LockOrder:
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Callable[[], bool]]] = []
+        # One for all locks of a place: there may be many queues.
+        self._checks: dict[tuple[int, Callable[[], NoReturn]], Callable[[], None]] = {}
 
     def add(self, rank: int, is_mine: Callable[[], bool]) -> Callable[[], None]:
         """Take in a lock, or many of one place; ``is_mine`` tells whether the calling thread has
@@ -65,4 +67,4 @@ class LockOrder:
                 if place >= rank and is_mine():
                     refuse()
 
-        return check
+        return self._checks.setdefault((rank, refuse), check)

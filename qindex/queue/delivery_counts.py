@@ -100,6 +100,8 @@ class DeliveryCounts:
         except OSError as error:
             raise StorageError(self._path, "the counts can't be read", error) from error
         self.loaded = unpack_counts(data)
+        # Entries that are out, and whose delivery does not count.
+        self.forgiven: set[int] = set()
         # Behind the last whole record: a torn one is written over.
         self._end = len(data) - len(data) % RECORD_SIZE
 

@@ -165,7 +165,8 @@ class Settler:
         """Take a message back that was with a consumer, for the ``count``-th time. Lock held."""
         state = self._state
         state.leases.drop(seq)
-        state.forgiven.discard(seq)
+        if state.counts is not None:
+            state.counts.forgiven.discard(seq)
         if state.delivery_limit and count >= state.delivery_limit:
             message = Message(body, timestamp=extra) if isinstance(extra, int) else extra.message
             assert message is not None
@@ -195,7 +196,7 @@ class Settler:
             for delivery in deliveries:
                 before = delivery.delivery_count - 1
                 state.returns[delivery.seq_id] = before
-                state.forgiven.add(delivery.seq_id)
+                counts.forgiven.add(delivery.seq_id)
                 state.nacked_at.setdefault(delivery.seq_id, 0)
                 counts.forgive(delivery.seq_id, before, state.returns)
 

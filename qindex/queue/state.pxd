@@ -11,7 +11,6 @@ cdef class QueueState:
     cdef public uint64_t id_high
     cdef public bint sync_each, watched
     cdef public dict lapsed_at, nacked_at, returns, stored_out
-    cdef public set forgiven
     cdef public object alarm, arrived, calls, counts, flushed, flushing, leases, limits, lock
     cdef public object message_ttl, messages, name, options, room, settings, settled, tally
 

@@ -51,7 +51,6 @@ class QueueState:
         "first_seq",
         "flushed",
         "flushing",
-        "forgiven",
         "holding",
         "id_high",
         "index",
@@ -130,8 +129,6 @@ class QueueState:
         self.limits: Limits | None = None
         # How often messages that came back were delivered before.
         self.returns: dict[int, int] = {}
-        # Entries that are out, and whose delivery does not count.
-        self.forgiven: set[int] = set()
         self.counts: DeliveryCounts | None = None
         self._work_by(settings)
 
@@ -308,13 +305,16 @@ class QueueState:
         """Drop what was noted of entries that are acknowledged, take their references from the
         message store, and wake those who wait for acks. Lock held."""
         stored = []
+        counts = self.counts
         for seq in seqs:
             self.nacked_at.pop(seq, None)
             self.lapsed_at.pop(seq, None)
-            self.forgiven.discard(seq)
             self.leases.drop(seq)
-            if self.returns.pop(seq, None) is not None and self.counts is not None:
-                self.counts.note(seq, 0, self.returns)
+            returned = self.returns.pop(seq, None) is not None
+            if counts is not None:
+                counts.forgiven.discard(seq)
+                if returned:
+                    counts.note(seq, 0, self.returns)
             msg_id = self.stored_out.pop(seq, None)
             if msg_id is not None:
                 stored.append(msg_id)
@@ -343,7 +343,7 @@ class QueueState:
         takes them back, and no consumer lost or refused them. Lock held."""
         if self.counts is not None:
             for seq in self.index.outstanding_up_to(self.index.next_seq).tolist():
-                if seq not in self.forgiven:
+                if seq not in self.counts.forgiven:
                     self.returns[seq] = self.returns.get(seq, 1) - 1
             self.counts.rewrite(self.returns)
 
