@@ -125,7 +125,7 @@ def test_beside_a_busy_writer(tmp_path: Path) -> None:
     assert looks > 5
     assert entries
     assert records
-    assert int(done[1]) > 50  # flushes
+    assert int(done[1]) > 5  # flushes
     assert_nothing(store)
 
 
