@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import random
 import shutil
 import statistics
@@ -27,16 +26,16 @@ _SPANS = 5
 _FILES = 10
 
 
-class _Maps(CountingFileSystem):
-    """Remembers which files were mapped, for reading too."""
+class _Reads(CountingFileSystem):
+    """Remembers which files were read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mapped: set[str] = set()
+        self.reads: set[str] = set()
 
-    def mmap(self, fd: int, length: int, writable: bool, /) -> mmap.mmap:  # type: ignore[override]
-        self.mapped.add(self._paths[fd])
-        return RealFileSystem.mmap(fd, length, writable)
+    def pread(self, fd: int, length: int, offset: int, /) -> bytes:
+        self.reads.add(self._paths[fd])
+        return RealFileSystem.pread(fd, length, offset)
 
 
 def lookups(report: Report, root: Path, largest: int) -> list[tuple[int, float]]:
@@ -81,7 +80,7 @@ def files_walked(report: Report, root: Path, entries: int) -> None:
     """Count the files a query opens of ten index files with so many entries each: without a
     range of times, and with one second.
 
-    Counted at the file seam: a read-only store maps an index file when it first walks its chains.
+    Counted at the file seam: a read-only store reads an index file when it walks its chains.
     """
     path = root / "ranged"
     now = [_START]
@@ -94,13 +93,13 @@ def files_walked(report: Report, root: Path, entries: int) -> None:
     middle = _START + count // 2 // _BATCH * _BATCH_MS
     ranges = {"index_files_walked": (0, now[0]), "index_files_walked_1s": (middle, middle + 1000)}
     for figure, (begin, end) in ranges.items():
-        fs = _Maps()
+        fs = _Reads()
         with rocketstore.open(path, read_only=True, fs=fs, **options) as store:
-            fs.mapped.clear()
+            fs.reads.clear()
             # A key of the oldest messages: without a range every file has to be asked for it.
             hits = store.query("G", f"order-{count // 2 if begin else 0}", 32, begin, end)
             assert len(hits) == 1
-        walked = sum(Path(name).parent.name == "index" for name in fs.mapped)
+        walked = sum(Path(name).parent.name == "index" for name in fs.reads)
         files = len(list((path / "index").iterdir()))
         report.add(
             figure, [{OURS: Sample(walked, count=1)}], unit=f"of {files} files", better="lower"

@@ -331,7 +331,9 @@ def load_queue(
     """
     loaded = LoadedQueue(directory, entry_count, names)
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
-    reading = _read_journal(fs, loaded, journal_path, seq_limit, power_lost)
+    # Where the file of its seq_ids tells nothing, all is looked at, and told.
+    knows = given_out is not None
+    reading = _read_journal(fs, loaded, journal_path, seq_limit, power_lost, may_be_zeros=knows)
     # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
     is_ours = seq_limit < SEQ_MASK and len(reading.walk) > 0
     elsewhere = Elsewhere.of(reading.walk, _JOURNAL_HEAD) if is_ours else None
@@ -351,13 +353,19 @@ def load_queue(
 
 
 def _read_journal(
-    fs: FileSystem, loaded: LoadedQueue, path: str, seq_limit: int, power_lost: bool
+    fs: FileSystem,
+    loaded: LoadedQueue,
+    path: str,
+    seq_limit: int,
+    power_lost: bool,
+    *,
+    may_be_zeros: bool,
 ) -> Reading:
     data = read_optional(fs, path) or b""
     healed = Healed(data)
     if _JOURNAL_SUMS in loaded.names:
         healed = read_healed(fs, path, loaded.findings, data, power_lost)
-    elif data == bytes(len(data)):
+    elif may_be_zeros and data == bytes(len(data)):
         healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
     records = journal_layout(seq_limit, power_lost=power_lost, complete=healed.end)
     reading = read_soundly(path, healed.data, records, healed.sound)
