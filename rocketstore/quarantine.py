@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from journal.errors import StorageError
-from journal.files import FileSystem, make_dirs, pread_all, write_all
+from journal.files import FileSystem, data_ranges, make_dirs, pread_all, pwrite_all
 from rocketstore.commitlog import CommitLog
 from rocketstore.layout import Paths
 
@@ -19,34 +19,38 @@ def save_span(fs: FileSystem, paths: Paths, commitlog: CommitLog, start: int, en
     """Copy the log from offset ``start`` to before ``end`` into ``quarantine/``; gives the copy's
     path. Durable on return. Raises :class:`StorageError`."""
 
-    def parts() -> Iterator[bytes]:
+    def parts() -> Iterator[tuple[int, bytes]]:
         at = start
         while at < end:
             file = commitlog.files.find(at)
             assert file is not None
             position = at - file.start
             step = min(_STEP, end - at, file.size - position)
-            yield commitlog.files.read(file, position, step)
+            yield at - start, commitlog.files.read(file, position, step)
             at += step
 
-    return _save(fs, paths, f"commitlog~{start:020d}", parts())
+    return _save(fs, paths, f"commitlog~{start:020d}", parts(), end - start)
 
 
 def copy_excess(fs: FileSystem, paths: Paths, path: str, length: int) -> str:
     """Copy what stands in a file behind its first ``length`` bytes into ``quarantine/``; gives
-    the copy's path. Durable on return. Raises :class:`StorageError`."""
-
-    def parts() -> Iterator[bytes]:
+    the copy's path. Its holes stay holes. Durable on return. Raises :class:`StorageError`."""
+    try:
         fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            at = length
-            while data := pread_all(fs, fd, _STEP, at):
-                yield data
-                at += len(data)
-        finally:
-            fs.close(fd)
+    except OSError as error:
+        raise StorageError(path, "can't be read", error) from error
 
-    return _save(fs, paths, f"{_flat_name(paths, path)}+{length}", parts())
+    def parts(size: int) -> Iterator[tuple[int, bytes]]:
+        for start, end in data_ranges(fs, fd, length, size):
+            for at in range(start, end, _STEP):
+                yield at - length, pread_all(fs, fd, min(_STEP, end - at), at)
+
+    try:
+        size = fs.fstat(fd).st_size
+        name = f"{_flat_name(paths, path)}+{length}"
+        return _save(fs, paths, name, parts(size), size - length)
+    finally:
+        fs.close(fd)
 
 
 def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
@@ -64,13 +68,16 @@ def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
     return new
 
 
-def _save(fs: FileSystem, paths: Paths, name: str, parts: Iterable[bytes]) -> str:
+def _save(
+    fs: FileSystem, paths: Paths, name: str, parts: Iterable[tuple[int, bytes]], size: int
+) -> str:
     try:
         target = _free_name(fs, paths, name)
         fd = fs.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         try:
-            for data in parts:
-                write_all(fs, fd, data)
+            fs.truncate(fd, size)
+            for at, data in parts:
+                pwrite_all(fs, fd, data, at)
             fs.fdatasync(fd)
         finally:
             fs.close(fd)
