@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from journal.errors import StorageError
-from journal.files import FileSystem, data_ranges, make_dirs, pread_all, pwrite_all
+from journal.files import FileSystem, data_ranges, make_dirs, pread_all, write_all
 from rocketstore.commitlog import CommitLog
 from rocketstore.layout import Paths
 
@@ -36,19 +36,19 @@ def copy_excess(fs: FileSystem, paths: Paths, path: str, length: int) -> str:
     """Copy what stands in a file behind its first ``length`` bytes into ``quarantine/``; gives
     the copy's path. Its holes stay holes. Durable on return. Raises :class:`StorageError`."""
     try:
+        size = fs.stat(path).st_size
         fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise StorageError(path, "can't be read", error) from error
 
-    def parts(size: int) -> Iterator[tuple[int, bytes]]:
+    def parts() -> Iterator[tuple[int, bytes]]:
         for start, end in data_ranges(fs, fd, length, size):
             for at in range(start, end, _STEP):
                 yield at - length, pread_all(fs, fd, min(_STEP, end - at), at)
 
     try:
-        size = fs.fstat(fd).st_size
         name = f"{_flat_name(paths, path)}+{length}"
-        return _save(fs, paths, name, parts(size), size - length)
+        return _save(fs, paths, name, parts(), size - length)
     finally:
         fs.close(fd)
 
@@ -75,9 +75,14 @@ def _save(
         target = _free_name(fs, paths, name)
         fd = fs.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         try:
-            fs.truncate(fd, size)
+            end = 0
             for at, data in parts:
-                pwrite_all(fs, fd, data, at)
+                if at > end:
+                    fs.lseek(fd, at, os.SEEK_SET)
+                write_all(fs, fd, data)
+                end = at + len(data)
+            if end < size:
+                fs.truncate(fd, size)
             fs.fdatasync(fd)
         finally:
             fs.close(fd)

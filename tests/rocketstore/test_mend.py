@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from journal.errors import DamageError, StorageError
+from journal.files import REAL
 from journal.findings import Cause
 from rocketstore import Store
 from rocketstore.commitlog_format import FIXED_SIZE, encode_record
 from rocketstore.filler_format import FILLER_TOPIC, fill_records
+from rocketstore.layout import Paths
+from rocketstore.quarantine import copy_excess
 from rocketstore.verify import verify
 from tests.effort import by_tier
 from tests.faulty_fs import FaultyFileSystem
@@ -333,6 +336,22 @@ def test_what_is_set_aside_twice_gets_two_names(root: Path) -> None:
     found = {path.name: path.read_bytes() for path in (root / "quarantine").iterdir()}
     assert found == {name: first, f"{name}.2": second}
     assert verify(root) == []
+
+
+def test_the_holes_of_an_excess_stay_holes(root: Path) -> None:
+    path = root / "commitlog" / "sparse"
+    with path.open("wb") as file:
+        file.write(b"a" * 1000)
+        file.seek(1 << 30)
+        file.write(b"the end")
+        file.truncate(2 << 30)
+    copy = Path(copy_excess(REAL, Paths(str(root)), str(path), 500))
+    assert copy.stat().st_size == (2 << 30) - 500
+    assert copy.stat().st_blocks * 512 < 1 << 20
+    with copy.open("rb") as file:
+        assert file.read(501) == b"a" * 500 + b"\0"
+        file.seek((1 << 30) - 500)
+        assert file.read(8) == b"the end\0"
 
 
 @pytest.mark.parametrize("operation", ["open", "write", "fdatasync", "sync_dir", "rename"])
