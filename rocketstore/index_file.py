@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import StorageError
-from journal.files import FileSystem, close_quietly, pread_all
+from journal.files import FileSystem, close_quietly
 from rocketstore.index_format import (
     ENTRY,
     ENTRY_DTYPE,
@@ -29,7 +29,7 @@ from rocketstore.index_format import (
     time_difference,
 )
 from rocketstore.javahash import BLOCK
-from rocketstore.mapped_files import close_mapped, create_file, map_file, open_file
+from rocketstore.mapped_files import close_mapped, create_file, map_file, open_file, read_open
 
 __all__ = ["IndexFile"]
 
@@ -140,11 +140,7 @@ class IndexFile:
         if self.writable:
             return self.map()[at : at + length]
         self._open()
-        try:
-            data = pread_all(self._fs, self.fd, length, at)
-        except OSError as error:
-            raise StorageError(self.path, "can't be read", error) from error
-        return data.ljust(length, b"\0")
+        return read_open(self._fs, self.fd, self.path, at, length).ljust(length, b"\0")
 
     def _copy(self, at: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Give ``count`` values from a place on, read step by step."""

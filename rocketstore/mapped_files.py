@@ -42,6 +42,7 @@ __all__ = [
     "holds_data",
     "map_file",
     "open_file",
+    "read_open",
     "scan_directory",
     "sync_directories",
     "sync_files",
@@ -95,6 +96,15 @@ def map_file(fs: FileSystem, fd: int, path: str, size: int) -> mmap.mmap:
     except (OSError, ValueError) as error:
         cause = error if isinstance(error, OSError) else OSError(0, str(error))
         raise StorageError(path, "can't be mapped", cause) from error
+
+
+def read_open(fs: FileSystem, fd: int, path: str, position: int, length: int) -> bytes:
+    """Give up to ``length`` bytes of an open file from ``position`` on; fewer only where it ends.
+    Raises :class:`StorageError`."""
+    try:
+        return pread_all(fs, fd, length, position)
+    except OSError as error:
+        raise StorageError(path, "can't be read", error) from error
 
 
 def close_mapped(fs: FileSystem, path: str, fd: int, data: mmap.mmap | None) -> None:
@@ -198,10 +208,7 @@ class MappedFile:
         if self._writable:
             return self.map()[position : position + length]
         self.open()
-        try:
-            return pread_all(self._fs, self.fd, length, position)
-        except OSError as error:
-            raise StorageError(self.path, "can't be read", error) from error
+        return read_open(self._fs, self.fd, self.path, position, length)
 
     def close(self) -> None:
         """Give map and descriptor back; the file's bytes stay as they are."""

@@ -237,23 +237,27 @@ class DeadLetters:
         return not self.holds_any()
 
     def move_waiting(self, waits: bool = True, *, again: bool = False) -> None:
-        """Move what waits; ``again``: also when that has failed before. No lock held.
+        """Move the letters that wait; ``again``: also when that has failed before. No lock held.
 
-        What can't be moved stays, and is tried again after a while. Who may not wait leaves it to
-        the timer; so does who is in the middle of the move of another queue, and finds these under
-        way: that one may be waiting for this.
+        Letters that can't be moved stay, and are tried again after a while. A caller that may not
+        wait leaves them to the timer. So does a thread that finds them under way in the middle of
+        the move of another queue's: the other thread may be waiting for that one.
         """
         if self.is_empty() or (self.stuck and not again) or self.is_moving_here():
             return
+        if not (waits and self._move_in_turn(again)):
+            self.state.alarm.set(self, 0.0)
+
+    def _move_in_turn(self, again: bool) -> bool:
+        """Move the letters one thread at a time; false where this one may not wait for its turn."""
         try:
-            if not waits:
-                raise _BusyError
             with self._turn:
-                # Who had the turn may have failed.
+                # The thread that had the turn may have failed.
                 while (again or not self.stuck) and self._move_next():
                     pass
         except _BusyError:
-            self.state.alarm.set(self, 0.0)
+            return False
+        return True
 
     def on_alarm(self) -> None:
         """Try again what could not be moved. The engine's timer calls it."""

@@ -59,7 +59,7 @@ from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.format.segment import file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
-from qindex.tools.copying import StoreCopy
+from qindex.tools.copying import StoreCopy, for_salvage
 from qindex.tools.marker_check import check_marker
 from qindex.tools.repair import check_source, hold_store
 from qindex.tools.saved import SavedQueue, SaveReport
@@ -133,9 +133,9 @@ def _vhosts(fs: FileSystem, source: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be done when all is built; paths relative to the virtual host's directory.
+    """The steps behind the build; paths are relative to the virtual host's directory.
 
-    ``puts``: names to be moved from ``new/``, and where to; ``removes``: what goes then, in
+    ``puts``: names to be moved from ``new/``, and where to; ``removes``: files that go then, in
     stages, of which one is durable before the next.
     """
 
@@ -263,8 +263,7 @@ class _Conversion:
         findings[:] = [one for one in findings if one.path != self._work]
         for finding in findings:
             if report.loses(finding):
-                what = f"{finding.what} (salvage copies what is sound)"
-                raise DamageError(finding.path, finding.offset, what)
+                raise for_salvage(finding.path, finding.offset, finding.what)
 
     def _is_half_combined(self) -> bool:
         """Tell whether messages may be in files that later nodes do not look at."""

@@ -57,7 +57,7 @@ from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
 from qindex.view.version2 import entry_count_of
 
-__all__ = ["StoreCopy"]
+__all__ = ["StoreCopy", "for_salvage"]
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -68,6 +68,11 @@ _BATCH_BYTES = 4 << 20
 _PIECE = 1 << 20
 _LONGEST_NAME_FILE = 1 << 10
 _TERM = 0x83
+
+
+def for_salvage(path: str, offset: int, what: str) -> DamageError:
+    """Give the error for damage that is not to be copied as it stands."""
+    return DamageError(path, offset, f"{what} (salvage copies what is sound)")
 
 
 @dataclass
@@ -213,8 +218,7 @@ class StoreCopy:
             return
         for finding in self.report.findings:
             if finding.cause is Cause.DAMAGE and os.path.dirname(finding.path) == source:
-                what = f"{finding.what} (salvage copies what is sound)"
-                raise DamageError(finding.path, finding.offset, what)
+                raise for_salvage(finding.path, finding.offset, finding.what)
         count = entry_count_of(pairs)
         path = os.path.join(self.target, layout.QUEUES, checked.queue.directory)
         make_dirs(self.fs, path)
@@ -223,8 +227,8 @@ class StoreCopy:
                 continue
             name = index_file(pair.number)
             if parse_header(pair.head, pair.number).entry_count != count:
-                what = f"not {count} entries, as other segments have (salvage copies what is sound)"
-                raise DamageError(os.path.join(source, name), 0, what)
+                what = f"not {count} entries, as other segments have"
+                raise for_salvage(os.path.join(source, name), 0, what)
             whole = pair.size - (pair.size - HEADER_SIZE) % ENTRY_SIZE
             self._copy_file(os.path.join(source, name), os.path.join(path, name), whole)
             if pair.store_size >= 0:

@@ -1,4 +1,4 @@
-"""What the files of a queue tell of ``ready`` and ``unacked``.
+"""``ready`` and ``unacked`` of a queue, as far as its files tell.
 
 The words mean the same everywhere: *ready* messages wait for a consumer, whether or not they were
 delivered before; *unacked* ones are with a consumer of the process that has the store open, which
