@@ -12,6 +12,7 @@ from journal.files import PathLike
 from tests.qindex.support import queue_directory
 
 __all__ = [
+    "PUBLISHED",
     "Content",
     "Message",
     "content_of",
@@ -31,18 +32,27 @@ Content = dict[str, list[Message]]
 ENTRIES = 16
 PERSISTENT = "msg_store_persistent"
 
+_SMALL = [b"order %03d" % number for number in range(24)]
+_LARGE = [
+    b"%03d large " % number + bytes((number,)) * (4500 + number * 331) for number in range(12)
+]
+_AUDIT = [b"audit %03d" % number for number in range(30)]
+_KEYED, _LAST = b"with a key", b"the last one"
+_MORE = [b"more %d" % number for number in range(9)]
+PUBLISHED = frozenset([*_SMALL, *_LARGE, *_AUDIT, _KEYED, _LAST, *_MORE])
+"""The bodies of all messages that a store may ever have held."""
+
 
 def fill(engine: qindex.Engine) -> None:
     """Two queues with small and large messages, shared ones, delivered and acknowledged ones,
     garbage in the message store, four segments each."""
     orders = engine.queue("orders", message_ttl=1e6)
     audit = engine.queue("audit")
-    orders.publish_many([b"order %03d" % number for number in range(24)])
-    for number in range(12):
-        body = b"%03d large " % number + bytes((number,)) * (4500 + number * 331)
+    orders.publish_many(_SMALL)
+    for number, body in enumerate(_LARGE):
         engine.publish_to(["orders", "audit"], body, key=f"k-{number}", headers={"n": number})
-    audit.publish(b"with a key", key="k", headers={"a": [1, 2]}, ttl=1e6)
-    audit.publish_many([b"audit %03d" % number for number in range(30)])
+    audit.publish(_KEYED, key="k", headers={"a": [1, 2]}, ttl=1e6)
+    audit.publish_many(_AUDIT)
     batch = orders.get_many(30)
     orders.ack_many([one for one in batch if one.seq_id % 3 == 0])
     for one in batch:
@@ -50,7 +60,7 @@ def fill(engine: qindex.Engine) -> None:
             orders.nack(one)
     orders.flush()
     audit.ack_many(audit.get_many(4))
-    audit.publish(b"the last one")
+    audit.publish(_LAST)
 
 
 def make_store(path: Path) -> Path:
@@ -65,7 +75,7 @@ def killed_store(path: Path) -> Path:
     work = path.with_name(path.name + "-running")
     with _open(work) as engine:
         fill(engine)
-        engine.queue("orders").publish_many([b"more %d" % number for number in range(9)])
+        engine.queue("orders").publish_many(_MORE)
         shutil.copytree(work, path)
     shutil.rmtree(work)
     return path

@@ -12,23 +12,28 @@ from pathlib import Path
 import pytest
 
 import qindex
+from journal.findings import Kind
+from journal.format import FILE_NAME
 from tests.damage.harms import several
 from tests.effort import by_tier, chance
 from tests.golden import golden
 from tests.tools.faults import State
-from tests.tools.stores import Content, content_of
+from tests.tools.stores import PUBLISHED, Content, content_of
 
 SEEDS = by_tier(quick=2, all=6, nightly=200)
 
 
-def damage(directory: Path, rng: random.Random) -> None:
-    """Flip, zero, cut, delete, swap, copy, append: one to four times."""
-    files = {str(one): one.read_bytes() for one in directory.rglob("*") if one.is_file()}
+def damage(directory: Path, rng: random.Random) -> set[str]:
+    """Flip, zero, cut, delete, swap, copy, append: one to four times. Give the names of the files
+    that are gone."""
+    files = {str(one): one.read_bytes() for one in sorted(directory.rglob("*")) if one.is_file()}
     harmed = several(files, rng)
-    for path in files.keys() - harmed.keys():
+    gone = files.keys() - harmed.keys()
+    for path in gone:
         Path(path).unlink()
     for path, content in harmed.items():
         Path(path).write_bytes(content)
+    return {Path(path).name for path in gone}
 
 
 def bodies(content: Content) -> set[bytes]:
@@ -45,19 +50,26 @@ def test_a_store_of_ours(
     tmp_path: Path,
 ) -> None:
     store, new = copy_of(state), tmp_path / "new"
-    damage(store, chance(state, seed))
+    gone = damage(store, chance(state, seed))
     try:
         report = qindex.verify(store)
         saved = qindex.repair(store, new)
     except qindex.NotAStoreError:
         assert not (store / "qindex.store").exists()
         return
-    assert qindex.verify(new).findings == []
+    made = qindex.verify(new)
+    # Where damage changed the size as well, a message id does not show that it is one of ours.
+    unsure = any(one.kind is Kind.SIZE for one in report.findings)
+    assert [
+        one for one in made.findings if not (unsure and one.kind is Kind.DUPLICATE_MSG_ID)
+    ] == []
     now = content_of(new)
-    assert bodies(now) <= bodies(contents[state])
-    if not report.findings:
+    # Where the record of an ack is lost, its message is there again.
+    assert bodies(now) <= PUBLISHED
+    # That a journal is gone can be told after a clean close alone.
+    if not report.findings and (state == "clean" or FILE_NAME not in gone):
         assert bodies(now) == bodies(contents[state])
-    assert saved.messages == sum(map(len, now.values()))
+    assert saved.messages == made.figures.entries
 
 
 @pytest.mark.parametrize("scenario", ["b", "e1", "g1"])
