@@ -67,6 +67,7 @@ def test_the_header_tells_tier_and_rotation() -> None:
     assert "CPU time of the tests: " in told
 
 
+@effort.not_quick("four runs of a test")
 def test_a_rotation_repeats_itself_and_the_next_one_differs(tmp_path: Path) -> None:
     test = tmp_path / "test_drawn.py"
     test.write_text(

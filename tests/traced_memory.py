@@ -35,9 +35,10 @@ def tracing() -> Iterator[None]:
 
 
 def _make_room() -> None:
-    """Intern strings until their table grows, which makes it twice as large at least; it keeps its
-    size when they go."""
-    kept = deque(sys.intern(f"room {number}") for number in range(ROOM))
+    """Intern strings until their table is made anew, with room for as many as there are; it keeps
+    its size when they go. No more than that stay meanwhile: each table would be twice as large as
+    the one before."""
+    kept = deque((sys.intern(f"room {number}") for number in range(ROOM)), maxlen=ROOM)
     for number in count(ROOM):
         before, _ = tracemalloc.get_traced_memory()
         kept.append(sys.intern(f"room {number}"))

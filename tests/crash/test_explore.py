@@ -17,7 +17,7 @@ from tests.crash.workloads import LIMITS, WORKLOADS
 from tests.effort import SEED, by_tier
 
 _FEW = Bounds(product=2, pairs=0, subset=1, moments=1)
-_QUICK = Limits(bounds=_FEW, power=28, second=48, goes_on=32, turn=SEED)
+_QUICK = Limits(bounds=_FEW, power=40, second=96, goes_on=64, turn=SEED)
 _LIMITS = Limits(bounds=_FEW, second=31, goes_on=64, turn=SEED)
 """Of the workloads on dead letters, leases and limits. The order of writes to several files is new
 in them, so fewer pages of one file are varied than elsewhere."""

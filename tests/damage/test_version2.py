@@ -26,7 +26,7 @@ from qindex.view.reader import StoreReader
 from tests.effort import NIGHTLY, SEED, by_tier
 from tests.golden_v2 import RECORDED_AT, scenario
 
-SHARE = by_tier(quick=997, all=199, nightly=1)
+SHARE = by_tier(quick=1999, all=199, nightly=1)
 STORES = ("x40_m", "vb")
 SUFFIXES = (".qi", ".qs", ".rdq")
 

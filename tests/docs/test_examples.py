@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import by_tier, part
 from tests.golden import VHOST_DIR_NAME, synthetic
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,11 @@ def _run_console(block: str, page: Path, directory: Path, environment: dict[str,
         assert same, f"{page.name}:\n$ {command}\n{output}\nand not\n{expected}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES[:1], *part(PAGES[1:], by_tier(quick=4, all=1, nightly=1), "pages")],
+    ids=lambda path: path.stem,
+)
 def test_the_examples_of_a_page_run(
     page: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import not_quick
+
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PAGES = ["README.md", *(f"docs/{name}.md" for name in ("tutorial", "aio", "limits", "compat"))]
@@ -52,6 +54,7 @@ def _refused(output: str, sign: str) -> dict[str, str]:
     return found
 
 
+@not_quick("two type checkers")
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_examples_are_accepted_and_misspelled_options_refused(examples: Path, checker: str) -> None:
     files = sorted(str(one) for one in examples.glob("*.py"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import not_quick
 from tests.hostile.tampering import FILES, Outside, tamper
 from tests.hostile.trial import confined
 
@@ -32,7 +33,7 @@ def _raises(_store: Path) -> int:
 @pytest.mark.parametrize(
     ("action", "what"),
     [
-        (_spins, "over 5 s"),
+        pytest.param(_spins, "over 5 s", marks=not_quick("five seconds")),
         (_reads_holes, "MemoryError"),
         (_raises, "TypeError: of nobody's"),
     ],

@@ -15,6 +15,7 @@ import pytest
 import qindex
 from journal.files import RealFileSystem
 from qindex.view.live_figures import Look, Looker, QueueLook
+from tests.effort import not_quick
 from tests.qindex.support import open_quietly, queue_directory
 
 
@@ -125,6 +126,7 @@ def test_what_was_written_just_now_is_looked_at_again(engine: qindex.Engine) -> 
     assert fs.calls.total() >= first - 2
 
 
+@not_quick("a thousand queues")
 def test_a_look_at_a_thousand_queues(tmp_path: Path) -> None:
     unsynced = UnsyncedFileSystem()
     with open_quietly(tmp_path, fs=unsynced) as engine:

@@ -29,9 +29,9 @@ from tests.qindex.support import OtherBootFileSystem
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 
 NAMES = ("a", "b", "c")
-STATES = by_tier(quick=12, all=160, nightly=100_000)
+STATES = by_tier(quick=6, all=160, nightly=100_000)
 """States of a loss of power that are tried of each workload, about."""
-POWER = by_tier(quick=16, all=1, nightly=1)
+POWER = by_tier(quick=32, all=1, nightly=1)
 """One of so many of them is made at all."""
 
 Places = frozenset[tuple[str, int]]

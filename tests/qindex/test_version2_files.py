@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -143,8 +144,14 @@ def test_holes_are_no_messages(tmp_path: Path) -> None:
     assert reader.summary().messages == 3
 
 
-@pytest.mark.parametrize("pairs", part([1, 2, 4], by_tier(quick=3, all=1, nightly=1)))
-@pytest.mark.parametrize("kept", ["all", "unconverted"])
+@pytest.mark.parametrize(
+    ("pairs", "kept"),
+    part(
+        list(product([1, 2, 4], ["all", "unconverted"])),
+        by_tier(quick=6, all=1, nightly=1),
+        "conversions",
+    ),
+)
 def test_a_conversion_that_was_cut_short(pairs: int, kept: str, tmp_path: Path) -> None:
     """A node writes segment by segment, and deletes one of version 1 when it is done with it."""
     older = golden("c1").copy(tmp_path)

@@ -24,7 +24,7 @@ from tests.rocketstore.support import Clock, open_tiny
 
 Workload = Callable[[Store, "Promises"], None]
 ROOT = Path("/s")
-POWER = by_tier(quick=20, all=1, nightly=1)
+POWER = by_tier(quick=60, all=1, nightly=1)
 """Of the states that a loss of power leaves, one of so many is opened."""
 FIRST = by_tier(quick=1, all=4, nightly=40)
 """So many crashes are followed by one of the recovery."""

@@ -252,12 +252,16 @@ def copies(name: str) -> Iterator[str]:
 def test_every_file_copied() -> None:
     """A file under a second name: no message is lost, none has another body."""
     sound = sound_store()
-    for name in sorted(sound.files):
-        for copy in copies(name):
-            for crashed in (False, True):
-                files = {**sound.files, copy: sound.files[name]}
-                outcome = attack(sound, files, crashed=crashed)
-                assert outcome.lost == set(), (name, copy, crashed)
+    cases = [
+        (name, copy, crashed)
+        for name in sorted(sound.files)
+        for copy in copies(name)
+        for crashed in (False, True)
+    ]
+    for name, copy, crashed in part(cases, by_tier(quick=8, all=1, nightly=1), "copies"):
+        files = {**sound.files, copy: sound.files[name]}
+        outcome = attack(sound, files, crashed=crashed)
+        assert outcome.lost == set(), (name, copy, crashed)
 
 
 def test_a_log_file_between_the_others_is_gone_and_doubled() -> None:

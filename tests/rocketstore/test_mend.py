@@ -303,7 +303,7 @@ def test_crash_while_mending(root: Path) -> None:
     left = [at for at in range(COUNT) if at != 20 and not middle - 1 <= at < middle + 3]
     states = 0
     for state in crash_states(
-        fs, window=1, random_per_point=0, power=by_tier(quick=8, all=1, nightly=1)
+        fs, window=1, random_per_point=0, power=by_tier(quick=24, all=1, nightly=1)
     ):
         again = MemoryFileSystem(state.files, state.directories, root="/s", boot=b"next")
         with open_tiny(Path("/s"), fs=again, repair=True) as store:

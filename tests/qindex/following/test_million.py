@@ -10,6 +10,7 @@ from time import perf_counter
 import pytest
 
 import qindex
+from tests.effort import not_quick
 from tests.qindex.following.publisher import body_of
 from tests.waiting import WAIT
 
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 COUNT = 1_000_000
 
 
+@not_quick("a million messages")
 @pytest.mark.timeout(240)
 def test_a_million_messages_none_doubled_and_none_missed_in_silence(tmp_path: Path) -> None:
     store = tmp_path / "store"
