@@ -5,9 +5,10 @@
 #   sh scripts/test.sh --all       everything, real servers and Spark among it: under 25 minutes
 #   sh scripts/test.sh --nightly   every bit, every point, minutes of fuzzing: hours
 #
-# Further arguments go to pytest. Two processes share the tests. Tests that need a program which is
-# not here say so and are skipped. tests/effort.py has what the tiers differ in; QINDEX_ROTATION sets
-# which slices the long tests take, else the commit does.
+# Further arguments go to pytest. Three processes share the tests: on two cores one of them waits for
+# something, as a rule. Tests that need a program which is not here say so and are skipped.
+# tests/effort.py has what the tiers differ in; QINDEX_ROTATION sets which slices the long tests take,
+# else the commit does.
 set -eu
 case ${1-} in
     --all | --nightly)
@@ -21,4 +22,4 @@ export QINDEX_TIER
 unset PYTHONDONTWRITEBYTECODE
 extras="[test]"
 . "$(dirname "$0")/venv.sh"
-exec .venv/bin/python -m pytest -n 2 "$@"
+exec .venv/bin/python -m pytest -n 3 "$@"
