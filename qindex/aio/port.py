@@ -44,7 +44,7 @@ class Port:
         helper: Helper,
         noting: set[Port],
     ) -> None:
-        self.loop = weakref.ref(loop)
+        self.loop: weakref.ref[asyncio.AbstractEventLoop] = weakref.ref(loop)
         self._syncer = syncer
         self._helper = helper
         self._asked: dict[Queue, Waiting] = {}

@@ -23,8 +23,8 @@ class Ports:
     """
 
     def __init__(self) -> None:
-        self.helper = Helper()
-        self.syncer = Syncer()
+        self.helper: Helper = Helper()
+        self.syncer: Syncer = Syncer()
         self.guard: AsyncGenerator[None] | None = None
         self._ports: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Port] = (
             weakref.WeakKeyDictionary()

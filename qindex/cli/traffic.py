@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from time import time_ns
 from typing import Annotated, Any
 
 import typer
@@ -221,10 +220,8 @@ def consume_command(
 
 
 def _look(queue: QueueReader, count: int | None, as_json: bool) -> None:
-    now = time_ns() // 1000
-    # Expired messages would go to the dead-letter queue.
-    rows = (row for row in queue.entries() if not 0 < row.expiry <= now)
-    for row in islice(rows, count):
+    # Expired messages are shown, as Queue.peek does: they are ready until they leave the queue.
+    for row in islice(queue.entries(), count):
         if row.body is None:
             print_note(f"seq_id {row.seq_id}: {row.error}")
         else:

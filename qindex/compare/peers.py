@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from qindex.compare.designs import (
     Contender,
@@ -107,7 +107,8 @@ class _Diskcache(PeerQueue):
 class Queuelib(PeerContender):
     """queuelib's FifoDiskQueue."""
 
-    name = title = module = "queuelib"
+    name = title = "queuelib"
+    module: ClassVar[str | None] = name
     note = "no ack; its state is written on close: a kill loses it"
     kill_safe = False
     fsync = False
@@ -121,7 +122,7 @@ class PersistQueue(PeerContender):
     """persist-queue's SQLiteAckQueue."""
 
     name = title = "persist-queue"
-    module = "persistqueue"
+    module: ClassVar[str | None] = "persistqueue"
     note = "SQLiteAckQueue; acknowledged messages stay in its file"
 
     def open_queue(self, place: Path, workload: Workload) -> PeerQueue:
@@ -132,7 +133,8 @@ class PersistQueue(PeerContender):
 class Litequeue(PeerContender):
     """litequeue."""
 
-    name = title = module = "litequeue"
+    name = title = "litequeue"
+    module: ClassVar[str | None] = name
     note = "text only; done messages stay in its file"
 
     def open_queue(self, place: Path, workload: Workload) -> PeerQueue:
@@ -143,7 +145,8 @@ class Litequeue(PeerContender):
 class Diskcache(PeerContender):
     """diskcache's Cache with push and pull."""
 
-    name = title = module = "diskcache"
+    name = title = "diskcache"
+    module: ClassVar[str | None] = name
     note = "Cache.push and pull; no ack"
 
     def open_queue(self, place: Path, workload: Workload) -> PeerQueue:

@@ -102,7 +102,7 @@ class Moves:
         self._fd: int | None = None
         self._end = 0
         self._pending: list[tuple[DeadLetters, list[int], QueueState]] = []
-        self.pending = 0
+        self.pending: int = 0
         """Messages that were moved, and whose source and target are to be made durable."""
         self._closed = False
 

@@ -91,8 +91,21 @@ class ReadOnlyQueue:
     def _refuse(self, *_args: object, **_options: object) -> NoReturn:
         self._engine._refuse()
 
-    publish = publish_many = reserve = get = get_many = consume = _refuse
-    ack = ack_many = ack_up_to = nack = reject = extend = purge = flush = sync = _refuse
+    publish = _refuse
+    publish_many = _refuse
+    reserve = _refuse
+    get = _refuse
+    get_many = _refuse
+    consume = _refuse
+    ack = _refuse
+    ack_many = _refuse
+    ack_up_to = _refuse
+    nack = _refuse
+    reject = _refuse
+    extend = _refuse
+    purge = _refuse
+    flush = _refuse
+    sync = _refuse
 
     def __repr__(self) -> str:
         return f"<ReadOnlyQueue {self.name!r}>"
@@ -107,7 +120,7 @@ class ReadOnlyEngine:
     """
 
     def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
-        self.reader = StoreReader(directory, fs)
+        self.reader: StoreReader = StoreReader(directory, fs)
         self.directory: str = self.reader.directory
         self._closed = False
 
@@ -147,7 +160,11 @@ class ReadOnlyEngine:
         self._check_open()
         raise UsageError(self._refusal)
 
-    publish_to = delete_queue = compact = sync = flush = _refuse
+    publish_to = _refuse
+    delete_queue = _refuse
+    compact = _refuse
+    sync = _refuse
+    flush = _refuse
 
     @property
     def closed(self) -> bool:

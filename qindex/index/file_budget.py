@@ -25,6 +25,6 @@ class FileBudget:
         most = max_open_files
         if soft != resource.RLIM_INFINITY:
             most = min(most, soft - soft // _PART_OF_PROCESS)
-        self.store_files = max(most // _PART_FOR_STORES, 1)
+        self.store_files: int = max(most // _PART_FOR_STORES, 1)
         left = most - _FOR_OTHERS - _STORES * self.store_files
-        self.journals = max(left // _FOR_A_JOURNAL, 1)
+        self.journals: int = max(left // _FOR_A_JOURNAL, 1)

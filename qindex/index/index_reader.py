@@ -74,15 +74,16 @@ class IndexReader:
         self.fs = fs
         self.directory = directory
         self.entry_count = entry_count
-        self.segments = Segments(segments)
-        self.next_seq = next_seq
+        self.segments: Segments = Segments(segments)
+        self.next_seq: int = next_seq
         self.findings: list[Finding] = []
         self.positions: array[int] = array("q")
-        self.positions_base = next_seq
-        self.lost_entries = False
+        self.positions_base: int = next_seq
+        self.lost_entries: bool = False
         self._live_before = sum(segment.unacked for segment in segments.values())
         # A tail that covers no seq_id: the first publish finds it full and takes the right one.
-        self.tail = self._reading = EMPTY_WINDOW.segment
+        self.tail: Segment = EMPTY_WINDOW.segment
+        self._reading = self.tail
 
     def segment_of(self, seq_id: int) -> Segment:
         """Give the loaded segment of a seq_id that was published. Raises as :meth:`load`."""

@@ -54,7 +54,7 @@ class JournalRecords:
     def __init__(self, path: str, walk: Walk) -> None:
         self._path = path
         self._walk = walk
-        self.entries = last_of_each(walk.take(walk.kinds < DELIVER))
+        self.entries: Walk = last_of_each(walk.take(walk.kinds < DELIVER))
         """Publish records, sorted by seq_id, each once."""
         delivered = walk.seqs[walk.kinds == DELIVER]
         self._last_delivered = int(delivered.max()) if len(delivered) else -1

@@ -98,11 +98,11 @@ class QueueIndex(IndexReader):
         super().__init__(fs, directory, entry_count, segments, next_seq)
         self.poison = poison
         self.seq_file = seq_file
-        self.taken = 0
-        self.acks = 0
-        self.nacks = 0
-        self.dropped = 0
-        self.changing = 0
+        self.taken: int = 0
+        self.acks: int = 0
+        self.nacks: int = 0
+        self.dropped: int = 0
+        self.changing: int = 0
         # The entries of a delivery that is not yet in its consumer's hands.
         self.handing: Sequence[int] | I64 = _NONE
         # Entries that were moved, and are not yet acknowledged here: they count as acknowledged.
@@ -110,17 +110,17 @@ class QueueIndex(IndexReader):
         self._first_seq = next_seq
         self._actions_flushed = next_seq
         self.transient: set[int] = set()
-        self.flushes = 0
+        self.flushes: int = 0
         self.flushed_bytes = 0
         self._syncs_before = 0
         self._sync_durations_before = NO_DURATIONS
         self.before_waking: Callable[[], None] = _nothing
         self.journal: Journal = self._rested_journal(used=False)
         # The first seq_id behind the tail.
-        self.tail_end = 0
+        self.tail_end: int = 0
         # The segment that a deliver or ack touched last.
-        self.recent = EMPTY_WINDOW.segment
-        self.ahead = ReadAhead()
+        self.recent: Segment = EMPTY_WINDOW.segment
+        self.ahead: ReadAhead = ReadAhead()
 
     @property
     def live(self) -> int:
@@ -252,7 +252,7 @@ class QueueIndex(IndexReader):
         for segment, rel, end in runs:
             segment.states[rel:end] = bytes((PUBLISHED,)) * (end - rel)
         self.next_seq = seqs.stop
-        self.tail = segment
+        self.tail: Segment = segment
         self.tail_end = segment.base + self.entry_count
         self.changing -= 1
         return seqs
@@ -491,11 +491,11 @@ class QueueIndex(IndexReader):
                 self._rebuild_states(segment, records, handing)
         entries = records.entries
         if len(entries):
-            self.next_seq = max(self.next_seq, int(entries.seqs[-1]) + 1)
+            self.next_seq: int = max(self.next_seq, int(entries.seqs[-1]) + 1)
         positions = np.full(self.next_seq - self.positions_base, -1, np.int64)
         known = entries.take(entries.seqs >= self.positions_base)
         positions[known.seqs - self.positions_base] = known.offsets
-        self.positions = array("q", positions.tobytes())
+        self.positions: array[int] = array("q", positions.tobytes())
         self.transient.update(walk.seqs[walk.kinds == PUBLISH_TRANSIENT].tolist())
         self.transient = {seq for seq in self.transient if self._may_live(seq)}
         self.tail_end = 0
@@ -642,7 +642,7 @@ class QueueIndex(IndexReader):
         rest = np.array(self.positions[done:], np.int64)
         rest[rest >= 0] -= plan.front
         self.positions = array("q", rest.tobytes())
-        self.positions_base = plan.next_seq
+        self.positions_base: int = plan.next_seq
         self._actions_flushed = plan.actions
         self.flushes += 1
         for planned in plan.segments:

@@ -48,14 +48,14 @@ class Window:
         extras: Sequence[int | Entry],
         plain: bool,
     ) -> None:
-        self.most = 0
-        self.segment = segment
-        self.base = segment.base
+        self.most: int = 0
+        self.segment: Segment = segment
+        self.base: int = segment.base
         self.seqs: list[int] = seqs.tolist()
-        self.states = bytearray(states)
-        self.bodies = bodies
+        self.states: bytearray = bytearray(states)
+        self.bodies: list[bytes] = bodies
         self.extras: list[int | Entry] = list(extras)
-        self.plain = plain
+        self.plain: bool = plain
 
     @classmethod
     def few(
@@ -121,9 +121,9 @@ class ReadAhead:
     __slots__ = ("at", "next_fetch", "returned", "returned_by_seq", "window")
 
     def __init__(self) -> None:
-        self.window = EMPTY_WINDOW
-        self.at = 0
-        self.next_fetch = 0
+        self.window: Window = EMPTY_WINDOW
+        self.at: int = 0
+        self.next_fetch: int = 0
         self.returned: list[int] = []
         self.returned_by_seq: dict[int, tuple[bytes, int | Entry]] = {}
 

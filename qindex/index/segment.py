@@ -86,14 +86,14 @@ class Segment:
     filed: bytearray
 
     def __init__(self, number: int, entry_count: int) -> None:
-        self.number = number
-        self.base = number * entry_count
-        self.file_size = 0
-        self.stored_unacked = 0
+        self.number: int = number
+        self.base: int = number * entry_count
+        self.file_size: int = 0
+        self.stored_unacked: int = 0
         self.offsets: I64 | None = None
         self.lengths: I64 | None = None
         self.verified: bytes | bytearray = b""
-        self.packed = b""
+        self.packed: bytes = b""
         self.states = bytearray(entry_count)
         self.filed = bytearray(entry_count)
 

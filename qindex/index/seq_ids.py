@@ -43,7 +43,7 @@ class SeqFile:
         data = (read_optional(fs, path, FILE_SIZE) if is_there else None) or b""
         slots = [sound_slot(data, at) for at in range(0, FILE_SIZE, SLOT_SIZE)]
         sound = [slot for slot in slots if slot is not None]
-        self.reserved = max((slot.reserved for slot in sound), default=0)
+        self.reserved: int = max((slot.reserved for slot in sound), default=0)
         self._floor = max((slot.floor for slot in sound if slot.boot == self._boot), default=-1)
         # Each kind of write takes its oldest slot next, and never the one that counts.
         self._reserve_slots = _oldest_first(slots, RESERVE_SLOTS)

@@ -99,7 +99,7 @@ class DeliveryCounts:
             data = read_optional(fs, self._path) or b""
         except OSError as error:
             raise StorageError(self._path, "the counts can't be read", error) from error
-        self.loaded = unpack_counts(data)
+        self.loaded: dict[int, int] = unpack_counts(data)
         # Entries that are out, and whose delivery does not count.
         self.forgiven: set[int] = set()
         # Behind the last whole record: a torn one is written over.

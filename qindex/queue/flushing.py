@@ -54,11 +54,11 @@ class Flusher:
         self.state = state
         self.request = request
         self.mover = mover
-        self.times = Stopwatch()
+        self.times: Stopwatch = Stopwatch()
         # From this dirty_count on a failed flush is tried again.
         self._retry_at = 0
         options = state.options
-        self.max_dirty = options.max_journal_entries
+        self.max_dirty: int = options.max_journal_entries
         # Once in 64 messages, where a flush comes so rarely that it makes no difference.
         self._usual_mask = 63 if options.max_journal_entries >= 4096 else 0
         self.check_mask = self._usual_mask

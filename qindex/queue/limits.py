@@ -23,8 +23,8 @@ class Limits:
 
     def adopt(self, settings: QueueSettings) -> None:
         """Take the limits of these settings."""
-        self.max_length = settings.max_length
-        self.max_bytes = settings.max_bytes
+        self.max_length: int | None = settings.max_length
+        self.max_bytes: int | None = settings.max_bytes
         self.overflow = settings.overflow
 
     def never_fits(self, count: int, size: int) -> bool:

@@ -47,18 +47,21 @@ class QueueParts:
         messages: Messages | None = None,
         request_flush: Callable[[Flusher], bool] | None = None,
     ) -> None:
-        state = self.state = QueueState(
+        self.state: QueueState = QueueState(
             name, index, options, settings=settings, alarm=alarm, calls=calls, messages=messages
         )
-        self.flusher = Flusher(state, mover, request_flush)
+        state = self.state
+        self.flusher: Flusher = Flusher(state, mover, request_flush)
         outstanding = Outstanding(state)
         reader = MessageReader(state)
-        self.letters = DeadLetters(state, outstanding, reader, mover)
-        self.settler = Settler(state, self.flusher, outstanding, self.letters)
-        self.deliverer = Deliverer(state, self.flusher, reader, self.letters, self.settler)
-        self.room = Room(state, self.letters, self.deliverer, self.settler)
+        self.letters: DeadLetters = DeadLetters(state, outstanding, reader, mover)
+        self.settler: Settler = Settler(state, self.flusher, outstanding, self.letters)
+        self.deliverer: Deliverer = Deliverer(
+            state, self.flusher, reader, self.letters, self.settler
+        )
+        self.room: Room = Room(state, self.letters, self.deliverer, self.settler)
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
-        self.producer = Producer(state, self.flusher, self.room, expirer)
+        self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
 
     def is_in_call_here(self) -> bool:
         """Tell whether the calling thread is in the middle of a call on this queue."""

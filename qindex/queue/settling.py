@@ -41,7 +41,7 @@ class Settler:
         outstanding: Outstanding,
         letters: DeadLetters,
     ) -> None:
-        self.name = state.name
+        self.name: str = state.name
         self._state = state
         self._flusher = flusher
         self.outstanding = outstanding

@@ -87,27 +87,27 @@ class QueueState:
         calls: Calls,
         messages: Messages | None = None,
     ) -> None:
-        self.name = name
-        self.index = index
-        self.options = options
-        self.messages = messages
-        self.alarm = alarm
-        self.calls = calls
-        self.lock = PatientLock()
+        self.name: str = name
+        self.index: QueueIndex = index
+        self.options: Options = options
+        self.messages: Messages | None = messages
+        self.alarm: Alarm = alarm
+        self.calls: Calls = calls
+        self.lock: PatientLock = PatientLock()
         self.lock.before_waiting = index.poison.order.checked(Rank.QUEUE)
-        self.arrived = Bell(self.lock)
-        self.flushed = Bell(self.lock)
-        self.settled = Bell(self.lock)
-        self.room = Bell(self.lock)
+        self.arrived: Bell = Bell(self.lock)
+        self.flushed: Bell = Bell(self.lock)
+        self.settled: Bell = Bell(self.lock)
+        self.room: Bell = Bell(self.lock)
         # The thread that flushes; 0: none.
-        self.flushing = 0
+        self.flushing: int = 0
         # The number of threads that wait for a message, and of those that wait for an ack.
-        self.waiting = 0
-        self.holding = 0
-        self.sync_each = options.durability == "fsync"
+        self.waiting: int = 0
+        self.holding: int = 0
+        self.sync_each: bool = options.durability == "fsync"
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
-        self.id_high = int.from_bytes(os.urandom(8), "big")
-        self.first_seq = index.next_seq
+        self.id_high: int = int.from_bytes(os.urandom(8), "big")
+        self.first_seq: int = index.next_seq
         # The number of the nack that gave an entry back, until it is acknowledged. It tells an
         # older batch that the entry is no longer its own. 0: the entry was not given back, but its
         # ack has something else to do (a lease, a count).
@@ -116,11 +116,11 @@ class QueueState:
         self.lapsed_at: dict[int, int] = {}
         # Message ids of delivered messages that are in the message store, until the ack.
         self.stored_out: dict[int, bytes] = {}
-        self.leases = Leases()
-        self.tally = Tally()
+        self.leases: Leases = Leases()
+        self.tally: Tally = Tally()
         # Bodies up to this size are embedded, those of messages with neither key, headers nor
         # properties.
-        self.most_embedded = -1
+        self.most_embedded: int = -1
         if options.record_format == "qindex":
             self.most_embedded = options.max_message_bytes
             if messages is not None:
@@ -163,14 +163,14 @@ class QueueState:
         self.limits = limits if limited else None
         self.count_ready_bytes()
         self.counts = counts
-        self.delivery_limit = settings.delivery_limit or 0
-        self.settings = settings
-        self.message_ttl = settings.message_ttl
+        self.delivery_limit: int = settings.delivery_limit or 0
+        self.settings: QueueSettings = settings
+        self.message_ttl: float | None = settings.message_ttl
         # Deliveries are to be looked at one by one.
-        self.watched = limited or self.delivery_limit > 0 or settings.dead_letter is not None
+        self.watched: bool = limited or self.delivery_limit > 0 or settings.dead_letter is not None
         # Bodies up to this size are embedded, where the message needs nothing else.
         plain = settings.message_ttl is None and not limited
-        self.most_plain = self.most_embedded if plain else -1
+        self.most_plain: int = self.most_embedded if plain else -1
 
     # -- the lock -------------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ class Tally:
     __slots__ = ("again", "given_up", "moved", "refused", "withheld")
 
     def __init__(self) -> None:
-        self.again = 0
-        self.withheld = 0
-        self.refused = 0
+        self.again: int = 0
+        self.withheld: int = 0
+        self.refused: int = 0
         self.given_up: Counter[Reason] = Counter()
         self.moved: Counter[Reason] = Counter()
 

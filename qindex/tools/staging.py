@@ -39,9 +39,9 @@ class Staging:
 
     def __init__(self, fs: FileSystem, target: PathLike, source: PathLike) -> None:
         self._fs = fs
-        self.target = os.path.abspath(os.fspath(target))
+        self.target: str = os.path.abspath(os.fspath(target))
         self._partial = self.target + _SUFFIX
-        self.path = os.path.join(self._partial, _CONTENT)
+        self.path: str = os.path.join(self._partial, _CONTENT)
         _check_place(self.target, os.fspath(source))
         try:
             self._check_empty()

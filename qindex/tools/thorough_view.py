@@ -88,8 +88,8 @@ class ThoroughView(QueueView):
         self.unacked: dict[int, int] = {}
         super().__init__(*arguments, **options)
         walk = self._pinned.reading.walk
-        self.highest = int(walk.seqs.max()) if len(walk) else -1
-        self.highest_filed = -1
+        self.highest: int = int(walk.seqs.max()) if len(walk) else -1
+        self.highest_filed: int = -1
 
     def _more_findings(self, path: str, scan: SegmentScan) -> list[Finding]:
         walk = scan.walk

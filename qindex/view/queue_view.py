@@ -141,7 +141,7 @@ class QueueView:
             self._find_repeats(walk.take(publishes))
         touched = segment_numbers(walk.seqs, rules.entry_count)
         numbers = sorted({*self._pinned.segments, *touched})
-        self.entry_count = rules.entry_count
+        self.entry_count: int = rules.entry_count
         """Entries a segment."""
         self._version1 = numbers
         self._last: tuple[int, tuple[list[Source], U8] | None] | None = None

@@ -44,7 +44,7 @@ def test_expired_messages_that_wait_for_a_dead_letter_queue(tmp_path: Path) -> N
     assert held == [("drops", 0), ("moves", 1)]
     (row,) = run("cat", tmp_path / "s", "moves", "--json").rows
     assert row["body"] == "old"
-    assert run("consume", tmp_path / "s", "moves", "--peek").out == b""
+    assert run("consume", tmp_path / "s", "moves", "--peek").out == b"old\n"
     run("export", tmp_path / "s", "--out", tmp_path / "all.jsonl")
     assert run("import", tmp_path / "all.jsonl", tmp_path / "t").text.startswith("imported 2 ")
     result = run("consume", tmp_path / "s", "moves")
