@@ -79,7 +79,7 @@ class LockedError(StoreError):
     __module__ = "qindex"
 
     def __init__(self, path: str | os.PathLike[str], pid: int | None) -> None:
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         self.pid = pid
         who = f"process {pid}" if pid is not None else "another process"
         super().__init__(f"{self.path}: is open for writing by {who}")
@@ -94,8 +94,8 @@ class StorageError(StoreError):
     __module__ = "qindex"
 
     def __init__(self, path: str | os.PathLike[str], doing: str, cause: OSError) -> None:
-        self.path = os.fspath(path)
-        self.errno = cause.errno
+        self.path: str = os.fspath(path)
+        self.errno: int | None = cause.errno
         super().__init__(f"{self.path}: {doing}: {cause.strerror or cause}")
 
 
@@ -133,7 +133,7 @@ class DamageError(StoreError):
     __module__ = "qindex"
 
     def __init__(self, path: str | os.PathLike[str], offset: int, what: str) -> None:
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         self.offset = offset
         self.what = what
         super().__init__(f"{self.path}: at offset {offset}: {what}")

@@ -105,15 +105,15 @@ class Journal:
         ``rested`` (:mod:`journal.rested`) they are room, and kept. Raises :class:`StorageError`.
         """
         self._fs = fs
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         self._poison = poison
         self._closed = False
         self.rested = False
         self._name_synced = False
         self._rebases = 0
         self.entries = entries
-        self.in_reserve = False
-        self.synced = 0
+        self.in_reserve: bool = False
+        self.synced: int = 0
         """Bytes from the start known to be durable."""
         self._sums = SumFile(fs, self.path)
         try:
@@ -185,7 +185,8 @@ class Journal:
 
     def _use(self, new_map: mmap.mmap, position: int, *, in_reserve: bool = False) -> None:
         self.map = new_map
-        self.end = self.highest = position
+        self.highest: int = position
+        self.end = position
         self.in_reserve = in_reserve
         # In the reserve each publish asks for room first.
         self.limit = 0 if in_reserve else len(new_map)

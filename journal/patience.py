@@ -55,7 +55,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         self._given_up = allocate_lock()
         self._shared = shared
         self.take = self._first_try()
-        self.waits = 0
+        self.waits: int = 0
         self._user = get_ident()
         self._seen = self._alone = 0
 

@@ -42,7 +42,7 @@ class Poison:
     __slots__ = ("_said", "_writers", "order", "reason", "thread")
 
     def __init__(self) -> None:
-        self.order = LockOrder()
+        self.order: LockOrder = LockOrder()
         self.reason: str | None = None
         self.thread: str | None = None
         self._said = ""

@@ -56,7 +56,7 @@ class RestedJournal(Journal):
         self._fs = fs
         self._poison = poison
         self._wake = wake
-        self.used = used
+        self.used: bool = used
         self._closed = False
         self.path = path
         self.entries = 0

@@ -33,7 +33,7 @@ class SumFile:
 
     def __init__(self, fs: FileSystem, path: PathLike) -> None:
         self._fs = fs
-        self.path = os.fspath(path) + SUFFIX
+        self.path: str = os.fspath(path) + SUFFIX
         self._map: mmap.mmap | None = None
         self._at = 0
 

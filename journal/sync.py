@@ -71,8 +71,8 @@ class GroupCommit:
         self._leader: _Waiter | None = None
         self._waiting: list[_Waiter] = []
         self._callers: set[int] = set()
-        self.rounds = 0
-        self.stopwatch = Stopwatch()
+        self.rounds: int = 0
+        self.stopwatch: Stopwatch = Stopwatch()
 
     def is_mine(self) -> bool:
         """Tell whether the calling thread is in here already."""

@@ -118,9 +118,9 @@ class Compactor:
         self._watches_drain = False
         self._reserved = 0
         self._rested = 0.0
-        self.totals = CompactionReport()
+        self.totals: CompactionReport = CompactionReport()
         self.last_error: str | None = None
-        self.stalled_seconds = 0.0
+        self.stalled_seconds: float = 0.0
 
     # -- the thread ---------------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ class Handle:
     __slots__ = ("_fs", "fd", "key")
 
     def __init__(self, fs: FileSystem, key: int, fd: int) -> None:
-        self.key = key
-        self.fd = fd
+        self.key: int = key
+        self.fd: int = fd
         self._fs = fs
 
     def __del__(self) -> None:

@@ -56,8 +56,8 @@ class State:
         self.locations = locations
         self.summary = summary
         self.garbage_ratio = garbage_ratio
-        self.handles = Handles(fs, directory, writable, max_open_files)
-        self.lock = PatientLock(shared=True)
+        self.handles: Handles = Handles(fs, directory, writable, max_open_files)
+        self.lock: PatientLock = PatientLock(shared=True)
         self.lock.before_waiting = poison.order.add(Rank.STORE, self.lock.is_used_here)
         self.closed = False
         self.current: int | None = None

@@ -17,8 +17,8 @@ class FileSummary:
     __slots__ = ("live", "size", "stuck")
 
     def __init__(self, size: int = 0, live: int = 0) -> None:
-        self.size = size
-        self.live = live
+        self.size: int = size
+        self.live: int = live
         self.stuck: str | None = None
 
     @property
@@ -35,8 +35,8 @@ class Summary:
 
     def __init__(self) -> None:
         self.files: dict[int, FileSummary] = {}
-        self.size = 0
-        self.live = 0
+        self.size: int = 0
+        self.live: int = 0
 
     def __iter__(self) -> Iterator[tuple[int, FileSummary]]:
         """Keys ascending."""

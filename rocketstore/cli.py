@@ -26,7 +26,7 @@ from rocketstore.verify import verify
 
 __all__ = ["rocket_app"]
 
-rocket_app = typer.Typer(
+rocket_app: typer.Typer = typer.Typer(
     name="rocket",
     help="RocketMQ 4.9.3 message stores: CommitLog, ConsumeQueues, IndexFiles.",
     add_completion=False,

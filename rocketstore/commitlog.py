@@ -54,16 +54,16 @@ class CommitLog:
     )
 
     def __init__(self, fs: FileSystem, directory: str, file_size: int, *, writable: bool) -> None:
-        self.files = MappedFiles(fs, directory, file_size, writable=writable)
-        self.file_size = file_size
+        self.files: MappedFiles = MappedFiles(fs, directory, file_size, writable=writable)
+        self.file_size: int = file_size
         self.view: mmap.mmap | None = None
         self._last: MappedFile | None = None
         self._ahead = (0, b"")
         self._ahead_most = 0 if writable else _AHEAD
-        self.base = 0
-        self.at = 0
-        self.room = -1
-        self.last = (0, 0)
+        self.base: int = 0
+        self.at: int = 0
+        self.room: int = -1
+        self.last: tuple[int, int] = (0, 0)
         """Offset and size of the last record; zeros if there is none."""
 
     @property

@@ -157,14 +157,14 @@ class ConsumeQueue:
         self, files: Descriptors, root: str, topic: str, queue_id: int, file_size: int
     ) -> None:
         self._files = files
-        self.topic = topic
-        self.queue_id = queue_id
-        self.directory = os.path.join(root, topic, str(queue_id))
-        self.file_size = file_size
+        self.topic: str = topic
+        self.queue_id: int = queue_id
+        self.directory: str = os.path.join(root, topic, str(queue_id))
+        self.file_size: int = file_size
         self.starts: list[int] = []
-        self.wrote = 0
-        self.max_physical = -1
-        self.min_logic = 0
+        self.wrote: int = 0
+        self.max_physical: int = -1
+        self.min_logic: int = 0
         self._path = (-1, "")
 
     def load(self, starts: list[int]) -> None:

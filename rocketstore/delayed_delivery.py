@@ -28,7 +28,7 @@ class DelayedDelivery:
         self._state = state
         self._dispatcher = dispatcher
         self._putter = putter
-        self.offsets = DelayOffsets(state.options.fs, state.paths.delay_offset)
+        self.offsets: DelayOffsets = DelayOffsets(state.options.fs, state.paths.delay_offset)
 
     def deliver_due(self, now: int) -> int:
         """Put each delayed message that is due (``now`` in ms) where it belongs; gives their

@@ -42,10 +42,10 @@ class GetResult:
     def __init__(
         self, status: GetStatus, next_offset: int, min_offset: int, max_offset: int
     ) -> None:
-        self.status = status
-        self.next_offset = next_offset
-        self.min_offset = min_offset
-        self.max_offset = max_offset
+        self.status: GetStatus = status
+        self.next_offset: int = next_offset
+        self.min_offset: int = min_offset
+        self.max_offset: int = max_offset
         self._messages: list[StoredMessage] | None = []
         # A run of records that stand one after another in the log, until somebody asks for them.
         self._data = b""

@@ -67,14 +67,14 @@ class IndexFile:
         self._fs = fs
         self._map: mmap.mmap | None = None
         self._reserved = 0
-        self.path = path
-        self.name = os.path.basename(path)
-        self.slots = slots
-        self.entries = entries
-        self.writable = writable
-        self.header = IndexHeader()
-        self.fd = -1
-        self.dirty = False
+        self.path: str = path
+        self.name: str = os.path.basename(path)
+        self.slots: int = slots
+        self.entries: int = entries
+        self.writable: bool = writable
+        self.header: IndexHeader = IndexHeader()
+        self.fd: int = -1
+        self.dirty: bool = False
         self.on_open: Callable[[IndexFile], None] | None = None
 
     @classmethod

@@ -48,7 +48,7 @@ class IndexService:
         self._writable = writable
         self._clock = clock
         self.files: list[IndexFile] = []
-        self.names_changed = False
+        self.names_changed: bool = False
         self._open: deque[IndexFile] = deque()
 
     def load(self, names: list[str]) -> None:

@@ -32,7 +32,7 @@ class LogRepair:
 
     def __init__(self, parts: Parts, *, explained: bool) -> None:
         self._parts = parts
-        self.explained = explained
+        self.explained: bool = explained
         self.survivor: int | None = None
 
     def __call__(self, walk: LogWalk) -> int | None:

@@ -22,7 +22,7 @@ class LogSync:
         order = state.poison.order
         self._group = GroupCommit(self.sync)
         self._group.before_waiting = order.add(Place.GROUP, self._group.is_mine)
-        self.lock = CallLock()
+        self.lock: CallLock = CallLock()
         self.lock.before_waiting = order.add(Place.SYNC, self.lock.is_mine)
 
     def commit(self) -> None:

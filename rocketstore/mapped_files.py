@@ -181,14 +181,14 @@ class MappedFile:
         self._fs = fs
         self._map: mmap.mmap | None = None
         self._writable = writable
-        self.path = path
-        self.start = start
-        self.size = size
-        self.held = size if held is None else held
-        self.wrote = self.held
-        self.reserved = 0
-        self.dirty = False
-        self.fd = -1
+        self.path: str = path
+        self.start: int = start
+        self.size: int = size
+        self.held: int = size if held is None else held
+        self.wrote: int = self.held
+        self.reserved: int = 0
+        self.dirty: bool = False
+        self.fd: int = -1
 
     def open(self) -> None:
         """Open the file, if it is not. Raises :class:`StorageError`."""

@@ -67,12 +67,12 @@ class BatchResult(Sequence[PutResult]):
         store_timestamp: int,
         store_host: bytes,
     ) -> None:
-        self.offsets = offsets
-        self.sizes = sizes
-        self.queue_id = queue_id
-        self.queue_offset = queue_offset
-        self.store_timestamp = store_timestamp
-        self.store_host = store_host
+        self.offsets: list[int] = offsets
+        self.sizes: list[int] = sizes
+        self.queue_id: int = queue_id
+        self.queue_offset: int = queue_offset
+        self.store_timestamp: int = store_timestamp
+        self.store_host: bytes = store_host
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -185,7 +185,7 @@ class DelayOffsets:
         self._fs = fs
         self._path = path
         self._table = int_table(load_json(fs, path).get("offsetTable"))
-        self.changed = False
+        self.changed: bool = False
 
     def get(self, level: int) -> int:
         """The next offset in the queue of a level."""

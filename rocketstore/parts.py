@@ -23,7 +23,7 @@ from rocketstore.options import Options
 
 __all__ = ["Parts", "build_parts"]
 
-log = logging.getLogger("qindex.rocketstore")
+log: logging.Logger = logging.getLogger("qindex.rocketstore")
 
 
 @dataclass(slots=True)

@@ -183,12 +183,12 @@ class QueueRepair:
         *,
         from_zero: bool,
     ) -> None:
-        self.queue = queue
+        self.queue: ConsumeQueue = queue
         self.next_unit = next_unit
-        self.last = -1
+        self.last: int = -1
         self._fillers = fillers
         self._from_zero = from_zero
-        self.changed = False
+        self.changed: bool = False
         if queue.starts and not _contiguous(queue):
             queue.destroy()
             self.changed = True

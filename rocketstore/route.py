@@ -36,13 +36,13 @@ class Route:
                 f"queue id {queue_id} does not fit into the record: the limit is {_INT_MAX}"
             )
         data = encode_topic(topic)
-        self.topic = topic
-        self.queue_id = queue_id
+        self.topic: str = topic
+        self.queue_id: int = queue_id
         self.key: QueueKey = (topic, queue_id)
-        self.ordinal = ordinal
-        self.start = _TWO_INTS(queue_id, 0)
-        self.field = bytes((len(data),)) + data
-        self.plain = self.field + b"\0\0"
+        self.ordinal: int = ordinal
+        self.start: bytes = _TWO_INTS(queue_id, 0)
+        self.field: bytes = bytes((len(data),)) + data
+        self.plain: bytes = self.field + b"\0\0"
         self.leads: dict[int, bytes] = {}
 
     def lead(self, length: int) -> bytes:

@@ -101,19 +101,19 @@ class StoreState:
     clock: StoreClock
 
     def __init__(self, options: Options, paths: Paths) -> None:
-        self.options = options
-        self.paths = paths
-        self.lock = PatientLock(shared=True)
-        self.poison = Poison()
+        self.options: Options = options
+        self.paths: Paths = paths
+        self.lock: PatientLock = PatientLock(shared=True)
+        self.poison: Poison = Poison()
         order = self.poison.order
         self.lock.before_waiting = order.add(Place.STORE, self.lock.is_used_here)
         self.refusal: StoreError | None = None
-        self.full = False
-        self.refused = False
+        self.full: bool = False
+        self.refused: bool = False
         self.poison.watch(self)
         self.broken: StoreError | None = None
-        self.changing = False
-        self.pending = Pending()
+        self.changing: bool = False
+        self.pending: Pending = Pending()
         self.routes: dict[QueueKey, Route] = {}
         self._opened: list[Parts] = []  # the last ones are in use
 

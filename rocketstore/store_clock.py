@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 
 from rocketstore.commitlog_format import host_bytes
 from rocketstore.options import Options, clock_ms
@@ -27,14 +28,15 @@ class StoreClock:
     __slots__ = ("_ticks_per_ms", "host", "next_tick", "now", "stamp", "ticks", "wide")
 
     def __init__(self, options: Options, newest: int) -> None:
-        self.host = host_bytes(options.store_host)
-        self.wide = len(self.host) != 8
+        self.host: bytes = host_bytes(options.store_host)
+        self.wide: bool = len(self.host) != 8
         # The system's clock is asked in its own unit: most readings need no division then.
         own = options.clock is not clock_ms
-        self.ticks, self._ticks_per_ms = (options.clock, 1) if own else (time.time_ns, 1_000_000)
-        self.now = newest
-        self.next_tick = 0
-        self.stamp = b""
+        self.ticks: Callable[[], int] = options.clock if own else time.time_ns
+        self._ticks_per_ms = 1 if own else 1_000_000
+        self.now: int = newest
+        self.next_tick: int = 0
+        self.stamp: bytes = b""
         self.advance(newest * self._ticks_per_ms)
 
     def advance(self, ticks: int) -> None:

@@ -61,10 +61,10 @@ class LogWalk:
         self._keep_bad_bodies = keep_bad_bodies
         self._limit = limit
         self._on_damage = on_damage
-        self.end = offset
-        self.stop = Stop.END
-        self.last = (0, 0)
-        self.last_store_time = 0
+        self.end: int = offset
+        self.stop: Stop = Stop.END
+        self.last: tuple[int, int] = (0, 0)
+        self.last_store_time: int = 0
         self.bad_bodies: list[int] = []
 
     def __iter__(self) -> Iterator[tuple[int, Records]]:
