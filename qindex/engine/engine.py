@@ -57,7 +57,7 @@ from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
 from qindex.recovery import store_directory
 from qindex.recovery.queue_directory import remove_queue_directory, stored_name
-from qindex.recovery.settings_file import adopt_settings
+from qindex.recovery.settings_file import adopt_settings, read_settings
 from qindex.recovery.snapshot import RestingQueue, write_snapshot
 from qindex.recovery.store_recovery import StoreRecovery, remove_journal
 
@@ -133,6 +133,7 @@ class Engine:
                 order=self._poison.order,
             )
         except BaseException:
+            self._alarm.stop()
             self._messages.close()
             raise
 
@@ -182,9 +183,25 @@ class Engine:
         self.findings = opened.findings
         try:
             self._finish_moves()
+            self._wake_expiring()
         except BaseException:
+            self._alarm.stop()
             self._messages.close()
             raise
+
+    def _wake_expiring(self) -> None:
+        """Open the queues with a ttl that hold messages: they expire though nobody asks for the
+        queue. Of queues without settings nothing is read."""
+        for hashed, resting in list(self._resting.items()):
+            if not resting.has_settings or not resting.live:
+                continue
+            # What is wrong with it is raised where the queue is asked for.
+            with suppress(DamageError, UsageError):
+                if read_settings(self._fs, resting.directory).message_ttl is None:
+                    continue
+                name = stored_name(self._fs, resting.directory, hashed, self.findings)
+                if directory_name(self._vhost, checked_name(name)) == hashed:
+                    self.queue(name)
 
     def _finish_moves(self) -> None:
         """Finish the moves that a crash cut short. The queues they touch are closed again."""

@@ -13,6 +13,7 @@ from journal.errors import ClosedError, ForkedError, StorageError, StoreError
 from journal.format import ACTION_SIZE
 from journal.patience import PatientLock
 from journal.poison import PASSING
+from qindex.format.settings import NO_SETTINGS
 from qindex.index.flush import write_plan
 from qindex.queue.dead_letters import Mover
 from qindex.queue.state import LOOK_AGAIN, QueueState
@@ -317,6 +318,7 @@ class Flusher:
                 for number, segment in index.segments.items()
                 if segment.unacked
             },
+            has_settings=self.state.settings != NO_SETTINGS,
         )
 
     # -- for the background thread ----------------------------------------------------------------

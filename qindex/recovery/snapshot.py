@@ -62,12 +62,14 @@ class RestingQueue:
     ``segments``: for each number the entries not acknowledged and the bytes of its file.
     ``journal_left``: recovery left the file of the journal, which holds nothing but zeros; it has
     to go (:func:`qindex.recovery.store_recovery.remove_journal`) before anything is written.
+    ``has_settings``: there is a file of settings; as the directory tells, not the snapshot.
     """
 
     directory: str
     next_seq: int
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)
     journal_left: bool = False
+    has_settings: bool = False
 
     @property
     def live(self) -> int:

@@ -152,6 +152,8 @@ class StoreRecovery:
         for name, names in self._queue_files():
             there += 1
             known = known and name in queues and files_agree(fs, queues[name], names)
+            if known:
+                queues[name].has_settings = layout.SETTINGS in names
         if known and there == len(queues):
             try:
                 return RecoveredStore(queues, self._messages(Counter(), message_store))
@@ -522,7 +524,7 @@ def _rewrite(
             _give_out(seq_file, next_seq)
     except OSError as error:
         raise StorageError(directory, "the queue can't be recovered", error) from error
-    return RestingQueue(directory, next_seq, segments, left)
+    return RestingQueue(directory, next_seq, segments, left, layout.SETTINGS in loaded.names)
 
 
 def _put_sound_files(fs: FileSystem, loaded: LoadedQueue) -> None:

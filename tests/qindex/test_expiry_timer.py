@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -55,6 +56,21 @@ def test_what_expired_while_the_store_was_closed_leaves_after_the_open(tmp_path:
     sleep(0.25)
     with qindex.open(tmp_path) as engine:
         wait_for(engine.queue("q"), 0)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_delay_line_works_after_an_open_though_nobody_asks_for_it(
+    tmp_path: Path, killed: bool
+) -> None:
+    with qindex.open(tmp_path / "a") as engine:
+        engine.queue("line", message_ttl=0.2, dead_letter="done").publish(b"late")
+        engine.queue("done", delivery_limit=3)
+        if killed:
+            shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with qindex.open(tmp_path / ("b" if killed else "a")) as engine:
+        with engine.queue("done").get(WAIT) or pytest.fail("nothing came") as delivery:
+            assert delivery.body == b"late"
+        assert [one.name for one in engine.stats().queues] == ["done", "line"]
 
 
 def test_a_message_that_was_given_back_expires(tmp_path: Path) -> None:
