@@ -1,7 +1,8 @@
 """Expiry by a timer: messages whose time is up leave the head of a queue without a consumer.
 
 A message that expires behind one that does not leaves when it gets to the head. While there may be
-such messages the timer looks at the head once a second. A queue without a ttl pays nothing.
+such messages, or some are with consumers, the timer looks at the head once a second. A queue
+without a ttl pays nothing.
 """
 
 from __future__ import annotations
@@ -34,32 +35,34 @@ class Expirer:
         self._flusher = flusher
         self._deliverer = deliverer
         self._letters = letters
-        self._is_set = False
+        # The earliest expiry for which the alarm is set; 0: it is set for none.
+        self._earliest = 0
         if state.message_ttl is not None and state.index.live:
             self._set(0.0)
 
     def note(self, expiry: int) -> None:
         """Take note of a message that expires (microseconds since 1970; 0: it does not). The
         queue's lock is held."""
-        if expiry and not self._is_set:
+        if expiry and not 0 < self._earliest <= expiry:
+            self._earliest = expiry
             self._set(expiry / 1e6 - run_clock.time_ns() / 1e9)
 
     def _set(self, seconds: float) -> None:
-        self._is_set = True
         self._state.alarm.set(self, monotonic() + max(seconds, 0.0))
 
     def on_alarm(self) -> None:
         """Look at the head. The engine's timer calls it."""
         expiry = 0
         with self._state.lock, self._state as state:
-            self._is_set = False
+            self._earliest = 0
             try:
                 expiry = self._deliverer.expire_head()
                 self._flusher.tick(True)
             finally:
                 if expiry:
                     self.note(expiry)
-                elif state.ready() or self._flusher.is_due():
-                    # A flush that runs in another thread does not include these drops.
+                elif state.index.live or self._flusher.is_due():
+                    # What is with a consumer may come back. A flush that runs in another thread
+                    # does not include these drops.
                     self._set(_LOOK)
         self._letters.move_waiting(True)

@@ -81,6 +81,27 @@ def test_a_message_that_was_given_back_expires(tmp_path: Path) -> None:
         wait_for(queue, 0)
 
 
+def test_a_message_that_expired_at_its_consumer_leaves_when_it_comes_back(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q", message_ttl=0.05, dead_letter="done")
+        queue.publish(b"a")
+        delivery = queue.get()
+        sleep(0.3)  # the timer finds nothing that is ready
+        delivery.nack()
+        wait_for(queue, 0)
+        wait_for(engine.queue("done"), 1)
+
+
+def test_a_shorter_ttl_than_one_before_is_kept(tmp_path: Path) -> None:
+    """Whether the one before was settled, or moved on."""
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"for an hour", ttl=3600.0)
+        queue.ack(queue.get())
+        queue.publish(b"a", ttl=0.05)
+        wait_for(queue, 0)
+
+
 def test_a_queue_without_a_ttl_starts_no_timer(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")
