@@ -4,7 +4,7 @@
 >>> with qindex.open(tempfile.mkdtemp()) as engine:
 ...     orders = engine.queue("orders")
 ...     seq_id = orders.publish(b"first", key="o-17")
-...     with orders.get(timeout=1.0) as delivery:
+...     with orders.get() as delivery:
 ...         print(delivery.body, delivery.key)
 b'first' o-17
 """

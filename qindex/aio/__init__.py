@@ -2,11 +2,11 @@
 
 >>> import asyncio, tempfile
 >>> import qindex.aio
->>> async def main():
+>>> async def main() -> None:
 ...     async with qindex.aio.open(tempfile.mkdtemp()) as engine:
 ...         orders = await engine.queue("orders")
 ...         await orders.publish(b"first", key="o-17", confirm=True)
-...         async with await orders.get(timeout=1.0) as delivery:
+...         async with await orders.get() as delivery:
 ...             print(delivery.body, delivery.key)
 >>> asyncio.run(main())
 b'first' o-17

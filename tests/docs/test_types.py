@@ -1,12 +1,14 @@
-"""mypy and pyright, both strict, accept the examples of README.md and docs/, and refuse what is
-misspelled. To pyright the type of each public name is known, and declared where types are inferred
-differently.
+"""mypy and pyright, both strict, accept the examples of README.md, docs/ and of the packages'
+docstrings, and refuse what is misspelled. To pyright the type of each public name is known, and
+declared where types are inferred differently.
 
 pyright is run as basedpyright, which brings its own Node.js.
 """
 
 from __future__ import annotations
 
+import ast
+import doctest
 import json
 import re
 import subprocess
@@ -37,6 +39,10 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for page in _PAGES:
         for number, block in enumerate(_BLOCK.findall((ROOT / page).read_text())):
             (folder / f"{Path(page).stem}_{number}.py").write_text(block)
+    for package in ("qindex", "qindex/aio", "rocketstore"):
+        text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
+        script = doctest.script_from_examples(text)
+        (folder / f"docstring_{package.replace('/', '_')}.py").write_text(script)
     assert len(list(folder.iterdir())) > 20
     for number, text in enumerate(WRONG.values()):
         (folder / f"wrong_{number}.py").write_text(text)
