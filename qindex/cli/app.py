@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import inspect
+import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +29,7 @@ from typer.main import get_command
 import qindex
 from journal.compiled import build
 from journal.errors import DamageError, StoreError
+from qindex._packages import see
 from qindex.cli.drop import delete_command, purge_command
 from qindex.cli.follow import follow_command
 from qindex.cli.inspect_file import inspect_command
@@ -144,12 +144,16 @@ def _placeholder() -> int:
 
 def _is_there(module: str) -> bool:
     """Tell whether a package is there, without importing any of it."""
-    spec = importlib.util.find_spec(module.partition(".")[0])
-    places = (spec.submodule_search_locations if spec is not None else None) or []
-    return any(
-        Path(place, "cli.py").is_file() or Path(place, "cli", "__init__.py").is_file()
-        for place in places
-    )
+    try:
+        _see(module)
+    except ImportError:
+        return False
+    return True
+
+
+def _see(module: str) -> None:
+    """Raise :class:`ImportError`, which says why, where a command's package is not there."""
+    see(module.partition(".")[0], "cli")
 
 
 def _show_version(wanted: bool) -> None:
@@ -203,7 +207,7 @@ def _top_live(
 
     Reads the files alone, takes no lock, changes nothing. Rates are of what changed between two
     looks. A cell of the map is a segment: the darker, the more of it is not acknowledged; "·" is
-    in the journal only. Keys: n r u b a p sort, q quits. Where standard output is no terminal, or
+    in the journal only. Keys: n m b a p sort, q quits. Where standard output is no terminal, or
     with --once or --json, one look is printed.
     """
     from qindex.cli.top import run_top
@@ -221,6 +225,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code. Never raises, and never prints a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A terminal without Unicode shows help all the same.
+            sys.stdout.reconfigure(errors="backslashreplace")
         code = _run(given)
         flush()
     except BrokenPipeError:
@@ -235,8 +242,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         asked = arguments[0] if arguments and arguments[0] in _LATER else ""
-        loaded = asked if asked and _is_there(_LATER[asked][0]) else ""
-        command = get_command(make_app(loaded=loaded))
+        if asked:
+            try:
+                _see(_LATER[asked][0])
+            except ImportError as error:
+                return _fail(WRONG_USE, error)
+        command = get_command(make_app(loaded=asked))
         _complete(command)
         # Not command.main(): that one catches what is to be told apart here.
         with command.make_context("qindex", list(arguments) or ["--help"]) as context:

@@ -488,7 +488,7 @@ def test_rocket_commands_are_mounted_where_they_are(monkeypatch: pytest.MonkeyPa
     assert {"demo", "list", "cat", "publish", "consume", "inspect"} <= names
     result = run("rocket", "list", ".")
     assert result.code == 2
-    assert "No such command 'rocket'" in result.complaints[0]
+    assert "its package 'no_such_package' is missing" in result.complaints[0]
 
 
 class ClosedPipe(io.BytesIO):

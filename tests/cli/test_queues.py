@@ -14,6 +14,7 @@ import pytest
 import qindex
 import rocketstore
 from qindex.cli.tables import human_count, human_size
+from qindex.cli.top import _SORTS
 from tests.cli.support import run
 from tests.rocketstore.support import SIZES
 
@@ -268,3 +269,24 @@ def test_a_users_own_module_in_the_way_is_named(tmp_path: Path, way: str, import
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: {tmp_path / way} is in the way of")
     assert "rename it" in last
+
+
+def test_a_command_whose_package_is_hidden_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not there: "No such command"."""
+    mine = tmp_path / "rocketstore.py"
+    mine.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "rocketstore")
+    result = run("rocket", "list", tmp_path)
+    assert result.code == 2
+    assert result.complaints[0].startswith(f"qindex: {mine} is in the way of")
+    assert run("list", tmp_path / "none").code == 2
+
+
+def test_the_help_of_top_names_its_keys() -> None:
+    """In a terminal without Unicode, too."""
+    result = run("top", "--help")
+    assert result.code == 0, result.err
+    assert f"Keys: {' '.join(_SORTS)} sort" in " ".join(result.out.decode().split())
