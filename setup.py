@@ -38,33 +38,35 @@ def extensions() -> list[Extension]:
     """Give what is to be compiled; nothing where that was not asked for, or can't be."""
     if MODE == "no" or sys.implementation.name != "cpython":
         return []
-    try:
-        from Cython.Build import cythonize
-
-        made: list[Extension] = cythonize(
-            [
-                Extension(
-                    module,
-                    [module.replace(".", "/") + ".py"],
-                    extra_compile_args=FLAGS,
-                    extra_link_args=[each for each in FLAGS if each.startswith("-fsanitize")],
-                )
-                for module in COMPILED["MODULES"]
-            ],
-            compiler_directives=DIRECTIVES,
-            include_path=[str(ROOT)],
-            build_dir="build/cython",
-            force=True,  # it does not see that directives have changed
-            quiet=True,
+    return [
+        Extension(
+            module,
+            [module.replace(".", "/") + ".py"],
+            extra_compile_args=FLAGS,
+            extra_link_args=[each for each in FLAGS if each.startswith("-fsanitize")],
+            optional=MODE != "require",
         )
-    except Exception as error:
-        if MODE == "require":
-            raise
-        print(f"qindex is not compiled, and runs interpreted: {error}", file=sys.stderr)
-        return []
-    for extension in made:
-        extension.optional = MODE != "require"  # cythonize makes others, and forgets it
-    return made
+        for module in COMPILED["MODULES"]
+    ]
+
+
+def translate(extensions: list[Extension]) -> None:
+    """Have them made of C in place of Python.
+
+    Not before there is something to build: pip runs this file several times."""
+    from Cython.Build import cythonize
+
+    made = cythonize(
+        extensions,
+        compiler_directives=DIRECTIVES,
+        include_path=[str(ROOT)],
+        build_dir="build/cython",
+        force=True,  # it does not see that directives have changed
+        quiet=True,
+    )
+    sources = {each.name: each.sources for each in made}
+    for each in extensions:
+        each.sources = sources[each.name]
 
 
 class BuildCompiled(build_ext):
@@ -94,9 +96,18 @@ class BuildCompiled(build_ext):
     def run(self) -> None:
         """Remove builds of other sources, and build."""
         wanted = COMPILED["digest"]()
-        for old in ROOT.glob("journal/_compiled/*"):
-            if old.name != wanted:
-                shutil.rmtree(old)
+        for root in (ROOT, Path(self.build_lib)):
+            for old in root.glob("journal/_compiled/*"):
+                if old.name != wanted:
+                    shutil.rmtree(old)
+        if self.extensions:
+            try:
+                translate(self.extensions)
+            except Exception as error:
+                if MODE == "require":
+                    raise
+                print(f"qindex is not compiled, and runs interpreted: {error}", file=sys.stderr)
+                self.extensions = []
         super().run()
 
 

@@ -23,7 +23,8 @@ stamp=.venv/installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')-$sources
 if [ ! -f "$stamp" ] || [ -n "$(find pyproject.toml -newer "$stamp")" ]; then
     echo "installing qindex${extras} into .venv ..." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extras}"
-    # Their builds are gone.
-    find .venv/ -maxdepth 1 -name "installed-*" ! -name "*-$sources" -delete
+    if [ "$sources" != interpreted ]; then  # builds of other sources are gone
+        find .venv/ -maxdepth 1 -name "installed-*" ! -name "*-$sources" ! -name "*-interpreted" -delete
+    fi
     touch "$stamp"
 fi
