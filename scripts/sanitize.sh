@@ -9,24 +9,13 @@
 # an end that is seen; so a run takes several times as long. Leaks are not looked for: Python keeps what it
 # has at its end (tests/qindex/test_single_messages.py counts objects).
 set -eu
-extras="[test]"
-. "$(dirname "$0")/venv.sh"
-python=$PWD/.venv/bin/python
-
-rm -rf build/sanitized
-mkdir -p build/sanitized
-git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t build/sanitized
-cd build/sanitized
-echo "compiling with sanitizers ..." >&2
-QINDEX_COMPILE=require \
-    QINDEX_CFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
-    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target site .
-mv site/journal/_compiled journal/
+export QINDEX_CFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+copy=build/sanitized
+. "$(dirname "$0")/copy.sh"
 
 if [ $# = 0 ]; then
     set -- tests/journal tests/qindex
 fi
 sanitizers="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
-QINDEX_COMPILE=require QINDEX_TIER=quick PYTHONPATH=$PWD PYTHONMALLOC=malloc \
-    LD_PRELOAD=$sanitizers ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+PYTHONMALLOC=malloc LD_PRELOAD=$sanitizers ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     "$python" -m pytest -p no:cacheprovider "$@"
