@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import FrameType
 
 import pytest
 
+from journal import call_lock
 from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import UsageError
 from journal.sync import GroupCommit
@@ -91,3 +94,30 @@ def test_a_part_of_a_call_takes_the_lock_where_the_call_has_not() -> None:
             assert lock.is_mine()
         assert lock.is_mine()
     assert not lock.is_mine()
+
+
+def test_a_handler_that_raises_as_a_function_begins_leaves_the_lock_free() -> None:
+    lock, before = CallLock(), sys.gettrace()
+    begun = point = 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal begun
+        if event == "call" and frame.f_code.co_filename == call_lock.__file__:
+            begun += 1
+            if begun == point:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+    for _ in range(20):
+        begun, point = 0, point + 1
+        try:
+            sys.settrace(interrupt)
+            with lock.anyway:
+                pass
+        except KeyboardInterrupt:
+            assert not lock.is_mine()
+        else:
+            break
+        finally:
+            sys.settrace(before)
+    assert 1 < point < 20
