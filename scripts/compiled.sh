@@ -8,6 +8,7 @@
 # Needs a C compiler. Three processes share the tests, as in scripts/test.sh.
 set -eu
 copy=build/compiled
+remove_copy() { rm -rf build/compiled; }
 . "$(dirname "$0")/copy.sh"
 if [ $# = 0 ]; then
     set -- tests/journal tests/msgstore tests/qindex/test_*.py tests/crash tests/faults

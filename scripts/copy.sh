@@ -1,11 +1,11 @@
-# Sourced by the other scripts: compile a copy of the clone in the folder $copy, with $QINDEX_CFLAGS, and go there. $python is
-# then its Python. The clone itself stays as it is, compiled or not.
+# Sourced by the other scripts: compile a copy of the clone in the folder $copy, with $QINDEX_CFLAGS, and go there. remove_copy
+# removes an old one. $python is then its Python. The clone itself stays as it is, compiled or not.
 extras="[test]"
 unset QINDEX_COMPILE QINDEX_INTERPRETED
 . "$(dirname "$0")/venv.sh"
 python=$PWD/.venv/bin/python
 
-rm -rf "$copy"
+remove_copy
 mkdir -p "$copy"
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
 cd "$copy"

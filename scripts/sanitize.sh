@@ -11,6 +11,7 @@
 set -eu
 export QINDEX_CFLAGS="-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 copy=build/sanitized
+remove_copy() { rm -rf build/sanitized; }
 . "$(dirname "$0")/copy.sh"
 
 if [ $# = 0 ]; then
