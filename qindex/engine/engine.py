@@ -112,8 +112,7 @@ class Engine:
         self._directory_lock = self._enter(outside)
         try:
             self._open()
-            if options.background:
-                self._start_housekeeper()
+            self._begin()
         except OSError as error:
             self._directory_lock.release()
             raise StorageError(directory, "the store can't be opened", error) from error
@@ -122,20 +121,6 @@ class Engine:
             raise
         refuse_in_child(self)
         _log.debug("%s: open; this build of qindex is %s", directory, build())
-
-    def _start_housekeeper(self) -> None:
-        options = self.options
-        try:
-            self._housekeeper = Housekeeper(
-                self._roster,
-                idle=options.flush_idle,
-                budget=options.memory_budget,
-                order=self._poison.order,
-            )
-        except BaseException:
-            self._alarm.stop()
-            self._messages.close()
-            raise
 
     # -- opening --------------------------------------------------------------------------------
 
@@ -181,9 +166,20 @@ class Engine:
         self._resting = opened.queues
         self._messages = opened.messages
         self.findings = opened.findings
+
+    def _begin(self) -> None:
+        """Finish what a crash cut short, and start what runs by itself."""
+        options = self.options
         try:
             self._finish_moves()
             self._wake_expiring()
+            if options.background:
+                self._housekeeper = Housekeeper(
+                    self._roster,
+                    idle=options.flush_idle,
+                    budget=options.memory_budget,
+                    order=self._poison.order,
+                )
         except BaseException:
             self._alarm.stop()
             self._messages.close()
