@@ -26,7 +26,7 @@ from qindex.view.reader import StoreReader
 from tests.effort import SEED, by_tier
 from tests.golden_v2 import RECORDED_AT, scenario
 
-SHARE = by_tier(quick=1999, all=199, nightly=1)
+SHARE = by_tier(quick=997, all=199, nightly=1)
 STORES = ("x40_m", "vb")
 SUFFIXES = (".qi", ".qs", ".rdq")
 
@@ -126,7 +126,7 @@ def test_each_byte_and_each_length(name: str, tmp_path: Path) -> None:
             done["flip" if not cut else "cut"] += 1
         path.write_bytes(data)
     print(name, dict(done))
-    enough = by_tier(quick=8, all=100, nightly=20_000)
+    enough = by_tier(quick=20, all=100, nightly=20_000)
     assert min(done["flip"], done["cut"]) > enough
 
 

@@ -23,7 +23,7 @@ from tests.damage.samples import STORE, Sample, _Builder
 from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 
-SHARE = by_tier(quick=23, all=3, nightly=1)
+SHARE = by_tier(quick=23, all=1, nightly=1)
 
 VALUES: list[Any] = [
     None,

@@ -28,7 +28,7 @@ from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
 
 pytestmark = pytest.mark.interpreted  # it interrupts between any two lines
 
-EVERY = by_tier(quick=59, all=13, nightly=1)
+EVERY = by_tier(quick=59, all=7, nightly=1)
 AFTER = b"published behind it"
 
 

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.interpreted,  # handlers come between any two lines
 ]
 
-SLICES = by_tier(quick=5, all=2, nightly=1)
+SLICES = by_tier(quick=5, all=1, nightly=1)
 """Of the pairs; 5 has no divisor in common with the numbers of handlers, so each has its share."""
 OWN = b"from a handler"
 Handler = Callable[[qindex.Engine, qindex.Queue], None]

@@ -18,14 +18,13 @@ import qindex
 from journal.files import PathLike
 from journal.findings import Cause
 from qindex.format.layout import QUEUE_NAME
-from tests.effort import by_tier
 from tests.golden import SCENARIOS, golden
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import open_quietly
 from tests.tools.faults import State
 from tests.tools.stores import fill
 
-BUSY_SECONDS = by_tier(quick=4, all=10, nightly=60)
+BUSY_SECONDS = 10
 
 
 def assert_nothing(directory: Path) -> qindex.Report:
@@ -123,10 +122,10 @@ def test_beside_a_busy_writer(tmp_path: Path) -> None:
             time.sleep(0.01)
         done = child.stdout.read().split()
     assert child.returncode == 0
-    assert looks
+    assert looks > 5
     assert entries
     assert records
-    assert int(done[1])  # flushes
+    assert int(done[1]) > 5  # flushes
     assert_nothing(store)
 
 
