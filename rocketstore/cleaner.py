@@ -64,6 +64,9 @@ class Cleaner:
         self._state.refuse_full(rules is not None and self.disk_used() > rules.full_ratio)
 
     def disk_used(self) -> float:
-        """Share of the log's file system that is used, from 0 to 1."""
+        """Share of the log's file system that is used, from 0 to 1. Blocks kept for root count
+        neither as used nor as free, as in RocketMQ's UtilAll and in ``df``."""
         info = self._state.options.fs.statvfs(self._state.paths.commitlog)
-        return 1 - info.f_bavail / info.f_blocks if info.f_blocks else 0.0
+        used = info.f_blocks - info.f_bfree
+        reachable = used + info.f_bavail
+        return used / reachable if reachable else 0.0

@@ -23,7 +23,7 @@ from rocketstore.verify import verify
 from tests.effort import QUICK, part
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.test_interrupts import chosen
-from tests.rocketstore.support import TINY, Clock
+from tests.rocketstore.support import ANY_DISK, TINY, Clock
 
 AFTER = b"put behind it"
 
@@ -152,7 +152,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def open_here(path: Path) -> rocketstore.Store:
-    return rocketstore.open(path, background=False, clock=Clock(step=1), **TINY)
+    return rocketstore.open(path, background=False, clock=Clock(step=1), retention=ANY_DISK, **TINY)
 
 
 def check_bodies(store: rocketstore.Store, case: Case, *, again: bool) -> None:

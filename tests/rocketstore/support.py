@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import rocketstore
-from rocketstore import Store
+from rocketstore import Retention, Store
 
 SIZES: dict[str, Any] = {
     "commitlog_file_size": 262_144,
@@ -23,6 +23,8 @@ TINY: dict[str, Any] = {
     "index_slots": 7,
     "index_entries": 12,
 }
+# RocketMQ's rules, but however full the disk is that the tests run on.
+ANY_DISK = Retention(disk_ratio=1.0, force_ratio=1.0, full_ratio=1.0)
 
 
 class Clock:

@@ -153,13 +153,13 @@ def test_background_failure_refuses_writes(tmp_path: Path) -> None:
 
 
 class Disk(MemoryFileSystem):
-    """A disk of which a given share is used."""
+    """A disk of which a given share is used, apart from 1,000 blocks kept for root."""
 
     used = 0.0
 
     def statvfs(self, path: PathLike, /) -> os.statvfs_result:
         free = round((1 - self.used) * 1000)
-        return os.statvfs_result((4096, 4096, 1000, free, free, 0, 0, 0, 0, 255))
+        return os.statvfs_result((4096, 4096, 2000, free + 1000, free, 0, 0, 0, 0, 255))
 
 
 def test_deletion_by_age_and_by_disk_use() -> None:

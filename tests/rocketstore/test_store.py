@@ -29,7 +29,15 @@ from rocketstore.index_file import IndexFile
 from rocketstore.offsets import parse_fastjson
 from rocketstore.verify import verify
 from tests.golden import rocket_copy, rocket_golden
-from tests.rocketstore.support import SIZES, TINY, Clock, open_tiny, pairs, read_lines
+from tests.rocketstore.support import (
+    ANY_DISK,
+    SIZES,
+    TINY,
+    Clock,
+    open_tiny,
+    pairs,
+    read_lines,
+)
 from tests.waiting import WAIT
 
 BAD_PUTS: list[tuple[str, dict[str, Any]]] = [
@@ -368,7 +376,7 @@ def test_expired_files_as_the_real_store_deletes_them(tmp_path: Path) -> None:
     for number, path in enumerate(sorted((root / "commitlog").iterdir())):
         age = 100 if number < 4 else 200 * 3600
         os.utime(path, (10**9 + age, 10**9 + age))
-    with rocketstore.open(root, background=False) as store:
+    with rocketstore.open(root, background=False, retention=ANY_DISK) as store:
         assert store.clean(now=10**9 + 100 + 72 * 3600) == 4
         assert store.clean(now=10**9 + 100 + 72 * 3600) == 0
         assert store.min_offset == 1_048_576
