@@ -99,7 +99,10 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
         try:
             self.wait_for_it()
             # Again: it may have been told to refuse while this call waited.
-            self.check()
+            if self.refusal is not None:
+                # At once: a signal's handler may raise as :meth:`let_go` begins.
+                self.release()
+                self.check()
         except BaseException:
             self.let_go()
             raise

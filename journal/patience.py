@@ -137,6 +137,8 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
             if not self.take():
                 self.wait_for_turn()
             if self.refusal is not None:
+                # At once: a signal's handler may raise as :meth:`let_go` begins.
+                self.release()
                 self.check()
         except BaseException:
             self.let_go()
@@ -149,15 +151,19 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
             with suppress(RuntimeError):  # another thread has told it meanwhile
                 self._given_up.release()
 
-    def retake(self) -> None:
-        """Take it again, refused or not, and whatever is raised meanwhile. A call that goes on then
-        asks :meth:`check`."""
+    def while_released(self, call: Callable[[], object]) -> None:
+        """Release it, make a call, and take it again, refused or not, and whatever is raised
+        meanwhile. A caller that goes on then asks :meth:`check`."""
         try:
-            self.anyway.__enter__()
+            self.release()
+            call()
         finally:
-            if not self.is_mine():
-                self.acquire()
+            try:
+                self.anyway.__enter__()
+            finally:
+                if not self.is_mine():
+                    self.acquire()  # a signal's handler may have raised as that began
 
     def _acquire_restore(self, _state: object) -> None:
         # A condition takes it again by this name.
-        self.retake()
+        self.anyway.__enter__()

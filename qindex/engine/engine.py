@@ -191,13 +191,17 @@ class Engine:
         for hashed, resting in list(self._resting.items()):
             if not resting.has_settings or not resting.live:
                 continue
-            # What is wrong with it is raised where the queue is asked for.
-            with suppress(DamageError, UsageError):
+            try:
                 if read_settings(self._fs, resting.directory).message_ttl is None:
                     continue
                 name = stored_name(self._fs, resting.directory, hashed, self.findings)
                 if directory_name(self._vhost, checked_name(name)) == hashed:
                     self.queue(name)
+            except (StoreError, OSError) as error:
+                # It is raised where this queue is asked for; the others can be used.
+                _log.warning(
+                    "%s: its messages expire once it is used: %s", resting.directory, error
+                )
 
     def _finish_moves(self) -> None:
         """Finish the moves that a crash cut short. The queues they touch are closed again."""

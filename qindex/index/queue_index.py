@@ -637,7 +637,12 @@ class QueueIndex(IndexReader):
         segment files hold now. Gives what :meth:`Journal.retire` is to have, without the lock.
         Raises :class:`StorageError`; writes are then refused."""
         self.journal.entries = self._most_consumed()
-        old = self.journal.rebase(plan.front, prepared)
+        self.changing += 1
+        try:
+            old = self.journal.rebase(plan.front, prepared)
+        except StorageError:
+            self.changing -= 1  # the old records stay mapped, at the old positions
+            raise
         done = plan.next_seq - self.positions_base
         rest = np.array(self.positions[done:], np.int64)
         rest[rest >= 0] -= plan.front
@@ -647,6 +652,7 @@ class QueueIndex(IndexReader):
         self.flushes += 1
         for planned in plan.segments:
             self._take_over(planned)
+        self.changing -= 1
         return old
 
     def _take_over(self, planned: SegmentPlan) -> None:

@@ -227,12 +227,7 @@ class DeadLetters:
         """Move what waits, with the lock released meanwhile; tells whether all was moved."""
         if self.stuck:
             return False
-        lock = self.state.lock
-        try:
-            lock.release()
-            self.move_waiting(waits)
-        finally:
-            lock.retake()
+        self.state.lock.while_released(lambda: self.move_waiting(waits))
         self.state.resume()
         return not self.holds_any()
 

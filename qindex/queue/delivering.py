@@ -124,7 +124,10 @@ class Deliverer:
                 break
             lock.release()
         except BaseException as error:
-            state.leave(error)
+            try:
+                state.leave(error)
+            finally:
+                lock.let_go()  # a signal's handler may have raised as leave began
             raise
         if self._letters.waiting:
             self._letters.move_waiting(waits)

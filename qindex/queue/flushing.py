@@ -95,13 +95,11 @@ class Flusher:
         self._ticks += 1
         if self._ticks % _TICKS:
             return
-        lock = self.state.lock
-        try:
-            lock.release()
-            lock.give_up()
-            sleep(_STAND_BACK)
-        finally:
-            lock.retake()
+        self.state.lock.while_released(self._pause)
+
+    def _pause(self) -> None:
+        self.state.lock.give_up()
+        sleep(_STAND_BACK)
 
     def is_due(self) -> bool:
         """Tell whether the journal has more actions than it may, or no more room."""
@@ -124,27 +122,27 @@ class Flusher:
         The caller's action stands; a flush that fails is logged, and the next one tries again.
         """
         state = self.state
-        index, lock = state.index, state.lock
+        index = state.index
         # The flush of a drained queue takes no room, whatever happened to the last one.
         drained = index.journal.in_reserve and not index.live
         too_early = index.dirty < self._retry_at and not drained
-        if lock.refusal is not None or too_early:
+        if state.lock.refusal is not None or too_early:
             return
         if self.request is None or not self.request(self):
             if not state.flushing and waits:
-                try:
-                    lock.release()
-                    self.flush_now()
-                except ClosedError:
-                    pass  # the end has come in between, and flushes it
-                except StoreError as error:
-                    _log.error("flush of queue %r failed: %s", state.name, error)
-                finally:
-                    lock.retake()
+                state.lock.while_released(self._try_to_flush)
             return
         while waits and self.is_pressed() and state.flushing != get_ident():
             if not state.flushed.wait(LOOK_AGAIN) and not state.flushing:
                 break
+
+    def _try_to_flush(self) -> None:
+        try:
+            self.flush_now()
+        except ClosedError:
+            pass  # the end has come in between, and flushes it
+        except StoreError as error:
+            _log.error("flush of queue %r failed: %s", self.state.name, error)
 
     # -- flush and sync -------------------------------------------------------------------------
 

@@ -80,7 +80,10 @@ class Settler:
                 self._flusher.tick(waits)
             lock.release()
         except BaseException as error:
-            state.leave(error)
+            try:
+                state.leave(error)
+            finally:
+                lock.let_go()  # a signal's handler may have raised as leave began
             raise
         if synced:
             state.sync_journal()

@@ -181,6 +181,8 @@ class QueueState:
         if not lock.take():
             lock.wait_for_turn()
         if lock.refusal is not None:
+            # At once, not by :meth:`leave`: a signal's handler may raise as that begins.
+            lock.release()
             lock.check()
         if self.index.changing:
             self.read_again()
@@ -239,11 +241,12 @@ class QueueState:
     def read_again(self) -> None:
         """Read the queue again from its journal: a call was cut short. Lock held.
 
-        Not where writes are refused: files may have been in the middle of an exchange, and the
-        next open judges them.
+        Raises :class:`WritesRefusedError` where writes are refused: files may have been in the
+        middle of an exchange, and the next open judges them.
         """
         self.await_flush()
-        if self.index.changing and self.index.poison.reason is None:
+        if self.index.changing:
+            self.index.poison.check()
             self.rebuild()
 
     def rebuild(self) -> None:

@@ -39,7 +39,11 @@ class Bell:
         """Sleep until the bell rings; false when ``timeout`` seconds have passed without that."""
         if self._condition is None:
             self._condition = threading.Condition(self._lock)
-        return self._condition.wait(timeout)
+        try:
+            return self._condition.wait(timeout)
+        finally:
+            if not self._lock.is_mine():
+                self._lock.acquire()  # a signal's handler may have raised as that was to do it
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` at the next notification."""

@@ -80,6 +80,7 @@ class _Tracer:
             frame.f_trace = self  # or 3.13 does not trace the opcodes of this frame
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
+            self._point(frame)
         elif event == "opcode":
             before = self._last.get(frame)
             self._last[frame] = frame.f_lasti

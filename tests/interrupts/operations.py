@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +176,19 @@ def ack_when_a_flush_is_due(_engine: qindex.Engine, queue: qindex.Queue) -> Case
     return Case(call, live[8:], gone=live[:8])
 
 
+def ack_twice(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
+    """The second one fails: its lock is given back by another way."""
+    live = _fill(queue, 5)
+    delivery = _one(queue)
+    delivery.ack()
+
+    def call() -> None:
+        with suppress(qindex.UsageError):
+            queue.ack(delivery)
+
+    return Case(call, live[1:])
+
+
 def ack_many(_engine: qindex.Engine, queue: qindex.Queue) -> Case:
     live = _fill(queue, 20, large=True)
     batch = queue.get_many(7)
@@ -238,6 +252,7 @@ OPERATIONS: list[Operation] = [
     ack,
     ack_large,
     ack_when_a_flush_is_due,
+    ack_twice,
     ack_many,
     nack,
     purge,

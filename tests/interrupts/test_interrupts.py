@@ -15,6 +15,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,11 @@ from tests.effort import by_tier, part
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
 
-pytestmark = pytest.mark.interpreted  # it interrupts between any two lines
+pytestmark = [
+    pytest.mark.interpreted,  # it interrupts between any two lines
+    # Where it interrupts a finalizer.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 EVERY = by_tier(quick=59, all=7, nightly=1)
 AFTER = b"published behind it"
@@ -67,6 +72,7 @@ def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
     except qindex.WritesRefusedError as error:
         assert "was cut short by" in str(error)  # noqa: PT017
         state = "refuses"
+        check_reading(engine, case)
     except qindex.ClosedError:
         state = "closed"
     engine.close()
@@ -82,6 +88,14 @@ def check_afterwards(directory: Path, engine: qindex.Engine, case: Case) -> str:
         check_killed(killed, case, before)
     check_bodies([*rest, *before], case)
     return state
+
+
+def check_reading(engine: qindex.Engine, case: Case) -> None:
+    """Where writes are refused reading goes on, or is refused, too: nothing else is given."""
+    with suppress(qindex.WritesRefusedError):
+        queue = engine.queue("q")
+        check_bodies([message.body for message in queue.peek(1000)], case)
+        check_bodies(queue.get_many(1000).bodies, case)
 
 
 def check_killed(directory: Path, case: Case, before: Sequence[bytes]) -> None:

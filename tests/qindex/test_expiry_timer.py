@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from time import monotonic, sleep
@@ -9,6 +10,7 @@ from time import monotonic, sleep
 import pytest
 
 import qindex
+from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import WAIT
 
 
@@ -71,6 +73,23 @@ def test_a_delay_line_works_after_an_open_though_nobody_asks_for_it(
         with engine.queue("done").get(WAIT) or pytest.fail("nothing came") as delivery:
             assert delivery.body == b"late"
         assert [one.name for one in engine.stats().queues] == ["done", "line"]
+
+
+def test_a_queue_that_cannot_be_read_keeps_no_other_from_being_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with qindex.open(tmp_path) as engine:
+        engine.queue("line", message_ttl=60).publish(b"kept")
+        engine.queue("other").publish(b"sound")
+    fs = FaultyFileSystem()
+    fs.fail("open", errno.EIO, times=None, path="qindex.settings")
+    with qindex.open(tmp_path, fs=fs) as engine:
+        assert "its messages expire once it is used" in caplog.text
+        assert [one.body for one in engine.queue("other").peek()] == [b"sound"]
+        with pytest.raises(qindex.StorageError):
+            engine.queue("line")
+        fs.heal()
+        assert [one.body for one in engine.queue("line").peek()] == [b"kept"]
 
 
 def test_a_message_that_was_given_back_expires(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def mixed_load(directory: Path, durability: Durability) -> None:
                 queue.publish(body, confirm=turn % 20 == 0)
                 queue.publish_many([b"one", b"two"])
                 engine.publish_to(["a", "b"], body)
-                with suppress(qindex.UsageError):  # its lease has run out
+                with suppress(qindex.LeaseExpiredError):
                     if delivery := queue.get(0, lease=0.01 if turn % 5 == 0 else None):
                         (delivery.nack if turn % 4 else delivery.reject)()
                     queue.ack_many(queue.get_many(3))
