@@ -76,6 +76,13 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
             kind, text = refusal
             raise kind(text)
 
+    def check_taken(self) -> None:
+        """As :meth:`check`, for one who has just taken it: it is released at once, for a signal's
+        handler may raise as :meth:`let_go` begins."""
+        if self.refusal is not None:
+            self.release()
+            self.check()
+
     @property
     def anyway(self) -> Anyway:
         """The same lock for what has to be done at and after the end, too: it is not asked."""
@@ -99,10 +106,7 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
         try:
             self.wait_for_it()
             # Again: it may have been told to refuse while this call waited.
-            if self.refusal is not None:
-                # At once: a signal's handler may raise as :meth:`let_go` begins.
-                self.release()
-                self.check()
+            self.check_taken()
         except BaseException:
             self.let_go()
             raise

@@ -39,7 +39,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
     """The lock of a queue or a store; ``shared``: patient from the start.
 
     ``take`` takes the lock, or gives false; then the caller calls :meth:`wait_for_turn`. A path of
-    single messages asks :meth:`is_mine`, calls these two, and looks at ``refusal`` once it has the
+    single messages asks :meth:`is_mine`, calls these two, and :meth:`check_taken` once it has the
     lock: ``with`` does the same and more. It ends with ``release``, and with :meth:`let_go` after
     an exception. ``waits`` counts the calls that had to wait.
     """
@@ -136,10 +136,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         try:
             if not self.take():
                 self.wait_for_turn()
-            if self.refusal is not None:
-                # At once: a signal's handler may raise as :meth:`let_go` begins.
-                self.release()
-                self.check()
+            self.check_taken()
         except BaseException:
             self.let_go()
             raise

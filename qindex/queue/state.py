@@ -181,9 +181,7 @@ class QueueState:
         if not lock.take():
             lock.wait_for_turn()
         if lock.refusal is not None:
-            # At once, not by :meth:`leave`: a signal's handler may raise as that begins.
-            lock.release()
-            lock.check()
+            lock.check_taken()
         if self.index.changing:
             self.read_again()
 
