@@ -20,7 +20,6 @@ import sys
 import warnings
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
-from pathlib import Path
 
 __all__ = ["COMPILED", "INTERPRETED", "MODULES", "build", "builds_folder", "file_name", "install"]
 
@@ -45,7 +44,7 @@ _PRIMITIVES = "journal.words"
 """Interpreted it is a module; the compiled ones have it within them."""
 
 COMPILED, INTERPRETED = "compiled", "interpreted"
-_ROOT = Path(__file__).parent.parent
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CHOSEN = [INTERPRETED]
 
 
@@ -59,9 +58,9 @@ def file_name(module: str) -> str:
     return module + EXTENSION_SUFFIXES[0]
 
 
-def builds_folder() -> Path:
+def builds_folder() -> str:
     """Give the folder that holds the folders of builds."""
-    return _ROOT / "journal" / "_compiled"
+    return os.path.join(_ROOT, "journal", "_compiled")
 
 
 def digest() -> str:
@@ -71,7 +70,8 @@ def digest() -> str:
     found = sha256()
     for module in (*MODULES, _PRIMITIVES):
         for suffix in (".py", ".pxd"):
-            source = _ROOT.joinpath(*module.split(".")).with_suffix(suffix).read_bytes()
+            with open(os.path.join(_ROOT, *module.split(".")) + suffix, "rb") as file:
+                source = file.read()
             found.update(b"%s%s %d\n" % (module.encode(), suffix.encode(), len(source)) + source)
     return found.hexdigest()[:16]
 
@@ -79,8 +79,8 @@ def digest() -> str:
 class _Finder:
     """Finds compiled modules before the search of ``sys.path`` finds their sources."""
 
-    def __init__(self, folder: Path) -> None:
-        self._files = {module: str(folder / file_name(module)) for module in MODULES}
+    def __init__(self, folder: str) -> None:
+        self._files = {module: os.path.join(folder, file_name(module)) for module in MODULES}
 
     def is_whole(self) -> bool:
         """Tell whether each module has its file: they are compiled against each other."""
@@ -108,7 +108,7 @@ def install() -> None:
         return  # nothing was built, as a rule; or this is an archive
     if not there:
         return
-    finder = _Finder(builds_folder() / wanted)
+    finder = _Finder(os.path.join(builds_folder(), wanted))
     if finder.is_whole():
         sys.meta_path.insert(0, finder)
         _CHOSEN[0] = COMPILED

@@ -28,7 +28,6 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Protocol
 
 from journal.errors import StorageError, UnopenedError, UnsafeFileError, UsageError
@@ -195,7 +194,8 @@ class RealFileSystem:
 @cache
 def _system_boot_id() -> bytes:
     """Read it once: it stays what it is while this process lives."""
-    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return file.read().strip()
 
 
 REAL = RealFileSystem()

@@ -10,7 +10,6 @@ import errno
 import os
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from journal.files import FileSystem, PathLike, close_quietly, read_optional
 
 __all__ = ["DirectoryLock", "hold_if_there", "holder", "open_claimed", "release_in_child"]
 
-_LOCK_TABLE = Path("/proc/locks")
+_LOCK_TABLE = "/proc/locks"
 UNKNOWN_PID = 0
 _PAUSE = 0.02
 """Seconds between two tries for a lock that is held: the kernel wakes nobody after a time."""
@@ -128,7 +127,8 @@ def holder(fs: FileSystem, path: PathLike) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        table = _LOCK_TABLE.read_text()
+        with open(_LOCK_TABLE) as file:
+            table = file.read()
     except OSError:
         return UNKNOWN_PID
     for line in table.splitlines():
