@@ -27,6 +27,7 @@ import mmap as _mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Protocol
 
@@ -372,11 +373,10 @@ def close_quietly(fs: FileSystem, fd: int, path: PathLike) -> None:
 def make_dirs(fs: FileSystem, path: PathLike) -> None:
     """Create the directory and its missing parents, each durable in its parent on return."""
     path = os.fspath(path)
-    try:
-        fs.mkdir(path)
-    except FileExistsError:
-        return
-    except FileNotFoundError:
-        make_dirs(fs, os.path.dirname(path) or ".")
-        fs.mkdir(path)
-    fs.sync_dir(os.path.dirname(path) or ".")
+    with suppress(FileExistsError):  # made before, or by another process meanwhile
+        try:
+            fs.mkdir(path)
+        except FileNotFoundError:
+            make_dirs(fs, os.path.dirname(path) or ".")
+            fs.mkdir(path)
+        fs.sync_dir(os.path.dirname(path) or ".")

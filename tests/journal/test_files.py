@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from journal.errors import LockedError, StorageError, WritesRefusedError
 from journal.files import (
     REAL,
+    PathLike,
     RealFileSystem,
     make_dirs,
     pread_all,
@@ -85,6 +87,20 @@ def test_directories_are_made_with_their_parents(tmp_path: Path) -> None:
     assert fs.calls["sync_dir"] == 3
     make_dirs(fs, tmp_path / "a" / "b" / "c")
     assert fs.calls["sync_dir"] == 3
+
+
+class TwoAtOnce(RealFileSystem):
+    """Another process makes each directory just before this one does."""
+
+    def mkdir(self, path: PathLike, mode: int = 0o777) -> None:  # type: ignore[override]
+        with suppress(OSError):
+            os.mkdir(path, mode)
+        os.mkdir(path, mode)
+
+
+def test_directories_that_another_process_makes_meanwhile(tmp_path: Path) -> None:
+    make_dirs(TwoAtOnce(), tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
 
 
 def test_allocation_where_the_file_system_has_none(
