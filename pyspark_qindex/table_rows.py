@@ -9,6 +9,7 @@ no number) each is decoded by itself.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,7 +28,9 @@ __all__ = ["Tables", "json_tables"]
 Tables = tuple[pa.Array, pa.Array, npt.NDArray[np.bool_]]
 """Headers, properties (as text), and which rows are sound; the others are null."""
 
-_PERHAPS_A_NAME: Final = '"$'
+_DOLLAR: Final = '"$'
+_NAME: Final = re.compile(r'"\$(?:[^"\\]|\\.)*": ')
+"""A name that begins with ``$``, in JSON; now and then text that looks like one."""
 _MOST: Final = 128
 """Elements of a map that are believed at sight, see :mod:`journal.packed`."""
 _SAMPLE: Final = 512
@@ -36,6 +39,8 @@ _TABLE: Final = frozenset((dict, type(None)))
 _TWO: Final = b"\x92"
 _BETWEEN: Final = secrets.token_hex(16)
 _CUT: Final = f', "{_BETWEEN}", '
+_OURS: Final = secrets.token_hex(16)
+"""Stands before the names that are made here, so that those of messages can be told from them."""
 
 
 def json_tables(packed: pa.Array) -> Tables:
@@ -66,11 +71,11 @@ def _all_at_once(data: pa.Buffer, ends: Sequence[int]) -> Sequence[str | None] |
     try:
         tables = _unpacked(data, ends)
         text = _joined(tables)
-        if _PERHAPS_A_NAME in text:
+        if _DOLLAR in text and _NAME.search(text):
             text = _joined([table if _is_plain(table) else plain_value(table) for table in tables])
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         return None
-    found = text.split(_CUT)
+    found = text.replace(_OURS, "").split(_CUT)
     return found if len(found) == len(tables) else None
 
 
@@ -117,7 +122,8 @@ class _Extension:
 
 
 def _other(value: object) -> Any:
-    return value.plain if isinstance(value, _Extension) else plain_value(value)
+    made = value.plain if isinstance(value, _Extension) else plain_value(value)
+    return {_OURS + name: inner for name, inner in made.items()}
 
 
 def _one_by_one(raw: bytes) -> tuple[str | None, str | None]:
@@ -130,4 +136,6 @@ def _one_by_one(raw: bytes) -> tuple[str | None, str | None]:
     return None, None
 
 
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_other)
+_ENCODER: Final = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, default=_other
+)

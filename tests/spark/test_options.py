@@ -9,6 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,7 +24,7 @@ from pyspark.sql import types
 import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
-from pyspark_qindex import java, schemas
+from pyspark_qindex import java, schemas, table_rows
 from pyspark_qindex.batches import plain_json
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.offsets import check_start, flatten, next_places, share, unflatten
@@ -297,6 +298,7 @@ VALUES: list[Any] = [
     None,
     "text",
     "$5",
+    'text that looks like a name: "$5": ',
     "ü\u2028\x00",
     b"\xff\x00",
     [1, [b"x", {"a": None}]],
@@ -332,6 +334,14 @@ def test_headers_and_properties_as_json(number: int | None, many: int) -> None:
             assert headers.to_pylist() == wanted * times
             assert properties.to_pylist() == others * times
             assert sound.tolist() == [one is not None for one in wanted] * times
+
+
+@pytest.mark.parametrize("value", ["$5", b"\xff", msgpack.ExtType(5, b"a"), msgpack.Timestamp(3)])
+def test_what_is_no_name_is_encoded_once(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    encoded = Mock(wraps=table_rows._joined)
+    monkeypatch.setattr(table_rows, "_joined", encoded)
+    json_tables(pa.array([msgpack.packb({"v": value}) + msgpack.packb(None)]))
+    assert encoded.call_count == 1
 
 
 def test_offsets_go_to_spark_and_back() -> None:
