@@ -21,6 +21,11 @@ _PYTHON: Final = re.compile(
     r"^\s*(?!java|scala|org\.)(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)|\w+\.error): (.+)$", re.M
 )
 _JAVA: Final = re.compile(r"(?:java|scala|org\.apache)\.[\w.$]+(?:Exception|Error): (.+)")
+_MISSING: Final = re.compile(
+    "ModuleNotFoundError: No module named '(journal|msgstore|pyspark_qindex|qindex|rocketstore"
+    "|fsspec|msgpack|numpy|pandas|pyarrow|sortedcontainers|xxhash)\\b"
+)
+"""What the extra ``spark`` installs, and one of Spark's processes did not find."""
 _ERROR_CLASS: Final = re.compile(r"^\[([A-Z_0-9.]+)\] ")
 _LONGEST: Final = 2000
 
@@ -32,8 +37,9 @@ class SparkMissingError(StoreError):
 def explain(error: BaseException) -> str:
     """Say in one line what went wrong.
 
-    An error of this project: its own words, wherever Spark has wrapped it. Else the last Python
-    error in it, else what Java says.
+    An error of this project: its own words, wherever Spark has wrapped it. A package that one of
+    Spark's machines has not: where it has to be installed. Else the last Python error in it, else
+    what Java says.
     """
     if isinstance(error, StoreError):
         return one_line(str(error))
@@ -44,6 +50,12 @@ def explain(error: BaseException) -> str:
     ours = _OURS.findall(text)
     if ours:
         return one_line(str(ours[-1][1]))
+    missing = _MISSING.search(text)
+    if missing is not None:
+        return (
+            f"one of Spark's machines has no Python package {missing[1]!r}: each of them, and that "
+            "of a Spark Connect server, needs pip install qindex[spark]"
+        )
     if _JAVA.search(text) is None and "\n" not in text.strip():
         return one_line(_ERROR_CLASS.sub("", text) or type(error).__name__)
     python = [found for found in _PYTHON.findall(text) if not found[0].startswith("Py4J")]

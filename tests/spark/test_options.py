@@ -433,6 +433,11 @@ def test_explain() -> None:
     assert explain(RuntimeError(other)) == "ValueError: 3"
     other = PAGE.replace("journal.errors.NotAStoreError: /data:", "struct.error: a number:")
     assert explain(RuntimeError(other)) == "struct.error: a number: no such directory"
+    no_package = "ModuleNotFoundError: No module named 'pyspark_qindex'"
+    for page in (no_package, PAGE.replace("journal.errors.NotAStoreError: /data:", no_package)):
+        assert explain(RuntimeError(page)).endswith("needs pip install qindex[spark]")
+    no_package = "ModuleNotFoundError: No module named 'qindex_of_mine'"
+    assert explain(RuntimeError(no_package)) == no_package
     java_only = "An error.\njava.io.IOException: No space left on device\n\tat java.Foo.bar(Foo)"
     assert explain(RuntimeError(java_only)) == "No space left on device"
     assert explain(RuntimeError("[UNRESOLVED] no column x")) == "no column x"
