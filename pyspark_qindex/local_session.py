@@ -141,6 +141,12 @@ def _ship_archive(spark: SparkSession) -> None:
     if not archive.is_file():
         return
     context = getattr(spark, "sparkContext", None)
+    if context is not None:
+        # A stream is planned beside the driver by a process that Spark hands no archive on to.
+        before = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+        context.environment["PYTHONPATH"] = os.pathsep.join(
+            dict.fromkeys([*filter(None, before), str(archive)])
+        )
     name = archive.with_suffix(".zip").name
     if context is not None and not {archive.name, name}.isdisjoint(context._python_includes):
         return

@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 
 import qindex
 from qindex.view.reader import StoreReader
+from tests.waiting import WAIT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +35,6 @@ def test_the_examples_of_sources_and_streams_run(
                 exec(block.replace("/srv", str(tmp_path)), names)
     assert names["spark"] is spark
     assert "|    3|" in capsys.readouterr().out
-    assert names["query"].awaitTermination(60)
+    assert names["query"].awaitTermination(int(WAIT))
     found = StoreReader(tmp_path / "sink").queue("collected").entries()
     assert [row.body for row in found] == [b"one", b"two", b"three"]

@@ -514,6 +514,7 @@ from pyspark_qindex import local_session, qindex_source
 
 class Context:
     _python_includes = []
+    environment = {"PYTHONPATH": "/before"}
     def addPyFile(self, path):
         self._python_includes.append(path.rpartition("/")[2])
         sys.path[0] = path  # what an executor gets
@@ -534,13 +535,15 @@ import qindex
 options = read_options({"path": sys.argv[2]}, TABLES)
 parts = [part for task in plan_queues(options) for part in task]
 rows = sum(batch.num_rows for part in parts for batch in read_part(part, options))
-print(json.dumps([Context._python_includes, qindex.__file__.rpartition(".zip/")[2], rows]))
+place = qindex.__file__.rpartition(".zip/")[2]
+print(json.dumps([Context._python_includes, Context.environment, place, rows]))
 """
 PACKAGES = ("journal", "msgstore", "pyspark_qindex", "qindex", "rocketstore")
 
 
 def test_a_wheel_is_handed_on_to_executors(tmp_path: Path) -> None:
-    """``--py-files x.whl``: Spark puts wheels on the driver's path alone."""
+    """``--py-files x.whl``: Spark puts wheels on the driver's path alone, and gives the process
+    that plans a stream no archive at all."""
     with qindex.open(tmp_path / "s") as engine:
         engine.queue("q").publish_many([b"x"] * 40)
     wheel = tmp_path / "qindex-1.0-cp311-linux.whl"
@@ -556,6 +559,7 @@ def test_a_wheel_is_handed_on_to_executors(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    includes, place, rows = json.loads(done.stdout)
+    includes, environment, place, rows = json.loads(done.stdout)
     assert includes == [wheel.with_suffix(".zip").name]
+    assert environment == {"PYTHONPATH": f"/before:{wheel}"}
     assert (place, rows) == ("qindex/__init__.py", 40)
