@@ -20,7 +20,7 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -74,8 +74,11 @@ _LATER = {
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def make_app(*, loaded: str = "") -> typer.Typer:
-    """Put the commands together; ``loaded``: the one of a package above that is loaded, too."""
+def make_app(*, asked: str = "") -> typer.Typer:
+    """Put the commands together: all of them, or the one that is ``asked`` for.
+
+    Each takes time to be made, so a call of one makes no other. A command of a package above this
+    one is loaded where it is asked for, and stands in the list of all without that."""
     app = typer.Typer(
         name="qindex",
         help="An embedded, persistent message queue, and a reader of RabbitMQ's.",
@@ -83,31 +86,13 @@ def make_app(*, loaded: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_top)
-    app.command("demo")(_demo)
-    app.command("list")(list_command)
-    app.command("cat")(cat_command)
-    app.command("publish")(publish_command)
-    app.command("consume")(consume_command)
-    app.command("follow")(follow_command)
-    app.command("queue")(queue_command)
-    app.command("purge")(purge_command)
-    app.command("delete")(delete_command)
-    app.command("inspect")(inspect_command)
-    app.command("compact")(compact_command)
-    app.command("stats")(stats_command)
-    app.command("top")(_top_live)
-    app.command("export")(export_command)
-    app.command("import")(import_command)
-    app.command("push")(push_command)
-    app.command("pull")(pull_command)
-    app.command("verify")(verify_command)
-    app.command("repair")(repair_command)
-    app.command("salvage")(salvage_command)
-    app.command("convert")(convert_command)
+    for name, command in _COMMANDS.items():
+        if asked in ("", name):
+            app.command(name)(command)
     for name, (module, text) in _LATER.items():
-        if name == loaded:
+        if name == asked:
             _add_loaded(app, name, importlib.import_module(module))
-        elif _is_there(module):
+        elif not asked and _is_there(module):
             app.command(name, help=text, add_help_option=False)(_placeholder)
     _let_help_flow(app)
     return app
@@ -221,6 +206,32 @@ def _top_live(
     )
 
 
+_COMMANDS: dict[str, Callable[..., int]] = {
+    "demo": _demo,
+    "list": list_command,
+    "cat": cat_command,
+    "publish": publish_command,
+    "consume": consume_command,
+    "follow": follow_command,
+    "queue": queue_command,
+    "purge": purge_command,
+    "delete": delete_command,
+    "inspect": inspect_command,
+    "compact": compact_command,
+    "stats": stats_command,
+    "top": _top_live,
+    "export": export_command,
+    "import": import_command,
+    "push": push_command,
+    "pull": pull_command,
+    "verify": verify_command,
+    "repair": repair_command,
+    "salvage": salvage_command,
+    "convert": convert_command,
+}
+"""In the order in which help lists them."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code. Never raises, and never prints a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -241,13 +252,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        asked = arguments[0] if arguments and arguments[0] in _LATER else ""
-        if asked:
+        asked = arguments[0] if arguments else ""
+        if asked in _LATER:
             try:
                 _see(_LATER[asked][0])
             except ImportError as error:
                 return _fail(WRONG_USE, error)
-        command = get_command(make_app(loaded=asked))
+        elif asked not in _COMMANDS:
+            asked = ""  # help, or a word that is like one of them
+        command = get_command(make_app(asked=asked))
         _complete(command)
         # Not command.main(): that one catches what is to be told apart here.
         with command.make_context("qindex", list(arguments) or ["--help"]) as context:

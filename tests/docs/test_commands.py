@@ -17,7 +17,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 _BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CALL = re.compile(r"^(?:\$ .*?)?qindex (?!-)(.*?)(?: +#.*)?$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-_LOADED_LATER = ("rocket", "pipeline", "compare")
 
 
 def _calls(page: Path) -> list[str]:
@@ -27,7 +26,7 @@ def _calls(page: Path) -> list[str]:
 def _unknown(call: str) -> list[str]:
     """Give the words of a call that name no command, or none of its options."""
     words = shlex.split(re.split(r"[|;<]", call)[0])
-    command: Any = get_command(make_app(loaded=words[0] if words[0] in _LOADED_LATER else ""))
+    command: Any = get_command(make_app(asked=words[0]))
     while hasattr(command, "commands"):
         if words[0] not in command.commands:
             return words[:1]
