@@ -6,6 +6,7 @@ import itertools
 import os
 import stat
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import sleep
 
 from journal.errors import NotAStoreError, StorageError
@@ -32,68 +33,68 @@ _SETTLE_PAUSES = (0.001, 0.005, 0.02)
 """Seconds between looks at a file that may be being written."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Paths:
-    """All names of files in a store directory are made here."""
+    """All names of files in a store directory are made here, each once."""
 
     root: str
 
-    @property
+    @cached_property
     def commitlog(self) -> str:
         """Directory of the CommitLog."""
         return os.path.join(self.root, "commitlog")
 
-    @property
+    @cached_property
     def consumequeue(self) -> str:
         """Directory of the ConsumeQueues."""
         return os.path.join(self.root, "consumequeue")
 
-    @property
+    @cached_property
     def index(self) -> str:
         """Directory of the IndexFiles."""
         return os.path.join(self.root, "index")
 
-    @property
+    @cached_property
     def config(self) -> str:
         """Directory of the JSON files."""
         return os.path.join(self.root, "config")
 
-    @property
+    @cached_property
     def checkpoint(self) -> str:
         """RocketMQ's checkpoint."""
         return os.path.join(self.root, "checkpoint")
 
-    @property
+    @cached_property
     def abort(self) -> str:
         """There while the store is open for writing, and after a crash."""
         return os.path.join(self.root, "abort")
 
-    @property
+    @cached_property
     def lock(self) -> str:
         """RocketMQ's lock file."""
         return os.path.join(self.root, "lock")
 
-    @property
+    @cached_property
     def dispatch_note(self) -> str:
         """Ours: the note of the last checkpoint (:mod:`rocketstore.dispatch_note`)."""
         return os.path.join(self.config, "rocketstore.json")
 
-    @property
+    @cached_property
     def consumer_offset(self) -> str:
         """Offsets of consumer groups."""
         return os.path.join(self.config, "consumerOffset.json")
 
-    @property
+    @cached_property
     def local_offset(self) -> str:
         """Offsets of broadcast consumers, which belong to this process's machine."""
         return os.path.join(self.config, "localOffset.json")
 
-    @property
+    @cached_property
     def delay_offset(self) -> str:
         """The next message to deliver of each delay level."""
         return os.path.join(self.config, "delayOffset.json")
 
-    @property
+    @cached_property
     def quarantine(self) -> str:
         """Where damaged bytes and foreign files are set aside."""
         return os.path.join(self.root, "quarantine")

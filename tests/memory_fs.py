@@ -15,8 +15,9 @@ import errno
 import mmap as _mmap
 import os
 import stat as _stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from journal.files import PathLike, ReadBuffer
 
@@ -145,7 +146,7 @@ class MemoryFileSystem:
 
     def tree(self, path: str = "/") -> Iterator[tuple[str, Inode]]:
         """Go through all below ``path``: relative paths, parents first."""
-        start = self._find(path)
+        start = self.find(path)
         waiting: list[tuple[str, Inode]] = [("", start)]
         while waiting:
             prefix, directory = waiting.pop()
@@ -170,24 +171,25 @@ class MemoryFileSystem:
 
     # -- paths ----------------------------------------------------------------------------------
 
-    def _find(self, path: PathLike) -> Inode:
+    def find(self, path: PathLike) -> Inode:
+        """Give what a path leads to."""
+        return self._walk(_parts(os.fspath(path)), path)
+
+    def _walk(self, parts: Iterable[str], path: PathLike) -> Inode:
         inode = self._root
-        for part in os.fspath(path).split("/"):
-            if part:
-                if inode.entries is None:
-                    raise _error(errno.ENOTDIR, path)
-                found = inode.entries.get(part)
-                if found is None:
-                    raise _error(errno.ENOENT, path)
-                inode = found
+        for part in parts:
+            entries = inode.entries
+            if entries is None:
+                raise _error(errno.ENOTDIR, path)
+            found = entries.get(part)
+            if found is None:
+                raise _error(errno.ENOENT, path)
+            inode = found
         return inode
 
     def _parent(self, path: PathLike) -> tuple[dict[str, Inode], str]:
-        parent, _, name = os.fspath(path).rpartition("/")
-        try:
-            entries = self._find(parent).entries
-        except OSError as error:
-            raise _error(error.errno or 0, path) from None
+        parents, name = _place(os.fspath(path))
+        entries = self._walk(parents, path).entries
         if entries is None:
             raise _error(errno.ENOTDIR, path)
         return entries, name
@@ -377,23 +379,23 @@ class MemoryFileSystem:
         del entries[name]
 
     def listdir(self, path: PathLike, /) -> list[str]:
-        entries = self._find(path).entries
+        entries = self.find(path).entries
         if entries is None:
             raise _error(errno.ENOTDIR, path)
         return list(entries)
 
     def stat(self, path: PathLike, /) -> os.stat_result:
-        return _status(self._find(path))
+        return _status(self.find(path))
 
     def statvfs(self, path: PathLike, /) -> os.statvfs_result:
-        self._find(path)
+        self.find(path)
         return os.statvfs_result((4096, 4096, 1 << 20, 1 << 19, 1 << 19, 0, 0, 0, 0, 255))
 
     def fstat(self, fd: int, /) -> os.stat_result:
         return _status(self._file(fd).inode)
 
     def sync_dir(self, path: PathLike, /) -> None:
-        if self._find(path).entries is None:
+        if self.find(path).entries is None:
             raise _error(errno.ENOTDIR, path)
 
     def lock(self, fd: int, /) -> bool:
@@ -413,6 +415,19 @@ class MemoryFileSystem:
 
     def boot_id(self) -> bytes:
         return self.boot
+
+
+@lru_cache(1 << 14)
+def _parts(path: str) -> tuple[str, ...]:
+    """Give the names in a path: stores have few paths, and name them again and again."""
+    return tuple(part for part in path.split("/") if part)
+
+
+@lru_cache(1 << 14)
+def _place(path: str) -> tuple[tuple[str, ...], str]:
+    """Give the names that lead to a path's directory, and the name there."""
+    parent, _, name = path.rpartition("/")
+    return _parts(parent), name
 
 
 def _status(inode: Inode) -> os.stat_result:

@@ -50,7 +50,7 @@ from tests.crash.disk import (
     parts_of_copy,
 )
 from tests.effort import SEED
-from tests.memory_fs import FileMap, MemoryFileSystem
+from tests.memory_fs import FileMap, Inode, MemoryFileSystem
 
 __all__ = ["CrashState", "RecordingFileSystem", "crash_states"]
 
@@ -141,6 +141,8 @@ class RecordingFileSystem:
 
     def _look(self, path: str, node: _Node) -> _Node:
         """Take in what is there."""
+        if self._memory is not None:
+            return self._take_in(self._memory.find(path), node)
         assert node.entries is not None
         names = self.start.directories[node.inode] = {}
         for name in self._below.listdir(path):
@@ -152,6 +154,22 @@ class RecordingFileSystem:
                 self._look(full, child)
             else:
                 self.start.contents[child.inode] = self._content(full)
+        return node
+
+    def _take_in(self, directory: Inode, node: _Node) -> _Node:
+        """:meth:`_look` in memory, where nothing needs to be opened: this is done for each state
+        that is explored."""
+        assert node.entries is not None
+        assert directory.entries is not None
+        names = self.start.directories[node.inode] = {}
+        for name, inode in directory.entries.items():
+            is_directory = inode.entries is not None
+            child = node.entries[name] = _Node(self._new_inode(), {} if is_directory else None)
+            names[name] = child.inode
+            if is_directory:
+                self._take_in(inode, child)
+            else:
+                self.start.contents[child.inode] = inode.content()
         return node
 
     def _content(self, path: str) -> bytes:
@@ -473,6 +491,8 @@ def crash_states(
         states = _states_at(disk, point, window, random_per_point, chance)
         some = (state() for state in states if next(numbers) % power == 0)
         for state in itertools.chain(_kill_states(disk, point, last), some):
+            if state is None:
+                continue
             key = hash(state.key())
             if key not in seen:
                 seen.add(key)
@@ -495,8 +515,9 @@ def _kill_states(disk: Disk, point: int, last: Operation | None) -> Iterator[Cra
 
 def _states_at(
     disk: Disk, point: int, window: int, random_per_point: int, chance: random.Random
-) -> Iterator[Callable[[], CrashState]]:
-    """Give what makes each state: it takes longer to make one than to know of it."""
+) -> Iterator[Callable[[], CrashState | None]]:
+    """Give what makes each state, or ``None`` where a disk can't come to it: either takes longer
+    than to know of it."""
     data, changes = disk.data, disk.changes
     if not data and not changes:
         return
@@ -523,14 +544,15 @@ def _states_at(
             yield "random", some, [each for each in changes if chance.random() < 0.6]
 
     for how, done, named in states():
-        if _is_possible(data, done):
-            writes = [each for each in done if each is not None]
-            yield partial(_power_state, disk, point, how, writes, named)
+        yield partial(_power_state, disk, point, how, done, named)
 
 
 def _power_state(
-    disk: Disk, point: int, how: str, writes: list[Data], named: list[Name]
-) -> CrashState:
+    disk: Disk, point: int, how: str, done: list[Data | None], named: list[Name]
+) -> CrashState | None:
+    if not _is_possible(disk.data, done):
+        return None
+    writes = [each for each in done if each is not None]
     return CrashState(point, how, *disk.files(writes, named), tuple(disk.notes))
 
 

@@ -13,6 +13,13 @@ from tests import effort
 from tests.rocketstore.support import Clock, open_tiny, store_files
 
 
+@pytest.fixture(autouse=True)
+def all_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These stores have some 40 index files, and each query reads all of them: what is closed and
+    opened again on the way has tests of its own (``test_many_index_files``)."""
+    monkeypatch.setattr("rocketstore.index_service._OPEN_MAX", 100)
+
+
 def fill(store: Store, count: int, *, first: int = 0) -> list[int]:
     """Puts over three queues, some without keys; gives their offsets."""
     offsets = []

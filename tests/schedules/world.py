@@ -85,13 +85,13 @@ class PointedFileSystem:
 
     def sync_dir(self, path: Any, /) -> None:
         point("file", "sync_dir")
-        inode = self.memory._find(path)
+        inode = self.memory.find(path)
         assert inode.entries is not None
         self._names[inode.number] = dict(inode.entries)
 
     def make_safe(self) -> None:
         """All there is is on disk."""
-        root = self.memory._find("/")
+        root = self.memory.find("/")
         for inode in (root, *(inode for _, inode in self.memory.tree())):
             if inode.entries is None:
                 self._safe[inode.number] = inode.content()
@@ -105,7 +105,7 @@ class PointedFileSystem:
     def _left(self, names: dict[int, dict[str, Inode]] | None) -> Image:
         files: dict[str, bytes] = {}
         directories: set[str] = set()
-        waiting = [("", self.memory._find("/"))]
+        waiting = [("", self.memory.find("/"))]
         while waiting:
             prefix, directory = waiting.pop()
             entries = directory.entries if names is None else names.get(directory.number)
