@@ -58,9 +58,9 @@ def test_a_look_says_what_the_files_hold(engine: qindex.Engine) -> None:
 
 def test_rates(engine: qindex.Engine) -> None:
     looker = Looker(engine.directory)
+    started = monotonic()
     assert looker.look().queues[1].rates is None
     queue = engine.queue("small")
-    started = monotonic()
     queue.publish_many([b"z"] * 1000)
     queue.get_many(500)
     sleep(0.05)
