@@ -37,6 +37,33 @@ def names() -> list[str]:
 
 NAMES = names()
 
+_LONG = {
+    "dead_letters_in_order": 6,
+    "reject_reject": 4,
+    "follow_publish_flush": 4,
+    "close_close": 4,
+    "handler_stored_compact": 4,
+    "drop_head_close": 3,
+    "reject_flush": 3,
+    "publish_stored_flush": 3,
+    "aio_close_plain_close": 3,
+    "rocket_handler_in_checkpoint": 3,
+    "dead_letter_close": 3,
+    "rocket_fsync_put_put": 3,
+    "compact_publish_ack": 2,
+}
+"""Workloads with many schedules, and in how many slices the quick tier's parts have them: no part
+takes much longer than another."""
+
+
+def dealt(part: int) -> tuple[list[str], list[tuple[str, int, int]]]:
+    """Give what a part explores: workloads as a whole, and slices (name, of how many, which)."""
+    cuts = _LONG if effort.QUICK else {}
+    slices = [(name, cuts[name], turn) for name in cuts for turn in range(cuts[name])]
+    whole = [name for name in NAMES if name not in cuts]
+    # Dealt on where the slices end: a part has as many of both as another.
+    return whole[(part - len(slices)) % PARTS :: PARTS], slices[part::PARTS]
+
 
 def explored(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     """Run the explorer in a process of its own."""
@@ -66,8 +93,18 @@ def check(*arguments: str, expected: list[str]) -> None:
 def test_every_schedule(part: int) -> None:
     if effort.QUICK and part != effort.turn(PARTS, "schedules"):
         effort.skip_in_quick(f"part {part} of the schedules is another commit's")
-    some = NAMES[part::PARTS]
+    some, slices = dealt(part)
     check(*some, expected=some)
+    for name, count, turn in slices:
+        check(name, "--slices", str(count), "--turn", str(turn), expected=[name])
+
+
+def test_the_parts_are_all_of_the_schedules() -> None:
+    parts = [dealt(part) for part in range(PARTS)]
+    cuts = {name: count for _, slices in parts for name, count, _ in slices}
+    turns = [(name, turn) for _, slices in parts for name, _, turn in slices]
+    assert sorted([*(name for some, _ in parts for name in some), *cuts]) == sorted(NAMES)
+    assert sorted(turns) == sorted((name, at) for name in cuts for at in range(cuts[name]))
 
 
 @pytest.mark.skipif(not effort.NIGHTLY, reason="nightly")
