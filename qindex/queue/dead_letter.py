@@ -56,6 +56,8 @@ class Letter:
 def _deaths(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give what the headers tell; a publisher may have put anything there."""
     found = headers.get(DEATHS)
+    if found is None:
+        return []  # this is its first death, as a rule: whoever waits for room is asked each time
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return []
     return [dict(one) for one in found if isinstance(one, Mapping)]
@@ -67,6 +69,8 @@ def goes_round(letter: Letter, target: str) -> bool:
     if letter.reason in _BY_CONSUMERS:
         return False
     deaths = _deaths(letter.message.headers)
+    if not deaths:
+        return False
     since = list(takewhile(lambda one: one.get("queue") != target, deaths))
     if len(since) == len(deaths):
         return False
