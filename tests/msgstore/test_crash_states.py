@@ -8,9 +8,8 @@ everything else is what a queue index might say: it may name messages that were 
 
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,9 +21,11 @@ from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import encode
 from tests.effort import by_tier
+from tests.memory_fs import MemoryFileSystem
 from tests.msgstore.records import check, message_id, record_of
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 
+ROOT, STORE = "/run", Path("/run/store")
 SIZE, LIMIT = 130, 600
 """Of a record and of a file, bytes; several records to a disk sector."""
 BIG_SIZE, BIG_LIMIT = 1500, 5000
@@ -42,7 +43,6 @@ class Promise:
 class Driver:
     """A store on a recording file system, and the model of what it owes."""
 
-    directory: Path
     fs: RecordingFileSystem
     store: MessageStore
     written: set[int] = field(default_factory=set)
@@ -76,7 +76,7 @@ class Driver:
         self.store.close()
         self.fs.forget_descriptors()
         wanted = {message_id(number): 1 for number in self.written}
-        self.store = open_on(self.directory, self.fs, wanted)
+        self.store = open_on(self.fs, wanted)
         assert self.store.missing == set()
 
     def _promise(self, kept: frozenset[int]) -> None:
@@ -84,9 +84,9 @@ class Driver:
         self.fs.note(Promise(kept))
 
 
-def open_on(directory: Path, fs: RecordingFileSystem, wanted: dict[bytes, int]) -> MessageStore:
+def open_on(fs: RecordingFileSystem, wanted: dict[bytes, int]) -> MessageStore:
     return MessageStore.open(
-        directory,
+        STORE,
         references=wanted,
         snapshot=None,
         check=check,
@@ -177,10 +177,15 @@ WORKLOADS: list[Callable[[Driver], None]] = [
 ]
 
 
-def record(directory: Path, workload: Callable[[Driver], None]) -> RecordingFileSystem:
-    directory.mkdir(exist_ok=True)
-    fs = RecordingFileSystem(directory)
-    driver = Driver(directory / "store", fs, open_on(directory / "store", fs, {}))
+def on_disk(
+    files: Mapping[str, bytes] | None = None, directories: frozenset[str] = frozenset()
+) -> RecordingFileSystem:
+    return RecordingFileSystem(ROOT, MemoryFileSystem(files, directories, root=ROOT))
+
+
+def record(workload: Callable[[Driver], None]) -> RecordingFileSystem:
+    fs = on_disk()
+    driver = Driver(fs, open_on(fs, {}))
     workload(driver)
     driver.store.close()
     fs.forget_descriptors()
@@ -206,11 +211,11 @@ def everything() -> dict[bytes, int]:
     return {message_id(number): 1 for number in range(30)}
 
 
-def recover(directory: Path, kept: frozenset[int], how: str, compact: bool) -> None:
+def recover(state: CrashState, kept: frozenset[int], how: str, compact: bool) -> None:
     """Open, look, write, close, and do it again."""
-    fs = RecordingFileSystem(directory)
+    fs = on_disk(state.files, state.directories)
     for round_ in range(2):
-        with open_on(directory / "store", fs, everything()) as store:
+        with open_on(fs, everything()) as store:
             assert_keeps(store, kept, how)
             ids = list(everything())
             for msg_id, data in zip(ids, store.read_many(ids), strict=True):
@@ -232,40 +237,34 @@ ENOUGH = by_tier(quick=10, all=50, nightly=50)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_no_crash_loses_what_was_promised(
-    workload: Callable[[Driver], None], tmp_path: Path
-) -> None:
-    fs = record(tmp_path / "run", workload)
+def test_no_crash_loses_what_was_promised(workload: Callable[[Driver], None]) -> None:
+    fs = record(workload)
     count = 0
     for state in crash_states(fs, power=POWER):
-        target = state.build(tmp_path / "state")
-        recover(target, promised(state), f"{state.point}: {state.how}", count % 2 == 0)
-        shutil.rmtree(target)
+        recover(state, promised(state), f"{state.point}: {state.how}", count % 2 == 0)
         count += 1
     assert count > ENOUGH
 
 
-def make_leftovers(directory: Path) -> dict[bytes, int]:
+def leftovers() -> dict[str, bytes]:
     """What RabbitMQ leaves in the middle of combining, and a torn tail: recovery has to copy."""
 
     def framed(*numbers: int) -> bytes:
         return b"".join(encode(message_id(number), record_of(number, SIZE)) for number in numbers)
 
-    store = directory / "store"
-    store.mkdir(parents=True)
-    (store / "0.rdq").write_bytes(framed(0) + bytes(400))
-    (store / "0.rdt").write_bytes(framed(1, 2))
-    (store / "1.rdq").write_bytes(framed(3) + bytes(77) + framed(4))
-    (store / "2.rdq").write_bytes(framed(5, 6) + framed(7)[:-3])
-    (store / "3.rdq.tmp").write_bytes(framed(5))
-    (store / "clean.dot").write_bytes(b"x")
-    return {message_id(number): 1 for number in range(7)}
+    return {
+        "store/0.rdq": framed(0) + bytes(400),
+        "store/0.rdt": framed(1, 2),
+        "store/1.rdq": framed(3) + bytes(77) + framed(4),
+        "store/2.rdq": framed(5, 6) + framed(7)[:-3],
+        "store/3.rdq.tmp": framed(5),
+        "store/clean.dot": b"x",
+    }
 
 
-def test_no_crash_during_recovery_loses_anything(tmp_path: Path) -> None:
-    wanted = make_leftovers(tmp_path / "run")
-    fs = RecordingFileSystem(tmp_path / "run")
-    with open_on(tmp_path / "run" / "store", fs, wanted) as store:
+def test_no_crash_during_recovery_loses_anything() -> None:
+    fs = on_disk(leftovers())
+    with open_on(fs, {message_id(number): 1 for number in range(7)}) as store:
         assert store.missing == set()
         store.compact()
         store.write(message_id(20), record_of(20, SIZE))
@@ -273,44 +272,36 @@ def test_no_crash_during_recovery_loses_anything(tmp_path: Path) -> None:
     fs.forget_descriptors()
     count = 0
     for state in crash_states(fs, power=POWER):
-        target = state.build(tmp_path / "state")
-        recover(target, frozenset(range(7)), f"{state.point}: {state.how}", count % 2 == 0)
-        shutil.rmtree(target)
+        recover(state, frozenset(range(7)), f"{state.point}: {state.how}", count % 2 == 0)
         count += 1
     assert count > ENOUGH
 
 
 @pytest.mark.parametrize("workload", [batches, combine, reopen], ids=lambda each: each.__name__)
 def test_no_crash_loses_a_record_of_many_sectors(
-    workload: Callable[[Driver], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workload: Callable[[Driver], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "SIZE", BIG_SIZE)
     monkeypatch.setattr(module, "LIMIT", BIG_LIMIT)
-    fs = record(tmp_path / "run", workload)
+    fs = record(workload)
     for state in crash_states(fs, window=6, random_per_point=1, power=POWER):
-        target = state.build(tmp_path / "state")
-        recover(target, promised(state), f"{state.point}: {state.how}", False)
-        shutil.rmtree(target)
+        recover(state, promised(state), f"{state.point}: {state.how}", False)
 
 
-def test_no_second_crash_loses_anything(tmp_path: Path) -> None:
+def test_no_second_crash_loses_anything() -> None:
     """A crash in the middle of compaction, and then one in the recovery from it."""
-    first = record(tmp_path / "run", combine_while_unsynced)
+    first = record(combine_while_unsynced)
     states = list(crash_states(first, random_per_point=0))
     count = 0
     for state in states[:: max(1, len(states) // FIRST)]:
         kept = promised(state)
-        target = state.build(tmp_path / "first")
-        fs = RecordingFileSystem(target)
-        with open_on(target / "store", fs, everything()) as store:
+        fs = on_disk(state.files, state.directories)
+        with open_on(fs, everything()) as store:
             assert_keeps(store, kept, state.how)
             store.compact()
         fs.forget_descriptors()
         for again in crash_states(fs, window=4, random_per_point=1, power=POWER):
-            second = again.build(tmp_path / "second")
-            recover(second, kept, f"{state.how}; then {again.point}: {again.how}", False)
-            shutil.rmtree(second)
+            recover(again, kept, f"{state.how}; then {again.point}: {again.how}", False)
             count += 1
-        shutil.rmtree(target)
     assert count > 2 * ENOUGH

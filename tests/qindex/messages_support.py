@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import qindex
-from journal.files import PathLike, RealFileSystem
+from journal.files import REAL, FileSystem, PathLike, RealFileSystem
 from msgstore import MessageStore
 from qindex.view.reader import StoreReader
 from tests.qindex.support import open_quietly
@@ -52,18 +52,18 @@ def rdq_files(directory: Path) -> list[Path]:
     return sorted((directory / PERSISTENT).glob("*.rdq"), key=lambda path: int(path.stem))
 
 
-def index_counts(directory: PathLike) -> Counter[bytes]:
+def index_counts(directory: PathLike, fs: FileSystem = REAL) -> Counter[bytes]:
     """How many index entries name each message, as the files have it."""
-    reader = StoreReader(directory)
+    reader = StoreReader(directory, fs=fs)
     found: Counter[bytes] = Counter()
     for one in reader.directories():
         found.update(reader.pin(one).stored_ids().persistent)
     return found
 
 
-def assert_counts(engine: qindex.Engine) -> int:
+def assert_counts(engine: qindex.Engine, fs: FileSystem = REAL) -> int:
     """The message store's counts are those of the index; gives the number of messages."""
-    expected = index_counts(engine.directory)
+    expected = index_counts(engine.directory, fs)
     if engine._messages._persistent is None:
         assert not expected
         return 0

@@ -13,7 +13,6 @@ opened, and held against the notes:
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +21,14 @@ import pytest
 
 import qindex
 from journal.errors import DamageError
-from journal.files import RealFileSystem
+from journal.files import FileSystem
 from tests.effort import by_tier, part
+from tests.memory_fs import MemoryFileSystem
 from tests.qindex.messages_support import assert_counts, big, ready, stored
-from tests.qindex.support import OtherBootFileSystem
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 
+ROOT = "/run"
+STORE = Path("/run/store")
 NAMES = ("a", "b", "c")
 STATES = by_tier(quick=6, all=160, nightly=100_000)
 """States of a loss of power that are tried of each workload, about."""
@@ -37,16 +38,6 @@ POWER = by_tier(quick=32, all=1, nightly=1)
 Places = frozenset[tuple[str, int]]
 """Messages in their queues."""
 NONE: Places = frozenset()
-
-
-class NoSync(OtherBootFileSystem):
-    """The real file system, in another run of the system if ``boot`` is given; it syncs nothing,
-    for time's sake: nobody cuts the power of the test."""
-
-    def __init__(self, boot: bytes = RealFileSystem.boot_id()) -> None:
-        super().__init__(boot)
-        self.fdatasync = lambda fd: None
-        self.sync_dir = lambda path: None  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,6 @@ class Promise:
 class Driver:
     """An engine on a recording file system, and what it has promised."""
 
-    directory: Path
     fs: RecordingFileSystem
     engine: qindex.Engine = field(init=False)
     kept: Places = NONE
@@ -73,7 +63,7 @@ class Driver:
     safely_gone: Places = NONE
 
     def __post_init__(self) -> None:
-        self.engine = open_store(self.directory, fs=self.fs)
+        self.engine = open_store(self.fs)
 
     def publish(self, *numbers: int, to: str = "a", confirm: bool = False) -> None:
         for number in numbers:
@@ -123,7 +113,7 @@ class Driver:
         self.engine.close()
         self._synced(NAMES)
         self._note()
-        self.engine = open_store(self.directory, fs=self.fs)
+        self.engine = open_store(self.fs)
 
     def _synced(self, names: Iterable[str]) -> None:
         self.safe |= {place for place in self.kept if place[0] in names}
@@ -133,8 +123,8 @@ class Driver:
         self.fs.note(Promise(self.kept, self.gone, self.safe, self.safely_gone))
 
 
-def open_store(directory: Path, **options: object) -> qindex.Engine:
-    return stored(directory, **{"store_file_bytes": 4096, **options})
+def open_store(fs: FileSystem, **options: object) -> qindex.Engine:
+    return stored(STORE, **{"store_file_bytes": 4096, "fs": fs, **options})
 
 
 def body_of(number: int) -> bytes:
@@ -220,10 +210,9 @@ WORKLOADS: list[Callable[[Driver], None]] = [
 ]
 
 
-def record(directory: Path, workload: Callable[[Driver], None]) -> RecordingFileSystem:
-    directory.mkdir()
-    fs = RecordingFileSystem(directory)
-    driver = Driver(directory / "store", fs)
+def record(workload: Callable[[Driver], None]) -> RecordingFileSystem:
+    fs = RecordingFileSystem(ROOT, MemoryFileSystem(root=ROOT))
+    driver = Driver(fs)
     workload(driver)
     fs.note("the end")
     driver.engine.close()
@@ -244,19 +233,21 @@ def promise_of(state: CrashState) -> Promise:
     return promises[-1] if promises else Promise()
 
 
-def open_after(directory: Path, kill: bool, options: dict[str, NoSync]) -> qindex.Engine:
+def open_after(fs: MemoryFileSystem, kill: bool) -> qindex.Engine:
     """Open what a crash left. Records that a later sync would have covered may be gone from
     between others in an index file, which open does not take for granted; it must then be the
     index that it complains of, and repair must keep what was promised."""
     try:
-        return open_store(directory, **options)
+        return open_store(fs)
     except DamageError as error:
         if kill or not error.path.endswith((".jif", ".idx")):
             raise
-        return open_store(directory, **options, repair=True)
+        return open_store(fs, repair=True)
 
 
-def check(engine: qindex.Engine, promise: Promise, kill: bool, how: str) -> None:
+def check(
+    engine: qindex.Engine, fs: MemoryFileSystem, promise: Promise, kill: bool, how: str
+) -> None:
     known = set(engine.queue_names())
     there: set[tuple[str, int]] = set()
     for name in known & set(NAMES):
@@ -271,29 +262,24 @@ def check(engine: qindex.Engine, promise: Promise, kill: bool, how: str) -> None
     if not engine.options.repair:
         damage = [one for one in engine.findings if one.cause is qindex.Cause.DAMAGE]
         assert damage == [], how
-    assert_counts(engine)
+    assert_counts(engine, fs)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_no_crash_loses_what_was_promised(
-    workload: Callable[[Driver], None], tmp_path: Path
-) -> None:
-    fs = record(tmp_path / "run", workload)
-    states = chosen(fs)
-    target = tmp_path / "state"
+def test_no_crash_loses_what_was_promised(workload: Callable[[Driver], None]) -> None:
+    states = chosen(record(workload))
     for count, state in enumerate(states):
         kill = state.how == "kill"
         how = f"{state.point}: {state.how}"
-        directory = state.build(target) / "store"
         promise = promise_of(state)
-        options = {"fs": NoSync() if kill else NoSync(b"another boot")}
-        with open_after(directory, kill, options) as engine:
-            check(engine, promise, kill, how)
+        boot = b"one boot" if kill else b"another boot"
+        fs = MemoryFileSystem(state.files, state.directories, root=ROOT, boot=boot)
+        with open_after(fs, kill) as engine:
+            check(engine, fs, promise, kill, how)
             if count % 3 == 0:
                 engine.compact()
-                check(engine, promise, kill, how)
-        with open_store(directory, **options) as engine:
-            check(engine, promise, kill, f"{how}, opened again")
-        shutil.rmtree(target)
+                check(engine, fs, promise, kill, how)
+        with open_store(fs) as engine:
+            check(engine, fs, promise, kill, f"{how}, opened again")
     assert len(states) > by_tier(quick=30, all=100, nightly=100)
