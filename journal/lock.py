@@ -10,13 +10,14 @@ import errno
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Protocol
 
 from journal.errors import LockedError
 from journal.files import FileSystem, PathLike, close_quietly, read_optional
 
-__all__ = ["DirectoryLock", "hold_if_there", "holder", "open_claimed", "release_in_child"]
+__all__ = ["DirectoryLock", "hold_if_there", "holder", "let_go_in_child", "open_claimed", "unlock"]
 
 _LOCK_TABLE = "/proc/locks"
 UNKNOWN_PID = 0
@@ -41,7 +42,6 @@ class DirectoryLock:
         deadline = monotonic() + timeout
 
         def take(fd: int) -> None:
-            self._hold(fd)
             while not fs.lock(fd):
                 if monotonic() >= deadline:
                     raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
@@ -56,19 +56,23 @@ class DirectoryLock:
                     raise
 
         try:
-            open_claimed(fs, path, os.O_RDWR | os.O_CREAT, take)
+            open_claimed(fs, path, os.O_RDWR | os.O_CREAT, self._hold, take)
         except BaseException:
             self._fd = None  # closed
             raise
 
-    def _hold(self, fd: int) -> None:
-        """Take note of the descriptor before it is locked: a child that is forked from then on
-        must not keep the lock when this process gives it back, or dies."""
+    def _hold(self, fd: int | None) -> None:
         self._fd = fd
-        release_in_child(self)
+        let_go_in_child(self)
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would race with the next owner."""
+        if self._fd is not None:
+            unlock(self._fs, self._fd)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the file. The lock is given back if no other process has the file open."""
         # The number is taken out first, here and wherever a file is closed: a call that is cut
         # short behind the close must not leave a number that is another file's the next time.
         fd, self._fd = self._fd, None
@@ -76,18 +80,42 @@ class DirectoryLock:
             close_quietly(self._fs, fd, "the lock of the directory")
 
 
-def open_claimed(fs: FileSystem, path: PathLike, flags: int, take: Callable[[int], None]) -> int:
+def open_claimed(
+    fs: FileSystem,
+    path: PathLike,
+    flags: int,
+    hold: Callable[[int | None], None],
+    take: Callable[[int], None],
+) -> int:
     """Open a lock file and call ``take`` with its descriptor, which stays open unless that raises.
 
+    ``hold`` is called with the descriptor before: a child that is forked from then on closes it,
+    and does not keep the lock when this process gives it back, or dies. One that was forked
+    between the two may have the file for as long as it lives: then it is opened anew. ``hold`` is
+    told ``None`` when the file is about to be closed.
     Raises what ``take`` raises, and :class:`OSError`.
     """
-    fd = fs.open(path, flags | os.O_CLOEXEC, 0o644)
-    try:
-        take(fd)
-    except BaseException:
+    while True:
+        forks = _forks_begun
+        fd = fs.open(path, flags | os.O_CLOEXEC, 0o644)
+        try:
+            hold(fd)
+            if forks == _forks_begun == _forks_ended:
+                take(fd)
+                return fd
+            hold(None)
+        except BaseException:
+            fs.close(fd)
+            raise
         fs.close(fd)
-        raise
-    return fd
+        sleep(_PAUSE)
+
+
+def unlock(fs: FileSystem, fd: int) -> None:
+    """Give back the lock of a file that is about to be closed, whoever else has it open: a child
+    that was forked in the middle of the close."""
+    with suppress(OSError):  # the close gives it back as well
+        fs.unlock(fd)
 
 
 def hold_if_there(fs: FileSystem, path: PathLike) -> DirectoryLock | None:
@@ -101,12 +129,11 @@ def hold_if_there(fs: FileSystem, path: PathLike) -> DirectoryLock | None:
     held._fs, held._fd = fs, None
 
     def take(fd: int) -> None:
-        held._hold(fd)
         if not fs.lock(fd):
             raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
 
     try:
-        open_claimed(fs, path, os.O_RDONLY, take)
+        open_claimed(fs, path, os.O_RDONLY, held._hold, take)
     except FileNotFoundError:
         return None
     except BaseException:
@@ -144,23 +171,38 @@ def _pid(data: bytes) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-class _Releasable(Protocol):
-    def release(self) -> None: ...
+class _Held(Protocol):
+    def let_go(self) -> None: ...
 
 
-_held: weakref.WeakSet[_Releasable] = weakref.WeakSet()
+_held: weakref.WeakSet[_Held] = weakref.WeakSet()
+_forks_begun = _forks_ended = 0
 
 
-def release_in_child(lock: _Releasable) -> None:
-    """Release ``lock`` in each child that is forked from now on: there, it closes the file."""
+def let_go_in_child(lock: _Held) -> None:
+    """Have ``lock`` close its file in each child that is forked from now on."""
     _held.add(lock)
+
+
+def _fork_begins() -> None:
+    global _forks_begun
+    _forks_begun += 1
+
+
+def _fork_ends() -> None:
+    global _forks_ended
+    _forks_ended += 1
 
 
 def _let_go_in_child() -> None:
     """A lock is of the open file, which a child shares: as long as it has that open, the lock is
     held, by a process that does not know of it."""
+    global _forks_ended
+    _forks_ended = _forks_begun
     for lock in list(_held):
-        lock.release()
+        lock.let_go()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(
+    before=_fork_begins, after_in_parent=_fork_ends, after_in_child=_let_go_in_child
+)

@@ -13,7 +13,7 @@ import os
 
 from journal.errors import LockedError, NotAStoreError, StorageError
 from journal.files import FileSystem, RealFileSystem, close_quietly
-from journal.lock import open_claimed, release_in_child
+from journal.lock import let_go_in_child, open_claimed, unlock
 
 __all__ = ["StoreLock"]
 
@@ -46,7 +46,7 @@ class StoreLock:
         taken = False
         try:
             flags = os.O_RDWR | os.O_CREAT if change else os.O_RDONLY
-            open_claimed(fs, path, flags, self._take)
+            open_claimed(fs, path, flags, self._hold, self._take)
             taken = True
         except (FileNotFoundError, NotADirectoryError):
             if not change:
@@ -59,10 +59,12 @@ class StoreLock:
                 self._fd = None  # closed
                 _held.pop(self._key, None)
 
+    def _hold(self, fd: int | None) -> None:
+        self._fd = fd
+        let_go_in_child(self)
+
     def _take(self, fd: int) -> None:
         fs = self._fs
-        self._fd = fd
-        release_in_child(self)
         if not fs.lock(fd) or (self._change and not fs.lock_byte(fd)):
             raise LockedError(self._path, fs.byte_holder(fd))
         if not self._change:
@@ -75,6 +77,12 @@ class StoreLock:
 
     def release(self) -> None:
         """Give the lock back; can be repeated. The file stays, as the broker leaves it."""
+        if self._fd is not None:
+            unlock(self._fs, self._fd)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the file. The lock is given back if no other process has the file open."""
         fd, self._fd = self._fd, None
         if fd is not None:
             close_quietly(self._fs, fd, self._path)

@@ -405,6 +405,11 @@ class MemoryFileSystem:
         file.inode.locked_by = file
         return True
 
+    def unlock(self, fd: int, /) -> None:
+        file = self._file(fd)
+        if file.inode.locked_by is file:
+            file.inode.locked_by = None
+
     def lock_byte(self, fd: int, /) -> bool:
         self._file(fd)
         return True  # another process never has a file that is in this one's memory

@@ -136,6 +136,7 @@ class RecordingFileSystem:
         self.fstat = below.fstat
         self.lock = below.lock
         self.lock_byte = below.lock_byte
+        self.unlock = below.unlock
         self.byte_holder = below.byte_holder
         self.boot_id = below.boot_id
 

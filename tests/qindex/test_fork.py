@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import PathLike, RealFileSystem
+from journal.files import REAL, PathLike, RealFileSystem
+from journal.lock import DirectoryLock
+from rocketstore.lock import StoreLock
 from tests.qindex.support import drain, open_quietly
 from tests.waiting import WAIT
 
@@ -150,6 +152,48 @@ def test_a_child_forked_in_the_middle_of_an_open_keeps_no_lock(tmp_path: Path) -
     try:
         with open_quietly(tmp_path) as engine:
             assert [body for _, body, _ in drain(engine.queue("q"))] == [b"x"]
+    finally:
+        os.kill(fs.child, signal.SIGKILL)
+        os.waitpid(fs.child, 0)
+
+
+class ForkingLockFileSystem(RealFileSystem):
+    """Forks a child that lives on, behind the open of a file, or before its close."""
+
+    def __init__(self, point: str) -> None:
+        self.point, self.child = point, 0
+
+    def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int:  # type: ignore[override]
+        fd = os.open(path, flags, mode)
+        self._fork("open")
+        return fd
+
+    def close(self, fd: int, /) -> None:
+        self._fork("close")
+        os.close(fd)
+
+    def _fork(self, point: str) -> None:
+        if point == self.point and not self.child:
+            self.child = os.fork()
+            while not self.child:
+                signal.pause()
+
+
+@pytest.mark.parametrize("point", ["open", "close"])
+@pytest.mark.parametrize("kind", [DirectoryLock, StoreLock])
+def test_a_child_forked_around_the_lock_file_keeps_no_lock(
+    tmp_path: Path, kind: type[DirectoryLock] | type[StoreLock], point: str
+) -> None:
+    """Once in some hundred opens beside forks all later ones failed, until the child ended."""
+    path = str(tmp_path / "lock")
+    fs = ForkingLockFileSystem(point)
+    lock = kind(fs, path)
+    try:
+        if point == "open":
+            lock.let_go()  # as the kernel does when this process dies
+        else:
+            lock.release()
+        kind(REAL, path).release()
     finally:
         os.kill(fs.child, signal.SIGKILL)
         os.waitpid(fs.child, 0)
