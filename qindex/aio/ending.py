@@ -17,7 +17,7 @@ from functools import partial
 from journal.background import Background
 from journal.errors import StoreError
 from qindex.aio.ports import Ports
-from qindex.aio.threads import Helper, Syncer
+from qindex.aio.threads import Helper, Syncer, to_the_end
 from qindex.engine.engine import Engine
 
 __all__ = ["close_at_the_end"]
@@ -44,7 +44,10 @@ async def _guard(
         yield
     finally:
         used = ports()
-        if not engine.closed and (used is None or not used.is_used_beside(loop)):
+        if used is None:
+            # It was given up, and a thread closes it: the end of the loop waits for that.
+            await to_the_end(loop.run_in_executor(None, _close, engine, syncer))
+        elif not engine.closed and not used.is_used_beside(loop):
             _warn(engine)
             try:
                 await helper.finish(partial(_close, engine, syncer))

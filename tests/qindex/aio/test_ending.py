@@ -68,6 +68,24 @@ def test_when_it_is_given_up(tmp_path: Path) -> None:
         assert len(engine.queue("q")) == 1
 
 
+def test_given_up_in_its_loop_it_is_closed_when_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next open was refused, as long as a thread was at the close."""
+    close = qindex.Engine.close
+    monkeypatch.setattr(qindex.Engine, "close", lambda engine: (time.sleep(0.3), close(engine))[1])
+
+    async def main() -> None:
+        engine = await qindex.aio.open(tmp_path)
+        await (await engine.queue("q")).publish(b"x", confirm=True)
+
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        asyncio.run(main())
+    with qindex.open(tmp_path) as engine:
+        assert not engine.findings
+        assert len(engine.queue("q")) == 1
+
+
 def test_a_queue_alone_keeps_it(tmp_path: Path) -> None:
     async def main() -> None:
         engine = await qindex.aio.open(tmp_path)
