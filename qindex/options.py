@@ -93,6 +93,8 @@ class Options:
                 raise UsageError(f"{name} must be {shape.wanted}, not {value!r}")
 
 
+_SWITCH = OneOf((True, False))
+
 _SHAPES = {
     "durability": OneOf(get_args(Durability)),
     "record_format": OneOf(get_args(Format)),
@@ -105,6 +107,9 @@ _SHAPES = {
     "store_file_bytes": Int(4096, 1 << 40),
     "garbage_ratio": Number(0.01, 1),
     "compaction_bytes_per_second": Optional(Number(1, 1e18)),
+    "background": _SWITCH,
+    "repair": _SWITCH,
+    "read_only": _SWITCH,
     "lock_timeout": Number(0, 1e9),
     "vhost": Text(255),
     "segment_entry_count": Optional(Int(1, 1 << 14)),

@@ -461,6 +461,14 @@ def test_options_that_are_no_numbers(value: Any) -> None:
             qindex.Options(**{name: value})
 
 
+@pytest.mark.parametrize("value", ["no", 0, None, math.nan], ids=repr)
+@pytest.mark.parametrize("name", ["background", "read_only", "repair"])
+def test_options_that_are_no_switches(name: str, value: Any) -> None:
+    """``repair="no"`` repaired."""
+    with pytest.raises(qindex.UsageError, match=f"{name} must be one of True, False"):
+        qindex.Options(**{name: value})
+
+
 @pytest.mark.parametrize("value", [0, 0.5, -5.0])
 def test_a_compaction_that_would_never_end(value: float) -> None:
     with pytest.raises(qindex.UsageError, match="compaction_bytes_per_second"):
