@@ -310,7 +310,10 @@ def _open_at_once(root_fd: int, inner: str, flags: int, mode: int) -> int:
     if b"\0" in name:
         raise ValueError("embedded null byte")
     for _ in range(_ATTEMPTS):
-        fd: int = _syscall(_OPENAT2, root_fd, name, how, len(how))
+        try:
+            fd: int = _syscall(_OPENAT2, root_fd, name, how, len(how))
+        except ctypes.ArgumentError as error:
+            raise RecursionError(str(error)) from None  # the types are right
         if fd >= 0:
             return fd
         number = ctypes.get_errno()

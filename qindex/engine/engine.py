@@ -408,7 +408,8 @@ class Engine:
         """Delete a queue and its messages; it is an error when there is none.
 
         Commit point: its directory is renamed; a crash after that finishes the deletion at the
-        next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`.
+        next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`;
+        :class:`StorageError`, and the queue stays where its directory was taken away or is a link.
         """
         raw = checked_name(name)
         with self._calls.here():
@@ -423,6 +424,10 @@ class Engine:
                 raise UsageError(f"there is no queue {name!r}")
             fs = self._fs
             path = os.path.join(self._queues_directory, hashed)
+            try:
+                fs.listdir(path)  # Where that can't be had, the queue stays.
+            except OSError as error:
+                raise StorageError(path, "the queue can't be deleted", error) from error
             if queue is not None:
                 stored = queue._parts.flusher.abandon(ClosedError, f"queue {name!r} was deleted")
                 self._roster.leave(queue._parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from journal.errors import UnsafeFileError
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from qindex.format import layout
@@ -16,8 +17,15 @@ _log = logging.getLogger("qindex.recovery")
 
 
 def remove_queue_directory(fs: FileSystem, path: str) -> None:
-    """Remove a directory and what is in it. Raises :class:`OSError`."""
-    for name in fs.listdir(path):
+    """Remove a directory and what is in it. Of a link, or of what else is no directory, the name is
+    removed, and nothing else. Raises :class:`OSError`."""
+    try:
+        names = fs.listdir(path)
+    except UnsafeFileError as error:
+        _log.warning("%s: removed; what it leads to stays", error)
+        fs.unlink(path)
+        return
+    for name in names:
         inner = os.path.join(path, name)
         try:
             fs.unlink(inner)

@@ -145,6 +145,29 @@ def test_a_queue_that_was_moved_to_another_disk_by_a_link(tmp_path: Path) -> Non
         with pytest.raises(StorageError, match="symbolic link"):
             engine.delete_queue("q")
         assert os.listdir(tmp_path / "elsewhere")
+        # The deletion has not begun: once it is moved back, all is as before.
+        place.unlink()
+        (tmp_path / "elsewhere").rename(place)
+        assert [one.body for one in engine.queue("q").peek(2)] == [b"x"]
+        engine.delete_queue("q")
+    with open_quietly(store) as engine:
+        assert engine.queue_names() == ["other"]
+
+
+def test_a_link_in_place_of_a_queue_that_was_deleted(tmp_path: Path) -> None:
+    """No open worked, though verify said that the next one removes it."""
+    store = tmp_path / "store"
+    with open_quietly(store) as engine:
+        engine.queue("q").publish(b"x")
+    _link_queue(store)
+    place = queue_directory(store, "q")
+    place.rename(f"{place}.deleted")
+    outside = sorted(os.listdir(tmp_path / "elsewhere"))
+    assert "the next open removes it" in str(qindex.verify(store).findings)
+    with open_quietly(store) as engine:
+        assert not engine.queue_names()
+    assert not os.listdir(store / "queues")
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == outside
 
 
 def _cut_all(store: Path) -> None:
