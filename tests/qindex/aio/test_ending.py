@@ -73,7 +73,12 @@ def test_given_up_in_its_loop_it_is_closed_when_that_has_ended(
 ) -> None:
     """The next open was refused, as long as a thread was at the close."""
     close = qindex.Engine.close
-    monkeypatch.setattr(qindex.Engine, "close", lambda engine: (time.sleep(0.3), close(engine))[1])
+
+    def close_slowly(engine: qindex.Engine) -> None:
+        time.sleep(0.3)
+        close(engine)
+
+    monkeypatch.setattr(qindex.Engine, "close", close_slowly)
 
     async def main() -> None:
         engine = await qindex.aio.open(tmp_path)
