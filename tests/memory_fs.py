@@ -173,7 +173,8 @@ class MemoryFileSystem:
 
     def find(self, path: PathLike) -> Inode:
         """Give what a path leads to."""
-        return self._walk(_parts(os.fspath(path)), path)
+        parents, name = _place(path)
+        return self._walk((*parents, name) if name else parents, path)
 
     def _walk(self, parts: Iterable[str], path: PathLike) -> Inode:
         inode = self._root
@@ -188,7 +189,7 @@ class MemoryFileSystem:
         return inode
 
     def _parent(self, path: PathLike) -> tuple[dict[str, Inode], str]:
-        parents, name = _place(os.fspath(path))
+        parents, name = _place(path)
         entries = self._walk(parents, path).entries
         if entries is None:
             raise _error(errno.ENOTDIR, path)
@@ -422,17 +423,16 @@ class MemoryFileSystem:
         return self.boot
 
 
-@lru_cache(1 << 14)
-def _parts(path: str) -> tuple[str, ...]:
-    """Give the names in a path: stores have few paths, and name them again and again."""
-    return tuple(part for part in path.split("/") if part)
-
-
-@lru_cache(1 << 14)
-def _place(path: str) -> tuple[tuple[str, ...], str]:
+def _place(path: PathLike) -> tuple[tuple[str, ...], str]:
     """Give the names that lead to a path's directory, and the name there."""
-    parent, _, name = path.rpartition("/")
+    parent, _, name = os.fspath(path).rpartition("/")
     return _parts(parent), name
+
+
+@lru_cache(256)
+def _parts(directory: str) -> tuple[str, ...]:
+    """Give the names in a directory's path: a store has few, and names them again and again."""
+    return tuple(part for part in directory.split("/") if part)
 
 
 def _status(inode: Inode) -> os.stat_result:
