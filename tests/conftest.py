@@ -3,6 +3,7 @@ end."""
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -71,6 +72,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.sharing import in_order
 
         items[:] = in_order(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look through modules and collected tests again: they stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
