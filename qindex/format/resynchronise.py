@@ -35,7 +35,7 @@ from journal.format import (
     PUBLISH_TRANSIENT,
     TYPE_SHIFT,
 )
-from journal.replay import Ending, Walk, join_walks
+from journal.replay import Ending, Walk, join_walks, walk_journal
 from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedded_length
 from qindex.format.publish_check import correct_bit, correct_head, publish_starts, sound_publishes
 from qindex.format.stored_id import sound_ids
@@ -61,6 +61,8 @@ _ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+_NO_WALK = walk_journal(b"")
 
 Data = bytes | bytearray
 Patch = tuple[int, bytes]
@@ -132,6 +134,8 @@ def read_soundly(path: str, data: Data, layout: Layout, verified: int = 0) -> Re
     them are not taken.
     O(size), and a bounded amount more for each damaged place.
     """
+    if not data:
+        return Reading(_NO_WALK, data)
     return _Reader(path, data, layout, verified).read()
 
 
@@ -188,7 +192,7 @@ class _Reader:
             if resume.patch is None:
                 # The bytes before are judged: a later search must not go back into them.
                 self._floor = max(self._floor, position)
-        joined = join_walks(self._pieces or [self._layout.walk(self._data, 0, 0, 1)])
+        joined = join_walks(self._pieces or [_NO_WALK])
         return Reading(joined, self._data, self._findings)
 
     def _first_unsound(self, walk: Walk) -> int | None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
@@ -64,6 +65,7 @@ class SeqSlot:
     boot: bytes
 
 
+@cache
 def short_boot_id(boot_id: bytes) -> bytes:
     """Give the 16 bytes that stand for a run of the operating system."""
     return xxh3_128_digest(boot_id)
@@ -88,6 +90,8 @@ def sound_slot(data: bytes, at: int) -> SeqSlot | None:
     back: a queue that is empty may have no other trace of its seq_ids. One with numbers that are
     no seq_ids is none of ours."""
     check = data[at + _SLOT.size : at + SLOT_SIZE]
+    if not any(check):
+        return None  # a slot that was never written
     body = _healed(data[at : at + _SLOT.size], check) if len(check) == _CHECK_SIZE else None
     if body is None:
         return None
@@ -99,8 +103,6 @@ def _healed(body: bytes, check: bytes) -> bytes | None:
     wanted = int.from_bytes(check, "big")
     if (xxh3_64_intdigest(body) ^ wanted).bit_count() <= 1:
         return body
-    if not wanted:
-        return None  # a slot that was never written
     number = int.from_bytes(body, "big")
     for bit in range(8 * len(body)):
         other = (number ^ 1 << bit).to_bytes(len(body), "big")

@@ -75,6 +75,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "stat": (Fault(errno.EIO), Fault(errno.EACCES)),
     "fstat": (Fault(errno.EIO),),
     "lock": (Fault(errno.ENOLCK), Fault(errno.EIO)),
+    "unlock": (Fault(errno.ENOLCK), Fault(errno.EIO)),
 }
 """What each call may fail with."""
 
