@@ -73,15 +73,21 @@ class QueueFullError(StoreError):
 class LockedError(StoreError):
     """Another process has the directory open for writing.
 
-    ``pid`` is that process, or ``None`` when the lock file does not tell.
+    ``pid`` is that process, or ``None`` when the lock file does not tell, or when it is another
+    host's or container's: that is ``host`` then, and ``None`` else.
     """
 
     __module__ = "qindex"
 
-    def __init__(self, path: str | os.PathLike[str], pid: int | None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], pid: int | None, host: str | None = None
+    ) -> None:
         self.path: str = os.fspath(path)
-        self.pid = pid
+        self.pid = pid if host is None else None
+        self.host = host
         who = f"process {pid}" if pid is not None else "another process"
+        if host is not None:
+            who += f" of another host or container, {host!a}"
         super().__init__(f"{self.path}: is open for writing by {who}")
 
 

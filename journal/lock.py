@@ -1,7 +1,8 @@
 """One writing process for each directory: a lock that dies with its process.
 
-The lock file holds the pid of its owner as decimal text, for the error message only; what counts
-is the ``flock`` on it, which the kernel drops when the process ends, however it ends.
+The lock file holds the pid of its owner as decimal text and the name of its host, for the error
+message only (a container has a name, and pids, of its own); what counts is the ``flock`` on it,
+which the kernel drops when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -12,19 +13,30 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from journal.errors import LockedError
 from journal.files import FileSystem, PathLike, close_quietly, read_optional
 
-__all__ = ["DirectoryLock", "hold_if_there", "holder", "let_go_in_child", "open_claimed", "unlock"]
+__all__ = [
+    "DirectoryLock",
+    "hold_if_there",
+    "holder",
+    "let_go_in_child",
+    "open_claimed",
+    "read_owner",
+    "unlock",
+]
 
 _LOCK_TABLE = "/proc/locks"
 UNKNOWN_PID = 0
 _PAUSE = 0.02
 """Seconds between two tries for a lock that is held: the kernel wakes nobody after a time."""
-_MOST_READ = 32
-"""Bytes of a lock file that can be a pid."""
+_MOST_READ = 128
+"""Bytes of a lock file that can be a pid and the name of a host."""
+_MOST_DIGITS = 19
+_MOST_HOST = 64
+"""Bytes of a host's name, on Linux."""
 
 
 class DirectoryLock:
@@ -44,11 +56,11 @@ class DirectoryLock:
         def take(fd: int) -> None:
             while not fs.lock(fd):
                 if monotonic() >= deadline:
-                    raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
+                    raise _refused(fs, fd, path)
                 sleep(_PAUSE)
             try:
                 fs.truncate(fd, 0)
-                fs.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                fs.pwrite(fd, b"%d %s\n" % (os.getpid(), _host()), 0)
             except OSError as error:
                 # The disk is full. The lock is held all the same; the error of others names no
                 # process.
@@ -130,7 +142,7 @@ def hold_if_there(fs: FileSystem, path: PathLike) -> DirectoryLock | None:
 
     def take(fd: int) -> None:
         if not fs.lock(fd):
-            raise LockedError(path, _pid(fs.pread(fd, _MOST_READ, 0)))
+            raise _refused(fs, fd, path)
 
     try:
         open_claimed(fs, path, os.O_RDONLY, held._hold, take)
@@ -162,13 +174,38 @@ def holder(fs: FileSystem, path: PathLike) -> int | None:
         # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131081 0 EOF
         fields = line.split()
         if fields[1:2] == ["FLOCK"] and fields[-3].rpartition(":")[2] == inode:
-            return _pid(read_optional(fs, path, _MOST_READ) or b"") or UNKNOWN_PID
+            owner = read_owner(read_optional(fs, path, _MOST_READ) or b"")
+            return owner.pid if owner is not None else UNKNOWN_PID
     return None
 
 
-def _pid(data: bytes) -> int | None:
-    text = data.strip()
-    return int(text) if text.isdigit() else None
+class Owner(NamedTuple):
+    """The process that a lock file names; ``host``: of another host or container, else ``None``."""
+
+    pid: int
+    host: str | None
+
+
+def read_owner(data: bytes) -> Owner | None:
+    """Give what a lock file says; ``None`` for nothing, or what is no pid (and host). An earlier
+    version wrote no host."""
+    words = data.split()
+    if not words:
+        return None
+    pid, *hosts = words
+    if not pid.isdigit() or len(pid) > _MOST_DIGITS or len(hosts) > 1:
+        return None
+    elsewhere = [one.decode("ascii", "replace") for one in hosts if one != _host()]
+    return Owner(int(pid), elsewhere[0] if elsewhere else None)
+
+
+def _host() -> bytes:
+    return os.uname().nodename.encode("ascii", "replace")[:_MOST_HOST]
+
+
+def _refused(fs: FileSystem, fd: int, path: PathLike) -> LockedError:
+    owner = read_owner(fs.pread(fd, _MOST_READ, 0))
+    return LockedError(path, None) if owner is None else LockedError(path, owner.pid, owner.host)
 
 
 class _Held(Protocol):

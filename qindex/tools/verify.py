@@ -16,7 +16,7 @@ from journal.beneath import beneath
 from journal.errors import StorageError
 from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding, Kind
-from journal.lock import holder
+from journal.lock import holder, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
@@ -159,7 +159,7 @@ class StoreVerification:
     def _lock(self) -> Iterator[Finding]:
         path = os.path.join(self.reader.directory, layout.LOCK)
         data = read_optional(self.fs, path, 4096) or b""
-        if data.strip() and not data.strip().isdigit():
+        if data.strip() and read_owner(data) is None:
             what, lost = "the lock file holds no pid", "the next open writes it anew"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
 

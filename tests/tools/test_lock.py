@@ -20,7 +20,27 @@ def test_holder(tmp_path: Path) -> None:
     assert holder(REAL, path) == os.getpid()
     held.release()
     assert holder(REAL, path) is None
-    assert path.read_bytes() == b"%d\n" % os.getpid()
+    assert path.read_bytes() == f"{os.getpid()} {os.uname().nodename}\n".encode()
+
+
+def test_the_lock_of_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pid alone misleads: in each container there is a process 1."""
+    path = tmp_path / "lock"
+    held = DirectoryLock(REAL, path)
+    with pytest.raises(qindex.LockedError, match=f"by process {os.getpid()}$") as caught:
+        DirectoryLock(REAL, path)
+    assert (caught.value.pid, caught.value.host) == (os.getpid(), None)
+    path.write_bytes(b"1 far-away\n")
+    with pytest.raises(
+        qindex.LockedError, match=r"process 1 of another host .*'far-away'"
+    ) as caught:
+        DirectoryLock(REAL, path)
+    assert (caught.value.pid, caught.value.host) == (None, "far-away")
+    for nonsense in (b"", b"x", b"1 2 3", b"9" * 4000, b"\xff\0 \xff"):
+        path.write_bytes(nonsense)
+        with pytest.raises(qindex.LockedError, match="by another process"):
+            DirectoryLock(REAL, path)
+    held.release()
 
 
 def test_where_the_system_does_not_tell_somebody_may_have_it(
