@@ -25,6 +25,9 @@ from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.test_interrupts import chosen
 from tests.rocketstore.support import ANY_DISK, TINY, Clock
 
+# Where it interrupts a finalizer.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 AFTER = b"put behind it"
 
 
