@@ -79,9 +79,11 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would race with the next owner."""
-        if self._fd is not None:
-            unlock(self._fs, self._fd)
-        self.let_go()
+        try:
+            if self._fd is not None:
+                unlock(self._fs, self._fd)
+        finally:
+            self.let_go()
 
     def let_go(self) -> None:
         """Close the file. The lock is given back if no other process has the file open."""

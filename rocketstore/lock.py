@@ -77,9 +77,11 @@ class StoreLock:
 
     def release(self) -> None:
         """Give the lock back; can be repeated. The file stays, as the broker leaves it."""
-        if self._fd is not None:
-            unlock(self._fs, self._fd)
-        self.let_go()
+        try:
+            if self._fd is not None:
+                unlock(self._fs, self._fd)
+        finally:
+            self.let_go()
 
     def let_go(self) -> None:
         """Close the file. The lock is given back if no other process has the file open."""

@@ -598,12 +598,16 @@ class Engine:
                 self._stop_threads()
             raise
         finally:
-            if self.closed:
+            # No function of ours is asked: a signal's handler may raise as one begins.
+            if self._lock.refusal is not None:
                 try:
                     self._messages.close()
                 finally:
-                    self._directory_lock.release()
-                    leave(self._fs)
+                    try:
+                        self._directory_lock.release()
+                    finally:
+                        self._directory_lock.release()  # if one has raised there
+                        leave(self._fs)
 
     def _await_calls(self) -> None:
         """Wait for the calls under way; those that wait for something themselves give up."""
@@ -671,7 +675,7 @@ class Engine:
         self._calls.refuse(ForkedError, text)
         self._closing = CallLock()
         # The child shares the lock with its parent; a copy left open here would outlive it.
-        self._directory_lock.release()
+        self._directory_lock.let_go()
         for queue in self._awake.values():
             queue._parts.flusher.forked()
 
