@@ -13,20 +13,12 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from journal.errors import LockedError
 from journal.files import FileSystem, PathLike, close_quietly, read_optional
 
-__all__ = [
-    "DirectoryLock",
-    "hold_if_there",
-    "holder",
-    "let_go_in_child",
-    "open_claimed",
-    "read_owner",
-    "unlock",
-]
+__all__ = ["DirectoryLock", "LockFile", "hold_if_there", "holder", "read_owner"]
 
 _LOCK_TABLE = "/proc/locks"
 UNKNOWN_PID = 0
@@ -39,18 +31,69 @@ _MOST_HOST = 64
 """Bytes of a host's name, on Linux."""
 
 
-class DirectoryLock:
+class LockFile:
+    """A lock file, which is locked as long as it is open. No child of this process keeps it."""
+
+    def __init__(self, fs: FileSystem, path: PathLike) -> None:
+        self._fs = fs
+        self._path = path
+        self._fd: int | None = None
+
+    def open(self, flags: int, take: Callable[[int], None]) -> None:
+        """Open the file, and call ``take`` with its descriptor, to lock it.
+
+        A child that is forked from then on closes the file, and does not keep the lock when this
+        process gives it back, or dies. One that was forked meanwhile may have the file for as long
+        as it lives: then it is opened anew. Raises what ``take`` raises, and :class:`OSError`; the
+        file is closed then.
+        """
+        fs = self._fs
+        while True:
+            forks = _forks_begun
+            fd = fs.open(self._path, flags | os.O_CLOEXEC, 0o644)
+            try:
+                self._fd = fd
+                _held.add(self)
+                if forks == _forks_begun == _forks_ended:
+                    take(fd)
+                    return
+            except BaseException:
+                self._fd = None
+                fs.close(fd)
+                raise
+            self._fd = None
+            fs.close(fd)
+            sleep(_PAUSE)
+
+    def release(self) -> None:
+        """Give the lock back; can be repeated. The file stays: removing it would race with the
+        next owner, and a broker leaves it, too."""
+        try:
+            if self._fd is not None:
+                # Whoever else has the file open: a child that was forked in the middle of this.
+                with suppress(OSError):  # the close gives it back as well
+                    self._fs.unlock(self._fd)
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close the file. The lock is given back if no other process has the file open."""
+        # The number is taken out first, here and wherever a file is closed: a call that is cut
+        # short behind the close must not leave a number that is another file's the next time.
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            close_quietly(self._fs, fd, self._path)
+
+
+class DirectoryLock(LockFile):
     """Hold ``path`` locked until :meth:`release`.
 
     Raises :class:`LockedError` when another process (or another engine in this one) holds it for
     longer than ``timeout`` seconds, and :class:`OSError` when the lock file can't be made.
     """
 
-    _fd: int | None
-
     def __init__(self, fs: FileSystem, path: PathLike, timeout: float = 0.0) -> None:
-        self._fs = fs
-        self._fd = None
+        super().__init__(fs, path)
         deadline = monotonic() + timeout
 
         def take(fd: int) -> None:
@@ -67,92 +110,25 @@ class DirectoryLock:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
 
-        try:
-            open_claimed(fs, path, os.O_RDWR | os.O_CREAT, self._hold, take)
-        except BaseException:
-            self._fd = None  # closed
-            raise
-
-    def _hold(self, fd: int | None) -> None:
-        self._fd = fd
-        let_go_in_child(self)
-
-    def release(self) -> None:
-        """Give the lock back. The file stays: removing it would race with the next owner."""
-        try:
-            if self._fd is not None:
-                unlock(self._fs, self._fd)
-        finally:
-            self.let_go()
-
-    def let_go(self) -> None:
-        """Close the file. The lock is given back if no other process has the file open."""
-        # The number is taken out first, here and wherever a file is closed: a call that is cut
-        # short behind the close must not leave a number that is another file's the next time.
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            close_quietly(self._fs, fd, "the lock of the directory")
+        self.open(os.O_RDWR | os.O_CREAT, take)
 
 
-def open_claimed(
-    fs: FileSystem,
-    path: PathLike,
-    flags: int,
-    hold: Callable[[int | None], None],
-    take: Callable[[int], None],
-) -> int:
-    """Open a lock file and call ``take`` with its descriptor, which stays open unless that raises.
-
-    ``hold`` is called with the descriptor before: a child that is forked from then on closes it,
-    and does not keep the lock when this process gives it back, or dies. One that was forked
-    between the two may have the file for as long as it lives: then it is opened anew. ``hold`` is
-    told ``None`` when the file is about to be closed.
-    Raises what ``take`` raises, and :class:`OSError`.
-    """
-    while True:
-        forks = _forks_begun
-        fd = fs.open(path, flags | os.O_CLOEXEC, 0o644)
-        try:
-            hold(fd)
-            if forks == _forks_begun == _forks_ended:
-                take(fd)
-                return fd
-            hold(None)
-        except BaseException:
-            fs.close(fd)
-            raise
-        fs.close(fd)
-        sleep(_PAUSE)
-
-
-def unlock(fs: FileSystem, fd: int) -> None:
-    """Give back the lock of a file that is about to be closed, whoever else has it open: a child
-    that was forked in the middle of the close."""
-    with suppress(OSError):  # the close gives it back as well
-        fs.unlock(fd)
-
-
-def hold_if_there(fs: FileSystem, path: PathLike) -> DirectoryLock | None:
+def hold_if_there(fs: FileSystem, path: PathLike) -> LockFile | None:
     """Hold the lock without changing its file: for a reader that wants no writer meanwhile.
 
     ``None`` where there is no lock file: nobody has ever written there. Raises
     :class:`LockedError` and :class:`OSError`.
     """
 
-    held = DirectoryLock.__new__(DirectoryLock)
-    held._fs, held._fd = fs, None
-
     def take(fd: int) -> None:
         if not fs.lock(fd):
             raise _refused(fs, fd, path)
 
+    held = LockFile(fs, path)
     try:
-        open_claimed(fs, path, os.O_RDONLY, held._hold, take)
+        held.open(os.O_RDONLY, take)
     except FileNotFoundError:
         return None
-    except BaseException:
-        held._fd = None  # closed
-        raise
     return held
 
 
@@ -210,17 +186,9 @@ def _refused(fs: FileSystem, fd: int, path: PathLike) -> LockedError:
     return LockedError(path, None) if owner is None else LockedError(path, owner.pid, owner.host)
 
 
-class _Held(Protocol):
-    def let_go(self) -> None: ...
-
-
-_held: weakref.WeakSet[_Held] = weakref.WeakSet()
+_held: weakref.WeakSet[LockFile] = weakref.WeakSet()
+"""Those that were opened: a child closes them."""
 _forks_begun = _forks_ended = 0
-
-
-def let_go_in_child(lock: _Held) -> None:
-    """Have ``lock`` close its file in each child that is forked from now on."""
-    _held.add(lock)
 
 
 def _fork_begins() -> None:

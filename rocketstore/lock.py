@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 
 from journal.errors import LockedError, NotAStoreError, StorageError
-from journal.files import FileSystem, RealFileSystem, close_quietly
-from journal.lock import let_go_in_child, open_claimed, unlock
+from journal.files import FileSystem, RealFileSystem
+from journal.lock import LockFile
 
 __all__ = ["StoreLock"]
 
@@ -21,7 +21,7 @@ _CONTENT = b"lock"
 _held: dict[tuple[int, str], StoreLock] = {}
 
 
-class StoreLock:
+class StoreLock(LockFile):
     """Hold the lock until :meth:`release`.
 
     Raises :class:`LockedError` when another has it, :class:`StorageError` when the file can't be
@@ -31,10 +31,8 @@ class StoreLock:
     def __init__(self, fs: FileSystem, path: str, *, change: bool = True) -> None:
         """``change=False``: take only what needs no writing, and raise
         :class:`FileNotFoundError` where there is no lock file."""
-        self._fs = fs
+        super().__init__(fs, path)
         self._change = change
-        self._path = path
-        self._fd: int | None = None
         self._pid = os.getpid()
         # All that is the real file system knows the same files.
         self._key = 0 if isinstance(fs, RealFileSystem) else id(fs), os.path.realpath(path)
@@ -46,7 +44,7 @@ class StoreLock:
         taken = False
         try:
             flags = os.O_RDWR | os.O_CREAT if change else os.O_RDONLY
-            open_claimed(fs, path, flags, self._hold, self._take)
+            self.open(flags, self._take)
             taken = True
         except (FileNotFoundError, NotADirectoryError):
             if not change:
@@ -56,12 +54,7 @@ class StoreLock:
             raise StorageError(path, "can't be locked", error) from error
         finally:
             if not taken:
-                self._fd = None  # closed
                 _held.pop(self._key, None)
-
-    def _hold(self, fd: int | None) -> None:
-        self._fd = fd
-        let_go_in_child(self)
 
     def _take(self, fd: int) -> None:
         fs = self._fs
@@ -75,19 +68,9 @@ class StoreLock:
         if fs.pread(fd, len(_CONTENT), 0) != _CONTENT:
             fs.pwrite(fd, _CONTENT, 0)
 
-    def release(self) -> None:
-        """Give the lock back; can be repeated. The file stays, as the broker leaves it."""
-        try:
-            if self._fd is not None:
-                unlock(self._fs, self._fd)
-        finally:
-            self.let_go()
-
     def let_go(self) -> None:
-        """Close the file. The lock is given back if no other process has the file open."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            close_quietly(self._fs, fd, self._path)
+        """As of any lock file, and let another store of this process have it."""
+        super().let_go()
         # Behind the close: that gives back the lock of any store of this process.
         if _held.get(self._key) is self:
             del _held[self._key]

@@ -69,8 +69,6 @@ def goes_round(letter: Letter, target: str) -> bool:
     if letter.reason in _BY_CONSUMERS:
         return False
     deaths = _deaths(letter.message.headers)
-    if not deaths:
-        return False
     since = list(takewhile(lambda one: one.get("queue") != target, deaths))
     if len(since) == len(deaths):
         return False

@@ -17,7 +17,7 @@ from journal.files import (
     replace_file,
 )
 from journal.findings import Cause
-from journal.lock import DirectoryLock, hold_if_there
+from journal.lock import LockFile, hold_if_there
 from journal.poison import Poison
 from qindex.engine.engine import Engine
 from qindex.format import layout
@@ -80,7 +80,7 @@ def repair(
             held.release()
 
 
-def hold_store(fs: FileSystem, directory: str) -> DirectoryLock | None:
+def hold_store(fs: FileSystem, directory: str) -> LockFile | None:
     """Take the lock of a store, if it has a lock file. Raises
     :class:`journal.errors.LockedError`, :class:`StorageError`."""
     path = os.path.join(directory, layout.LOCK)
