@@ -212,8 +212,10 @@ class Moves:
                 one.seq_id,
             )
         source.moved(rounds, dropped=True)
-        source.end_moved([one.seq_id for one in rounds])
-        return [one for one in letters if one not in rounds]
+        seqs = [one.seq_id for one in rounds]
+        source.end_moved(seqs)
+        dropped = set(seqs)
+        return [one for one in letters if one.seq_id not in dropped]
 
     def on_alarm(self) -> None:
         """Settle. The engine's timer calls it."""

@@ -12,9 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import pytest
-
-from tests.effort import skip_in_quick
 from tests.waiting import WAIT
 
 JAVA_DIR = Path(__file__).parent / "java"
@@ -57,6 +54,11 @@ def class_path() -> tuple[str, str]:
 
 def require() -> str:
     """The class path; skips the test, with the reason, where there is none."""
+    # Here, for the benchmarks use this module, and need no pytest.
+    import pytest
+
+    from tests.effort import skip_in_quick
+
     skip_in_quick("a real RocketMQ store")
     path, reason = class_path()
     if not path:
