@@ -3,7 +3,8 @@
 A file's tests stay together, for they share fixtures. All of Spark's do, so that one JVM starts.
 Each part of the schedules and each workload of the crash explorer goes by itself, to whichever
 process is free: they come last, the longer ones first, so that all processes end at about the same
-time.
+time. A workload of the explorer and the same in another durability stay together: what the one
+opened the other need not.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         """Give the group of a test."""
         if nodeid.startswith(_ALONE):
-            return nodeid
+            return nodeid.removesuffix(", os]").removesuffix(", fsync]")
         together = (one for one in _TOGETHER if nodeid.startswith(one))
         return next(together, nodeid.partition("::")[0])
 

@@ -3,6 +3,7 @@ what is found is held against the promises of the moment.
 
 A state is known by a hash of its names and bytes. It is opened once, however many moments of the
 workload it belongs to; what was found is held against the promises of each of these moments.
+Workloads may share what opening gave (:class:`Known`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.crash.states import Bounds, State, kill_states, power_states
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
 
-__all__ = ["Explorer", "Failure", "Limits", "Report"]
+__all__ = ["Explorer", "Failure", "Known", "Limits", "Report"]
 
 _BOOTS = (b"one boot", b"another boot", b"a third boot")
 Promises = dict[str, Promise]
@@ -76,14 +77,39 @@ class Report:
     failures: list[Failure] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Second:
+    """A crash of a recovery: ``how`` it came about, the key of its state, and which run of the
+    system opens that."""
+
+    how: str
+    key: int
+    boot: int
+
+
+@dataclass(slots=True)
+class Known:
+    """What opening gave, by a state's key and the run of the system that opened it.
+
+    For workloads whose options differ in their durability alone, one after the other: many of
+    their states are the same to the byte, and an open reads no durability. Each is held against
+    the promises of both. ``seconds``: the crashes of its recovery.
+    """
+
+    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    seconds: dict[tuple[int, int], list[_Second]] = field(default_factory=dict)
+
+
 class Explorer:
     """Explores workloads, and knows what it has seen.
 
-    ``distinct``: states with different names or bytes that were opened, in all.
+    ``distinct``: states with different names or bytes, in all. ``known``: what an explorer of
+    other workloads has opened, and is not opened again.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, known: Known | None = None) -> None:
         self.limits = limits
+        self._shared = known
         self.explored: list[Workload] = []
         self._seen: set[int] = set()
         self._outcomes: dict[tuple[int, int, bool], tuple[tuple[str, Outcome], ...]] = {}
@@ -116,6 +142,7 @@ class Explorer:
         self.explored.append(workload)
         before = len(self._seen)
         self._outcomes.clear()
+        self._known = Known() if self._shared is None else self._shared
         fs, driver = record(workload)
         if driver.problems:
             found = tuple(driver.problems)
@@ -185,9 +212,34 @@ class Explorer:
         outcomes, with the way to the first of each kind."""
         boot = 0 if state.kill else 1
         self._seen.add(state.key)
+        known = self._remembered(state.key, boot)
+        given = self._opened(state, boot, options, report) if known is None else known
+        found: dict[Outcome, str] = {}
+        for how, outcome in given:
+            found.setdefault(outcome, how)
+        for outcome, how in found.items():
+            yield how, self._interned.setdefault(outcome, outcome)
+
+    def _remembered(self, key: int, boot: int) -> list[tuple[str, Outcome]] | None:
+        """Give what :meth:`_opened` would, or ``None`` where not all of it is known."""
+        known = self._known
+        if (key, boot) not in known.seconds:
+            return None
+        given = [("", known.outcomes[key, boot])]
+        new = [one for one in known.seconds[key, boot] if one.key not in self._seen]
+        for one in new:
+            outcome = known.outcomes.get((one.key, one.boot))
+            if outcome is None:
+                return None
+            given.append((one.how, outcome))
+        self._seen.update(one.key for one in new)
+        return given
+
+    def _opened(
+        self, state: State, boot: int, options: dict[str, Any], report: Report
+    ) -> Iterator[tuple[str, Outcome]]:
         memory = MemoryFileSystem(state.files, state.directories, boot=_BOOTS[boot])
         fs = RecordingFileSystem("/", memory)
-        found: dict[Outcome, str] = {}
         report.opened += 1
         steps = 0
         try:
@@ -199,12 +251,11 @@ class Explorer:
             outcome = opened.look()
             if not outcome.error and self._is_chosen(state.key, self.limits.goes_on):
                 outcome = self._goes_on(fs, opened, outcome)
-        found[outcome] = ""
+        self._known.outcomes[state.key, boot] = outcome
+        yield "", outcome
+        seconds = self._known.seconds[state.key, boot] = []
         if steps and self.limits.second:
-            for how, second in self._second(fs, steps, state.key, boot, options, report):
-                found.setdefault(second, how)
-        for outcome, how in found.items():
-            yield how, self._interned.setdefault(outcome, outcome)
+            yield from self._second(fs, steps, state.key, boot, options, report, seconds)
 
     def _goes_on(self, fs: RecordingFileSystem, opened: Opened, outcome: Outcome) -> Outcome:
         problem = opened.goes_on(fs)
@@ -218,25 +269,37 @@ class Explorer:
         boot: int,
         options: dict[str, Any],
         report: Report,
+        seconds: list[_Second],
     ) -> Iterator[tuple[str, Outcome]]:
-        """Crash the recovery behind each of its steps, once in one way, and recover again."""
+        """Crash the recovery behind each of its steps, once in one way, and recover again.
+        ``seconds`` gets all of these crashes."""
         disk = fs.start.copy()
         for step in range(1, steps + 1):
             disk.take(fs.log[step - 1])
             if not self._is_chosen(key + step, self.limits.second):
                 continue
             state = self._second_state(disk, key + step)
+            how = f"; then, {step} operations into recovery, {state.how}"
+            again = boot if state.kill else boot + 1
+            seconds.append(_Second(how, state.key, again))
             if state.key in self._seen:
                 continue
             self._seen.add(state.key)
-            report.opened += 1
-            again = _BOOTS[boot if state.kill else boot + 1]
-            memory = MemoryFileSystem(state.files, state.directories, boot=again)
-            how = f"; then, {step} operations into recovery, {state.how}"
-            try:
-                yield how, Opened(open_store(memory, options), options).look()
-            except Exception as error:
-                yield how, Outcome(error=f"open: {type(error).__name__}: {error}")
+            outcome = self._known.outcomes.get((state.key, again))
+            if outcome is None:
+                outcome = self._open_second(state, again, options, report)
+                self._known.outcomes[state.key, again] = outcome
+            yield how, outcome
+
+    def _open_second(
+        self, state: State, boot: int, options: dict[str, Any], report: Report
+    ) -> Outcome:
+        report.opened += 1
+        memory = MemoryFileSystem(state.files, state.directories, boot=_BOOTS[boot])
+        try:
+            return Opened(open_store(memory, options), options).look()
+        except Exception as error:
+            return Outcome(error=f"open: {type(error).__name__}: {error}")
 
     @staticmethod
     def _second_state(disk: Disk, way: int) -> State:

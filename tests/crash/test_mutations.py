@@ -22,6 +22,7 @@ import qindex.queue.flushing
 import qindex.recovery.store_recovery
 from journal.files import FileSystem
 from journal.journal import Journal, Retired
+from journal.sync import GroupCommit
 from msgstore import compaction
 from msgstore.writer import Writer
 from qindex.engine.idle_queues import Roster
@@ -32,7 +33,7 @@ from qindex.index.seq_ids import SeqFile
 from qindex.queue.parts import QueueParts
 from qindex.queue.state import QueueState
 from tests.crash.driver import Workload
-from tests.crash.explorer import Explorer, Limits, Report
+from tests.crash.explorer import Explorer, Known, Limits, Report
 from tests.effort import by_tier, part
 
 pytestmark = pytest.mark.interpreted  # parts of the engine are replaced
@@ -406,3 +407,20 @@ def test_without_it_the_same_workload_passes(name: str) -> None:
     report = _explore(_SOUND[name])
     assert report.complete
     assert not report.failures, report.failures[0]
+
+
+def test_what_was_opened_before_is_held_against_the_promises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without its syncs a workload leaves what the same one leaves that promises less."""
+    monkeypatch.setattr(GroupCommit, "commit", lambda self: None)
+    known = Known()
+    steps = (("publish", "a"), ("publish", "a"))
+    before = Explorer(Limits(), known).explore(Workload("both", steps))
+    assert not before.failures
+    assert before.opened > 20
+    report = Explorer(Limits(), known).explore(
+        Workload("both", steps, options={"durability": "fsync"})
+    )
+    assert report.opened < before.opened // 10
+    assert "lost [1]" in str(report.failures[0])
