@@ -50,16 +50,6 @@ def _handlers_of(code: CodeType) -> Callable[[int], int]:
     return handler
 
 
-def _may_raise(code: CodeType, before: int, now: int) -> bool:
-    """Tell whether a signal's handler may raise between two instructions.
-
-    The interpreter raises at the first of the two, the tracer at the second. Where the one is
-    within a ``try`` or ``with`` and the other is not, they differ, and the point is left out.
-    """
-    looks = _looks_of(code)
-    return before in looks and looks[before] == _handlers_of(code)(now)
-
-
 @cache
 def _is_ours(file: str) -> bool:
     return file.startswith(_OURS)
@@ -71,24 +61,37 @@ class _Tracer:
         self.where = ""
         self._stop_at = stop_at
         self._handler = handler
-        self._last: dict[FrameType, int] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not _is_ours(frame.f_code.co_filename):
+        """Take note that a function of ours begins, or goes on; gives what follows it."""
+        if event != "call" or not _is_ours(frame.f_code.co_filename):
             return None
-        if event == "call":
-            frame.f_trace = self  # or 3.13 does not trace the opcodes of this frame
-            frame.f_trace_opcodes = True
-            frame.f_trace_lines = False
-            self._point(frame)
-        elif event == "opcode":
-            before = self._last.get(frame)
-            self._last[frame] = frame.f_lasti
-            if before is not None and _may_raise(frame.f_code, before, frame.f_lasti):
-                self._point(frame)
-        elif event == "return":
-            self._last.pop(frame, None)
-        return self
+        following = self._following(frame.f_code)
+        frame.f_trace = following  # or 3.13 does not trace the opcodes of this frame
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        self._point(frame)
+        return following
+
+    def _following(self, code: CodeType) -> Any:
+        """Give what is called before each instruction of one call.
+
+        The interpreter raises behind an instruction, the tracer before the next. Where the one is
+        within a ``try`` or ``with`` and the other is not, they differ, and that is no point.
+        """
+        looks, handled, point = _looks_of(code), _handlers_of(code), self._point
+        before = -1
+
+        def follow(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal before
+            if event == "opcode":
+                now = frame.f_lasti
+                if before in looks and looks[before] == handled(now):
+                    point(frame)
+                before = now
+            return follow
+
+        return follow
 
     def _point(self, frame: FrameType) -> None:
         self.count += 1
