@@ -8,7 +8,8 @@
 # Further arguments go to pytest. Three processes share the tests: on two cores one of them waits for
 # something, as a rule. Tests that need a program which is not here say so and are skipped.
 # tests/effort.py has what the tiers differ in; QINDEX_ROTATION sets which slices the long tests take,
-# else the commit does.
+# else the commit does. The tests make their stores in TMPDIR. Where it is not set they make them in
+# memory, if there is enough of it: they sync thousands of small files. Nightly ones use the disk.
 set -eu
 case ${1-} in
     --all | --nightly)
@@ -22,4 +23,11 @@ export QINDEX_TIER
 unset PYTHONDONTWRITEBYTECODE
 extras="[test]"
 . "$(dirname "$0")/venv.sh"
+has_room() {
+    [ -w /dev/shm ] && [ "$(df -Pk /dev/shm | awk 'NR == 2 { print $4 }')" -ge 4194304 ] &&
+        awk '/^MemAvailable/ { exit $2 < 8388608 }' /proc/meminfo
+}
+if [ -z "${TMPDIR-}" ] && [ "$QINDEX_TIER" != nightly ] && has_room; then
+    export TMPDIR=/dev/shm
+fi
 exec .venv/bin/python -m pytest -n 3 "$@"

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import signal
+import tempfile
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> list[str]:
     lines = [
         f"effort: tier {effort.TIER}, rotation {effort.ROTATION} (tests/effort.py); "
-        f"qindex is {build()}"
+        f"qindex is {build()}; stores are made in {tempfile.gettempdir()}"
     ]
     if effort.QUICK:
         lines.append(

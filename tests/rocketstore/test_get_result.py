@@ -59,7 +59,7 @@ def test_damaged_record_among_bodies(at: int, tmp_path: Path) -> None:
     with rocketstore.open(tmp_path / "s") as store:
         places = [store.put("A", b"some body") for _ in range(5)]
         assert len(store.get("A", 0, 0).messages) == 5  # they are in their queue now
-        log = next((tmp_path / "s" / "commitlog").iterdir())
+        log = min((tmp_path / "s" / "commitlog").iterdir())
         with log.open("r+b") as file:
             file.seek(places[2].offset + at)
             byte = file.read(1)

@@ -114,7 +114,7 @@ def test_what_waits_and_is_overwritten_by_somebody_else(
     root = tmp_path / "s"
     store = rocketstore.open(root, background=False)
     puts = [store.put("A", b"some body", keys="k", born_host=host) for host in HOSTS[:count]]
-    log = next((root / "commitlog").iterdir())
+    log = min((root / "commitlog").iterdir())
     with log.open("r+b") as file:
         file.seek(puts[3].offset + at)
         byte = file.read(1)
