@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.support import Result, run
+from tests.effort import by_tier, part
 from tests.golden import SCENARIOS, GoldenMessage, GoldenQueue, ManifestMessage, golden, sha16
 
 THERE = [
@@ -20,6 +21,7 @@ THERE = [
     for name, queue in golden(scenario).truth.queues.items()
     if queue.durable and (queue.directory_exists or queue.priority_directories)
 ]
+CHOSEN = part(THERE, by_tier(quick=3, all=1, nightly=1), "cat")
 NEVER_WRITTEN = [
     (scenario, name)
     for scenario in SCENARIOS
@@ -45,7 +47,7 @@ def test_the_six_scenarios_are_among_them() -> None:
     assert len(THERE) == 6 + 3 + 1 + 2 + 1 + 3 + 3 + 6 + 4
 
 
-@pytest.mark.parametrize(("scenario", "name"), THERE)
+@pytest.mark.parametrize(("scenario", "name"), CHOSEN)
 def test_messages_order_redelivered_and_bodies(scenario: str, name: str) -> None:
     result, rows = cat(scenario, name)
     assert (result.code, result.err) == (0, "")
@@ -60,7 +62,7 @@ def test_messages_order_redelivered_and_bodies(scenario: str, name: str) -> None
         assert row["properties"]["exchange"] == message.exchange
 
 
-@pytest.mark.parametrize(("scenario", "name"), THERE)
+@pytest.mark.parametrize(("scenario", "name"), CHOSEN)
 def test_properties_and_headers(scenario: str, name: str) -> None:
     queue = queue_of(scenario, name)
     _, rows = cat(scenario, name)

@@ -12,6 +12,7 @@ import pytest
 import qindex
 from tests.cli.support import run
 from tests.cli.test_cat_golden import as_received, without_empty_headers
+from tests.effort import by_tier, part
 from tests.golden import sha16
 from tests.golden_v2 import RECORDED_AT, SCENARIOS, Case, cases, scenario
 
@@ -21,6 +22,7 @@ HELD = [
     for queue, delivered in scenario(name).delivered.items()
     if delivered
 ]
+EVERY = by_tier(quick=4, all=1, nightly=1)
 NODES = ("3.10.8", "4.0.5", "4.3.6")
 
 # Where all nodes drop a message, a segment or the queue, and what is kept here; where they differ
@@ -88,7 +90,7 @@ def test_all_kinds_of_directories_are_among_them() -> None:
     assert sum(len(scenario(name).delivered[queue]) for name, queue in HELD) > 14_000
 
 
-@pytest.mark.parametrize(("name", "queue"), HELD)
+@pytest.mark.parametrize(("name", "queue"), part(HELD, EVERY, "version 2"))
 def test_messages_order_redelivered_and_properties(name: str, queue: str) -> None:
     result = run("cat", scenario(name).vhost_dir, queue, "--json")
     assert (result.code, result.err) == (0, "")
@@ -148,7 +150,7 @@ def delivered_in(case: Case, queue: str) -> list[str] | None:
     return max(sound, key=len, default=None)
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", part(list(cases()), EVERY, "hand-made"))
 @pytest.mark.parametrize("queue", ["qr", "qs"])
 def test_hand_made_states(name: str, queue: str) -> None:
     case, short = cases()[name], name.partition("_")[0]

@@ -165,7 +165,7 @@ _LONG = "sector with an entry lost, the one with its ack not"
     "workload",
     [
         pytest.param(one, id=one.name, marks=not_quick("50 s") if one.name == _LONG else ())
-        for one in part(REGRESSIONS, by_tier(quick=4, all=1, nightly=1), "regressions")
+        for one in part(REGRESSIONS, by_tier(quick=6, all=1, nightly=1), "regressions")
     ],
 )
 def test_stays_mended(workload: Workload) -> None:

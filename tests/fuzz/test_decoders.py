@@ -14,7 +14,7 @@ EXAMPLES = {"inspect-jif": 12, "inspect-idx": 12, "inspect-rdq": 12}
 
 
 @pytest.mark.parametrize(
-    "name", part(sorted(all_decoders()), by_tier(quick=2, all=1, nightly=1), "decoders")
+    "name", part(sorted(all_decoders()), by_tier(quick=4, all=1, nightly=1), "decoders")
 )
 def test_near_misses(name: str) -> None:
     decoder = all_decoders()[name]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.effort import by_tier, turn
 
-SHARE = by_tier(quick=67, all=2, nightly=1)
+SHARE = by_tier(quick=131, all=2, nightly=1)
 
 
 @pytest.mark.timeout(3000)

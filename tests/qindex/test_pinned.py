@@ -23,7 +23,7 @@ from tests.effort import by_tier
 from tests.qindex.reader_support import open_small, queue_dir, writer_process
 from tests.waiting import WAIT
 
-READS = by_tier(quick=30, all=200, nightly=2000)
+READS = by_tier(quick=15, all=200, nightly=2000)
 
 WRITER = """
 import random, sys

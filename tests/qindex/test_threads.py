@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import qindex
+from tests.effort import by_tier
 from tests.qindex.support import WAIT, copy_live, drain, open_quietly
 
 
@@ -392,7 +393,7 @@ def test_looking_while_others_work(tmp_path: Path) -> None:
                 problems.append(error)
 
         threads = start(look, look)
-        for _ in range(300):
+        for _ in range(by_tier(quick=100, all=300, nightly=300)):
             queue.publish_many([b"x"] * 5)
             queue.ack_many(queue.get_many(5))
         stop.set()

@@ -17,7 +17,7 @@ import pytest
 
 from rocketstore import Retention, Store
 from rocketstore.properties import index_keys
-from tests.effort import by_tier
+from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
 from tests.rocketstore.support import Clock, open_tiny
@@ -210,6 +210,7 @@ WORKLOADS: list[Workload] = [
     delays,
     offsets,
 ]
+CHOSEN = part(WORKLOADS, by_tier(quick=2, all=1, nightly=1), "workloads")
 
 
 def record(workload: Workload) -> tuple[RecordingFileSystem, Promises]:
@@ -286,7 +287,7 @@ def check_whole(store: Store, asked: set[bytes]) -> None:
         assert found == sorted(set(found))
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+@pytest.mark.parametrize("workload", CHOSEN, ids=lambda workload: workload.__name__)
 def test_every_state(workload: Workload) -> None:
     fs, promises = record(workload)
     states = 0

@@ -53,7 +53,7 @@ MEMORY = 16 << 20
 def sample(count: int, wanted: int, name: str = "") -> Sequence[int]:
     """Numbers below ``count``, spread evenly: about ``wanted``, fewer in the quick tier, all
     nightly."""
-    some = by_tier(quick=wanted // 8 + 1, all=wanted, nightly=count)
+    some = by_tier(quick=wanted // 16 + 1, all=wanted, nightly=count)
     return part(range(count), max(1, count // some), name) if some else []
 
 

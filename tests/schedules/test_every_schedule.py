@@ -20,7 +20,7 @@ import pytest
 from tests import effort
 
 ROOT = Path(__file__).parents[2]
-PARTS = effort.by_tier(quick=24, all=8, nightly=8)
+PARTS = effort.by_tier(quick=40, all=8, nightly=8)
 _NIGHTLY_SLICES = 40
 _SECONDS = effort.by_tier(quick=60, all=120, nightly=3600)
 """CPU seconds that one workload may take."""

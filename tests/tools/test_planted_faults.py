@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import qindex
+from tests.effort import by_tier, part
 from tests.tools.faults import FAULTS, Fault, State
 from tests.tools.stores import Content, Message, content_of, every, flip, rich_files
 
@@ -28,8 +29,11 @@ def tree(directory: Path) -> dict[str, bytes]:
     }
 
 
+CHOSEN = part(CASES, by_tier(quick=2, all=1, nightly=1), "faults")
+
+
 @pytest.mark.parametrize(
-    ("fault", "state"), CASES, ids=[f"{fault.name}-{state}" for fault, state in CASES]
+    ("fault", "state"), CHOSEN, ids=[f"{fault.name}-{state}" for fault, state in CHOSEN]
 )
 def test_fault(
     fault: Fault,

@@ -82,7 +82,7 @@ def test_more_than_the_node_delivers_is_saved(case: str) -> None:
             assert message.prefix[:2] in expected.split()
 
 
-@pytest.mark.parametrize("scenario", part(SCENARIOS, by_tier(quick=3, all=1, nightly=1), "salvage"))
+@pytest.mark.parametrize("scenario", part(SCENARIOS, by_tier(quick=6, all=1, nightly=1), "salvage"))
 def test_a_scenario(scenario: str, tmp_path: Path) -> None:
     """Everything the node delivered after a restart: in order, with the same flags, routing keys
     and properties, in both formats."""

@@ -18,13 +18,14 @@ import qindex
 from journal.files import PathLike
 from journal.findings import Cause
 from qindex.format.layout import QUEUE_NAME
+from tests.effort import by_tier
 from tests.golden import SCENARIOS, golden
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import open_quietly
 from tests.tools.faults import State
 from tests.tools.stores import fill
 
-BUSY_SECONDS = 10
+BUSY_SECONDS = by_tier(quick=4, all=10, nightly=10)
 
 
 def assert_nothing(directory: Path) -> qindex.Report:
