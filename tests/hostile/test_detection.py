@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.effort import not_quick
 from tests.hostile.tampering import FILES, Outside, tamper
-from tests.hostile.trial import confined
+from tests.hostile.trial import all_confined, confined
 
 
 def _hangs(store: Path) -> int:
@@ -24,6 +25,10 @@ def _reads_holes(store: Path) -> int:
 def _spins(_store: Path) -> int:
     while True:
         pass
+
+
+def _count(store: Path) -> int:
+    return len(list(store.iterdir()))
 
 
 def _raises(_store: Path) -> int:
@@ -48,6 +53,24 @@ def test_one_who_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tests.hostile.trial._WAIT", 1)
     os.mkfifo(tmp_path / "fifo")
     assert confined(_hangs, tmp_path)[1] == "it hangs"
+
+
+def test_one_who_dies_takes_nobody_along(tmp_path: Path) -> None:
+    def dies(_store: Path) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    tasks = [(action, tmp_path) for action in (_count, dies, _raises, dies, _count)]
+    found = all_confined(tasks)
+    assert [broken for _, broken in found] == [
+        None,
+        "died of SIGKILL",
+        found[2][0],
+        "died of SIGKILL",
+        None,
+    ]
+    assert found[0] == found[4] == ("ok, 0 findings", None)
+    assert "TypeError: of nobody's" in found[2][0]
 
 
 @pytest.mark.parametrize("change", ["write", "delete", "make", "touch"])
