@@ -7,12 +7,16 @@ own thread's. A plain lock would wait for ever there, and a reentrant one let th
 
 from __future__ import annotations
 
-from _thread import RLock
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from journal import words
 from journal.errors import StoreError, UsageError
+from journal.owned_lock import OwnedLock
+
+if TYPE_CHECKING:
+    from _thread import RLock
 
 __all__ = ["Anyway", "CallLock", "check_alone", "held_or", "refuse_twice"]
 
@@ -27,10 +31,10 @@ def refuse_twice() -> NoReturn:
     )
 
 
-def check_alone(lock: RLock) -> None:
+def check_alone(lock: CallLock | RLock) -> None:
     """Raise :class:`UsageError` if the calling thread has this lock: for the calls of users that
     wait for others before they take it, or that may take it again themselves."""
-    if lock._is_owned():  # type: ignore[attr-defined]
+    if lock._is_owned():  # type: ignore[union-attr]  # the stubs leave it out
         refuse_twice()
 
 
@@ -43,7 +47,7 @@ def _nothing() -> None:
     """It has no place in an order."""
 
 
-class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class does not
+class CallLock(OwnedLock):
     """A lock that knows its owner, and that may refuse. It may be the lock of a condition.
 
     ``refusal``: what each call that takes it raises since :meth:`refuse`, or ``None``.
@@ -56,11 +60,9 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
     before_waiting: Callable[[], None]
 
     def __init__(self) -> None:
+        super().__init__()
         self.refusal = None
         self.before_waiting = _nothing
-
-    is_mine: Callable[[], bool] = RLock._is_owned  # type: ignore[attr-defined]
-    """Tell whether the calling thread has it."""
 
     def refuse(self, kind: type[StoreError], text: str) -> None:
         """Let each call that takes it raise ``kind(text)`` from now on, those that wait for it
@@ -100,6 +102,7 @@ class CallLock(RLock):  # type: ignore[misc]  # the stubs say final, the class d
             self.acquire()
 
     def __enter__(self, *_: object) -> bool:
+        words.room_on_stack()
         self.check()
         if self.is_mine():
             refuse_twice()
@@ -126,6 +129,7 @@ class Anyway:
         self.__exit__ = lock.__exit__
 
     def __enter__(self) -> None:
+        words.room_on_stack()
         lock = self._lock
         if lock.is_mine():
             refuse_twice()

@@ -24,6 +24,9 @@ from importlib.util import spec_from_file_location
 __all__ = ["COMPILED", "INTERPRETED", "MODULES", "build", "builds_folder", "file_name", "install"]
 
 MODULES = (
+    "journal.owned_lock",
+    "journal.call_lock",
+    "journal.patience",
     "journal.journal",
     "qindex.format.message_record",
     "qindex.format.publish_records",
@@ -32,6 +35,7 @@ MODULES = (
     "qindex.index.index_reader",
     "qindex.index.queue_index",
     "qindex.queue.state",
+    "qindex.queue.flushing",
     "qindex.queue.delivery",
     "qindex.queue.producing",
     "qindex.queue.settling",

@@ -14,9 +14,12 @@ cdef class Journal:
     cdef public bint in_reserve
     cdef public object path, entries, rested, synced
     cdef public object _all_durable, _allocated, _closed, _commits, _fd, _files, _fs, _name_synced
-    cdef public object _poison, _rebases, _retired, _sealed, _sums, _syncing
+    cdef public object _poison, _rebases, _retired, _sums, _syncing
+    cdef public Py_ssize_t _sealed
 
     @cython.locals(start=Py_ssize_t)
     cpdef Py_ssize_t store(self, object record) except -1
     @cython.locals(start=Py_ssize_t)
     cpdef int store_word(self, uint64_t word) except -1
+    @cython.locals(start=Py_ssize_t, end=Py_ssize_t)
+    cpdef object seal(self, Py_ssize_t at_least=*)

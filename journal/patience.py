@@ -9,21 +9,17 @@ others wait for their turn to try. The holder finishes its call, is refused the 
 one, and waits for its turn, too. The interpreter switches threads every 5 ms only, so a thread has
 the lock for thousands of calls in a row.
 
-The state of all this is in the function that :attr:`PatientLock.take` is at the moment. The paths
-of single messages make one call of a built-in function and ask nothing else.
-
 A signal's handler may raise anywhere in here; then the lock knows whether it must be released.
 """
 
 from __future__ import annotations
 
-from _thread import RLock, allocate_lock, get_ident
+from _thread import RLock, allocate_lock
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
+from journal import words
 from journal.call_lock import CallLock, refuse_twice
-from journal.errors import StoreError
 
 __all__ = ["PatientLock"]
 
@@ -31,32 +27,29 @@ _PAUSE = 1e-3
 """Seconds between two tries of the thread that tries, where no release wakes it."""
 _ALONE = 256
 """The lock is plain again after so many calls of :meth:`PatientLock.choose` without a waiter."""
-_REFUSE = bool
-"""A built-in function that gives false, and takes no lock."""
 
 
-class PatientLock(CallLock):  # type: ignore[misc]  # as there
+class PatientLock(CallLock):
     """The lock of a queue or a store; ``shared``: patient from the start.
 
-    ``take`` takes the lock, or gives false; then the caller calls :meth:`wait_for_turn`. A path of
-    single messages asks :meth:`is_mine`, calls these two, and :meth:`check_taken` once it has the
-    lock: ``with`` does the same and more. It ends with ``release``, and with :meth:`let_go` after
-    an exception. ``waits`` counts the calls that had to wait.
+    A path of single messages asks :meth:`is_mine`, calls :meth:`take`, :meth:`wait_for_turn` where
+    that gives false, and :meth:`check_taken` once it has the lock: ``with`` does the same and more.
+    It ends with ``release``, and with :meth:`let_go` after an exception. ``waits`` counts the calls
+    that had to wait.
     """
 
-    __slots__ = ("_alone", "_given_up", "_line", "_seen", "_shared", "_user", "take", "waits")
-
-    take: Callable[[], bool]
+    __slots__ = ("_alone", "_given_up", "_line", "_seen", "_shared", "_user", "_wanted", "waits")
 
     def __init__(self, *, shared: bool = False) -> None:
         super().__init__()
         # A signal's handler may come to wait while its thread does.
         self._line = RLock()
         self._given_up = allocate_lock()
-        self._shared = shared
-        self.take = self._first_try()
+        self._shared: bool = shared
+        # A thread tries to take it, and gets it next.
+        self._wanted: bool = False
         self.waits: int = 0
-        self._user = get_ident()
+        self._user: int = words.this_thread()
         self._seen = self._alone = 0
 
     def is_shared(self) -> bool:
@@ -65,32 +58,23 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
 
     def is_wanted(self) -> bool:
         """Tell whether a thread tries to take it, which gets it next."""
-        return self.take is _REFUSE
+        return self._wanted
 
     def share(self, shared: bool) -> None:
         """Make it patient, or plain. Its holder calls this."""
         self._shared = shared
-        self.take = self._first_try()
+        self._wanted = False
 
-    def refuse(self, kind: type[StoreError], text: str) -> None:
-        """See :meth:`CallLock.refuse`."""
-        super().refuse(kind, text)
-        self.take = self._first_try()
-
-    def _first_try(self) -> Callable[[], bool]:
-        if self.refusal is not None:
-            return self._refuse_all
-        return partial(self.acquire, False)
-
-    def _refuse_all(self) -> bool:
-        self.check()
-        return False
+    def take(self) -> bool:
+        """Take it, if it is free, nobody else is next, and it does not refuse; false where the
+        caller is to call :meth:`wait_for_turn`."""
+        return not self._wanted and self.refusal is None and self.acquire(False)
 
     def choose(self) -> None:
         """Become patient when another thread calls this than the last time, and plain again after
         many calls without a waiter. The holder calls this once in a while."""
-        user, waits = get_ident(), self.waits
-        if not self.is_shared():
+        user, waits = words.this_thread(), self.waits
+        if not self._shared:
             if user == self._user:
                 return
             self.share(True)
@@ -103,6 +87,7 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
 
     def wait_for_turn(self) -> None:
         """Wait for the turn of the calling thread, and take it. Raises the refusal."""
+        self.check()
         self._wait(ask=True)
 
     def is_used_here(self) -> bool:
@@ -118,19 +103,21 @@ class PatientLock(CallLock):  # type: ignore[misc]  # as there
         with self._line:
             self.waits += 1
             while not self.acquire(False):
+                words.look_for_signals()
                 if ask:
                     self.check()
-                self.take = _REFUSE
+                self._wanted = True
                 self._given_up.acquire(False)
                 self._given_up.acquire(True, _PAUSE)
-            self.take = self._first_try()
+            self._wanted = False
 
     def wait_for_it(self) -> None:
         """Take it, refused or not."""
-        if self.is_wanted() or not self.acquire(False):
+        if self._wanted or not self.acquire(False):
             self._wait(ask=False)
 
     def __enter__(self, *_: object) -> bool:
+        words.room_on_stack()
         if self.is_mine():
             refuse_twice()
         try:

@@ -2,14 +2,20 @@
 #
 # Each primitive checks that what it stores or reads lies within, and raises IndexError else.
 from cpython.array cimport array
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.buffer cimport (
+    PyBUF_ND, PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
+from cpython.pyport cimport PY_SSIZE_T_MAX
+from cpython.pythread cimport PyThread_get_thread_ident
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
 cdef extern from *:
     """
+    #include <dlfcn.h>
     #include <stdatomic.h>
     #include <stdint.h>
     #include <string.h>
@@ -35,6 +41,17 @@ cdef extern from *:
         *(volatile words_one *)at = words_big64(word);
     }
 
+    /* To call a compiled __exit__ takes one step of recursion more than to call __enter__. */
+    static inline int words_room_on_stack(void) {
+        int steps = 0, failed = 0;
+        while (steps < 4 && !failed) {
+            failed = Py_EnterRecursiveCall("");
+            steps += !failed;
+        }
+        while (steps--) Py_LeaveRecursiveCall();
+        return failed ? -1 : 0;
+    }
+
     /* Whether it is an mmap.mmap, and no subclass, whose stores may be recorded. */
     static inline int words_is_map(PyObject *it) {
         static PyObject *kind = NULL;
@@ -48,19 +65,34 @@ cdef extern from *:
         return (PyObject *)Py_TYPE(it) == kind;
     }
 
-    /* xxh3 of 64 bits: from the library's header where it was there at the build, else by the
-       package of Python. Gives -1 with an exception set. */
-    #if defined(__has_include) && __has_include("xxhash.h") && !defined(QINDEX_NO_XXHASH_H)
-    #define XXH_INLINE_ALL
-    #include "xxhash.h"
-    static inline int words_sum(const char *data, Py_ssize_t size, uint64_t *sum) {
-        *sum = XXH3_64bits(data, (size_t)size);
-        return 0;
+    /* xxh3 of 64 bits: the function in C of the package of Python, without a call of Python where
+       its library names it. Gives -1 with an exception set. */
+    typedef uint64_t (*words_xxh3_type)(const void *, size_t);
+    static inline words_xxh3_type words_xxh3(void) {
+        static words_xxh3_type found = NULL;
+        static int looked = 0;
+        if (!looked) {
+            PyObject *module = PyImport_ImportModule("xxhash._xxhash");
+            PyObject *file = module ? PyObject_GetAttrString(module, "__file__") : NULL;
+            const char *path = file ? PyUnicode_AsUTF8(file) : NULL;
+            void *library = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+            if (library != NULL) *(void **)&found = dlsym(library, "XXH3_64bits");
+            if (found != NULL && found("", 0) != UINT64_C(0x2d06800538d394c2)) found = NULL;
+            Py_XDECREF(file);
+            Py_XDECREF(module);
+            PyErr_Clear();
+            looked = 1;
+        }
+        return found;
     }
-    #else
     static inline int words_sum(const char *data, Py_ssize_t size, uint64_t *sum) {
         static PyObject *function = NULL;
         PyObject *bytes, *found;
+        words_xxh3_type direct = words_xxh3();
+        if (direct != NULL) {
+            *sum = direct(data, (size_t)size);
+            return 0;
+        }
         if (function == NULL) {
             PyObject *module = PyImport_ImportModule("xxhash");
             if (module == NULL) return -1;
@@ -77,13 +109,13 @@ cdef extern from *:
         Py_DECREF(found);
         return *sum == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
     }
-    #endif
 
     /* Room for one more in an array of numbers that has it already. */
     #define words_has_room(it) (Py_SIZE(it) < (it)->allocated)
     #define words_grow_by_one(it) Py_SET_SIZE((it), Py_SIZE(it) + 1)
     """
     uint64_t words_big64(uint64_t) noexcept nogil
+    int words_room_on_stack() except -1
     void words_commit_start(char *, const char *) noexcept nogil
     void words_commit_word(char *, uint64_t) noexcept nogil
     int words_is_map(object) except -1
@@ -151,17 +183,22 @@ cdef inline bytes seal(bytes record, Py_ssize_t at):
 
 
 cdef inline bytes join_record(
-    uint64_t seq_id, uint64_t id_high, bytes first, uint64_t stamp, bytes second, object body
+    uint64_t seq_id, uint64_t id_high, uint64_t expiry, bytes start, uint64_t stamp, bytes tail,
+    object body, Py_ssize_t sum_at
 ):
-    cdef Py_ssize_t size, between = len(second)
+    cdef Py_ssize_t size, between = len(tail)
     cdef bytes made
     cdef char *to
-    cdef uint64_t number
+    cdef uint64_t number = 0
     if not isinstance(body, bytes):
         raise TypeError("a body must be bytes")
     size = len(<bytes> body)
-    if len(first) != 28:
-        raise IndexError("what stands before the timestamp has 28 bytes")
+    if len(start) != 12:
+        raise IndexError("what stands before the timestamp has 12 bytes")
+    if size > 0xffffffff - 20 - between:
+        raise OverflowError("a record has at most 4 GiB")
+    if sum_at < 0 or sum_at > 52 + between + size:
+        raise IndexError("the sum does not fit into the record")
     made = PyBytes_FromStringAndSize(NULL, 60 + between + size)
     to = PyBytes_AS_STRING(made)
     number = words_big64(seq_id)
@@ -169,12 +206,74 @@ cdef inline bytes join_record(
     memcpy(to + 16, &number, 8)
     number = words_big64(id_high)
     memcpy(to + 8, &number, 8)
-    memcpy(to + 24, PyBytes_AS_STRING(first), 28)
+    number = words_big64(expiry)
+    memcpy(to + 24, &number, 8)
+    number = words_big64((<uint64_t> size << 32) | <uint64_t> (20 + between + size))
+    memcpy(to + 32, &number, 8)
+    memcpy(to + 40, PyBytes_AS_STRING(start), 12)
     number = words_big64(stamp)
     memcpy(to + 52, &number, 8)
-    memcpy(to + 60, PyBytes_AS_STRING(second), between)
+    memcpy(to + 60, PyBytes_AS_STRING(tail), between)
     memcpy(to + 60 + between, PyBytes_AS_STRING(body), size)
+    words_sum(to, 60 + between + size, &number)
+    number = words_big64(number)
+    memcpy(to + sum_at, &number, 8)
     return made
+
+
+cdef inline bytes join_rows(
+    bytes head, uint64_t first_seq, object bodies, Py_ssize_t size, Py_ssize_t sum_at
+):
+    cdef Py_ssize_t before = len(head), width = before + size, count = len(bodies), done = 0
+    cdef bytes made
+    cdef object body
+    cdef char *to
+    cdef uint64_t number = 0
+    if before < 24 or size < 0 or sum_at < 0 or sum_at > width - 8:
+        raise IndexError("a head of 24 bytes, and the sum, do not fit into the record")
+    if count > PY_SSIZE_T_MAX // width:
+        raise OverflowError("too many records")
+    made = PyBytes_FromStringAndSize(NULL, count * width)
+    to = PyBytes_AS_STRING(made)
+    for body in bodies:
+        if done == count or type(body) is not bytes or len(<bytes> body) != size:
+            raise TypeError("the bodies must be bytes of one length")
+        memcpy(to, PyBytes_AS_STRING(head), before)
+        number = words_big64(first_seq + <uint64_t> done)
+        memcpy(to, &number, 8)
+        memcpy(to + 16, &number, 8)
+        memcpy(to + before, PyBytes_AS_STRING(body), size)
+        words_sum(to, width, &number)
+        number = words_big64(number)
+        memcpy(to + sum_at, &number, 8)
+        to += width
+        done += 1
+    if done != count:
+        raise TypeError("the bodies must be a sequence")
+    return made
+
+
+cdef inline int row_sums(object rows, object sums) except -1:
+    cdef Py_buffer source, target
+    cdef Py_ssize_t at
+    PyObject_GetBuffer(rows, &source, PyBUF_STRIDES)
+    try:
+        PyObject_GetBuffer(sums, &target, PyBUF_WRITABLE | PyBUF_ND)
+        try:
+            if source.ndim != 2 or source.itemsize != 1 or source.strides[1] != 1:
+                raise TypeError("rows of bytes are expected")
+            if target.len != 8 * source.shape[0] or target.itemsize != 8:
+                raise IndexError("the sums do not fit")
+            for at in range(source.shape[0]):
+                words_sum(
+                    <char *> source.buf + at * source.strides[0], source.shape[1],
+                    <uint64_t *> target.buf + at,
+                )
+        finally:
+            PyBuffer_Release(&target)
+    finally:
+        PyBuffer_Release(&source)
+    return 0
 
 
 cdef inline int push(array numbers, int64_t number) except -1:
@@ -184,6 +283,18 @@ cdef inline int push(array numbers, int64_t number) except -1:
     else:
         numbers.append(number)
     return 0
+
+
+cdef inline int room_on_stack() except -1:
+    return words_room_on_stack()
+
+
+cdef inline int look_for_signals() except -1:
+    return PyErr_CheckSignals()
+
+
+cdef inline unsigned long this_thread() noexcept:
+    return <unsigned long> PyThread_get_thread_ident()
 
 
 cdef inline uint64_t now_ns() noexcept nogil:

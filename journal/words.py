@@ -10,21 +10,43 @@ functions that exist twice, so a test holds the two against each other.
 from __future__ import annotations
 
 import struct
+from _thread import get_ident as this_thread
 from time import time_ns as now_ns
 from typing import TYPE_CHECKING
 
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from journal.format import START_SIZE
 
 if TYPE_CHECKING:
     import mmap
     from array import array
+    from collections.abc import Sequence
 
-__all__ = ["join_record", "now_ns", "push", "seal", "store_record", "store_word"]
+    import numpy as np
+    import numpy.typing as npt
 
-_RECORD_HEAD = struct.Struct(">QQQ28sQ")
-"""Word, two halves of the message id, first part, timestamp."""
+__all__ = [
+    "join_record",
+    "join_rows",
+    "look_for_signals",
+    "now_ns",
+    "push",
+    "room_on_stack",
+    "row_sums",
+    "seal",
+    "store_record",
+    "store_word",
+    "this_thread",
+]
+
+_RECORD_HEAD = struct.Struct(">QQQQII12sQ")
+"""Word, two halves of the message id, expiry, sizes of body and embedded record, the start of that
+one, timestamp."""
+_BEFORE_TAIL = 20
+"""Bytes of the start and the timestamp."""
+_ROWS_AT_ONCE = 1024
+_ROW_BYTES_AT_ONCE = 1 << 18
 
 
 def store_record(into: mmap.mmap, at: int, record: bytes | memoryview) -> None:
@@ -52,11 +74,65 @@ def seal(record: bytes, at: int) -> bytes:
 
 
 def join_record(
-    seq_id: int, id_high: int, first: bytes, stamp: int, second: bytes, body: bytes
+    seq_id: int,
+    id_high: int,
+    expiry: int,
+    start: bytes,
+    stamp: int,
+    tail: bytes,
+    body: bytes,
+    sum_at: int,
 ) -> bytes:
-    """Put a publish record together: ``first`` (28 bytes) stands before the timestamp, ``second``
-    between it and the body (:mod:`qindex.format.plain_record`)."""
-    return _RECORD_HEAD.pack(seq_id, id_high, seq_id, first, stamp) + second + body
+    """Put the publish record of a persistent message together, and seal it at ``sum_at``.
+
+    ``start``: the 12 bytes of the embedded record before the timestamp, ``tail``: those between it
+    and the body (:mod:`qindex.format.plain_record`).
+    """
+    size = len(body)
+    embedded = _BEFORE_TAIL + len(tail) + size
+    head = _RECORD_HEAD.pack(seq_id, id_high, seq_id, expiry, size, embedded, start, stamp)
+    return seal(head + tail + body, sum_at)
+
+
+def join_rows(
+    head: bytes, first_seq: int, bodies: Sequence[bytes], size: int, sum_at: int
+) -> bytes | memoryview:
+    """Put the publish records of messages with seq_ids from ``first_seq`` on together, with bodies
+    of ``size`` bytes each, and seal them at ``sum_at``. ``head``: the first one up to its body, as
+    :func:`join_record` makes it, without a sum."""
+    import numpy as np  # the first batch waits for it, and no import of this module
+
+    count, width = len(bodies), len(head) + size
+    rows = np.empty((count, width), np.uint8)
+    rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+    seqs = np.arange(first_seq, first_seq + count, dtype=np.int64).astype(">u8")
+    rows[:, :8] = rows[:, 16:24] = seqs.view(np.uint8).reshape(count, 8)
+    if size:
+        rows[:, len(head) :] = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, size)
+    sums = np.empty(count, np.uint64)
+    row_sums(rows, sums)
+    rows[:, sum_at : sum_at + 8] = sums.astype(">u8").view(np.uint8).reshape(count, 8)
+    return rows.ravel().data
+
+
+def row_sums(rows: npt.NDArray[np.uint8], sums: npt.NDArray[np.uint64]) -> None:
+    """Put the xxh3 of each row into ``sums``, shape ``(n,)``; 50 ns for a short row."""
+    count, width = rows.shape
+    # Some rows at a time, so that their copies stay in the processor's cache.
+    at_once = max(1, min(_ROWS_AT_ONCE, _ROW_BYTES_AT_ONCE // width))
+    flat = rows.view(f"V{width}").ravel()
+    for first in range(0, count, at_once):
+        some = flat[first : first + at_once].tolist()
+        sums[first : first + len(some)] = list(map(xxh3_64_intdigest, some))
+
+
+def look_for_signals() -> None:
+    """Let signals' handlers run that are due: the interpreter does it by itself."""
+
+
+def room_on_stack() -> None:
+    """Raise :class:`RecursionError` where a compiled ``with`` could be entered, but not left: the
+    interpreter's needs no more room to leave than to enter."""
 
 
 def push(numbers: array[int], number: int) -> None:

@@ -69,9 +69,9 @@ class _State(shared.Shared):
         super().__init__(kind)
         # A handler that calls in the middle of a call of its own thread is refused.
         self.mutex = CallLock()
-        self.not_empty = threading.Condition(self.mutex)
-        self.not_full = threading.Condition(self.mutex)
-        self.all_tasks_done = threading.Condition(self.mutex)
+        self.not_empty = threading.Condition(self.mutex)  # type: ignore[arg-type]
+        self.not_full = threading.Condition(self.mutex)  # type: ignore[arg-type]
+        self.all_tasks_done = threading.Condition(self.mutex)  # type: ignore[arg-type]
         self.held: deque[tuple[int, Delivery]] = deque()
         self.taken: dict[int, Delivery] = {}
         self.unfinished = -1

@@ -52,7 +52,7 @@ class _Use:
 
 
 _lock = CallLock()
-_changed = threading.Condition(_lock)
+_changed = threading.Condition(_lock)  # type: ignore[arg-type]
 _uses: dict[str, _Use] = {}
 _given_back: deque[qindex.Engine] = deque()
 
@@ -188,7 +188,7 @@ def _after_fork() -> None:
     """In a forked child: the engines that the parent has open are not the child's."""
     global _lock, _changed
     _lock = CallLock()
-    _changed = threading.Condition(_lock)
+    _changed = threading.Condition(_lock)  # type: ignore[arg-type]
     _uses.clear()
     _given_back.clear()
 

@@ -22,6 +22,7 @@ from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from qindex.format.message_record import (
     CHECK_OFFSET,
     MAGIC,
+    NOTHING,
     PLAIN_HEAD_SIZE,
     column,
     embedded_is_sound,
@@ -34,7 +35,7 @@ from qindex.format.segment import STEP_SIZE
 __all__ = [
     "CHECK_END",
     "CHECK_START",
-    "PLAIN_HEADS",
+    "PLAIN_TAILS",
     "SHORTEST_RUN",
     "plain_parts",
     "read_plain",
@@ -67,11 +68,11 @@ def plain_parts(size: int) -> tuple[bytes, bytes]:
     body_head = plain_body_head(size)
     record_size = PLAIN_HEAD_SIZE + len(body_head) + size
     first = _SIZES.pack(0, size, record_size) + MAGIC + bytes(8) + _TAG
-    return first, b"\xc0\xc0\xc0" + body_head
+    return first, NOTHING + body_head
 
 
-PLAIN_HEADS = tuple(plain_parts(size) for size in range(256))
-"""The constant parts for the bodies that :func:`journal.words.join_record` is for."""
+PLAIN_TAILS = tuple(NOTHING + plain_body_head(size) for size in range(256))
+"""The second of these parts, for short bodies."""
 
 
 def read_plain(

@@ -14,7 +14,7 @@ cdef Py_ssize_t _WORD_SIZE
 
 
 cdef class QueueIndex(IndexReader):
-    cdef public Py_ssize_t acks, changing, dropped, nacks, tail_end, taken
+    cdef public Py_ssize_t acks, changing, dropped, handing_one, nacks, tail_end, taken
     cdef public Py_ssize_t flushed_bytes, flushes, _actions_flushed, _first_seq, _moved
     cdef public ReadAhead ahead
     cdef public Segment recent

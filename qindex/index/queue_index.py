@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,7 @@ class QueueIndex(IndexReader):
         "changing",
         "dropped",
         "handing",
+        "handing_one",
         "nacks",
         "recent",
         "tail_end",
@@ -103,8 +104,10 @@ class QueueIndex(IndexReader):
         self.nacks: int = 0
         self.dropped: int = 0
         self.changing: int = 0
-        # The entries of a delivery that is not yet in its consumer's hands.
-        self.handing: Sequence[int] | I64 = _NONE
+        # The entries of a delivery that is not yet in its consumer's hands: one (-1: none), or
+        # many.
+        self.handing_one: int = -1
+        self.handing: I64 = _NONE
         # Entries that were moved, and are not yet acknowledged here: they count as acknowledged.
         self._moved = 0
         self._first_seq = next_seq
@@ -284,7 +287,7 @@ class QueueIndex(IndexReader):
         if fresh and journal.end + _WORD_SIZE > journal.word_limit:
             journal = journal.make_room(_WORD_SIZE, reserve=True)
         self.changing += 1
-        self.handing = (seq,)
+        self.handing_one = seq
         if fresh:
             journal.store_word(DELIVER_BITS | seq)
         segment.states[rel] = OUT
@@ -306,6 +309,7 @@ class QueueIndex(IndexReader):
 
     def handed_out(self) -> None:
         """Take note that what was delivered last is with its consumer."""
+        self.handing_one = -1
         self.handing = _NONE
         self.changing -= 1
 
@@ -485,7 +489,8 @@ class QueueIndex(IndexReader):
         for number in records.segment_numbers(self.entry_count):
             if number not in self.segments:
                 self.segments[number] = Segment(number, self.entry_count)
-        handing = np.asarray(self.handing, np.int64)
+        one = self.handing_one
+        handing = self.handing if one < 0 else np.append(self.handing, one)
         for segment in self.segments.values():
             if segment.loaded:
                 self._rebuild_states(segment, records, handing)
@@ -501,6 +506,7 @@ class QueueIndex(IndexReader):
         self.tail_end = 0
         self.recent = EMPTY_WINDOW.segment
         self.ahead.forget(next((one.base for one in self.segments.values()), self.next_seq))
+        self.handing_one = -1
         self.handing = _NONE
         self._count_again()
         self.changing = 0

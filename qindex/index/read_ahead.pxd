@@ -1,4 +1,6 @@
 # Types for the names of read_ahead.py.
+cimport cython
+
 from qindex.index.segment cimport Segment
 
 cdef unsigned char PUBLISHED
@@ -19,4 +21,7 @@ cdef class ReadAhead:
     cdef public dict returned_by_seq
 
     cpdef bint is_empty(self)
-    cpdef bint add(self, Segment segment, Py_ssize_t seq, object body, object extra) except -1
+    @cython.locals(window=Window)
+    cpdef bint keeps_up(self, Segment segment, Py_ssize_t seq) except -1
+    @cython.locals(window=Window)
+    cpdef int add(self, Py_ssize_t seq, object body, object extra) except -1

@@ -137,22 +137,22 @@ class ReadAhead:
         self.at = 0
         self.next_fetch = next_fetch
 
-    def add(self, segment: Segment, seq: int, body: bytes, extra: int | Entry) -> bool:
-        """Add the message that was just published, where the consumer keeps up with publishers and
-        there is room; it need not be read then. Tells whether it did."""
+    def keeps_up(self, segment: Segment, seq: int) -> bool:
+        """Tell whether the consumer keeps up with publishers, and there is room for the message
+        that was just published: it need not be read then."""
         window = self.window
-        if (
-            seq != self.next_fetch
-            or len(window.seqs) >= window.most
-            or window.segment is not segment
-        ):
-            return False
+        return (
+            seq == self.next_fetch and len(window.seqs) < window.most and window.segment is segment
+        )
+
+    def add(self, seq: int, body: bytes, extra: int | Entry) -> None:
+        """Add the message that was just published; see :meth:`keeps_up`."""
+        window = self.window
         window.seqs.append(seq)
         window.bodies.append(body)
         window.extras.append(extra)
         window.states.append(PUBLISHED)
         self.next_fetch = seq + 1
-        return True
 
     def give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
         """Let a message be delivered again, before all that was not delivered yet."""

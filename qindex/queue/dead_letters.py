@@ -172,6 +172,7 @@ class DeadLetters:
         self.state.index.begin_move(seq)
         if self._keeps_in_memory(message):
             self.waiting.append(self._letter(seq, message, reason))
+            self.state.to_move = True
         else:
             self._postponed.add(seq, reason)
             self.state.stored_out.pop(seq, None)  # noted again when it is read again
@@ -264,6 +265,7 @@ class DeadLetters:
         state = self.state
         with state.lock.anyway:
             letters, self.waiting = self.waiting, []
+            state.to_move = False
             self._under_way = letters
             if not letters and state.lock.refusal is not None:
                 return False
@@ -281,6 +283,7 @@ class DeadLetters:
         except NotMovedError as error:
             with state.lock.anyway:
                 self.waiting = error.left + self.waiting
+                state.to_move = bool(self.waiting)
                 self._under_way = []
                 self.stuck = bool(error.left)
             if isinstance(error.cause, ClosedError):

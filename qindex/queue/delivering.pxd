@@ -1,18 +1,21 @@
 # Types for the names of delivering.py.
 cimport cython
 
+from journal.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
 from qindex.index.read_ahead cimport ReadAhead, Window
 from qindex.queue.delivery cimport Delivery
 from qindex.queue.settling cimport Settler
+from qindex.queue.flushing cimport Flusher
 from qindex.queue.state cimport QueueState
 
 
 cdef class Deliverer:
     cdef public QueueState _state
     cdef public Settler _settler
-    cdef public object _flusher, _letters, _reader
+    cdef public Flusher _flusher
+    cdef public object _letters, _reader
 
-    @cython.locals(state=QueueState, index=QueueIndex, ahead=ReadAhead, window=Window,
+    @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead, window=Window,
                    at=Py_ssize_t, seq=Py_ssize_t, given=Delivery, again=bint)
     cpdef Delivery get(self, object timeout=*, object lease=*, bint waits=*)

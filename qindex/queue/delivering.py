@@ -95,7 +95,7 @@ class Deliverer:
                     window, at = ahead.window, ahead.at
                 seq = window.seqs[at]
                 extra = window.extras[at]
-                if extra.__class__ is not int and is_special(extra):
+                if type(extra) is not int and is_special(extra):
                     admitted = self._admit(seq, extra)
                     if admitted is None:
                         ahead.at = at + 1
@@ -109,7 +109,7 @@ class Deliverer:
                     body = window.bodies[at]
                 again = not index.deliver(seq)
                 ahead.at = at + 1
-                given = Delivery()
+                given = Delivery.__new__(Delivery)
                 given._queue = self._settler
                 given.seq_id = seq
                 given.body = body
@@ -129,7 +129,7 @@ class Deliverer:
             finally:
                 lock.let_go()  # a signal's handler may have raised as leave began
             raise
-        if self._letters.waiting:
+        if state.to_move:
             self._letters.move_waiting(waits)
         return given
 
@@ -293,7 +293,7 @@ class Deliverer:
                 ready = self.mark_out(batch, lease)
                 if batch:
                     self._flusher.tick(waits)
-        if self._letters.waiting:
+        if state.to_move:
             self._letters.move_waiting(waits)
         return batch
 

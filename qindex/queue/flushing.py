@@ -34,7 +34,7 @@ _PRESSING_FACTOR = 8
 _STAND_BACK = 5e-5
 """Seconds for which a thread that ticks lets the flush go on, once in :data:`_TICKS` ticks."""
 _TICKS = 4
-_SEAL_AT_LEAST = 4096
+_SEAL_AT_LEAST = 16 << 10
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
 
 
@@ -43,7 +43,6 @@ class Flusher:
 
     ``request``: asks the engine's background thread for a flush, and tells whether there is one;
     ``None``: there is none.
-    ``check_mask``: the calls for single messages tick where ``seq_id & check_mask`` is 0.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Flusher:
         self.max_dirty: int = options.max_journal_entries
         # Once in 64 messages, where a flush comes so rarely that it makes no difference.
         self._usual_mask = 63 if options.max_journal_entries >= 4096 else 0
-        self.check_mask = self._usual_mask
+        state.check_mask = self._usual_mask
         self._ticks = 0
         self._pressing = options.max_journal_entries * _PRESSING_FACTOR
 
@@ -75,12 +74,15 @@ class Flusher:
         """
         state = self.state
         index = state.index
-        index.journal.seal(_SEAL_AT_LEAST)
-        if self.is_due():
+        journal = index.journal
+        journal.seal(_SEAL_AT_LEAST)
+        dirty = index.dirty
+        if dirty > self.max_dirty or journal.in_reserve:
             self.flush_due(waits)
+            dirty, journal = index.dirty, index.journal
         # On a full disk each action may be the one after which a flush makes room.
-        self.check_mask = 0 if index.journal.in_reserve else self._usual_mask
-        if state.flushing and self.check_mask and index.dirty > self._pressing:
+        state.check_mask = 0 if journal.in_reserve else self._usual_mask
+        if state.flushing and state.check_mask and dirty > self._pressing:
             self._stand_back()
         state.lock.choose()
 

@@ -3,20 +3,22 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from journal cimport words
+from journal.patience cimport PatientLock
 from qindex.format.message_record cimport encode_middle
 from qindex.format.publish_records cimport framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex
+from qindex.index.read_ahead cimport ReadAhead
+from qindex.queue.flushing cimport Flusher
 from qindex.queue.state cimport QueueState
-
-cdef Py_ssize_t CHECK_START
 
 
 cdef class Producer:
     cdef public QueueState state
-    cdef public object room, _expirer, _flusher
+    cdef public Flusher _flusher
+    cdef public object room, _expirer
 
-    @cython.locals(state=QueueState, index=QueueIndex, stamp=uint64_t, record=bytes, seq=Py_ssize_t, mask=Py_ssize_t,
-                   synced=bint)
+    @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead,
+                   stamp=uint64_t, record=bytes, seq=Py_ssize_t, synced=bint)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object timeout=*, bint waits=*
@@ -30,3 +32,5 @@ cdef class Producer:
 cdef int _check_parts(object key, object headers, object properties) except -1
 @cython.locals(is_table=bint)
 cdef int _check_table(str name, object table) except -1
+@cython.locals(largest=Py_ssize_t, size=Py_ssize_t)
+cdef Py_ssize_t _largest_of(object given) except? -1

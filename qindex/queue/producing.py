@@ -28,7 +28,6 @@ from qindex.format.message_record import (
     seal_embedded,
     seal_stored,
 )
-from qindex.format.plain_record import CHECK_START
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
 from qindex.index.seq_ids import RESERVE
 from qindex.queue import run_clock
@@ -46,6 +45,7 @@ Made = TypeVar("Made")
 
 MOST_RESERVED = RESERVE // 2
 """Messages that :meth:`Producer.reserve` takes: a segment has room beside them."""
+_NO_TABLE: Mapping[str, Any] = {}
 _MOST_KEPT = 512 << 10
 """Bytes of large messages that are kept for a consumer that keeps up."""
 
@@ -85,10 +85,10 @@ class Producer:
             or properties is not None
             or ttl is not None
             or persistent is not True
-            or body.__class__ is not bytes
+            or type(body) is not bytes
             or len(body) > state.most_plain
         ):
-            if body.__class__ is not bytes:
+            if type(body) is not bytes:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent)
             if frame is None:
@@ -112,19 +112,20 @@ class Producer:
             stamp = words.now_ns()
             if middle is NOTHING and not expiry:
                 record = plain_record(index.next_seq, state.id_high, body, stamp)
-                seq = index.append(words.seal(record, CHECK_START))
-                index.ahead.add(index.tail, seq, body, stamp)
+                seq = index.append(record)
+                ahead = index.ahead
+                if ahead.keeps_up(index.tail, seq):
+                    ahead.add(seq, body, stamp)
             else:
                 record = framed_record(index.next_seq, state.id_high, body, stamp, middle, expiry)
-                seq = index.append(words.seal(record, CHECK_START))
+                seq = index.append(record)
                 if expiry:
                     self._expirer.note(expiry)
             if limits is not None:
                 limits.bytes += len(body)
             if state.waiting:
                 state.arrived.notify()
-            mask = self._flusher.check_mask
-            if not seq & mask:
+            if not seq & state.check_mask:
                 self._flusher.tick(waits)
             lock.release()
         except BaseException as error:
@@ -170,7 +171,7 @@ class Producer:
             expiry = self.expiry(ttl)
         if key is None and not headers and not properties:
             return NOTHING, expiry
-        headers, properties = headers or {}, properties or {}
+        headers, properties = headers or _NO_TABLE, properties or _NO_TABLE
         _check_parts(key, headers, properties)
         middle = encode_middle(key, headers, properties)
         return None if len(middle) - len(NOTHING) > room >= 0 else (middle, expiry)
@@ -214,11 +215,12 @@ class Producer:
                 # A consumer that keeps up has the message at once, and not from the message store.
                 message = make_message(body, None, {}, {}, stamp)
                 entry = make_entry(msg_id, 0, len(body), message, stored=True)
-                if index.ahead.add(index.tail, seq, body, entry):
+                if index.ahead.keeps_up(index.tail, seq):
+                    index.ahead.add(seq, body, entry)
                     window.plain = False
             if state.waiting:
                 state.arrived.notify()
-            if not seq & self._flusher.check_mask:
+            if not seq & state.check_mask:
                 self._flusher.tick(waits)
             return seq
 
@@ -240,12 +242,13 @@ class Producer:
         if not given:
             with state.lock, state:
                 return range(state.index.next_seq, state.index.next_seq)
-        if set(map(type, given)) != {bytes}:
+        largest = _largest_of(given)
+        if largest < 0:
             if any(isinstance(one, Message) for one in given):
                 return self._publish_messages(given, ttl, persistent, confirm, timeout, waits)
             given = _each(given, as_bytes)
+            largest = _largest_of(given)
         batch = cast("Sequence[bytes]", given)
-        largest = max(map(len, batch))
         if largest > state.options.max_message_bytes:
             _each(batch, lambda body: state.check_size(len(body)))
         if largest > state.most_embedded or state.limits is not None or not persistent:
@@ -515,6 +518,18 @@ def batch_bytes(messages: Iterable[Body | Message]) -> int:
     return sum(len(body) for body in bodies if isinstance(body, Body))
 
 
+def _largest_of(given: Sequence[object]) -> int:
+    """Give the size of the largest body; -1 where not all of them are bytes."""
+    largest = 0
+    for body in given:
+        if type(body) is not bytes:
+            return -1
+        size = len(body)
+        if size > largest:
+            largest = size
+    return largest
+
+
 def _each(batch: Sequence[Given], make: Callable[[Given], Made]) -> list[Made]:
     """Make something of each message of a batch; an error says of which it is."""
     made = []
@@ -540,8 +555,10 @@ def _check_parts(
 ) -> None:
     if key is not None and not isinstance(key, str):
         raise UsageError(f"a key must be a str, not {type(key).__name__}")
-    _check_table("headers", headers)
-    _check_table("properties", properties)
+    if headers is not _NO_TABLE:
+        _check_table("headers", headers)
+    if properties is not _NO_TABLE:
+        _check_table("properties", properties)
 
 
 def _check_table(name: str, table: Mapping[str, Any]) -> None:

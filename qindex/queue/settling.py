@@ -75,8 +75,7 @@ class Settler:
             given._queue = None
             if state.nacked_at or state.stored_out or state.holding:
                 state.forget((seq,))
-            mask = self._flusher.check_mask
-            if not seq & mask or index.journal.in_reserve:
+            if not seq & state.check_mask or index.journal.in_reserve:
                 self._flusher.tick(waits)
             lock.release()
         except BaseException as error:

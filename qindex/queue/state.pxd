@@ -1,18 +1,22 @@
 # Types for the names of state.py.
+cimport cython
 from libc.stdint cimport uint64_t
 
+from journal.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
 
 
 cdef class QueueState:
     cdef object __weakref__
     cdef public QueueIndex index
-    cdef public Py_ssize_t delivery_limit, first_seq, holding, most_embedded, most_plain, waiting
+    cdef public Py_ssize_t check_mask, delivery_limit, first_seq, holding, most_embedded, most_plain, waiting
     cdef public uint64_t id_high
-    cdef public bint sync_each, watched
+    cdef public bint sync_each, to_move, watched
     cdef public dict lapsed_at, nacked_at, returns, stored_out
-    cdef public object alarm, arrived, calls, counts, flushed, flushing, leases, limits, lock
+    cdef public PatientLock lock
+    cdef public object alarm, arrived, calls, counts, flushed, flushing, leases, limits
     cdef public object message_ttl, messages, name, options, room, settings, settled, tally
 
+    @cython.locals(lock=PatientLock)
     cpdef int take(self) except -1
     cpdef int leave(self, error) except -1

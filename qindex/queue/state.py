@@ -46,6 +46,7 @@ class QueueState:
         "alarm",
         "arrived",
         "calls",
+        "check_mask",
         "counts",
         "delivery_limit",
         "first_seq",
@@ -72,6 +73,7 @@ class QueueState:
         "stored_out",
         "sync_each",
         "tally",
+        "to_move",
         "waiting",
         "watched",
     )
@@ -99,6 +101,10 @@ class QueueState:
         self.flushed: Bell = Bell(self.lock)
         self.settled: Bell = Bell(self.lock)
         self.room: Bell = Bell(self.lock)
+        # The calls for single messages tick where seq_id & check_mask is 0.
+        self.check_mask: int = 0
+        # Dead letters wait in memory to be moved.
+        self.to_move: bool = False
         # The thread that flushes; 0: none.
         self.flushing: int = 0
         # The number of threads that wait for a message, and of those that wait for an ack.

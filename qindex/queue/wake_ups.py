@@ -38,7 +38,7 @@ class Bell:
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until the bell rings; false when ``timeout`` seconds have passed without that."""
         if self._condition is None:
-            self._condition = threading.Condition(self._lock)
+            self._condition = threading.Condition(self._lock)  # type: ignore[arg-type]
         try:
             return self._condition.wait(timeout)
         finally:

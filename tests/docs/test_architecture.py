@@ -20,7 +20,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 ROOMS = ("qindex/queue/", "qindex/index/", "journal/journal.py")
 OWNED = {
     *("states", "filed", "positions", "next_seq", "taken", "acks", "nacks", "dropped"),
-    *("journal", "handing", "tail", "tail_end", "transient"),
+    *("journal", "handing", "handing_one", "tail", "tail_end", "transient"),
 }
 
 

@@ -182,7 +182,7 @@ def check_bodies(store: rocketstore.Store, case: Case, *, again: bool) -> None:
 def check_afterwards(path: Path, store: rocketstore.Store, case: Case, *, again: bool) -> str:
     """Tells how the store goes on."""
     state = "goes on"
-    assert not store._state.lock._is_owned()  # type: ignore[attr-defined]
+    assert not store._state.lock._is_owned()
     try:
         store.put("T", AFTER)
         check_bodies(store, case, again=again)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from journal import call_lock
 from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import UsageError
+from journal.owned_lock import OwnedLock
+from journal.patience import PatientLock
 from journal.sync import GroupCommit
 from tests.waiting import WAIT
 
@@ -43,9 +48,77 @@ def test_another_thread_waits_for_it() -> None:
     assert inside.is_set()
 
 
+@pytest.mark.parametrize("kind", [OwnedLock, CallLock, PatientLock])
+def test_many_threads_want_it(kind: type[OwnedLock]) -> None:
+    lock, inside, entered, wrong = kind(), 0, 0, 0
+
+    def work() -> None:
+        nonlocal inside, entered, wrong
+        for number in range(1500):
+            if not lock.acquire(True, (-1, 0.5, 1e-4)[number % 3]):
+                continue
+            inside += 1
+            wrong += inside != 1
+            if not number % 50:
+                time.sleep(0)  # others run meanwhile
+            wrong += not lock.is_mine()
+            entered += 1
+            inside -= 1
+            lock.release()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(work) for _ in range(6)]:
+                done.result(WAIT)
+    finally:
+        sys.setswitchinterval(interval)
+    assert (inside, wrong) == (0, 0)
+    assert entered >= 6 * 1000
+    assert lock.acquire(False)
+    assert lock.acquire(False), "its owner takes it again"
+    lock.release()
+    assert lock.is_mine()
+    lock.release()
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+def test_a_handler_that_raises_ends_the_wait() -> None:
+    lock = CallLock()
+    held, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            goes_on.wait(WAIT)
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, end)
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(WAIT)
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        goes_on.set()
+        holder.join(WAIT)
+        timer.join(WAIT)
+    with lock:
+        assert lock.is_mine()
+
+
 def test_it_is_the_lock_of_a_condition() -> None:
     lock = CallLock()
-    condition = threading.Condition(lock)
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
 
     def wake() -> None:
         with lock:
@@ -96,6 +169,7 @@ def test_a_part_of_a_call_takes_the_lock_where_the_call_has_not() -> None:
     assert not lock.is_mine()
 
 
+@pytest.mark.interpreted  # compiled functions leave no trace
 def test_a_handler_that_raises_as_a_function_begins_leaves_the_lock_free() -> None:
     lock, before = CallLock(), sys.gettrace()
     begun = point = 0

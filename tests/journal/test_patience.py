@@ -148,7 +148,7 @@ def test_a_handler_gets_in_while_its_thread_waits() -> None:
 
 def test_a_condition_can_be_made_of_it() -> None:
     patient = made_patient()
-    condition = threading.Condition(patient)
+    condition = threading.Condition(patient)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="un-acquired"):
         condition.notify()
     rung = []

@@ -8,15 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 import qindex
 from journal import compiled, words
 from journal.compiled import COMPILED, INTERPRETED, MODULES, build
 from journal.format import PUBLISH_HEAD
-from qindex.format.message_record import seal_embedded
+from qindex.format.message_record import row_sums, seal_embedded
 from qindex.format.plain_record import CHECK_START, plain_parts
-from qindex.format.publish_records import plain_record
+from qindex.format.publish_records import plain_batch, plain_record
 from qindex.queue.producing import Producer
 
 ROOT = Path(compiled.__file__).parent.parent
@@ -66,12 +68,36 @@ def test_plain_records_are_what_the_primitives_make(tmp_path: Path) -> None:
             stamp = int.from_bytes(written[at + 52 : at + 60], "big")
             expected = plain_record(seq, id_high, body, stamp)
             if size < 256:
-                first, second = plain_parts(size)
-                assert expected == words.join_record(seq, id_high, first, stamp, second, body)
-            assert written[at:end] == words.seal(expected, CHECK_START)
+                start, tail = written[at + 40 : at + 43] + bytes(8) + b"\xcf", plain_parts(size)[1]
+                assert expected == words.join_record(
+                    seq, id_high, 0, start, stamp, tail, body, CHECK_START
+                )
+            assert written[at:end] == expected
             at = end
         assert at == len(written)
         assert [queue.get(0).body for _ in bodies] == bodies  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 255, 256, 4000])
+def test_a_batch_is_what_single_records_are(size: int) -> None:
+    bodies = [os.urandom(size) for _ in range(70)]
+    block, offsets = plain_batch(1 << 40, (1 << 64) - 5, bodies, 3)
+    records = [
+        plain_record((1 << 40) + at, (1 << 64) - 5, body, 3) for at, body in enumerate(bodies)
+    ]
+    assert bytes(block) == b"".join(records)
+    assert offsets.tolist() == [at * len(records[0]) for at in range(70)]
+    # And what the interpreter's primitives are.
+    head = records[0][: len(records[0]) - size]
+    head = head[:CHECK_START] + bytes(8) + head[CHECK_START + 8 :]
+    rows = words.join_rows(head, 1 << 40, bodies, size, CHECK_START)
+    assert bytes(rows) == bytes(block)
+
+
+def test_the_sums_of_rows_are_those_of_each() -> None:
+    table = np.frombuffer(os.urandom(300 * 200), np.uint8).reshape(300, 200)
+    for rows in (table, table[:, 7:], table[::3, :64], table[:0], table[:, :1]):
+        assert row_sums(rows).tolist() == [xxh3_64_intdigest(row.tobytes()) for row in rows]
 
 
 def test_the_try_out_of_a_wheel_tells_its_build() -> None:

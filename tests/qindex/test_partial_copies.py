@@ -19,7 +19,7 @@ from journal.block_sums import extent
 from journal.files import REAL
 from journal.findings import Cause, Kind
 from journal.format import NO_START, START_SIZE, pack_publish
-from qindex.format.message_record import NOTHING, encode_middle, seal_embedded
+from qindex.format.message_record import NOTHING, encode_middle
 from qindex.format.plain_record import CHECK_START
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch
 from qindex.format.record_layouts import journal_layout
@@ -40,7 +40,7 @@ BEFORE = {
 
 
 def single(seq: int, body: bytes, middle: bytes = NOTHING, expiry: int = 0) -> bytes:
-    return seal_embedded(framed_record(seq, ID_HIGH, body, STAMP, middle, expiry))
+    return framed_record(seq, ID_HIGH, body, STAMP, middle, expiry)
 
 
 def appends(seq: int) -> dict[str, bytes]:

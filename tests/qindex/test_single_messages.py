@@ -218,7 +218,7 @@ def test_what_else_is_called_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Ended
 
     queue.publish(b"first")
-    queue._parts.flusher.check_mask = 0
+    queue._parts.state.check_mask = 0
     for target, name in (
         (words, "now_ns"),
         (queue._parts.state.index.journal, "store"),

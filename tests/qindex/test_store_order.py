@@ -19,9 +19,7 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal import words
 from journal.format import FILE_NAME, START_SIZE
-from qindex.format.plain_record import CHECK_START
 from qindex.format.publish_records import plain_record
 
 _TRACE_ME, _STEP, _KILL = 0, 9, 8
@@ -76,7 +74,7 @@ def steps_of_a_store(path: Path, record: bytes) -> list[bytes]:
 def test_a_kill_behind_any_instruction_leaves_all_of_a_publish_or_none(
     tmp_path: Path, flushed: int
 ) -> None:
-    record = words.seal(plain_record(flushed, 7, _BODY, 1 << 60), CHECK_START)
+    record = plain_record(flushed, 7, _BODY, 1 << 60)
     states = steps_of_a_store(tmp_path / FILE_NAME, record)
     assert states[0] == bytes(len(record))
     assert states[-1] == record

@@ -16,6 +16,7 @@ import pytest
 
 import rocketstore.crc
 from journal.errors import DamageError, UsageError, WritesRefusedError
+from journal.patience import PatientLock
 from rocketstore import Store
 from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
 from rocketstore.dispatcher import PENDING_MAX
@@ -198,23 +199,25 @@ def test_threads_that_meet_a_new_queue_share_its_numbers(tmp_path: Path) -> None
         sys.setswitchinterval(interval)
 
 
+@pytest.mark.interpreted  # a compiled method can't be replaced
 @pytest.mark.parametrize("taken", [False, True])
-def test_an_interrupt_leaves_the_lock_free(taken: bool, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_lock_free(
+    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_tiny(tmp_path / "s") as store:
         store.put("T", b"the first of its queue")
-        lock = store._state.lock
-        real = lock.take
+        real = PatientLock.take
 
-        def interrupted() -> bool:
+        def interrupted(lock: PatientLock) -> bool:
             # By a signal, before it is taken or right after.
             if taken:
-                real()
+                real(lock)
             raise KeyboardInterrupt
 
-        lock.take = interrupted
+        monkeypatch.setattr(PatientLock, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.put("T", b"")
-        lock.take = real
+        monkeypatch.setattr(PatientLock, "take", real)
         other = threading.Thread(target=store.put, args=("T", b"from another thread"))
         other.start()
         other.join(WAIT)

@@ -33,7 +33,7 @@ def memory_store(**options: Any) -> rocketstore.Store:
 
 
 def is_free(store: rocketstore.Store) -> bool:
-    return not store._state.lock._is_owned()  # type: ignore[attr-defined]
+    return not store._state.lock._is_owned()
 
 
 texts = st.sampled_from([None, "", "k", "one two", "\xe9", "a" * 300, "x\x02y", "x\0", "x\x01y"])

@@ -26,6 +26,7 @@ from tests.schedules import (  # noqa: E402
     aio_workloads,
     engine_workloads,
     handler_workloads,
+    lock_workloads,
     planted,
     rocket_workloads,
 )
@@ -34,7 +35,13 @@ from tests.schedules.registry import WORKLOADS, Workload  # noqa: E402
 from tests.schedules.strict_order import strict_order  # noqa: E402
 from tests.schedules.world import judge_with  # noqa: E402
 
-_TAKEN_IN = (aio_workloads, engine_workloads, handler_workloads, rocket_workloads)
+_TAKEN_IN = (
+    aio_workloads,
+    engine_workloads,
+    handler_workloads,
+    lock_workloads,
+    rocket_workloads,
+)
 
 
 def main() -> int:

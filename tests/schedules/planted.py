@@ -8,6 +8,7 @@ from typing import Any
 from journal.call_lock import CallLock
 from journal.calls import Calls
 from journal.journal import Journal, Retired
+from journal.owned_lock import LockByOwner
 from msgstore import MessageStore
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.wake_ups import Bell
@@ -75,10 +76,19 @@ def _notify_lost() -> None:
     _replace(Bell, "notify_all", lambda _bell: None)
 
 
+def _sleeper_not_woken() -> None:
+    """Who gives a lock back wakes nobody."""
+
+    def release(lock: LockByOwner) -> None:
+        lock._owner = lock._depth = 0
+
+    _replace(LockByOwner, "release", release)
+
+
 def _letters_moved_by_several() -> None:
     """Threads that move the letters of one queue take no turns."""
 
-    class Nobody(CallLock):  # type: ignore[misc]  # the stubs say final, the class does not
+    class Nobody(CallLock):
         def __enter__(self, *_: object) -> bool:
             return True
 
@@ -102,4 +112,5 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "locks_in_the_other_order": _locks_in_the_other_order,
     "notify_lost": _notify_lost,
     "letters_moved_by_several": _letters_moved_by_several,
+    "sleeper_not_woken": _sleeper_not_woken,
 }

@@ -6,7 +6,7 @@ holds one of the same place, or of a later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -35,21 +35,16 @@ def _check(lock: CallLock | GroupCommit) -> None:
 @contextmanager
 def strict_order() -> Iterator[None]:
     """Check the order at each take of locks that are made in this block."""
-    first_try, wait_for_it, commit = (
-        PatientLock._first_try,
+    take, wait_for_it, commit = (
+        PatientLock.take,
         CallLock.wait_for_it,
         GroupCommit.commit,
     )
     patient_wait = PatientLock.wait_for_it
 
-    def checked_try(lock: PatientLock) -> Callable[[], bool]:
-        take = first_try(lock)
-
-        def checked() -> bool:
-            _check(lock)
-            return take()
-
-        return checked
+    def checked_take(lock: PatientLock) -> bool:
+        _check(lock)
+        return take(lock)
 
     def checked_wait(lock: CallLock) -> None:
         _check(lock)
@@ -65,7 +60,7 @@ def strict_order() -> Iterator[None]:
         commit(commits)
 
     with (
-        patch.object(PatientLock, "_first_try", checked_try),
+        patch.object(PatientLock, "take", checked_take),
         patch.object(CallLock, "wait_for_it", checked_wait),
         patch.object(PatientLock, "wait_for_it", checked_patient_wait),
         patch.object(GroupCommit, "commit", checked_commit),

@@ -131,6 +131,7 @@ _PLANTED = [
     ("running_sync_forgotten", "publish_fsync_flush", "after a loss of power: LOST"),
     ("locks_in_the_other_order", "publish_ack_stored", ""),
     ("notify_lost", "get_waits_close", "nobody can run"),
+    ("sleeper_not_woken", "lock_of_three", "nobody can run"),
     ("letters_moved_by_several", "dead_letters_in_order", "moved in another order"),
 ]
 """Defects, where they are found, and how that is said."""
