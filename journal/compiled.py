@@ -41,11 +41,29 @@ MODULES = (
     "qindex.queue.settling",
     "qindex.queue.delivering",
     "qindex.queue.queue",
+    "rocketstore.store_clock",
+    "rocketstore.route",
+    "rocketstore.state",
+    "rocketstore.commitlog",
+    "rocketstore.properties",
+    "rocketstore.javahash",
+    "rocketstore.columns",
+    "rocketstore.heads",
+    "rocketstore.consumequeue",
+    "rocketstore.index_format",
+    "rocketstore.index_file",
+    "rocketstore.index_service",
+    "rocketstore.dispatcher",
+    "rocketstore.putter",
+    "rocketstore.get_result",
+    "rocketstore.reading",
+    "rocketstore.reader",
+    "rocketstore.store",
 )
 """All that is compiled: one ``.py`` and one ``.pxd`` each."""
 
-_PRIMITIVES = "journal.words"
-"""Interpreted it is a module; the compiled ones have it within them."""
+_PRIMITIVES = ("journal.words", "rocketstore.words")
+"""Interpreted they are modules; the compiled ones have them within them."""
 
 COMPILED, INTERPRETED = "compiled", "interpreted"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -72,7 +90,7 @@ def digest() -> str:
     from hashlib import sha256  # not for the imports of those who have built nothing
 
     found = sha256()
-    for module in (*MODULES, _PRIMITIVES):
+    for module in (*MODULES, *_PRIMITIVES):
         for suffix in (".py", ".pxd"):
             with open(os.path.join(_ROOT, *module.split(".")) + suffix, "rb") as file:
                 source = file.read()

@@ -8,7 +8,10 @@
 """
 
 # First: it sees that the package below is ours.
-import rocketstore._packages  # noqa: F401
+import rocketstore._packages  # noqa: F401, I001
+
+# Then: it lets imports find what is compiled.
+import journal  # noqa: F401
 from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.message import BatchResult, PutResult, StoredMessage
 from rocketstore.options import Options

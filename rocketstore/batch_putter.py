@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -244,7 +245,7 @@ class _Batch:
         """Bytes of the largest record."""
         return int(self.columns.sizes.max()) if self.count else 0
 
-    def encode(self, start: int, places: Int64Array, first: int) -> bytes:
+    def encode(self, start: int, places: Int64Array, first: int) -> bytearray:
         """Give the records from number ``start`` on that stand at ``places``; ``first`` is the
         ordinal of the batch's first message. Raises :class:`UsageError`."""
         now = self.store_time
@@ -262,7 +263,7 @@ class _Batch:
                 store_timestamp=now,
                 store_host=self.store_host,
             )
-        except (OverflowError, TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError, struct.error) as error:
             raise UsageError(f"a field does not fit into the record: {error}") from error
 
     def dispatch_of(self, start: int, places: Int64Array, first: int) -> DispatchBatch:

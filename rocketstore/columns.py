@@ -7,17 +7,16 @@ by itself.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.errors import UsageError
-from rocketstore.commitlog_format import COMMON_FIELDS, HEADERS, MESSAGE_MAGIC
-from rocketstore.crc import crc32
+from rocketstore import words
+from rocketstore.commitlog_format import COMMON_FIELDS, HEADERS
 from rocketstore.javahash import index_hash_many, tags_code, topic_seed
 from rocketstore.key_columns import KeyColumns, keys_of_properties
 from rocketstore.properties import (
@@ -26,6 +25,7 @@ from rocketstore.properties import (
     TAGS,
     UNIQ_KEY,
     encode_properties,
+    encode_usual,
     index_keys,
     java_map_order,
 )
@@ -37,6 +37,7 @@ __all__ = [
     "make_properties",
 ]
 
+_USUAL = {KEYS, UNIQ_KEY, TAGS}
 Int64Array = npt.NDArray[np.int64]
 Column = str | Sequence[str] | None
 
@@ -58,7 +59,9 @@ def _header_dtype(number: int) -> np.dtype[np.void]:
 
 HEADER_DTYPES = tuple(_header_dtype(number) for number in range(4))
 """The record up to its body, by ``(sysFlag >> 4) & 3``."""
-_ONE_HEAD = tuple(struct.Struct(f"{dtype.itemsize}s") for dtype in HEADER_DTYPES)
+_START_FIELDS = struct.Struct(">ii").pack
+_BORN = _REST = struct.Struct(">iq").pack
+_STORED = struct.Struct(">q").pack
 
 
 @dataclass(slots=True)
@@ -89,38 +92,63 @@ class Columns:
         store_timestamp: int,
         store_host: bytes,
         reconsume_times: int = 0,
-    ) -> bytes:
+    ) -> bytearray:
         """The records of messages ``first`` to ``last``, to stand at ``offsets``."""
-        count = last - first
-        kind = (sys_flag >> 4) & 3
-        heads: Any = np.empty(count, HEADER_DTYPES[kind])
-        heads["size"] = self.sizes[first:last]
-        heads["magic"] = MESSAGE_MAGIC
-        heads["crc"] = self.crcs[first:last]
-        heads["queue_id"] = queue_id
-        heads["flag"] = self.flags if isinstance(self.flags, int) else self.flags[first:last]
-        heads["queue_offset"] = np.arange(queue_offset, queue_offset + count)
-        heads["offset"] = offsets
-        heads["sys_flag"] = sys_flag
-        heads["born"] = born_timestamp
-        heads["born_host"] = np.void(born_host)
-        heads["store"] = store_timestamp
-        heads["store_host"] = np.void(store_host)
-        heads["reconsume"] = reconsume_times
-        heads["prepared"] = 0
-        heads["body_length"] = self.body_lengths[first:last]
-        parts: list[bytes] = [b""] * (4 * count)
-        parts[0::4] = chain.from_iterable(_ONE_HEAD[kind].iter_unpack(heads.tobytes()))
-        parts[1::4] = self.bodies[first:last]
-        if isinstance(self.properties, bytes):
-            tail = topic_field + len(self.properties).to_bytes(2, "big") + self.properties
-            parts[2::4] = repeat(tail, count)
-        else:
-            lengths = self.property_lengths[first:last].tolist()
-            leads = {length: topic_field + length.to_bytes(2, "big") for length in set(lengths)}
-            parts[2::4] = map(leads.__getitem__, lengths)
-            parts[3::4] = self.properties[first:last]
-        return b"".join(parts)
+        stamp = b"".join(
+            (
+                _BORN(sys_flag, born_timestamp), born_host,
+                _STORED(store_timestamp), store_host,
+                _REST(reconsume_times, 0),
+            )
+        )  # fmt: skip
+        out = bytearray(int(self.sizes[first:last].sum()))
+        if last > first:
+            base, ordinals = int(offsets[0]), queue_offset - first
+            _encode_each(
+                self, out, self.crcs, first, last, base, topic_field, queue_id, ordinals, stamp
+            )
+        return out
+
+
+def _encode_each(
+    columns: Columns,
+    out: bytearray,
+    crcs: Int64Array,
+    first: int,
+    last: int,
+    base: int,
+    topic_field: bytes,
+    queue_id: int,
+    ordinals: int,
+    stamp: bytes,
+) -> None:
+    """Put the records ``first`` to ``last`` into ``out``, which has room for them. ``base``: where
+    the first one is to stand; ``ordinals``: of message 0."""
+    bodies, properties, flags = columns.bodies, columns.properties, columns.flags
+    leads: dict[int, bytes] = {}
+    start = tail = b""
+    if isinstance(flags, int):
+        start = _START_FIELDS(queue_id, flags)
+    if isinstance(properties, bytes):
+        tail = _lead(topic_field, properties) + properties
+    at = 0
+    for number in range(first, last):
+        if not isinstance(flags, int):
+            start = _START_FIELDS(queue_id, flags[number])
+        if not isinstance(properties, bytes):
+            data = properties[number]
+            lead = leads.get(len(data))
+            if lead is None:
+                lead = leads[len(data)] = _lead(topic_field, data)
+            tail = lead + data
+        body = bodies[number]
+        at = words.store_message(
+            out, at, crcs[number], start, ordinals + number, base + at, stamp, body, tail
+        )
+
+
+def _lead(topic_field: bytes, properties: bytes) -> bytes:
+    return topic_field + len(properties).to_bytes(2, "big")
 
 
 def build_columns(
@@ -137,6 +165,7 @@ def build_columns(
         for number, body in enumerate(bodies):
             if not isinstance(body, bytes):
                 raise UsageError(f"body {number} is {type(body).__name__}: bytes are right")
+        bodies = [bytes(body) for body in bodies]
     body_lengths = np.fromiter(map(len, bodies), np.int64, count)
     if isinstance(properties, bytes):
         property_lengths = np.full(count, len(properties), np.int64)
@@ -156,7 +185,7 @@ def build_columns(
     whole = flags if isinstance(flags, int) else np.array(flags, object)
     if count and not np.all((np.asarray(whole) >= -(1 << 31)) & (np.asarray(whole) < 1 << 31)):
         raise UsageError("a flag does not fit into 32 bits")
-    crcs = np.fromiter(map(crc32, bodies), np.int64, count) & 0x7FFFFFFF
+    crcs = np.array(_body_sums(bodies), np.int64)
     return Columns(
         bodies=bodies,
         properties=properties,
@@ -166,6 +195,13 @@ def build_columns(
         crcs=crcs,
         flags=flags if isinstance(flags, int) else np.array(flags, np.int64),
     )
+
+
+def _body_sums(bodies: Sequence[bytes]) -> array[int]:
+    sums = array("q")
+    for body in bodies:
+        words.push(sums, words.body_sum(body))
+    return sums
 
 
 def make_properties(
@@ -204,6 +240,11 @@ def make_properties(
         ]
         data_list = [encode_properties({k: v for k, v in row.items() if v}) for row in rows]
         return data_list, keys_of_properties(data_list, topic_seed(topic))
+    if columns.keys() <= _USUAL:
+        data_list = _encode_usual_each(count, common, several)
+        if " " in joined.get(KEYS, "") or UNIQ_KEY in common or KEYS in common:
+            return data_list, keys_of_properties(data_list, topic_seed(topic))
+        return data_list, _column_keys(count, topic, common, several)
     # Names and common values are checked by encoding them once.
     encode_properties({name: common.get(name, "-") for name in columns})
     template: list[str] = []
@@ -217,6 +258,18 @@ def make_properties(
     if " " in joined.get(KEYS, "") or UNIQ_KEY in common or KEYS in common:
         return data_list, keys_of_properties(data_list, topic_seed(topic))
     return data_list, _column_keys(count, topic, common, several)
+
+
+def _encode_usual_each(
+    count: int, common: dict[str, str], several: dict[str, Sequence[str]]
+) -> list[bytes]:
+    rows: list[Sequence[str | None]] = [
+        several.get(name) or [common.get(name)] * count for name in (KEYS, UNIQ_KEY, TAGS)
+    ]
+    keys, unique_keys, tags = rows
+    return [
+        encode_usual(keys[number], unique_keys[number], tags[number]) for number in range(count)
+    ]
 
 
 def _value(column: Column, number: int) -> str:

@@ -6,10 +6,13 @@ next record and 8 spare bytes do not fit into it. The owner holds a lock around 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
-from journal.errors import UsageError
+from journal.errors import StorageError, UsageError
 from journal.files import FileSystem
+from journal.room import whole_pages
+from rocketstore import words
 from rocketstore.commitlog_format import (
     BLANK_SIZE,
     FIXED_SIZE,
@@ -24,11 +27,14 @@ __all__ = ["MOST_COPIED", "CommitLog"]
 
 MOST_COPIED = 64 << 10
 """More bytes than these at once are written, and not copied into the map."""
+_ZEROS = bytes(64 << 10)
+"""Zeros that are written ahead at a time."""
+_AHEAD_OF_SYNCS = 16 << 10
+"""So many where each put is synced: pages are written back in the pieces that they were made in."""
 _LIKELY = 4 << 10
 """Bytes that are read of a record before its size is known."""
 _AHEAD = 64 << 10
 """Bytes that are taken at a time of records that are asked for one after the other."""
-_SIZE_MAGIC = START.unpack_from
 
 
 class CommitLog:
@@ -44,6 +50,7 @@ class CommitLog:
         "_ahead",
         "_ahead_most",
         "_last",
+        "_zeros_ahead",
         "at",
         "base",
         "file_size",
@@ -53,7 +60,16 @@ class CommitLog:
         "view",
     )
 
-    def __init__(self, fs: FileSystem, directory: str, file_size: int, *, writable: bool) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        file_size: int,
+        *,
+        writable: bool,
+        synced_each: bool = False,
+    ) -> None:
+        self._zeros_ahead = _AHEAD_OF_SYNCS if synced_each else len(_ZEROS)
         self.files: MappedFiles = MappedFiles(fs, directory, file_size, writable=writable)
         self.file_size: int = file_size
         self.view: mmap.mmap | None = None
@@ -125,8 +141,24 @@ class CommitLog:
         assert self._last is not None
         if self.at + size + BLANK_SIZE > self._last.reserved:
             self._last.reserve(self.at + size + BLANK_SIZE)
-        self.room = self._last.reserved - BLANK_SIZE
+        self._write_ahead(size)
         return self.base + self.at
+
+    def _write_ahead(self, size: int) -> None:
+        """Let records be put up to where zeros have been written, ``size`` bytes or more.
+
+        A page that a write has made costs a third of one that the first store into it has to make.
+        Blocks and map are there: where the zeros can't be written, that is all that is lost.
+        """
+        last = self._last
+        assert last is not None
+        start = whole_pages(self.at)
+        end = max(start + self._zeros_ahead, whole_pages(self.at + size + BLANK_SIZE))
+        end = min(end, last.reserved)
+        self.room = end - BLANK_SIZE
+        if size < MOST_COPIED and start < end:
+            with contextlib.suppress(StorageError):
+                last.write(_ZEROS[: end - start], start)
 
     def _roll(self, rest: int) -> None:
         assert self._last is not None
@@ -140,7 +172,7 @@ class CommitLog:
         self.settle()
         self._use(self.files.append(self.base + self.file_size))
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         """Put a record, or several, where :meth:`make_room` said. The start of the first of them
         comes last: a copy into a map may be under way anywhere when its process dies.
 
@@ -170,10 +202,11 @@ class CommitLog:
 
     def read(self, offset: int, size: int) -> bytes | None:
         """``size`` bytes at a physical offset; ``None`` unless all are written, in one file."""
+        if offset < 0:
+            return None
         at = offset - self.base
         if self.view is not None and at >= 0:
-            end = at + size
-            return self.view[at:end] if end <= self.at else None
+            return words.piece(self.view, at, at + size) if size <= self.at - at else None
         file = self.files.find(offset)
         if file is None:
             return None
@@ -194,10 +227,14 @@ class CommitLog:
 
     def read_record(self, offset: int) -> bytes | None:
         """The record at a physical offset, by its own size; ``None`` if none stands there."""
+        if offset < 0:
+            return None
         at = offset - self.base
         if self.view is not None and at >= 0:
+            if at >= self.at:
+                return None
             end = self.at
-            data = self.view[at : at + START.size]
+            data = words.piece(self.view, at, at + START.size)
         else:
             file = self.files.find(offset)
             if file is None:
@@ -207,8 +244,9 @@ class CommitLog:
             data = self.files.read(file, at, min(_LIKELY, max(end - at, 0)))
         if at + FIXED_SIZE > end or len(data) < START.size:
             return None
-        size, magic = _SIZE_MAGIC(data)
-        if magic != MESSAGE_MAGIC or size < FIXED_SIZE or at + size > end:
+        size = words.int32_at(data, 0)
+        magic = words.int32_at(data, 4)
+        if magic != MESSAGE_MAGIC or size < FIXED_SIZE or size > end - at:
             return None
         return data[:size] if size <= len(data) else self.read(offset, size)
 
@@ -217,8 +255,7 @@ class CommitLog:
         data = self.read(offset, size)
         if data is None or len(data) < FIXED_SIZE:
             return -1
-        at = 68 if data[39] & 16 else 56
-        return int.from_bytes(data[at : at + 8], "big", signed=True)
+        return words.int64_at(data, 68 if data[39] & 16 else 56)
 
     def next_file(self, offset: int) -> int:
         """Start of the file after the one that holds the offset."""

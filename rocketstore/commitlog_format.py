@@ -47,6 +47,7 @@ __all__ = [
     "NO_START",
     "PREPARED",
     "ROLLBACK",
+    "STAMP",
     "START",
     "TRANSACTION_MASK",
     "V6_BORN",
@@ -71,6 +72,8 @@ START = struct.Struct(">ii")
 """Size and magic of a record, blank ones included. They are stored last: until then zeros stand
 there, which end a log, and what is behind them does not count."""
 NO_START = bytes(START.size)
+STAMP = struct.Struct(">iq8sq8siq")
+"""A record with two IPv4 hosts from its sysFlag to the prepared transaction offset."""
 COMMON_FIELDS = (
     ("size", ">i4"),
     ("magic", ">i4"),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, close_quietly, make_dirs, pread_all, pwrite_all
+from rocketstore import words
 from rocketstore.commitlog_format import file_name
 from rocketstore.consumequeue_format import (
     MAX_UNIT,
@@ -29,7 +30,7 @@ from rocketstore.consumequeue_format import (
 )
 from rocketstore.mapped_files import create_file
 
-__all__ = ["ConsumeQueue", "Descriptors"]
+__all__ = ["ConsumeQueue", "Descriptors", "UnitRun"]
 
 _log = logging.getLogger("qindex.rocketstore")
 _OPEN_MAX = 128
@@ -197,10 +198,14 @@ class ConsumeQueue:
 
         Whole ones: a file that was cut may end in a part of one.
         """
+        if not 0 <= unit < self.max_offset or count <= 0 or not self.starts:
+            return b""
         position = unit * UNIT_SIZE
         start = position - position % self.file_size
-        end = min(self.wrote, start + self.file_size, position + count * UNIT_SIZE)
-        if end <= position or not self.starts or start < self.starts[0]:
+        end = min(self.wrote, start + self.file_size)
+        if count < (end - position) // UNIT_SIZE:
+            end = position + count * UNIT_SIZE
+        if start < self.starts[0]:
             return b""
         data = self._files.read(self.path(start), end - position, position - start)
         return data[: len(data) - len(data) % UNIT_SIZE]
@@ -264,18 +269,18 @@ class ConsumeQueue:
         self._append(build_units(offsets, sizes, codes, count))
         self.max_physical = int(offsets[-1] + sizes[-1])
 
-    def put_one(self, queue_offset: int, offset: int, size: int, unit: bytes) -> None:
-        """Add one unit: :meth:`put` for a single message."""
-        position = queue_offset * UNIT_SIZE
-        if position == self.wrote and self.starts and offset + size > self.max_physical:
-            self._append(unit)
-            self.max_physical = offset + size
+    def put_run(self, first: int, offset: int, end: int, data: bytes) -> None:
+        """Add units of consecutive ordinals from ``first`` on, in log order: :meth:`put`.
+        ``offset``: where the first one's record begins, ``end``: where the last one's ends."""
+        if first == self.max_offset and self.starts and offset >= self.max_physical:
+            self._append(data)
+            self.max_physical = end
             return
-        units = parse_units(unit)
+        units = parse_units(data)
         self.put(
-            np.array([queue_offset], np.int64),
-            np.array([offset], np.int64),
-            np.array([size], np.int64),
+            np.arange(first, first + len(units), dtype=np.int64),
+            units["offset"].astype(np.int64),
+            units["size"].astype(np.int64),
             units["tags_code"].astype(np.int64),
         )
 
@@ -426,3 +431,30 @@ class ConsumeQueue:
         reached = units["offset"] >= physical
         if reached.any():
             self.min_logic = start + int(reached.argmax()) * UNIT_SIZE
+
+
+class UnitRun:
+    """Units for one queue, which are written together as long as their ordinals follow each
+    other."""
+
+    __slots__ = ("_end", "_first", "_next", "_offset", "_queue", "_units")
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self._queue = queue
+        self._units: list[bytes] = []
+        self._first = self._next = self._offset = self._end = 0
+
+    def add(self, ordinal: int, offset: int, size: int, code: int) -> None:
+        """Take a unit in. Raises :class:`StorageError`."""
+        if ordinal != self._next or not self._units:
+            self.put()
+            self._first, self._offset = ordinal, offset
+        self._units.append(words.make_unit(offset, size, code))
+        self._next = ordinal + 1
+        self._end = offset + size
+
+    def put(self) -> None:
+        """Give all that was taken in to the queue. Raises :class:`StorageError`."""
+        if self._units:
+            units, self._units = self._units, []
+            self._queue.put_run(self._first, self._offset, self._end, b"".join(units))

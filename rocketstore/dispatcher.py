@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from itertools import pairwise
+from array import array
 from typing import Any
 
 import numpy as np
 
+from journal.compiled import INTERPRETED, build
 from journal.errors import DamageError, StorageError
+from rocketstore import words
 from rocketstore.commitlog_format import COMMIT, ROLLBACK, TRANSACTION_MASK
-from rocketstore.consumequeue_format import UNIT
-from rocketstore.dispatch import DispatchBatch, Int64Array
+from rocketstore.consumequeue import UnitRun
+from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
 from rocketstore.heads import read_head, read_heads
 from rocketstore.index_rebuild import rebuild_index
 from rocketstore.javahash import index_hash, tags_code, topic_seed
 from rocketstore.key_columns import key_columns
-from rocketstore.properties import TAGS, decode_properties, index_keys
+from rocketstore.properties import find_indexed, split_keys
 from rocketstore.state import Change, StoreState
 
 __all__ = ["PENDING_MAX", "Dispatcher"]
 
 PENDING_MAX = 4096
 """So many single puts are dispatched at once: the call that comes next waits no longer."""
-_FEW = 24
+_FEW = 24 if build() == INTERPRETED else PENDING_MAX
 """Up to so many messages, one by one is faster than columns."""
 
 
@@ -102,29 +104,45 @@ class Dispatcher:
     def _one_by_one(self) -> None:
         parts, pending = self._state.parts, self._state.pending
         log = parts.commitlog
-        index = parts.index if parts.options.index else None
         view = log.view
         assert view is not None
-        topic, queue_id, now = "", 0, 0
-        base = log.base
-        for offset, end in pairwise((*pending.offsets, log.max_offset)):
-            topic, queue_id = pending.queues.get(offset, (topic, queue_id))
+        topic, queue_id = "", 0
+        seed = offset = now = 0
+        runs: dict[QueueKey, UnitRun] = {}
+        run: UnitRun | None = None
+        hashes, owners, times = array("q"), array("q"), array("q")
+        base, places = log.base, pending.offsets
+        count = len(places)
+        for number in range(count):
+            offset = places[number]
+            end = places[number + 1] if number + 1 < count else log.max_offset
+            key = pending.queues.get(offset)
+            if key is not None:
+                topic, queue_id = key
+                seed = topic_seed(topic)
+                run = runs.get(key)
             record = read_head(view, offset - base, end - base, base)
             now = record.store_timestamp
-            found = decode_properties(record.properties)
             transaction = record.sys_flag & TRANSACTION_MASK
+            keys, unique_key, tags = "", "", ""
+            if record.properties:
+                keys, unique_key, tags = find_indexed(record.properties)
             if transaction in (0, COMMIT):
-                code = pending.codes.get(offset) or tags_code(found.get(TAGS))
-                unit = UNIT.pack(offset, record.size, code)
-                parts.queue(topic, queue_id).put_one(record.queue_offset, offset, record.size, unit)
-            if index is None:
-                continue
-            keys = index_keys(found)
-            if keys and transaction != ROLLBACK:
-                seed = topic_seed(topic)
-                index.put_one([index_hash(key, seed) for key in keys], offset, now)
-            else:
-                index.current()
+                code = pending.codes.get(offset, 0) if pending.codes else 0
+                if not code and tags:
+                    code = tags_code(tags)
+                if run is None:
+                    run = runs[topic, queue_id] = UnitRun(parts.queue(topic, queue_id))
+                run.add(record.queue_offset, offset, record.size, code)
+            if (keys or unique_key) and transaction != ROLLBACK:
+                for one in split_keys(unique_key, keys):
+                    words.push(hashes, index_hash(one, seed))
+                    words.push(owners, offset)
+                    words.push(times, now)
+        for run in runs.values():
+            run.put()
+        if parts.options.index:
+            parts.index.put_keys(hashes, owners, times, offset)
         parts.checkpoint.logical = now
 
     def _columns(self) -> DispatchBatch:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 
-from rocketstore.bodies import usual_bodies
+from rocketstore import words
 from rocketstore.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
-from rocketstore.crc import crc32
-from rocketstore.message import BODY_AT, FRAME, OTHER_HOSTS, StoredMessage
+from rocketstore.consumequeue_format import UNIT_SIZE
+from rocketstore.message import BODY_AT, OTHER_HOSTS, StoredMessage
 
 __all__ = ["GetResult", "GetStatus"]
 
@@ -35,7 +35,7 @@ class GetResult:
     """
 
     __slots__ = (
-        "_data", "_messages", "_places", "_sizes",
+        "_count", "_data", "_messages", "_units",
         "max_offset", "min_offset", "next_offset", "status",
     )  # fmt: skip
 
@@ -48,26 +48,32 @@ class GetResult:
         self.max_offset: int = max_offset
         self._messages: list[StoredMessage] | None = []
         # A run of records that stand one after another in the log, until somebody asks for them.
-        self._data = b""
-        self._places: tuple[int, ...] = ()
-        self._sizes: tuple[int, ...] = ()
+        self._data = self._units = b""
+        self._count = 0
 
-    def _hold(self, data: bytes, places: tuple[int, ...], sizes: tuple[int, ...]) -> None:
-        """Answer with these records: ``data`` is theirs, without gaps; their physical offsets and
-        their sizes, none smaller than a record can be."""
+    def _hold(self, data: bytes, units: bytes, count: int) -> None:
+        """Answer with ``count`` records: ``data`` is theirs, without gaps, and ``units`` begins
+        with their units in the ConsumeQueue. None is smaller than a record can be."""
         self.status = GetStatus.FOUND
-        self._data, self._places, self._sizes, self._messages = data, places, sizes, None
+        self._data, self._units, self._count, self._messages = data, units, count, None
 
     @property
     def messages(self) -> list[StoredMessage]:
         """The messages in the order of the queue."""
         if self._messages is None:
-            data, base = self._data, self._places[0]
-            self._messages = [
-                _new_tuple(StoredMessage, (data[place - base : place - base + size], place))
-                for place, size in zip(self._places, self._sizes, strict=True)
-            ]
+            self._messages = self._read_messages()
         return self._messages
+
+    def _read_messages(self) -> list[StoredMessage]:
+        data, units = self._data, self._units
+        found = []
+        end = 0
+        for number in range(self._count):
+            at, unit = end, number * UNIT_SIZE
+            end = at + words.int32_at(units, unit + 8)
+            raw = data[at:end]
+            found.append(_new_tuple(StoredMessage, (raw, words.int64_at(units, unit))))
+        return found
 
     @property
     def bodies(self) -> list[bytes]:
@@ -76,30 +82,32 @@ class GetResult:
         Raises :class:`journal.errors.DamageError` when one of them is damaged; :attr:`messages`
         gives the others then.
         """
-        if not self._places:
-            return [message.body for message in self.messages]
-        usual = usual_bodies(self._data, self._places, self._sizes)
-        if usual is not None:
-            return usual
-        data, frame, check = self._data, FRAME, crc32
-        at = 0
+        if self._count:
+            return self._read_bodies()
+        return [message.body for message in self.messages]
+
+    def _read_bodies(self) -> list[bytes]:
+        data, units = self._data, self._units
         found = []
-        for place, size in zip(self._places, self._sizes, strict=True):
-            magic, crc, offset, flags, length = frame(data, at)
-            body = data[at + BODY_AT : at + BODY_AT + length]
-            if (
-                (check(body) ^ crc) & 0x7FFFFFFF
-                or magic != MESSAGE_MAGIC
-                or offset != place
-                or flags & OTHER_HOSTS
-                or not 0 < length <= size - FIXED_SIZE
-            ):
-                # The rare ones, and those that are damaged.
-                body = StoredMessage(data[at : at + size], place).body
-            found.append(body)
-            at += size
+        end = 0
+        for number in range(self._count):
+            at, unit = end, number * UNIT_SIZE
+            size = words.int32_at(units, unit + 8)
+            end = at + size
+            length = words.int32_at(data, at + BODY_AT - 4)
+            if 0 < length <= size - FIXED_SIZE and not data[at + 39] & OTHER_HOSTS:
+                body = data[at + BODY_AT : at + BODY_AT + length]
+                if (
+                    words.body_sum(body) == words.int32_at(data, at + 8) & 0x7FFFFFFF
+                    and words.int32_at(data, at + 4) == MESSAGE_MAGIC
+                    and words.int64_at(data, at + 28) == words.int64_at(units, unit)
+                ):
+                    found.append(body)
+                    continue
+            # The rare ones, and those that are damaged.
+            found.append(StoredMessage(data[at:end], words.int64_at(units, unit)).body)
         return found
 
     def __repr__(self) -> str:
-        count = len(self._places) if self._messages is None else len(self._messages)
+        count = self._count if self._messages is None else len(self._messages)
         return f"<GetResult {self.status.name}, {count} messages, next_offset={self.next_offset}>"

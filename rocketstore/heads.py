@@ -7,31 +7,37 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.errors import DamageError
 from journal.rows import rows_at
+from rocketstore import words
 from rocketstore.columns import HEADER_DTYPES
-from rocketstore.commitlog_format import HEADERS, MESSAGE_MAGIC
+from rocketstore.commitlog_format import BODY_LENGTH_AT, HEADERS, MESSAGE_MAGIC, V6_BORN
 
 __all__ = ["Head", "Heads", "read_head", "read_heads"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_LOW_SYS_FLAG_AT = 39
+_LONGEST = HEADERS[-1].size
 
 
-class Head(NamedTuple):
+class Head:
     """Of one record: its size, ordinal, sysFlag, store timestamp (ms) and properties."""
 
-    size: int
-    queue_offset: int
-    sys_flag: int
-    store_timestamp: int
-    properties: bytes
+    __slots__ = ("properties", "queue_offset", "size", "store_timestamp", "sys_flag")
+
+    def __init__(
+        self, size: int, queue_offset: int, sys_flag: int, store_timestamp: int, properties: bytes
+    ) -> None:
+        self.size: int = size
+        self.queue_offset: int = queue_offset
+        self.sys_flag: int = sys_flag
+        self.store_timestamp: int = store_timestamp
+        self.properties: bytes = properties
 
 
 @dataclass(slots=True)
@@ -46,22 +52,31 @@ class Heads:
     property_lengths: Int64Array
 
 
-def read_head(buffer: bytes | mmap.mmap, at: int, end: int, base: int) -> Head:
+def read_head(view: mmap.mmap, at: int, end: int, base: int) -> Head:
     """The head of the record from ``at`` to ``end`` in a file that begins at physical offset
     ``base``. Raises :class:`DamageError` when it is not there."""
-    header = HEADERS[buffer[at + _LOW_SYS_FLAG_AT] >> 4 & 3]
-    if header.size > end - at:
+    head = words.piece(view, at, min(at + _LONGEST, end))
+    if len(head) < HEADERS[0].size:
         raise _changed(base + at)
-    size, magic, _, _, _, queue_offset, offset, sys_flag, _, _, store_timestamp, *_, body_length = (
-        header.unpack_from(buffer, at)
-    )
-    topic_at = at + header.size + body_length
-    if magic != MESSAGE_MAGIC or offset != base + at or size != end - at or not at < topic_at < end:
+    sys_flag = words.int32_at(head, 36)
+    length_at = BODY_LENGTH_AT[(sys_flag >> 4) & 3]
+    if len(head) < length_at + 4:
         raise _changed(base + at)
-    properties_at = topic_at + 3 + buffer[topic_at]
-    if properties_at > end:
+    size = words.int32_at(head, 0)
+    topic_at = at + length_at + 4 + words.int32_at(head, length_at)
+    if (
+        words.int32_at(head, 4) != MESSAGE_MAGIC
+        or words.int64_at(head, 28) != base + at
+        or size != end - at
+        or not at < topic_at < end
+    ):
         raise _changed(base + at)
-    return Head(size, queue_offset, sys_flag, store_timestamp, buffer[properties_at:end])
+    tail = words.piece(view, topic_at, end)
+    properties_at = tail[0] + 3
+    if properties_at > len(tail):
+        raise _changed(base + at)
+    stored = words.int64_at(head, 68 if sys_flag & V6_BORN else 56)
+    return Head(size, words.int64_at(head, 20), sys_flag, stored, tail[properties_at:])
 
 
 def read_heads(data: npt.NDArray[np.uint8], places: Int64Array, base: int) -> Heads:

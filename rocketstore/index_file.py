@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import mmap
 import os
+from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from journal.errors import StorageError
 from journal.files import FileSystem, close_quietly
+from rocketstore import words
 from rocketstore.index_format import (
-    ENTRY,
     ENTRY_DTYPE,
     ENTRY_SIZE,
     HEADER,
     HEADER_SIZE,
-    SLOT,
     SLOT_SIZE,
     IndexHeader,
     entry_at,
@@ -31,7 +31,7 @@ from rocketstore.index_format import (
 from rocketstore.javahash import BLOCK
 from rocketstore.mapped_files import close_mapped, create_file, map_file, open_file, read_open
 
-__all__ = ["IndexFile"]
+__all__ = ["IndexFile", "Numbers"]
 
 _RESERVE_STEP = 16 << 20
 _READ_STEP = 1 << 20
@@ -39,6 +39,7 @@ _INT_MAX = 0x7FFFFFFF
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+Numbers: TypeAlias = "Int64Array | array[int]"
 
 
 class IndexFile:
@@ -47,6 +48,7 @@ class IndexFile:
     close another one."""
 
     __slots__ = (
+        "_entries_at",
         "_fs",
         "_map",
         "_reserved",
@@ -70,6 +72,7 @@ class IndexFile:
         self.path: str = path
         self.name: str = os.path.basename(path)
         self.slots: int = slots
+        self._entries_at = entry_at(slots, 0)
         self.entries: int = entries
         self.writable: bool = writable
         self.header: IndexHeader = IndexHeader()
@@ -138,7 +141,8 @@ class IndexFile:
         """``length`` bytes of the file; bytes that it has lost at its end read as zeros, as
         those that were never written. Raises :class:`StorageError`."""
         if self.writable:
-            return self.map()[at : at + length]
+            data = self._map if self._map is not None else self.map()
+            return words.piece(data, at, at + length)
         self._open()
         return read_open(self._fs, self.fd, self.path, at, length).ljust(length, b"\0")
 
@@ -191,34 +195,8 @@ class IndexFile:
         )
         self.dirty = True
 
-    def put(self, key_hash: int, offset: int, store_timestamp: int) -> bool:
-        """Add one entry; ``False`` when the file is full. Raises :class:`StorageError`."""
-        header = self.header
-        number = header.count
-        if number >= self.entries:
-            return False
-        self._make_room(1)
-        data = self.map()
-        slot_at = HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots)
-        previous = SLOT.unpack_from(data, slot_at)[0]
-        if previous <= 0 or previous > number:
-            previous = 0
-        seconds = time_difference(store_timestamp, header.begin_timestamp)
-        ENTRY.pack_into(data, entry_at(self.slots, number), key_hash, offset, seconds, previous)
-        SLOT.pack_into(data, slot_at, number)
-        if number <= 1:
-            header.begin_offset = offset
-            header.begin_timestamp = store_timestamp
-        if previous == 0:
-            header.used_slots += 1
-        header.count = number + 1
-        header.end_offset = offset
-        header.end_timestamp = store_timestamp
-        self._store_header()
-        return True
-
-    def put_many(self, hashes: Int32Array, offsets: Int64Array, times: Int64Array) -> int:
-        """Add entries in order, as that many :meth:`put` would; gives how many fitted. O(n).
+    def put_many(self, hashes: Numbers | Int32Array, offsets: Numbers, times: Numbers) -> int:
+        """Add entries in order, as the real ``putKey`` one by one; gives how many fitted. O(n).
 
         Raises :class:`StorageError`.
         """
@@ -226,51 +204,24 @@ class IndexFile:
         if count <= 0:
             return 0
         self._make_room(count)
+        hashes = np.asarray(hashes, np.int64)
+        offsets, times = np.asarray(offsets, np.int64), np.asarray(times, np.int64)
         for at in range(0, count, BLOCK):
             part = slice(at, min(at + BLOCK, count))
             self._put_block(hashes[part], offsets[part], times[part])
         self._store_header()
         return count
 
-    def _put_block(self, hashes: Int32Array, offsets: Int64Array, times: Int64Array) -> None:
-        """Add a few thousand entries: their chains come from one sort by slot and number."""
+    def _put_block(self, hashes: Int64Array, offsets: Int64Array, times: Int64Array) -> None:
         header = self.header
-        data = self.map()
         first = header.count
-        count = len(hashes)
-        slots: Any = np.ndarray((self.slots,), ">i4", data, HEADER_SIZE)
-        entries: Any = np.ndarray((count,), ENTRY_DTYPE, data, entry_at(self.slots, first))
-        entries["hash"] = hashes
-        entries["offset"] = offsets
-        entries["seconds"] = self._seconds(times)
-        # One word for slot and place: sorting words is several times faster than a stable argsort.
-        words = (hashes % np.int32(self.slots)).astype(np.int64)
-        words <<= 32
-        words |= np.arange(count)
-        words.sort()
-        order = words & 0xFFFFFFFF
-        words >>= 32
-        numbers = (order + first).astype(np.int32)
-        leads = np.empty(count, np.bool_)
-        leads[0] = True
-        np.not_equal(words[1:], words[:-1], out=leads[1:])
-        older = np.empty(count, np.int32)
-        older[1:] = numbers[:-1]
-        before = slots[words[leads]].astype(np.int32)
-        before[(before <= 0) | (before > numbers[leads])] = 0
-        older[leads] = before
-        previous = np.empty(count, np.int32)
-        previous[order] = older
-        entries["prev"] = previous
-        ends = np.empty(count, np.bool_)
-        ends[-1] = True
-        ends[:-1] = leads[1:]
-        slots[words[ends]] = numbers[ends]
+        seconds = self._seconds(times)
+        used = words.link_entries(self.map(), self.slots, first, hashes, offsets, seconds)
         if first <= 1:
             header.begin_offset = int(offsets[0])
             header.begin_timestamp = int(times[0])
-        header.used_slots += int(np.count_nonzero(before == 0))
-        header.count = first + count
+        header.used_slots += used
+        header.count = first + len(hashes)
         header.end_offset = int(offsets[-1])
         header.end_timestamp = int(times[-1])
 
@@ -315,10 +266,10 @@ class IndexFile:
         hashes = entries["hash"].astype(np.int64)
         if (hashes < 0).any():
             return False
-        words = ((hashes % self.slots) << 32) | np.arange(1, count + 1)
-        words.sort()
-        numbers = words & 0xFFFFFFFF
-        slots = words >> 32
+        places = ((hashes % self.slots) << 32) | np.arange(1, count + 1)
+        places.sort()
+        numbers = places & 0xFFFFFFFF
+        slots = places >> 32
         older = np.zeros(count, np.int64)
         older[1:][slots[1:] == slots[:-1]] = numbers[:-1][slots[1:] == slots[:-1]]
         if not np.array_equal(entries["prev"][numbers - 1], older):
@@ -334,12 +285,10 @@ class IndexFile:
     def _newest(self, key_hash: int) -> int:
         """Number of the newest entry of a hash's chain, as its slot says."""
         at = HEADER_SIZE + SLOT_SIZE * (key_hash % self.slots)
-        number: int = SLOT.unpack(self.read(at, SLOT_SIZE))[0]
-        return number
+        return words.int32_at(self.read(at, SLOT_SIZE), 0)
 
-    def _entry(self, number: int) -> tuple[int, int, int, int]:
-        """Hash, offset, seconds and link of an entry."""
-        return ENTRY.unpack(self.read(entry_at(self.slots, number), ENTRY_SIZE))
+    def _entry(self, number: int) -> bytes:
+        return self.read(self._entries_at + ENTRY_SIZE * number, ENTRY_SIZE)
 
     def select(self, out: list[int], key_hash: int, limit: int, begin: int, end: int) -> None:
         """Append offsets of entries with this hash and a time from ``begin`` to ``end`` (ms),
@@ -351,12 +300,13 @@ class IndexFile:
             return
         first_time = header.begin_timestamp
         while len(out) < limit:
-            found, offset, seconds, previous = self._entry(number)
+            entry = self._entry(number)
+            seconds, previous = words.int32_at(entry, 12), words.int32_at(entry, 16)
             if seconds < 0:
                 return
             moment = first_time + seconds * 1000
-            if found == key_hash and begin <= moment <= end:
-                out.append(offset)
+            if words.int32_at(entry, 0) == key_hash and begin <= moment <= end:
+                out.append(words.int64_at(entry, 4))
             # A link to a newer entry is damage: the real one can go round in a circle there.
             if previous <= 0 or previous >= number or moment < begin:
                 return
@@ -376,14 +326,14 @@ class IndexFile:
         out: list[int] = []
         last = count
         while 0 < number < last:
-            found, offset, seconds, previous = self._entry(number)
-            moment = first_time + seconds * 1000
+            entry = self._entry(number)
+            moment = first_time + words.int32_at(entry, 12) * 1000
             if number > 1 and moment + 1000 <= begin:
                 break
-            if found == key_hash and (moment <= end or number == 1):
-                out.append(offset)
+            if words.int32_at(entry, 0) == key_hash and (moment <= end or number == 1):
+                out.append(words.int64_at(entry, 4))
             last = number
-            number = previous
+            number = words.int32_at(entry, 16)
         return out
 
     def entries_from(self, number: int, count: int) -> npt.NDArray[np.void]:

@@ -113,9 +113,9 @@ def entry_at(slots: int, number: int) -> int:
 
 def time_difference(store_timestamp: int, begin_timestamp: int) -> int:
     """The seconds an entry keeps: truncated toward zero, from 0 to 2**31 - 1."""
-    if begin_timestamp <= 0:
+    if begin_timestamp <= 0 or store_timestamp <= begin_timestamp:
         return 0
-    return min(max((store_timestamp - begin_timestamp) // 1000, 0), _INT_MAX)
+    return min((store_timestamp - begin_timestamp) // 1000, _INT_MAX)
 
 
 def index_name(now_ms: int) -> str:

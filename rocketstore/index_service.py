@@ -7,7 +7,8 @@ the next message begins a new one, with or without a key (a quirk of the real on
 from __future__ import annotations
 
 import os
-from collections import deque
+import resource
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +17,7 @@ from journal.errors import StorageError
 from journal.files import FileSystem, make_dirs, unlink_if_there
 from rocketstore.commitlog_format import ROLLBACK
 from rocketstore.dispatch import DispatchBatch
-from rocketstore.index_file import IndexFile
+from rocketstore.index_file import IndexFile, Numbers
 from rocketstore.index_format import index_name
 
 __all__ = ["BATCH_MAX", "IndexService"]
@@ -25,7 +26,17 @@ BATCH_MAX = 64
 """Most messages that one query of the real store gives (``maxMsgsNumBatch``)."""
 
 _OPEN_MAX = 32
-"""Files that are open at a time, and mapped, if to write: a store may have thousands."""
+"""Files that are open at a time, and mapped, if to write, where a process may have few
+descriptors: a store may have thousands."""
+_SHARE = 16
+"""One file for so many of the descriptors that a process may have; it takes two."""
+_OPEN_ANYWAY = 512
+"""More are not open, however many descriptors there may be."""
+
+
+def _most_open() -> int:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(_OPEN_MAX, min(most // _SHARE if most > 0 else 0, _OPEN_ANYWAY))
 
 
 class IndexService:
@@ -49,7 +60,8 @@ class IndexService:
         self._clock = clock
         self.files: list[IndexFile] = []
         self.names_changed: bool = False
-        self._open: deque[IndexFile] = deque()
+        self._open: list[IndexFile] = []
+        self._open_most = _most_open()
 
     def load(self, names: list[str]) -> None:
         """Take over existing files, by name. Raises :class:`StorageError`."""
@@ -65,11 +77,18 @@ class IndexService:
         return file
 
     def _make_room(self, file: IndexFile) -> None:
-        """Close the files that were opened first. Nothing is lost: bytes stored into a map are the
-        file's, and the file is synced by name."""
+        """Close a file where too many are open: the one that was opened last. A query asks all of
+        them in the same order: so those that were opened first are still open at the next one.
+
+        Nothing is lost: bytes stored into a map are the file's, and the file is synced by name."""
+        self._open = [one for one in self._open if one.fd >= 0 and one is not file]
+        newest = self.files[-1] if self.files else None
+        while self._open and len(self._open) >= self._open_most:
+            last = self._open.pop()
+            if last is newest and self._open:
+                last, self._open[-1] = self._open[-1], last
+            last.close()
         self._open.append(file)
-        while len(self._open) > _OPEN_MAX:
-            self._open.popleft().close()
 
     @property
     def end_offset(self) -> int:
@@ -86,35 +105,28 @@ class IndexService:
     def put(self, batch: DispatchBatch) -> None:
         """Index messages, in log order. Raises :class:`StorageError`; it may then be repeated
         only for what :attr:`end_offset` has not reached."""
-        count = len(batch)
-        if count == 0:
+        if not len(batch):
             return
-        file = self.current()
-        end_offset = file.header.end_offset
         hashes, messages = batch.key_hashes, batch.key_messages
         wanted = batch.transactions[messages] != ROLLBACK
-        offsets = batch.offsets[messages]
-        wanted &= offsets >= end_offset
         if not wanted.all():
-            hashes, messages, offsets = hashes[wanted], messages[wanted], offsets[wanted]
-        times = batch.store_times[messages]
-        at = 0
-        while at < len(hashes):
-            at += file.put_many(hashes[at:], offsets[at:], times[at:])
-            if at < len(hashes):
-                file = self._rotate()
-        if file.is_full and len(messages) and int(messages[-1]) < count - 1:
-            self._rotate()
+            hashes, messages = hashes[wanted], messages[wanted]
+        offsets, times = batch.offsets[messages], batch.store_times[messages]
+        self.put_keys(hashes.astype(np.int64), offsets, times, int(batch.offsets[-1]))
 
-    def put_one(self, key_hashes: list[int], offset: int, store_timestamp: int) -> None:
-        """Index one message that is not rolled back."""
+    def put_keys(self, hashes: Numbers, offsets: Numbers, times: Numbers, last: int) -> None:
+        """Index keys, in log order: the hash of each, and the offset and store timestamp of its
+        message. ``last``: the offset of the last message, which need not have a key. Raises as
+        :meth:`put`."""
         file = self.current()
-        if offset < file.header.end_offset:
-            return
-        for key_hash in key_hashes:
-            if not file.put(key_hash, offset, store_timestamp):
+        at = bisect_left(offsets, file.header.end_offset)
+        count = len(hashes)
+        while at < count:
+            at += file.put_many(hashes[at:], offsets[at:], times[at:])
+            if at < count:
                 file = self._rotate()
-                file.put(key_hash, offset, store_timestamp)
+        if file.is_full and count and offsets[-1] < last:
+            self._rotate()
 
     def current(self) -> IndexFile:
         """The file that takes the next key, made if need be."""

@@ -9,6 +9,7 @@ numpy calls.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from journal.compiled import INTERPRETED, build
 from journal.rows import rows_at
+from rocketstore import words
 
 __all__ = [
     "BLOCK",
@@ -39,7 +42,8 @@ Seed = int | Int64Array
 
 _MASK = 0xFFFFFFFF
 _UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
-_TABLE = 512
+_FEW = 24 if build() == INTERPRETED else 1 << 62
+"""Up to so many texts, one by one is faster than in columns."""
 _FEW_LENGTHS = 24
 """Up to so many different lengths a matrix for each is faster than sums."""
 BLOCK = 4096
@@ -47,11 +51,6 @@ BLOCK = 4096
 memory that the process has already (larger arrays are new pages each time). Twice as fast."""
 _MANY_ROWS = 512
 """From so many texts of one length on it pays to go through them column by column."""
-_RISING = tuple(pow(31, power, 1 << 32) for power in range(_TABLE + 1))
-"""Powers of 31 modulo 2**32."""
-_DIGITS = b"0123456789abcdefghijklmnopqrstu"
-_REMAINDERS = bytes(_DIGITS[unit % 31] for unit in range(256))
-_CARRIES = bytes(_DIGITS[unit // 31] for unit in range(256))
 
 
 def utf16_length(text: str) -> int:
@@ -60,30 +59,16 @@ def utf16_length(text: str) -> int:
 
 
 def hash_code(text: str, seed: int = 0) -> int:
-    """``String.hashCode`` of the string, signed; ``seed`` is the hash of a prefix. O(len).
-
-    The dot product with powers of 31 is a number to the base of 31. Its digits are too large for
-    it, so it is the sum of two such numbers, of their remainders and of what they carry over; and
-    to read a number in any base is one call.
-    """
-    count = len(text)
-    if 0 < count <= _TABLE and text.isascii():
-        data = text.encode()
-        total = int(data.translate(_REMAINDERS), 31) + 31 * int(data.translate(_CARRIES), 31)
-        if seed:
-            total += seed * _RISING[count]
-    else:
-        total = seed
-        for unit in _units(text):
-            total = (total * 31 + unit) & _MASK
-    total &= _MASK
-    return total - (1 << 32) if total & 0x80000000 else total
+    """``String.hashCode`` of the string, signed; ``seed`` is the hash of a prefix. O(len)."""
+    return words.text_hash(text, seed)
 
 
 def index_hash(topic_and_key: str, seed: int = 0) -> int:
     """The hash an IndexFile keeps: the absolute value; 0 for the one value that has none."""
-    value = abs(hash_code(topic_and_key, seed))
-    return 0 if value == 1 << 31 else value
+    value = words.text_hash(topic_and_key, seed)
+    if value >= 0:
+        return value
+    return 0 if value == -(1 << 31) else -value
 
 
 @lru_cache(maxsize=4096)
@@ -152,7 +137,16 @@ def _joined(strings: Sequence[str]) -> tuple[npt.NDArray[Any], Int64Array, Int64
 
 def index_hash_many(strings: Sequence[str], seed: Seed = 0) -> Int32Array:
     """:func:`index_hash` of each string."""
+    if len(strings) <= _FEW and isinstance(seed, int):
+        return np.array(_hash_each(strings, seed), np.int64).astype(np.int32)
     return index_hashes(hash_many(strings, seed))
+
+
+def _hash_each(strings: Sequence[str], seed: int) -> array[int]:
+    found = array("q")
+    for text in strings:
+        words.push(found, index_hash(text, seed))
+    return found
 
 
 def index_hashes(hashes: UInt32Array) -> Int32Array:

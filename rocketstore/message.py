@@ -19,15 +19,14 @@ from rocketstore.crc import crc32
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
 __all__ = [
-    "BODY_AT", "FRAME", "FRAME_LAYOUT", "OTHER_HOSTS",
+    "BODY_AT", "OTHER_HOSTS",
     "BatchResult", "PutResult", "StoredMessage",
 ]  # fmt: skip
 
 _CHECK = struct.Struct(">ii20xq").unpack_from
 _INT = struct.Struct(">i").unpack_from
 BODY_AT = HEADERS[0].size
-FRAME_LAYOUT = ">4xii16xq3xB44xi"
-FRAME = struct.Struct(FRAME_LAYOUT).unpack_from
+_FRAME = struct.Struct(">4xii16xq3xB44xi").unpack_from
 """Magic, CRC, physical offset, the low byte of sysFlag, and length of the body of a record with
 two IPv4 hosts."""
 OTHER_HOSTS = 48
@@ -143,7 +142,7 @@ class StoredMessage(NamedTuple):
         """The body, its CRC checked. Raises :class:`DamageError`."""
         raw = self.raw
         try:
-            magic, crc, offset, flags, length = FRAME(raw)
+            magic, crc, offset, flags, length = _FRAME(raw)
             at = BODY_AT
             if flags & OTHER_HOSTS:
                 at = BODY_LENGTH_AT[(raw[39] >> 4) & 3] + 4

@@ -108,7 +108,13 @@ def build_parts(options: Options, paths: Paths, layout: Layout, checkpoint: Chec
     """Open nothing yet: objects for all files that were found."""
     fs = options.fs
     writable = not options.read_only
-    commitlog = CommitLog(fs, paths.commitlog, layout.commitlog_file_size, writable=writable)
+    commitlog = CommitLog(
+        fs,
+        paths.commitlog,
+        layout.commitlog_file_size,
+        writable=writable,
+        synced_each=options.durability == "fsync",
+    )
     commitlog.files.load(layout.commitlog, layout.short)
     index = IndexService(
         fs,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from journal.errors import UsageError
+from rocketstore import words
 from rocketstore.javahash import hash_code
 
 __all__ = [
@@ -24,9 +25,11 @@ __all__ = [
     "decode_properties",
     "encode_properties",
     "encode_usual",
+    "find_indexed",
     "index_keys",
     "java_map_order",
     "join_keys",
+    "split_keys",
 ]
 
 KEYS = "KEYS"
@@ -57,6 +60,30 @@ def decode_properties(data: bytes) -> dict[str, str]:
         if name and separator and value:
             found[name] = value
     return found
+
+
+def find_indexed(data: bytes) -> tuple[str, str, str]:
+    """KEYS, UNIQ_KEY and TAGS as :func:`decode_properties` reads them, empty where they are not
+    there: what queues and index are made of."""
+    keys = unique_key = tags = b""
+    at, size = 0, len(data)
+    while at < size:
+        end = words.place_of(data, 2, at, size)
+        middle = words.place_of(data, 1, at, end)
+        if at < middle < end - 1:
+            name = data[at:middle]
+            if name == b"KEYS":
+                keys = data[middle + 1 : end]
+            elif name == b"UNIQ_KEY":
+                unique_key = data[middle + 1 : end]
+            elif name == b"TAGS":
+                tags = data[middle + 1 : end]
+        at = end + 1
+    return (
+        keys.decode("utf-8", "replace"),
+        unique_key.decode("utf-8", "replace"),
+        tags.decode("utf-8", "replace"),
+    )
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -139,8 +166,14 @@ def join_keys(keys: str | Iterable[str]) -> str:
 
 def index_keys(properties: Mapping[str, str]) -> list[str]:
     """The keys under which an IndexFile finds the message: UNIQ_KEY, then each of KEYS."""
-    unique_key, keys = properties.get(UNIQ_KEY), properties.get(KEYS)
+    return split_keys(properties.get(UNIQ_KEY, ""), properties.get(KEYS, ""))
+
+
+def split_keys(unique_key: str, keys: str) -> list[str]:
+    """:func:`index_keys` of the two properties, empty where there is none."""
     found = [unique_key] if unique_key else []
-    if keys:
+    if " " in keys:
         found += [key for key in keys.split(" ") if key]
+    elif keys:
+        found.append(keys)
     return found

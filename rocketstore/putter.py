@@ -8,18 +8,17 @@ from typing import TypedDict
 
 from journal.call_lock import refuse_twice
 from journal.errors import UsageError
+from rocketstore import words
 from rocketstore.commitlog_format import (
     COMMIT,
     HEADERS,
     MESSAGE_MAGIC,
-    START,
     TRANSACTION_MASK,
     body_crc,
     host_bytes,
     with_host_bits,
 )
 from rocketstore.compose import compose
-from rocketstore.crc import crc32
 from rocketstore.delay import deliver_time
 from rocketstore.dispatcher import PENDING_MAX, Dispatcher
 from rocketstore.log_sync import LogSync
@@ -27,20 +26,11 @@ from rocketstore.message import PutResult
 from rocketstore.properties import WAIT, encode_usual, join_keys
 from rocketstore.route import NOWHERE
 from rocketstore.state import Change, StoreState
-from rocketstore.store_clock import STAMP_SIZE
 
 __all__ = ["PutFields", "Putter"]
 
 _HEAD_SIZE = HEADERS[0].size
-_START_SIZE = START.size
-_pack_start = START.pack
 _new_tuple = tuple.__new__
-
-_pack_head = struct.Struct(f">iiI8sqq{STAMP_SIZE}si").pack
-"""A record's first 88 bytes when both hosts are IPv4: size, magic, CRC, :attr:`Route.start`,
-ordinal, offset, :attr:`StoreClock.stamp`, length of the body. Fewer and longer fields than
-:data:`HEADERS` has: a pack costs by the field."""
-assert struct.calcsize(f">iiI8sqq{STAMP_SIZE}si") == _HEAD_SIZE
 
 
 class PutFields(TypedDict, total=False):
@@ -84,7 +74,7 @@ class Putter:
         """:meth:`rocketstore.Store.put`."""
         state = self._state
         clock = state.clock
-        if fields or clock.wide or body.__class__ is not bytes:
+        if fields or clock.wide or type(body) is not bytes:
             return self._put_general(topic, body, queue_id, tags, keys, unique_key, **fields)
         route = self._last_route
         if topic is not route.topic or queue_id != route.queue_id:
@@ -95,44 +85,31 @@ class Putter:
             if keys is not None and not isinstance(keys, str):
                 keys = join_keys(keys)
             data = encode_usual(keys, unique_key, tags)
-            size = len(data)
-            tail = (route.leads.get(size) or route.lead(size)) + data
-        length = len(body)
-        size = _HEAD_SIZE + length + len(tail)
-        crc = crc32(body) & 0x7FFFFFFF
+            tail = route.lead(len(data)) + data
+        size = _HEAD_SIZE + len(body) + len(tail)
+        crc = words.body_sum(body)
         lock = state.lock
         if lock.is_mine():
             refuse_twice()
         if self._fsync:
             self._log_sync.check_outside()
         try:
-            # A ``with`` costs twice as much.
-            if not lock.take():
-                lock.wait_for_turn()
+            state.take()
             if state.changing or state.refused:
                 state.begin_put()
             log = state.commitlog
+            if log.at + size > log.room or size > self._max_size:
+                self._make_room(size)
             at = log.at
-            if at + size > log.room or size > self._max_size:
-                at = self._make_room(size)
-            # A callable kept in an attribute is called faster by way of a local name.
-            read_ticks = clock.ticks
-            ticks = read_ticks()
-            if ticks >= clock.next_tick:
-                clock.advance(ticks)
-            now = clock.now
+            now = clock.read()
             ordinal = route.ordinal
             offset = log.base + at
-            end = at + size
-            # The start of a record is stored last: see CommitLog.write.
-            head = _pack_head(0, 0, crc, route.start, ordinal, offset, clock.stamp, length)
-            start = _pack_start(size, MESSAGE_MAGIC)
             view = log.view
             assert view is not None
             state.changing = True
-            view[at:end] = head + body + tail
-            view[at : at + _START_SIZE] = start
-            log.at = end
+            log.at = words.store_message(
+                view, at, crc, route.start, ordinal, offset, clock.stamp, body, tail
+            )
             route.ordinal = ordinal + 1
             pending = state.pending
             if route is not pending.route:
@@ -250,8 +227,9 @@ class Putter:
         state = self._state
         log = state.commitlog
         if log.at + size > log.room:
-            # The pending messages are in the last file, which may become another one now.
-            self._dispatcher.dispatch()
+            if size > log.space_left():
+                # The pending messages are in the last file, which becomes another one now.
+                self._dispatcher.dispatch()
             with Change(state):
                 log.make_room(size)
         return log.at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from journal.call_lock import refuse_twice
 from journal.errors import UsageError
 from rocketstore import reading
 from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_message_id
@@ -12,6 +13,7 @@ from rocketstore.dispatcher import Dispatcher
 from rocketstore.filler_format import is_filler
 from rocketstore.get_result import GetResult
 from rocketstore.message import StoredMessage
+from rocketstore.reading import get_messages, query_exact
 from rocketstore.state import StoreState
 
 __all__ = ["Reader"]
@@ -43,17 +45,19 @@ class Reader:
     ) -> GetResult:
         """:meth:`rocketstore.Store.get`."""
         state = self._state
-        with state.lock:
-            if (
-                state.pending.offsets
-                or state.changing
-                or state.broken is not None
-                or state.refusal is not None
-            ):
-                self._dispatcher.catch_up()
-            return reading.get_messages(
+        if state.lock.is_mine():
+            refuse_twice()
+        try:
+            state.take()
+            self._dispatcher.catch_up()
+            found = get_messages(
                 state.parts, topic, queue_id, offset, max_num, tags, most, max_bytes
             )
+        except BaseException:
+            state.lock.let_go()
+            raise
+        state.lock.release()
+        return found
 
     def lookup(self, offset: int | str) -> StoredMessage | None:
         """:meth:`rocketstore.Store.lookup`."""
@@ -61,6 +65,8 @@ class Reader:
             offset = parse_message_id(offset)[1]
         if offset < 0:
             raise UsageError(f"offset {offset}: it must not be negative")
+        if offset > _LONG_MAX:
+            return None
         state = self._state
         with state.lock:
             if state.changing or state.refusal is not None:
@@ -82,7 +88,6 @@ class Reader:
         max_num: int,
         begin: int,
         end: int,
-        *,
         exact: bool,
     ) -> list[StoredMessage]:
         """:meth:`rocketstore.Store.query`."""
@@ -92,10 +97,22 @@ class Reader:
             raise UsageError(f"max_num {max_num}: it must not be negative")
         if begin < -_LONG_MAX or begin > _LONG_MAX or end > _LONG_MAX or end < -_LONG_MAX:
             raise UsageError(f"times {begin} to {end}: the limit is {_LONG_MAX} ms")
-        ask = reading.query_exact if exact else reading.query_message
-        with self._state.lock:
+        state = self._state
+        found: list[StoredMessage] = []
+        if state.lock.is_mine():
+            refuse_twice()
+        try:
+            state.take()
             self._dispatcher.catch_up()
-            return ask(self._state.parts, topic, key, max_num, begin, end) if max_num else []
+            if exact and max_num:
+                found = query_exact(state.parts, topic, key, max_num, begin, end)
+            elif max_num:
+                found = reading.query_message(state.parts, topic, key, max_num, begin, end)
+        except BaseException:
+            state.lock.let_go()
+            raise
+        state.lock.release()
+        return found
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, *, as_rocketmq: bool

@@ -136,6 +136,14 @@ class StoreState:
 
     # Checks
 
+    def take(self) -> None:
+        """Take the lock, for the calls for single messages: a ``with`` costs them twice as much.
+        They ask before whether it is their thread's already (:func:`refuse_twice`), and end with
+        ``release``; after an exception, one from here too, with ``let_go``."""
+        lock = self.lock
+        if not lock.take():
+            lock.wait_for_turn()
+
     def check_open(self) -> None:
         """Raise :class:`ClosedError` after a close."""
         if isinstance(self.refusal, ClosedError):

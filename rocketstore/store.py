@@ -258,7 +258,7 @@ class Store:
         Otherwise what RocketMQ answers: at most 64, hash twins and duplicates among them, times
         rounded to seconds. Cost: the length of the key's chain, not the size of the store.
         """
-        return self._reader.query(topic, key, max_num, begin, end, exact=exact)
+        return self._reader.query(topic, key, max_num, begin, end, exact)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, *, as_rocketmq: bool = False

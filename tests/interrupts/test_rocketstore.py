@@ -25,8 +25,11 @@ from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.test_interrupts import chosen
 from tests.rocketstore.support import ANY_DISK, TINY, Clock
 
-# Where it interrupts a finalizer.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.interpreted,  # it interrupts between any two lines
+    # Where it interrupts a finalizer.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 AFTER = b"put behind it"
 

@@ -123,7 +123,7 @@ def test_a_sum_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.skipif(build() != COMPILED, reason="nothing is compiled here (QINDEX_COMPILE)")
 def test_a_build_of_other_sources_is_never_taken(tmp_path: Path) -> None:
-    for package in ("journal", "msgstore", "qindex"):
+    for package in ("journal", "msgstore", "qindex", "rocketstore"):
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
         )

@@ -42,6 +42,7 @@ def check(store: rocketstore.Store, bodies: list[bytes]) -> None:
         assert [one.offset for one in store.query("T", message.body.decode())] == [message.offset]
 
 
+@pytest.mark.interpreted  # methods of the store's parts are replaced
 @pytest.mark.parametrize("recovery", ["full", "compatible"])
 @pytest.mark.parametrize("background", [False, True])
 def test_each_kind_of_state_is_read_again(tmp_path: Path, recovery: str, background: bool) -> None:
@@ -66,7 +67,7 @@ def test_each_kind_of_state_is_read_again(tmp_path: Path, recovery: str, backgro
         put(store)
         cut_short(ConsumeQueue, "_append", lambda: store.get("T", 0, 0))
         put(store)
-        cut_short(IndexService, "put_one", lambda: store.get("T", 0, 0))
+        cut_short(IndexService, "put_keys", lambda: store.get("T", 0, 0))
         assert store.max_offset == store._state.commitlog.max_offset
         put(store)
         new = [b"%d" % (len(bodies) + one) for one in range(3)]
@@ -81,6 +82,7 @@ def test_each_kind_of_state_is_read_again(tmp_path: Path, recovery: str, backgro
     assert not verify(tmp_path / "s", **TINY)
 
 
+@pytest.mark.interpreted  # methods of the store's parts are replaced
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     sizes = {"commitlog_file_size": 1 << 20, "consumequeue_file_size": 20_000}
     with open_tiny(tmp_path / "s", **sizes, index_entries=1000) as store:
@@ -100,6 +102,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) < before
 
 
+@pytest.mark.interpreted  # methods of the store's parts are replaced
 def test_a_sync_under_way_keeps_its_descriptors(tmp_path: Path) -> None:
     store = open_tiny(tmp_path / "s")
     store.put("T", b"0", keys="0")
@@ -129,6 +132,7 @@ def test_a_sync_under_way_keeps_its_descriptors(tmp_path: Path) -> None:
     assert not verify(tmp_path / "s", **TINY)
 
 
+@pytest.mark.interpreted  # methods of the store's parts are replaced
 def test_a_store_that_takes_no_writes_is_not_read_again() -> None:
     """Recovery would write."""
     store = open_tiny(Path("/s"), fs=MemoryFileSystem(root="/s"))
@@ -145,6 +149,7 @@ def test_a_store_that_takes_no_writes_is_not_read_again() -> None:
     store.close()
 
 
+@pytest.mark.interpreted  # methods of the store's parts are replaced
 def test_files_that_can_not_be_read_again() -> None:
     """The error is told, and told again; nothing is written."""
     fs = MemoryFileSystem(root="/s")

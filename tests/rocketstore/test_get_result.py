@@ -9,7 +9,6 @@ import pytest
 import rocketstore
 from journal.errors import DamageError
 from rocketstore import GetStatus
-from rocketstore.bodies import usual_bodies
 from tests.rocketstore.support import open_tiny
 
 
@@ -71,19 +70,3 @@ def test_damaged_record_among_bodies(at: int, tmp_path: Path) -> None:
         assert error.value.offset == places[2].offset
         sound = [message for number, message in enumerate(answer.messages) if number != 2]
         assert [message.body for message in sound] == [b"some body"] * 4
-
-
-def test_a_run_of_one_size_at_once(tmp_path: Path) -> None:
-    with open_tiny(tmp_path / "s") as store:
-        puts = [store.put("A", bytes((65 + number,)) * 3) for number in range(5)]
-        data = b"".join(one.raw for one in store.messages("A", 0))
-        longer = store.put("A", b"XXXX")
-    places, sizes = tuple(put.offset for put in puts), tuple(put.size for put in puts)
-    whole = [b"AAA", b"BBB", b"CCC", b"DDD", b"EEE"]
-    assert usual_bodies(data, places, sizes) == whole
-    assert usual_bodies(data[: 2 * sizes[0]], places[:2], sizes[:2]) == whole[:2]
-    # Sizes and places that are others'.
-    assert usual_bodies(data, places, (*sizes[:-1], longer.size)) is None
-    for wrong in (1, -1, 1 << 64, 90):
-        assert usual_bodies(data, places, (wrong, *sizes[1:])) is None
-        assert usual_bodies(data, (wrong, *places[1:]), sizes) is None

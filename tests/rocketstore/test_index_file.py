@@ -60,6 +60,11 @@ def test_hash_without_absolute_value_is_0() -> None:
     assert utf16_length("a😀") == 3
 
 
+def put_one(file: IndexFile, key_hash: int, offset: int, store_timestamp: int) -> bool:
+    columns = [np.array([number], np.int64) for number in (key_hash, offset, store_timestamp)]
+    return file.put_many(*columns) == 1
+
+
 def put_all(path: Path, previous: IndexHeader | None, puts: list[tuple[int, int]]) -> IndexFile:
     return IndexFile.create(REAL, str(path), SLOTS, ENTRIES, previous)
 
@@ -79,7 +84,9 @@ def test_columns_equal_single_puts(
         now += step
         times.append(now)
     single = put_all(root / "single", previous, puts)
-    fitted = [single.put(key_hash, 100 * at, times[at]) for at, (key_hash, _) in enumerate(puts)]
+    fitted = [
+        put_one(single, key_hash, 100 * at, times[at]) for at, (key_hash, _) in enumerate(puts)
+    ]
     columns = put_all(root / "columns", previous, puts)
     hashes = np.array([key_hash for key_hash, _ in puts], np.int32)
     offsets = np.arange(len(puts), dtype=np.int64) * 100
@@ -104,11 +111,11 @@ def _geometry(data: bytes) -> tuple[int, int] | None:
 def test_cut_back_gives_the_file_as_it_was(tmp_path: Path) -> None:
     file = IndexFile.create(REAL, str(tmp_path / "f"), SLOTS, ENTRIES, None)
     for number in range(12):
-        file.put(number * 7 % 5, number, 1_700_000_000_000 + number)
+        put_one(file, number * 7 % 5, number, 1_700_000_000_000 + number)
     header = IndexHeader(**{name: getattr(file.header, name) for name in IndexHeader.__slots__})
     slots = file.slot_table().tolist()
     for number in range(12, 30):
-        file.put(number, number, 1_700_000_000_000 + number)
+        put_one(file, number, number, 1_700_000_000_000 + number)
     assert file.chains_are_sound()
     file.cut_back(header)
     assert file.header.count == 13
@@ -120,7 +127,7 @@ def test_cut_back_gives_the_file_as_it_was(tmp_path: Path) -> None:
 def test_a_chain_that_runs_in_a_circle_ends(tmp_path: Path) -> None:
     file = IndexFile.create(REAL, str(tmp_path / "f"), SLOTS, ENTRIES, None)
     for number in range(4):
-        file.put(10, number, 1_700_000_000_000)
+        put_one(file, 10, number, 1_700_000_000_000)
     data = file.map()
     at = 40 + 4 * SLOTS + 20 * 1 + 16
     data[at : at + 4] = (4).to_bytes(4, "big")
@@ -134,10 +141,10 @@ def test_the_sizes_of_a_file_that_is_being_written(tmp_path: Path, count: int) -
     """Slots and entries are stored before the header: a look in between finds them ahead of it."""
     file = IndexFile.create(REAL, str(tmp_path / "f"), 7, 100, None)
     for at in range(count):
-        assert file.put(1000 + 3 * at, 100 * at, 5000 + at)
+        assert put_one(file, 1000 + 3 * at, 100 * at, 5000 + at)
     header = (tmp_path / "f").read_bytes()[:40]
     for at in range(40):
-        assert file.put(5 * at, 9000 + at, 9000)
+        assert put_one(file, 5 * at, 9000 + at, 9000)
     file.close()
     data = header + (tmp_path / "f").read_bytes()[40:]
     assert _geometry(data) == (7, 100)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rocketstore
+from journal.files import PathLike, RealFileSystem
 from rocketstore.verify import verify
 
 SIZES: dict[str, Any] = {
@@ -57,6 +58,32 @@ def test_every_file_is_queried(store: Path, read_only: bool) -> None:
             (found,) = opened.query("t", f"k{number}")
             assert found.body == b"message %d" % number
         assert opened.query("t", "nobody's") == []
+
+
+class Opens(RealFileSystem):
+    """Counts the opened index files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int:  # type: ignore[override]
+        self.count += os.path.basename(os.path.dirname(path)) == "index"
+        return RealFileSystem.open(path, flags, mode)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_query_finds_files_open(store: Path, read_only: bool) -> None:
+    """Those that fit: only the rest is opened again by the next query of all files."""
+    fs = Opens()
+    with (
+        few_handles(),
+        rocketstore.open(store, read_only=read_only, background=False, fs=fs) as opened,
+    ):
+        for again in (FILES, FILES - 31, FILES - 31):
+            fs.count = 0
+            assert opened.query("t", "nobody's") == []
+            assert fs.count == again
 
 
 def test_all_are_compared_with_the_log(store: Path) -> None:

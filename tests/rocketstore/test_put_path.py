@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import os
@@ -17,6 +18,7 @@ import pytest
 import rocketstore.crc
 from journal.errors import DamageError, UsageError, WritesRefusedError
 from journal.patience import PatientLock
+from journal.files import RealFileSystem
 from rocketstore import Store
 from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
 from rocketstore.dispatcher import PENDING_MAX
@@ -132,6 +134,53 @@ def test_what_waits_and_is_overwritten_by_somebody_else(
         found = {message.offset for message in store.query("A", "k", count)}
         assert found >= {put.offset for put in puts} - {puts[3].offset}
         store.put("A", b"goes on", keys="k")
+
+
+class NoZeros(RealFileSystem):
+    """Has room for no zeros; ``tried``: the bytes of each such write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: list[int] = []
+
+    def pwrite(self, fd: int, data: object, offset: int, /) -> int:
+        assert isinstance(data, bytes | bytearray | memoryview)
+        if not any(bytes(data)):
+            self.tried.append(len(data))
+            raise OSError(errno.EIO, "no zeros")
+        return RealFileSystem.pwrite(fd, data, offset)
+
+
+@pytest.mark.parametrize(("durability", "piece"), [("os", 64 << 10), ("fsync", 16 << 10)])
+def test_zeros_are_written_ahead_where_they_can_be(
+    durability: str, piece: int, tmp_path: Path
+) -> None:
+    """Pieces of a size, one behind the other; without them puts go on."""
+    fs = NoZeros()
+    options: dict[str, Any] = {"durability": durability, "background": False, "fs": fs}
+    with rocketstore.open(tmp_path / "s", **options) as store:
+        for number in range(250):
+            store.put("T", b"%d" % number * 300)
+        used = store.max_offset
+        assert used > 2 * (64 << 10)
+        assert set(fs.tried) == {piece}
+        assert used - piece <= sum(fs.tried) - piece <= used
+        assert [message.body for message in store.messages("T", 0)] == [
+            b"%d" % number * 300 for number in range(250)
+        ]
+    assert verify(tmp_path / "s") == []
+
+
+def test_bodies_of_a_kind_of_bytes(tmp_path: Path) -> None:
+    class Mine(bytes):
+        pass
+
+    with open_tiny(tmp_path / "s") as store:
+        store.put("T", Mine(b"one"))
+        store.put_many("T", [Mine(b"two"), b"three"])
+        store.put_batch("T", [(0, Mine(b"four"), Mine(b"KEYS\x01k"))])
+        assert store.get("T", 0, 0).bodies == [b"one", b"two", b"three", b"four"]
+        assert [one.body for one in store.query("T", "k")] == [b"four"]
 
 
 def test_store_times_never_run_backwards(tmp_path: Path) -> None:

@@ -459,6 +459,7 @@ def test_exact_query_drops_twins_and_duplicates(tmp_path: Path) -> None:
         assert [hit.body for hit in raw] == [b"1", b"2", b"3", b"3", b"3"]
 
 
+@pytest.mark.interpreted  # a method of IndexFile is replaced
 def test_a_time_range_skips_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
     real = IndexFile.candidates

@@ -1,0 +1,20 @@
+# Types for the names of index_file.py.
+cimport cython
+from libc.stdint cimport int64_t
+
+from rocketstore cimport words
+
+cdef Py_ssize_t ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE
+
+
+cdef class IndexFile:
+    cdef public object _fs, _map, path, name, header, on_open
+    cdef public Py_ssize_t _entries_at, _reserved, slots, entries, fd
+    cdef public bint dirty, writable
+
+    @cython.locals(data=object)
+    cpdef bytes read(self, Py_ssize_t at, Py_ssize_t length)
+    cpdef int64_t _newest(self, int64_t key_hash) except? -1
+    cdef bytes _entry(self, int64_t number)
+    @cython.locals(count=int64_t, number=int64_t, last=int64_t, entry=bytes)
+    cpdef list candidates(self, int64_t key_hash, object begin, object end)

@@ -1,0 +1,30 @@
+# Types for the names of putter.py.
+cimport cython
+from libc.stdint cimport int64_t
+
+from rocketstore cimport words
+from rocketstore.commitlog cimport CommitLog
+from rocketstore.dispatcher cimport Dispatcher
+from rocketstore.properties cimport encode_usual
+from rocketstore.route cimport Route
+from rocketstore.state cimport Pending, StoreState
+from rocketstore.store_clock cimport StoreClock
+
+cdef Py_ssize_t PENDING_MAX, _HEAD_SIZE
+
+
+cdef class Putter:
+    cdef public StoreState _state
+    cdef public Dispatcher _dispatcher
+    cdef public object _log_sync
+    cdef public bint _fsync
+    cdef public Py_ssize_t _max_size
+    cdef public Route _last_route
+
+    @cython.locals(state=StoreState, clock=StoreClock, route=Route, tail=bytes, data=bytes, size=Py_ssize_t, crc=int64_t,
+                   log=CommitLog, at=Py_ssize_t, now=int64_t, ordinal=Py_ssize_t, offset=Py_ssize_t, pending=Pending,
+                   offsets=list)
+    cpdef object put(
+        self, object topic, object body, object queue_id, object tags, object keys, object unique_key, dict fields
+    )
+    cpdef Py_ssize_t _make_room(self, Py_ssize_t size) except -1

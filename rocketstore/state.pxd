@@ -1,0 +1,32 @@
+# Types for the names of state.py.
+from rocketstore.commitlog cimport CommitLog
+from rocketstore.route cimport Route
+from rocketstore.store_clock cimport StoreClock
+
+
+cdef class Pending:
+    cdef public Route route
+    cdef public dict codes, queues
+    cdef public list offsets
+
+
+cdef class StoreState:
+    cdef object __weakref__
+    cdef public bint changing, full, refused
+    cdef public CommitLog commitlog
+    cdef public StoreClock clock
+    cdef public Pending pending
+    cdef public dict routes
+    cdef public list _opened
+    cdef public object broken, lock, options, parts, paths, poison, recovered, refusal
+
+    cpdef object take(self)
+    cpdef object begin_put(self)
+    cpdef object begin_write(self)
+    cpdef object begin_read(self)
+    cpdef Route route(self, object topic, object queue_id)
+
+
+cdef class Change:
+    cdef public StoreState _state
+    cdef public bint _outer

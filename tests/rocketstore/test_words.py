@@ -1,0 +1,153 @@
+"""The primitives over memory: each build is held against the interpreter's."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rocketstore
+from journal.errors import DamageError
+from journal.files import REAL
+from rocketstore import words
+from rocketstore.heads import read_head
+from rocketstore.index_file import IndexFile
+from rocketstore.index_format import HEADER_SIZE
+from rocketstore.javahash import hash_code, index_hash_many
+from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, find_indexed
+from tests.rocketstore.support import Clock, open_tiny
+
+SIZES = [*range(70), 255, 1023, 1024, 1025, 3000]
+
+texts = st.text(st.characters(), max_size=40) | st.text("ab\xe9\xff", max_size=600)
+"""Lone surrogates and letters beyond 16 bits among them."""
+
+
+class RecordedMap(mmap.mmap):
+    """A map whose stores are seen: the primitives have to use its methods."""
+
+    stores: list[tuple[int, int]]
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        self.stores.append((key.start, key.stop))
+        super().__setitem__(key, value)
+
+
+@given(texts, st.integers(-(1 << 31), (1 << 31) - 1))
+def test_hashes(text: str, seed: int) -> None:
+    expected = words.text_hash(text, seed)
+    assert hash_code(text, seed) == expected
+    assert -(1 << 31) <= expected < 1 << 31
+    absolute = 0 if expected == -(1 << 31) else abs(expected)
+    assert index_hash_many([text], seed).tolist() == [absolute]
+
+
+def test_records_of_all_sizes(tmp_path: Path) -> None:
+    """Of single puts, and of a batch."""
+    clock = Clock(step=7)
+    with open_tiny(tmp_path / "s", clock=clock) as store:
+        state = store._state
+        for number, size in enumerate(SIZES):
+            body = bytes((number + at) % 251 + 1 for at in range(size))
+            one = store.put("T", body, keys="k" * (size % 9), tags="t")
+            (two,) = store.put_many("T", [body], keys="k" * (size % 9), tags="t")
+            route = state.route("T", 0)
+            for put in (one, two):
+                raw = store.lookup(put.offset)
+                assert raw is not None
+                assert raw.body == body
+                stamp = raw.raw[36:84]
+                tail = route.lead(len(raw.properties_bytes)) + raw.properties_bytes
+                expected = bytearray(len(raw.raw))
+                crc = words.body_sum(body)
+                ordinal, offset = put.queue_offset, put.offset
+                end = words.store_message(
+                    expected, 0, crc, route.start, ordinal, offset, stamp, body, tail
+                )
+                assert end == len(raw.raw)
+                assert raw.raw == expected
+
+
+def test_the_start_of_a_record_is_stored_last(tmp_path: Path) -> None:
+    with rocketstore.open(tmp_path / "s", background=False) as store:
+        first = store.put("T", b"x" * 50)
+        log = store._state.commitlog
+        real = log.view
+        assert real is not None
+        recorded = RecordedMap(-1, 1 << 16)
+        recorded.stores = []
+        recorded[:] = real[: 1 << 16]
+        recorded.stores.clear()
+        log.view = recorded
+        put = store.put("T", b"y" * 50)
+        log.view = real
+        end = put.offset + put.size
+        assert recorded.stores == [(first.size, end), (put.offset, put.offset + 8)]
+        real[put.offset : end] = recorded[put.offset : end]
+        assert store.get("T", 0, 0).bodies == [b"x" * 50, b"y" * 50]
+
+
+def test_nothing_is_stored_behind_the_map(tmp_path: Path) -> None:
+    store = rocketstore.open(tmp_path / "s", background=False)
+    store.put("T", b"first")
+    store.get("T", 0, 0)
+    log = store._state.commitlog
+    for at in (mmap.PAGESIZE - 50, mmap.PAGESIZE, 1 << 40):
+        real, here = log.view, log.at
+        log.view = small = mmap.mmap(-1, mmap.PAGESIZE)
+        log.at, log.room = at, 1 << 41
+        with pytest.raises(IndexError):
+            store.put("T", b"body")
+        assert small[:] == bytes(mmap.PAGESIZE)
+        log.view, log.at = real, here
+        assert store.get("T", 0, 0).bodies == [b"first"]  # it was read again
+        log = store._state.commitlog
+    store.close()
+
+
+def test_entries_of_an_index_file(tmp_path: Path) -> None:
+    slots, entries = 5, 60
+    file = IndexFile.create(REAL, str(tmp_path / "f"), slots, entries, None)
+    hashes = np.array([number * 7 % 13 for number in range(50)], np.int64)
+    offsets = np.arange(50) * 1000
+    times = 1_700_000_000_000 + np.arange(50) * 700
+    for at in (*range(20), 20):  # single ones, and many at once
+        to = at + 1 if at < 20 else 50
+        assert file.put_many(hashes[at:to], offsets[at:to], times[at:to]) == to - at
+    expected = bytearray(file.map()[:])
+    expected[HEADER_SIZE:] = bytes(len(expected) - HEADER_SIZE)
+    seconds = (times - times[0]) // 1000
+    used = words.link_entries(expected, slots, 1, hashes, offsets, seconds)
+    assert file.map()[:] == expected
+    assert used == file.header.used_slots == slots
+    assert file.candidates(7, 0, 1 << 62) == [
+        1000 * number for number in range(49, -1, -1) if hashes[number] == 7
+    ]
+    file.close()
+
+
+pieces = st.tuples(
+    st.sampled_from([b"KEYS", b"KEYS", b"TAGS", b"UNIQ_KEY", b"other", b""]),
+    st.sampled_from([b"\x01", b"\x01", b"\x01", b"", b"\x01\x01"]),
+    st.sampled_from([b"a b", b"x", b"\xff", b"", b""]),
+).map(b"".join)
+
+
+@given(st.lists(pieces, max_size=5).map(b"\x02".join))
+def test_what_is_indexed_of_any_properties(data: bytes) -> None:
+    read = decode_properties(data)
+    assert find_indexed(data) == tuple(read.get(name, "") for name in (KEYS, UNIQ_KEY, TAGS))
+
+
+@pytest.mark.parametrize("size", [0, 35, 87, 99, 111, 120])
+def test_a_head_that_is_cut_off(size: int) -> None:
+    view = mmap.mmap(-1, mmap.PAGESIZE)
+    for kind in (0, 16, 48):
+        view[39:40] = bytes((kind,))
+        with pytest.raises(DamageError):
+            read_head(view, 0, size, 0)
