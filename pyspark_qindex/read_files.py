@@ -21,12 +21,12 @@ from qindex.format.rabbitmq.queue_store_v2 import ENTRY_HEAD
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.messages import check_record
+from qindex.index.pair_scan import PinnedPair
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.view.columns import IndexEntries
 from qindex.view.freed_room import concerning
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
-from qindex.view.version2 import PinnedPair
 
 __all__ = ["read_files", "read_stored"]
 

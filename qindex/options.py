@@ -11,7 +11,7 @@ from journal.schema import Int, Number, OneOf, Optional, Text
 __all__ = ["Durability", "Format", "OpenOptions", "Options"]
 
 Durability = Literal["os", "fsync", "buffered"]
-Format = Literal["qindex", "rabbitmq"]
+Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
 
 
 class OpenOptions(TypedDict, total=False):
@@ -62,8 +62,10 @@ class Options:
     service is restarted and the old process still ends.
     ``repair``: open a damaged directory: damaged bytes are set aside in quarantine files.
     ``read_only``: look, don't touch; any number may, beside a writer.
-    ``record_format``: of messages that are published: ours, or RabbitMQ's (then a node can take
-    the queue directories over); ``vhost``: the virtual host in names and records.
+    ``record_format``: of messages that are published: ours, or RabbitMQ's (then a node of 3.10 to
+    3.13 can take the queue directories over). With ``"rabbitmq-4"`` the segments, too, are as nodes
+    of 4.0 to 4.3 have them; that is settled when the directory is made, and a store that was made
+    so stays so whatever is said here. ``vhost``: the virtual host in names and records.
     ``segment_entry_count``: of a directory that is being made; RabbitMQ's ``.config`` overrides.
     """
 

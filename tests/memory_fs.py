@@ -437,7 +437,9 @@ def _parts(directory: str) -> tuple[str, ...]:
 
 def _status(inode: Inode) -> os.stat_result:
     mode = _FILE_MODE if inode.entries is None else _DIRECTORY_MODE
-    return os.stat_result((mode, inode.number, 0, 1, 0, 0, inode.size, 0, 0, 0))
+    # No file ever changes in time.
+    numbers = (mode, inode.number, 0, 1, 0, 0, inode.size, 0, 0, 0)
+    return os.stat_result(numbers, {"st_mtime_ns": 0})
 
 
 def _error(number: int, path: PathLike | None = None) -> OSError:

@@ -15,8 +15,8 @@ from qindex.format.json_value import plain_value
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.format.rabbitmq.bridge import message_of, read_rabbitmq
-from qindex.view.columns import Source
-from qindex.view.version2 import Depth, entry_count_of, pin_pairs, read_pair
+from qindex.index.pair_scan import Depth, entry_count_of, pin_pairs, read_pair
+from qindex.view.columns import Source, pair_source
 
 __all__ = ["inspect_pair"]
 
@@ -48,7 +48,7 @@ def inspect_pair(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
         raise StorageError(path, "can't be read", error) from error
     findings = [one for one in pair.findings if os.path.basename(one.path) == name]
     if suffix == store_format.SUFFIX:
-        return _records(data, pair.base, pair.count, pair.source), findings
+        return _records(data, pair.base, pair.count, pair_source(pair)), findings
     return _slots(index or b"", pair.base, pair.count), findings
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from time import time_ns
 from types import TracebackType
@@ -41,10 +42,11 @@ from qindex.format import layout
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
-from qindex.format.segment import DEFAULT_ENTRY_COUNT
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name
+from qindex.index.appended_segments import APPENDED
 from qindex.index.file_budget import FileBudget
+from qindex.index.paired_segments import PAIRED, form_of
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
@@ -149,18 +151,36 @@ class Engine:
     def _open(self) -> None:
         fs, directory, options = self._fs, self.directory, self.options
         marker = store_directory.read_marker(fs, directory)
+        paired = options.record_format == "rabbitmq-4"
         if marker is None:
+            form = PAIRED if paired else APPENDED
             config = read_optional(fs, os.path.join(directory, layout.CONFIG))
             count = options.segment_entry_count or (
-                parse_vhost_config(config).segment_entry_count if config else DEFAULT_ENTRY_COUNT
+                parse_vhost_config(config).segment_entry_count
+                if config and not paired
+                else form.default_entry_count
             )
-            marker = layout.StoreMarker(count, options.vhost)
+            marker = layout.StoreMarker(count, options.vhost, form.version)
             replace_file(fs, os.path.join(directory, layout.MARKER), layout.pack_marker(marker))
+        elif paired and marker.version == APPENDED.version:
+            raise UsageError(
+                f"{directory}: was made with another record_format; qindex convert makes a "
+                "directory of it that a node of 4.0 to 4.3 starts from"
+            )
+        if marker.version == PAIRED.version:
+            self.options = replace(options, record_format="rabbitmq-4", vhost=marker.vhost)
+        self._form = form_of(marker.version)
         self._entry_count = marker.entry_count
         self._vhost = marker.vhost
         make_dirs(fs, self._queues_directory)
         self._recovery = StoreRecovery(
-            fs, directory, self._entry_count, options, self._poison, self._before_reclaim
+            fs,
+            directory,
+            self._form,
+            self._entry_count,
+            options,
+            self._poison,
+            self._before_reclaim,
         )
         opened = self._recovery.open()
         self._resting = opened.queues
@@ -307,13 +327,13 @@ class Engine:
         path = os.path.join(self._queues_directory, hashed)
         resting = self._resting.get(hashed)
         if resting is None:
-            resting, names = self._make(path, format_queue_name(self._vhost, raw))
+            resting, names = self._make(path, self._queue_name_file(raw))
         else:
             names = fs.listdir(path)
             if layout.QUEUE_NAME not in names:
                 # It was lost, and reported as damage at open: this caller knows the name.
                 name_file = os.path.join(path, layout.QUEUE_NAME)
-                replace_file(fs, name_file, format_queue_name(self._vhost, raw))
+                replace_file(fs, name_file, self._queue_name_file(raw))
         self._remove_journal(resting)
         repair = self.options.repair
         are_there = layout.SETTINGS in names
@@ -327,6 +347,7 @@ class Engine:
         index = QueueIndex(
             fs,
             path,
+            self._form,
             self._entry_count,
             self._poison,
             segments=segments,
@@ -349,6 +370,9 @@ class Engine:
         )
         index.before_waking = partial(self._roster.admit, parts)
         return Queue(parts)
+
+    def _queue_name_file(self, raw: bytes) -> bytes:
+        return format_queue_name(self._vhost, raw, version=self._form.version)
 
     def _make(self, path: str, queue_name: bytes) -> tuple[RestingQueue, list[str]]:
         """Make the directory of a queue, durably; gives the names that are in it but for its own.
@@ -650,7 +674,7 @@ class Engine:
         if failure is None and self._poison.reason is None and not miscounted:
             self._messages.sync()
             message_store = self._messages.snapshot()
-            write_snapshot(self._fs, self.directory, self._resting, message_store)
+            write_snapshot(self._fs, self.directory, self._resting, message_store, self._form)
         if failure is None and self._poison.thread in _BACKGROUND:
             unflushed = sorted(
                 queue.name for queue in self._awake.values() if queue._parts.flusher.unflushed()[0]

@@ -36,7 +36,8 @@ class DirectoryRules:
     ``repeats_are_damage``: a journal never holds two publishes of one seq_id. ``keeps_expired``:
     expired messages are not dropped, for they go to a dead-letter queue. ``redelivered``: seq_ids
     that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
-    finds all that its index names.
+    finds all that its index names. ``version``: of a store of ours, see
+    :class:`qindex.format.layout.StoreMarker`.
     """
 
     entry_count: int
@@ -49,3 +50,4 @@ class DirectoryRules:
     keeps_expired: bool = False
     redelivered: frozenset[int] = frozenset()
     clean: bool = False
+    version: int = 1

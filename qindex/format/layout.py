@@ -38,9 +38,10 @@ __all__ = [
     "MOVES",
     "QUEUES",
     "QUEUE_NAME",
+    "RECOVERY_TERMS",
     "SETTINGS",
     "STAGING",
-    "VERSION",
+    "VERSIONS",
     "StoreMarker",
     "pack_checked",
     "pack_marker",
@@ -51,6 +52,8 @@ MARKER = "qindex.store"
 LOCK = "qindex.lock"
 QUEUES = "queues"
 CONFIG = ".config"
+RECOVERY_TERMS = "recovery.dets"
+"""A node's file: what it knew of its queues when it was stopped in order."""
 QUEUE_NAME = ".queue_name"
 SETTINGS = "qindex.settings"
 MOVES = "qindex.moves"
@@ -61,10 +64,11 @@ DELETED_SUFFIX = ".deleted"
 MAX_NAME_BYTES = 255
 """Of a queue or a virtual host, as UTF-8: what AMQP's short strings hold."""
 
-VERSION = 1
+VERSIONS = (1, 2)
+"""Of a store: that of RabbitMQ's whose queue files its segments have."""
 MARKER_SHAPE = Record(
     {
-        "qindex": OneOf((VERSION,)),
+        "qindex": OneOf(VERSIONS),
         "segment_entry_count": Int(1, MAX_ENTRY_COUNT),
         "vhost": Text(MAX_NAME_BYTES),
     }
@@ -73,10 +77,12 @@ MARKER_SHAPE = Record(
 
 @dataclass(frozen=True, slots=True)
 class StoreMarker:
-    """The content of the marker file: entries a segment, and the virtual host in the names."""
+    """The content of the marker file: entries a segment, the virtual host in the names, and the
+    version of RabbitMQ's queue files that the segments have."""
 
     entry_count: int
     vhost: str
+    version: int = 1
 
 
 def pack_marker(marker: StoreMarker) -> bytes:
@@ -86,7 +92,7 @@ def pack_marker(marker: StoreMarker) -> bytes:
     """
     return 2 * pack_checked(
         {
-            "qindex": VERSION,
+            "qindex": marker.version,
             "segment_entry_count": marker.entry_count,
             "vhost": marker.vhost,
         }

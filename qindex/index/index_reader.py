@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
-from journal.block_sums import Healed
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
@@ -23,11 +22,12 @@ from journal.journal import Journal
 from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.format.message_record import column, gather_bytes
 from qindex.format.plain_record import SHORTEST_RUN, read_plain, read_run
-from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE, file_name
+from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.quarantine import quarantine_findings
 from qindex.index.read_ahead import EMPTY_WINDOW, Window
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
-from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment, stored_entries
+from qindex.index.segment_form import Known, SegmentForm
+from qindex.index.segment_scan import SegmentScan, empty_scan, stored_entries
 
 __all__ = ["FEW", "IndexReader"]
 
@@ -67,12 +67,14 @@ class IndexReader:
         self,
         fs: FileSystem,
         directory: str,
+        form: SegmentForm,
         entry_count: int,
         segments: dict[int, Segment],
         next_seq: int,
     ) -> None:
         self.fs = fs
         self.directory = directory
+        self.form = form
         self.entry_count = entry_count
         self.segments: Segments = Segments(segments)
         self.next_seq: int = next_seq
@@ -105,7 +107,7 @@ class IndexReader:
         path, scan = self._scan(segment)
         segment.packed = b""
         segment.load(scan.filed, *scan.located())
-        segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
+        segment.verified = self._kept(scan)
         self.report(scan.findings)
         if segment.unacked != unacked:
             self._live_before += segment.unacked - unacked
@@ -122,30 +124,34 @@ class IndexReader:
             _log.warning("%s", finding)
         self.findings += findings
 
-    def _scan(self, segment: Segment) -> tuple[str, SegmentScan]:
-        path = os.path.join(self.directory, file_name(segment.number))
-        findings: list[Finding] = []
+    def _scan(self, segment: Segment, known: Known | None = None) -> tuple[str, SegmentScan]:
+        path = os.path.join(self.directory, self.form.file_name(segment.number))
+        number, count = segment.number, self.entry_count
+        if not segment.file_size:
+            return path, empty_scan(number, count)
         try:
-            healed = read_healed(self.fs, path, findings) if segment.file_size else Healed(b"")
+            scan = self.form.scan(self.fs, self.directory, number, count, known=known)
+            return path, scan
         except FileNotFoundError:
-            healed = Healed(b"")
+            return path, empty_scan(number, count)
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
-        number, count = segment.number, self.entry_count
-        scan = scan_segment(path, healed.data, number, count, healed.sound)
-        scan.findings[:0] = findings
-        return path, scan
+
+    def _kept(self, scan: SegmentScan) -> bytes | bytearray:
+        """Give the bytes that are kept while the segment is read."""
+        return scan.data if scan.size <= _KEPT_BYTES or not self.form.rereads else b""
 
     def place(self, segment: Segment) -> None:
         """Find out where in its file the records of a loaded segment stand."""
-        if segment.offsets is None:
-            _, scan = self._scan(segment)
+        if segment.offsets is None or not (segment.verified or self.form.rereads):
+            # A flush that failed may have left something of entries that are not in the file.
+            absent = np.frombuffer(segment.filed, np.uint8) == ABSENT
+            _, scan = self._scan(segment, Known(absent, absent))
             offsets, segment.lengths = scan.located()
             segment.offsets = offsets
-            segment.verified = scan.data if scan.size <= _KEPT_BYTES else b""
+            segment.verified = self._kept(scan)
             self.report(scan.findings)
-            filed = np.frombuffer(segment.filed, np.uint8) != ABSENT
-            if (filed & (offsets < 0)).any():
+            if (~absent & (offsets < 0)).any():
                 # Damaged since it was written: a read of such an entry finds nothing there.
                 quarantine_findings(self.fs, scan.findings)
 
@@ -348,7 +354,7 @@ class IndexReader:
         """Read the bytes that hold these records; gives them and the offset of the first."""
         low = int(offsets.min())
         high = int((offsets + lengths).max())
-        path = os.path.join(self.directory, file_name(segment.number))
+        path = os.path.join(self.directory, self.form.file_name(segment.number))
         try:
             fd = self.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -368,8 +374,8 @@ class IndexReader:
         if segment.filed[rel] != ABSENT:
             self.place(segment)
             assert segment.offsets is not None
-            path = os.path.join(self.directory, file_name(segment.number))
-            return path, max(int(segment.offsets[rel]), 0)
+            path = os.path.join(self.directory, self.form.file_name(segment.number))
+            return path, self.form.place(rel, max(int(segment.offsets[rel]), 0))
         return self.journal.path, self.positions[seq_id - self.positions_base]
 
     def bytes_of(self, seq_id: int) -> bytes:
@@ -382,9 +388,11 @@ class IndexReader:
             assert segment.lengths is not None
             if segment.offsets[rel] < 0:
                 return b""  # it was damaged since it was written
-            length = int(segment.lengths[rel])
-            data, _ = self._pread(segment, segment.offsets[rel : rel + 1], np.array([length]))
-            return bytes(data)
+            part = slice(rel, rel + 1)
+            offsets, lengths = segment.offsets[part], segment.lengths[part]
+            data, low, _ = self._bytes_from(segment, offsets, lengths)
+            start = int(offsets[0]) - low
+            return bytes(data[start : start + int(lengths[0])])
         offset = self.positions[seq_id - self.positions_base]
         head = journal_format.PUBLISH_HEAD.unpack_from(self.journal.map, offset)
         return self.journal.map[offset : offset + journal_format.PUBLISH_HEAD_SIZE + head[4]]

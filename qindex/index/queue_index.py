@@ -33,8 +33,7 @@ from journal.journal import Journal, Retired
 from journal.poison import Poison
 from journal.replay import walk_journal
 from journal.rested import RestedJournal, rest
-from qindex.format.segment import file_name
-from qindex.index.flush import FlushPlan, SegmentPlan, plan_segment, remove_sums
+from qindex.index.flush import FlushPlan
 from qindex.index.index_reader import IndexReader
 from qindex.index.merge import JournalRecords
 from qindex.index.read_ahead import EMPTY_WINDOW, ReadAhead
@@ -48,6 +47,7 @@ from qindex.index.segment import (
     Segment,
     segment_numbers,
 )
+from qindex.index.segment_form import SegmentForm, SegmentPlan, plan_segment
 from qindex.index.seq_ids import SeqFile
 
 __all__ = ["QueueIndex"]
@@ -89,6 +89,7 @@ class QueueIndex(IndexReader):
         self,
         fs: FileSystem,
         directory: str,
+        form: SegmentForm,
         entry_count: int,
         poison: Poison,
         *,
@@ -96,7 +97,7 @@ class QueueIndex(IndexReader):
         next_seq: int,
         seq_file: SeqFile,
     ) -> None:
-        super().__init__(fs, directory, entry_count, segments, next_seq)
+        super().__init__(fs, directory, form, entry_count, segments, next_seq)
         self.poison = poison
         self.seq_file = seq_file
         self.taken: int = 0
@@ -435,7 +436,7 @@ class QueueIndex(IndexReader):
         unlinked = False
         for segment in list(self.segments.values()):
             if not segment.loaded:
-                path = os.path.join(self.directory, file_name(segment.number))
+                path = os.path.join(self.directory, self.form.file_name(segment.number))
                 going: list[bytes] = []
                 if stored is not None:
                     self.load(segment)
@@ -445,8 +446,7 @@ class QueueIndex(IndexReader):
                     segment.unload()
                 try:
                     if segment.file_size:
-                        remove_sums(self.fs, path)
-                        self.fs.unlink(path)
+                        self.form.delete(self.fs, self.directory, segment.number)
                         unlinked = True
                 except OSError as error:
                     raise StorageError(path, "the segment can't be deleted", error) from error
@@ -635,7 +635,13 @@ class QueueIndex(IndexReader):
             self._actions_flushed = self.actions
             return None
         return FlushPlan(
-            self.directory, self.journal.map, front, self.actions, self.next_seq, plans
+            self.form,
+            self.directory,
+            self.journal.map,
+            front,
+            self.actions,
+            self.next_seq,
+            plans,
         )
 
     def finish(self, plan: FlushPlan, prepared: Retired | None) -> Retired | None:

@@ -5,7 +5,7 @@ Nothing is written here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ __all__ = [
     "DROPPED",
     "MSG_ID_SIZE",
     "SegmentScan",
+    "empty_scan",
     "healed_findings",
     "last_of_each",
     "places",
@@ -39,6 +40,10 @@ I64 = npt.NDArray[np.int64]
 MSG_ID_SIZE = 16
 
 
+def _none() -> I64:
+    return np.empty(0, np.int64)
+
+
 @dataclass(slots=True)
 class SegmentScan:
     """The content of one segment file.
@@ -46,6 +51,7 @@ class SegmentScan:
     ``filed``: a byte of state for each entry. ``transient``: seq_ids of transient messages.
     ``data``: the file with its damage corrected where that was possible. ``entries``: of ``walk``
     the publish record of each entry, ascending by seq_id; ``rels``: where they are in ``filed``.
+    ``again``: seq_ids of entries that are not among these, and were delivered before.
     """
 
     filed: bytearray
@@ -56,6 +62,7 @@ class SegmentScan:
     walk: Walk
     entries: Walk
     rels: I64 | slice
+    again: I64 = field(default_factory=_none)
 
     @property
     def unacked(self) -> int:
@@ -163,6 +170,11 @@ def scan_segment(
         entries,
         rels,
     )
+
+
+def empty_scan(number: int, entry_count: int) -> SegmentScan:
+    """Give the scan of a segment that has no file."""
+    return scan_segment("", b"", number, entry_count)
 
 
 def read_healed(

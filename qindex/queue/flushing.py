@@ -206,6 +206,8 @@ class Flusher:
         try:
             index.journal.check_place()
             index.seq_file.raise_floor(plan.next_seq)
+            if plan.form.overwrites:
+                index.journal.sync()
             index.flushed_bytes += write_plan(index.fs, plan)
             with lock:
                 end = index.journal.end

@@ -9,6 +9,9 @@ The msgpack value::
 
     {"version": 1, "queues": [[directory name, next seq_id, [[segment, unacked, bytes], ...]], ...],
      "message store": the snapshot of the persistent message store, or nil where there is none}
+
+A store whose segments are overwritten has "stamps", too: rows of a directory name and the time at
+which the youngest of its index files was written, seconds since 1970.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgpack
 from xxhash import xxh3_64_digest
@@ -27,7 +31,8 @@ from journal.findings import Cause, Finding, Kind
 from journal.format import MAX_SEQ_ID
 from journal.packed import unpack
 from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record, Row, check
-from qindex.format.segment import MAX_ENTRY_COUNT, file_name, file_number
+from qindex.format.segment import MAX_ENTRY_COUNT
+from qindex.index.segment_form import SegmentForm
 
 __all__ = [
     "FILE_NAME",
@@ -51,7 +56,8 @@ _SHAPE = Record(
         "version": OneOf((_VERSION,)),
         "queues": ListOf(Row((FileName(255), Int(0, MAX_SEQ_ID + 1), ListOf(_SEGMENT)))),
         "message store": Optional(Bytes(0, 1 << 40)),
-    }
+    },
+    {"stamps": ListOf(Row((FileName(255), Int(0, (1 << 63) - 1))))},
 )
 
 
@@ -63,6 +69,8 @@ class RestingQueue:
     ``journal_left``: recovery left the file of the journal, which holds nothing but zeros; it has
     to go (:func:`qindex.recovery.store_recovery.remove_journal`) before anything is written.
     ``has_settings``: there is a file of settings; as the directory tells, not the snapshot.
+    ``stamp``: of the youngest segment, where the form of segments has such
+    (:meth:`qindex.index.segment_form.SegmentForm.stamp`).
     """
 
     directory: str
@@ -70,6 +78,7 @@ class RestingQueue:
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)
     journal_left: bool = False
     has_settings: bool = False
+    stamp: int = 0
 
     @property
     def live(self) -> int:
@@ -78,11 +87,16 @@ class RestingQueue:
 
 
 def write_snapshot(
-    fs: FileSystem, directory: str, queues: dict[str, RestingQueue], message_store: bytes | None
+    fs: FileSystem,
+    directory: str,
+    queues: dict[str, RestingQueue],
+    message_store: bytes | None,
+    form: SegmentForm,
 ) -> None:
     """Write the snapshot of all queues (by directory name) and of the message store; durable on
-    return."""
-    value = {
+    return. Raises :class:`StorageError`, :class:`OSError`."""
+    stamps = {name: _stamp(fs, queue, form) for name, queue in queues.items()}
+    value: dict[str, Any] = {
         "version": _VERSION,
         "queues": [
             [name, queue.next_seq, [[n, *counts] for n, counts in queue.segments.items()]]
@@ -90,6 +104,8 @@ def write_snapshot(
         ],
         "message store": message_store,
     }
+    if any(stamps.values()):
+        value["stamps"] = [[name, stamp] for name, stamp in stamps.items() if stamp]
     packed = msgpack.packb(value)
     replace_file(fs, os.path.join(directory, FILE_NAME), packed + xxh3_64_digest(packed))
 
@@ -116,11 +132,13 @@ def unpack_snapshot(
         raise ValueError("the checksum does not hold")
     value = unpack(data[:-_CHECK_SIZE])
     check(value, _SHAPE)
+    stamps = dict(value.get("stamps", ()))
     queues = {
         name: RestingQueue(
             os.path.join(queues_directory, name),
             next_seq,
             {number: (unacked, size) for number, unacked, size in segments},
+            stamp=stamps.get(name, 0),
         )
         for name, next_seq, segments in value["queues"]
     }
@@ -133,17 +151,16 @@ def remove_snapshot(fs: FileSystem, directory: str) -> None:
         fs.sync_dir(directory)
 
 
-def missing_bytes(fs: FileSystem, queues: Iterable[RestingQueue]) -> list[Finding]:
+def missing_bytes(
+    fs: FileSystem, queues: Iterable[RestingQueue], form: SegmentForm
+) -> list[Finding]:
     """Find the segment files of the snapshot that are missing or shorter now, which no crash does.
     Recovery would not know: a segment without a file is one whose messages are acknowledged."""
     findings = []
     for resting in queues:
         for number, (unacked, size) in sorted(resting.segments.items()):
-            path = os.path.join(resting.directory, file_name(number))
-            try:
-                there = fs.stat(path).st_size
-            except FileNotFoundError:
-                there = 0
+            path = os.path.join(resting.directory, form.file_name(number))
+            there = form.size(fs, resting.directory, number)
             if there < size:
                 what = f"the file has {there} bytes of {size} at the clean close"
                 lost = f"it had {unacked} messages: what is missing of them is lost"
@@ -153,14 +170,25 @@ def missing_bytes(fs: FileSystem, queues: Iterable[RestingQueue]) -> list[Findin
     return findings
 
 
-def files_agree(fs: FileSystem, resting: RestingQueue, names: Iterable[str]) -> bool:
+def files_agree(
+    fs: FileSystem, resting: RestingQueue, names: Iterable[str], form: SegmentForm
+) -> bool:
     """Tell whether the segment files, of those in the queue's directory (``names``), are those of
     the snapshot, by name and size."""
-    sizes = {}
+    sizes: dict[int, int] = {}
+    journal_size = 0
     for name in names:
-        number = file_number(name)
-        if number is not None or name == journal_format.FILE_NAME:
-            sizes[number] = fs.stat(os.path.join(resting.directory, name)).st_size
-    journal_size = sizes.pop(None, 0)
+        number = form.file_number(name)
+        if number is not None:
+            size = fs.stat(os.path.join(resting.directory, name)).st_size
+            sizes[number] = sizes.get(number, 0) + size
+        elif name == journal_format.FILE_NAME:
+            journal_size = fs.stat(os.path.join(resting.directory, name)).st_size
     expected = {number: size for number, (_, size) in resting.segments.items()}
-    return journal_size == 0 and sizes == expected
+    same = journal_size == 0 and sizes == expected
+    return same and _stamp(fs, resting, form) == resting.stamp
+
+
+def _stamp(fs: FileSystem, resting: RestingQueue, form: SegmentForm) -> int:
+    numbers = resting.segments
+    return max((form.stamp(fs, resting.directory, number) for number in numbers), default=0)

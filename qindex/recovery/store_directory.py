@@ -14,7 +14,7 @@ from qindex.format.layout import (
     MARKER,
     MARKER_SHAPE,
     QUEUES,
-    VERSION,
+    VERSIONS,
     StoreMarker,
     unpack_checked,
 )
@@ -61,13 +61,13 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
         version = value["qindex"]
     except (ValueError, KeyError, TypeError) as error:
         raise NotAStoreError(f"{path}: not the marker of a qindex store") from error
-    if version != VERSION:
-        raise NotAStoreError(f"{path}: version {version!r}; this program knows {VERSION}")
+    if version not in VERSIONS:
+        raise NotAStoreError(f"{path}: version {version!r}; this program knows {VERSIONS[-1]}")
     try:
         check(value, MARKER_SHAPE)
     except ValueError as error:
         raise DamageError(path, 0, f"the marker of the store: {error}") from error
-    return StoreMarker(value["segment_entry_count"], value["vhost"])
+    return StoreMarker(value["segment_entry_count"], value["vhost"], version)
 
 
 def store_kind(fs: FileSystem, directory: str) -> Kind:

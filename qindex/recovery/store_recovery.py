@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.block_sums import Healed, extent
+from journal.block_sums import Healed
 from journal.errors import ClosedError, StorageError
-from journal.files import FileSystem, read_file, read_optional, replace_file, unlink_if_there
+from journal.files import FileSystem, read_optional, unlink_if_there
 from journal.findings import Cause, Finding
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
 from journal.poison import Poison
@@ -39,17 +39,19 @@ from msgstore.errors import StaleSnapshotError
 from qindex.format import layout
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Data, Elsewhere, Reading, read_soundly
-from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
+from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.index.flush import FlushPlan, append_sums, plan_segment, remove_sums, write_plan
+from qindex.index.flush import FlushPlan, write_plan
 from qindex.index.merge import JournalRecords
 from qindex.index.messages import Messages, has_message_store
 from qindex.index.segment import ACKED, DELIVERED, PUBLISHED, Segment, Segments, segment_numbers
-from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment, stored_entries
+from qindex.index.segment_form import Known, SegmentForm, plan_segment
+from qindex.index.segment_scan import SegmentScan, read_healed, stored_entries
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.recovery.damage import judge, report, set_aside, without_message
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
+from qindex.recovery.elsewhere import segment_files, take_back, was_elsewhere
 from qindex.recovery.queue_directory import remove_queue_directory
 from qindex.recovery.snapshot import (
     RestingQueue,
@@ -94,6 +96,7 @@ class StoreRecovery:
         self,
         fs: FileSystem,
         directory: str,
+        form: SegmentForm,
         entry_count: int,
         options: Options,
         poison: Poison,
@@ -102,6 +105,7 @@ class StoreRecovery:
         self._fs = fs
         self._directory = directory
         self._queues_directory = os.path.join(directory, layout.QUEUES)
+        self._form = form
         self._entry_count = entry_count
         self._options = options
         self._poison = poison
@@ -116,11 +120,17 @@ class StoreRecovery:
         """
         try:
             snapshot = read_snapshot(self._fs, self._directory, self._queues_directory)
+            if self._form.overwrites:
+                resting = None if snapshot is None else snapshot[0]
+                queues = dict(self._queue_files())
+                if was_elsewhere(self._fs, self._directory, self._form, resting, queues):
+                    take_back(self._fs, self._directory, self._form, self._entry_count, queues)
+                    snapshot = None
             remove_snapshot(self._fs, self._directory)
             if snapshot is None:
                 return self._recover([])
             return self._by_snapshot(*snapshot) or self._recover(
-                missing_bytes(self._fs, snapshot[0].values())
+                missing_bytes(self._fs, snapshot[0].values(), self._form)
             )
         except BaseException:
             self._failed = True
@@ -151,7 +161,7 @@ class StoreRecovery:
         there = 0
         for name, names in self._queue_files():
             there += 1
-            known = known and name in queues and files_agree(fs, queues[name], names)
+            known = known and name in queues and files_agree(fs, queues[name], names, self._form)
             if known:
                 queues[name].has_settings = layout.SETTINGS in names
         if known and there == len(queues):
@@ -236,6 +246,7 @@ class StoreRecovery:
             loaded = load_queue(
                 self._fs,
                 path,
+                self._form,
                 self._entry_count,
                 names,
                 seq_limit=seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID,
@@ -272,12 +283,14 @@ class LoadedQueue:
     ``segments``: by number; those that the journal touches are loaded and dirty, others know
     their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
     messages published as transient and not acknowledged. ``unacked``: messages held.
-    ``sound_files``: what the files of damaged segments (by number) should hold; the states and
+    ``mended``: what the files of damaged segments (by number) should hold; the states and
     offsets of those are of these bytes. ``stored``: seq_id and message id of each entry whose
-    message is in the persistent message store.
+    message is in the persistent message store. ``again``: seq_ids that the files have as
+    delivered, of entries that the journal has.
     """
 
     directory: str
+    form: SegmentForm
     entry_count: int
     names: Sequence[str]
     segments: Segments = field(default_factory=Segments)
@@ -286,8 +299,9 @@ class LoadedQueue:
     seen: int = 0
     transient: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
-    sound_files: dict[int, bytes] = field(default_factory=dict)
+    mended: dict[int, SegmentScan] = field(default_factory=dict)
     stored: list[tuple[int, bytes]] = field(default_factory=list)
+    again: list[I64] = field(default_factory=list)
 
     @property
     def unacked(self) -> int:
@@ -308,8 +322,7 @@ class LoadedQueue:
         """Mark an entry as acknowledged. Raises :class:`OSError`."""
         segment = self.segments[seq_id // self.entry_count]
         if not segment.loaded:
-            path = os.path.join(self.directory, file_name(segment.number))
-            scan = scan_segment(path, read_file(fs, path), segment.number, self.entry_count)
+            scan = self.form.scan(fs, self.directory, segment.number, self.entry_count)
             segment.load(scan.filed)
         segment.acknowledge(seq_id)
 
@@ -317,6 +330,7 @@ class LoadedQueue:
 def load_queue(
     fs: FileSystem,
     directory: str,
+    form: SegmentForm,
     entry_count: int,
     names: Sequence[str],
     *,
@@ -331,7 +345,7 @@ def load_queue(
     :class:`qindex.format.resynchronise.Layout`. Raises :class:`OSError`. Damage is no
     error here: see ``findings``. Memory: one segment file at a time, and the journal.
     """
-    loaded = LoadedQueue(directory, entry_count, names)
+    loaded = LoadedQueue(directory, form, entry_count, names)
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     # Where the file of its seq_ids tells nothing, all is looked at, and told.
     knows = given_out is not None
@@ -386,12 +400,10 @@ def _read_segments(
     """Read the segment files one after the other; only the counts are kept of those that the
     journal has nothing of."""
     touched = set(segment_numbers(reading.walk.seqs, loaded.entry_count))
-    for name in sorted(loaded.names):
-        number = file_number(name)
-        if number is None:
-            continue
-        path = os.path.join(loaded.directory, name)
-        scan = _read_segment(fs, loaded, path, number, elsewhere, power_lost)
+    overwritten = loaded.form.overwrites
+    for number in segment_files(loaded.form, loaded.names):
+        known = Known.of(reading.walk, number, loaded.entry_count) if overwritten else None
+        scan = _read_segment(fs, loaded, number, elsewhere, known, power_lost)
         unacked = scan.unacked
         if number not in touched and unacked:
             segment = Segment.unloaded(number, loaded.entry_count, unacked, scan.size)
@@ -405,20 +417,25 @@ def _read_segments(
 def _read_segment(
     fs: FileSystem,
     loaded: LoadedQueue,
-    path: str,
     number: int,
     elsewhere: Elsewhere | None,
+    known: Known | None,
     power_lost: bool,
 ) -> SegmentScan:
-    findings: list[Finding] = []
-    healed = read_healed(fs, path, findings, power_lost=power_lost)
-    count = loaded.entry_count
-    scan = scan_segment(path, healed.data, number, count, healed.sound, elsewhere, power_lost)
-    findings += scan.findings
-    if findings:
-        loaded.findings += findings
-        sound = loaded.sound_files[number] = scan.sound_bytes()
-        scan = scan_segment(path, sound, number, count)
+    form, count = loaded.form, loaded.entry_count
+    scan = form.scan(
+        fs,
+        loaded.directory,
+        number,
+        count,
+        elsewhere=elsewhere,
+        known=known,
+        power_lost=power_lost,
+    )
+    loaded.again.append(scan.again)
+    if scan.findings:
+        loaded.findings += scan.findings
+        scan = loaded.mended[number] = form.mended(loaded.directory, number, scan)
     entries = scan.entries
     if len(entries):
         loaded.seen = max(loaded.seen, int(entries.seqs[-1]) + 1)
@@ -455,6 +472,7 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
     records = JournalRecords(path, walk)
     count = loaded.entry_count
     fresh = [np.zeros(0, np.bool_)]
+    again = np.concatenate([_none(), *loaded.again])
     for number in records.segment_numbers(count):
         segment = loaded.segments.get(number)
         if segment is None:
@@ -462,6 +480,8 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
         states = np.frombuffer(segment.states, np.uint8)
         merged = records.merge_into(states, segment.base)
         fresh.append(merged.fresh)
+        rels = again[again // count == number] - segment.base
+        states[rels[states[rels] == PUBLISHED]] = DELIVERED
         loaded.findings += merged.findings
         if not states.any() and not segment.file_size:
             del loaded.segments[number]
@@ -507,7 +527,8 @@ def _rewrite(
     directory = loaded.directory
     try:
         set_aside(fs, loaded.findings)
-        _put_sound_files(fs, loaded)
+        for number, mended in loaded.mended.items():
+            loaded.form.mend(fs, loaded.directory, number, mended)
         _drop_missing(fs, loaded, missing)
         _drop_transient(fs, loaded)
         next_seq = _next_seq(loaded, seq_file)
@@ -527,23 +548,12 @@ def _rewrite(
     return RestingQueue(directory, next_seq, segments, left, layout.SETTINGS in loaded.names)
 
 
-def _put_sound_files(fs: FileSystem, loaded: LoadedQueue) -> None:
-    """Put sound files in place of damaged or torn ones."""
-    for number, sound in loaded.sound_files.items():
-        path = os.path.join(loaded.directory, file_name(number))
-        remove_sums(fs, path)
-        if not sound:
-            fs.unlink(path)
-        else:
-            replace_file(fs, path, sound)
-            append_sums(fs, path, [extent(sound, 0)])
-
-
 def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]) -> None:
     for seq, msg_id in loaded.stored:
         if msg_id in missing:
             loaded.acknowledge(fs, seq)
-            path = os.path.join(loaded.directory, file_name(seq // loaded.entry_count))
+            name = loaded.form.file_name(seq // loaded.entry_count)
+            path = os.path.join(loaded.directory, name)
             finding = without_message(path, seq, msg_id)
             loaded.findings.append(finding)
             report(finding)
@@ -583,12 +593,26 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
             offsets[entries.seqs[low:high] - segment.base] = entries.offsets[low:high]
             plans.append(plan_segment(segment, 0, offsets))
     if plans:
-        write_plan(fs, FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans))
+        plan = FlushPlan(loaded.form, loaded.directory, entries.data, 0, 0, next_seq, plans)
+        if loaded.form.overwrites:
+            _sync_journal(fs, loaded)
+        write_plan(fs, plan)
     segments = {
         number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()
     }
     segments.update({plan.number: (plan.unacked, plan.file_size) for plan in plans})
     return {number: counts for number, counts in segments.items() if counts[0]}
+
+
+def _sync_journal(fs: FileSystem, loaded: LoadedQueue) -> None:
+    """Make the journal durable, before the segments cease to be what it is merged with."""
+    if loaded.journal_size:
+        fd = fs.open(os.path.join(loaded.directory, journal_format.FILE_NAME), os.O_RDONLY)
+        try:
+            fs.fdatasync(fd)
+        finally:
+            fs.close(fd)
+        fs.sync_dir(loaded.directory)
 
 
 def _may_leave_journal(loaded: LoadedQueue) -> bool:

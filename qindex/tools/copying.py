@@ -45,6 +45,8 @@ from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.rabbitmq.queue_store_v2 import file_name as pair_store_file
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
+from qindex.index.pair_scan import entry_count_of
+from qindex.index.paired_segments import PAIRED
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
 from qindex.tools.pair_writer import PairWriter
 from qindex.tools.queue_check import CheckedQueue
@@ -55,7 +57,6 @@ from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
-from qindex.view.version2 import entry_count_of
 
 __all__ = ["StoreCopy", "for_salvage"]
 
@@ -117,9 +118,16 @@ class StoreCopy:
         assert marker is not None
         return marker.entry_count
 
+    @property
+    def _ours_paired(self) -> bool:
+        marker = self.reader.marker
+        return marker is not None and marker.version == PAIRED.version
+
     @cached_property
     def pair_entries(self) -> int:
         """As the source has it, or else a node's default."""
+        if self._ours_paired:
+            return self.entry_count
         for checked in self.checked:
             pairs = self.reader.pin(checked.queue).pinned.pairs if checked.readable else {}
             if pairs:
@@ -258,7 +266,7 @@ class StoreCopy:
         writer: QueueWriter | PairWriter
         if self.version == 2:
             count = self._kept_pairs.get(directory, self.pair_entries)
-            writer = PairWriter(self.fs, path, count, name)
+            writer = PairWriter(self.fs, path, count, name, ours=self.sums)
         else:
             writer = QueueWriter(
                 self.fs, path, self.entry_count, name, sums=self.sums, synced=False

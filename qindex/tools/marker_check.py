@@ -19,6 +19,9 @@ from journal.format import PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
 from qindex.format import layout
 from qindex.format.publish_check import sound_publishes
 from qindex.format.rabbitmq.names import QueueNameError, parse_queue_name
+from qindex.format.rabbitmq.queue_index_v2 import DEFAULT_ENTRY_COUNT as PAIR_ENTRIES
+from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE, parse_header
+from qindex.format.rabbitmq.queue_index_v2 import file_number as pair_number
 from qindex.format.segment import (
     DEFAULT_ENTRY_COUNT,
     MAX_ENTRY_COUNT,
@@ -31,6 +34,7 @@ from qindex.format.segment import (
     file_number,
 )
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.index.paired_segments import PAIRED
 from qindex.recovery import store_directory
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 
@@ -116,10 +120,21 @@ def _deduce(fs: FileSystem, directory: str) -> layout.StoreMarker:
         except (QueueNameError, UnicodeDecodeError):
             continue  # the check of the queue's own files names it
         for name in fs.listdir(path):
+            if pair_number(name) is not None:
+                return _of_pairs(fs, path, name, vhost)
             number = file_number(name)
             if number and count is None:
                 count = _entry_count(fs, os.path.join(path, name), number)
     return layout.StoreMarker(count or DEFAULT_ENTRY_COUNT, vhost)
+
+
+def _of_pairs(fs: FileSystem, path: str, name: str, vhost: str) -> layout.StoreMarker:
+    """Give the marker of a store whose segments have heads that say how long they are."""
+    data = read_optional(fs, os.path.join(path, name), HEADER_SIZE) or b""
+    count = parse_header(data, pair_number(name) or 0).entry_count
+    if count is None or count > MAX_ENTRY_COUNT:
+        count = PAIR_ENTRIES
+    return layout.StoreMarker(count, vhost, PAIRED.version)
 
 
 def _entry_count(fs: FileSystem, path: str, number: int) -> int | None:

@@ -25,15 +25,16 @@ U8 = npt.NDArray[np.uint8]
 
 
 class PairWriter:
-    """Writes one queue directory. All calls raise :class:`OSError`; nothing is durable before the
-    caller syncs it."""
+    """Writes one queue directory, for a node, or (``ours``) for a store of ours. All calls raise
+    :class:`OSError`; nothing is durable before the caller syncs it."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None
+        self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None, *, ours: bool
     ) -> None:
         self._fs = fs
         self.directory = directory
         self._entry_count = entry_count
+        self._ours = ours
         make_dirs(fs, directory)
         if name is not None:
             write_name(fs, directory, name, synced=False)
@@ -54,6 +55,9 @@ class PairWriter:
         locations = np.full(len(seqs), index_format.IN_SHARED_STORE, np.uint8)
         locations[embedded] = index_format.IN_QUEUE_STORE
         slots = index_format.pack_slots(batch.persistent, locations, where, sizes, batch.expiry)
+        if self._ours:
+            self._put_ours(number, seqs - number * self._entry_count, slots, batch.delivered)
+            return
         first, last = int(seqs[0]), int(seqs[-1])
         at = index_format.ENTRY_SIZE * (first - number * self._entry_count)
         at += index_format.HEADER_SIZE
@@ -68,6 +72,24 @@ class PairWriter:
             run[seqs - first] = slots
             pwrite_all(self._fs, fd, header, 0)
             pwrite_all(self._fs, fd, run.tobytes(), at)
+        finally:
+            self._fs.close(fd)
+
+    def _put_ours(
+        self, number: int, rels: I64, slots: npt.NDArray[np.void], delivered: npt.NDArray[np.bool_]
+    ) -> None:
+        count = self._entry_count
+        path = os.path.join(self.directory, index_format.file_name(number))
+        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            there = pread_all(self._fs, fd, index_format.full_size(count), 0)
+            there = there or index_format.pack_index(number, count)
+            all_slots, bits = (
+                index_format.all_slots(there, count),
+                index_format.delivered(there, count),
+            )
+            all_slots[rels], bits[rels] = slots, delivered
+            pwrite_all(self._fs, fd, index_format.pack_index(number, count, all_slots, bits), 0)
         finally:
             self._fs.close(fd)
 

@@ -23,7 +23,7 @@ from qindex.format.segment import (
     STEP_SIZE,
     file_name,
 )
-from qindex.index.flush import append_sums
+from qindex.index.appended_segments import append_sums
 from qindex.index.segment import segment_numbers
 from qindex.tools.thorough_view import Batch
 

@@ -95,7 +95,7 @@ def _copy(
 ) -> None:
     marker = reader.marker
     assert marker is not None
-    copy = StoreCopy(fs, reader, target, report, names)
+    copy = StoreCopy(fs, reader, target, report, names, version=marker.version)
     check_source(copy, marker)
     begin_store(fs, target, marker)
     copy.copy_messages()

@@ -14,8 +14,8 @@ from msgstore.format import ID_SIZE
 from msgstore.format import file_name as store_file_name
 from msgstore.locations import Locations
 from msgstore.snapshot import load_snapshot
-from qindex.format.segment import file_name, file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.index.segment_form import SegmentForm
 from qindex.recovery.snapshot import FILE_NAME, RestingQueue
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.store_check import StoreCheck, pack_ids
@@ -27,7 +27,10 @@ _LOST = "its messages are lost"
 
 
 def check_queues(
-    fs: FileSystem, resting: dict[str, RestingQueue], checked: Sequence[CheckedQueue]
+    fs: FileSystem,
+    resting: dict[str, RestingQueue],
+    checked: Sequence[CheckedQueue],
+    form: SegmentForm,
 ) -> Iterator[Finding]:
     """Hold the queues that were found against those of the snapshot (by directory name).
 
@@ -39,7 +42,7 @@ def check_queues(
             what = f"the queue is missing; it had {queue.live} messages at the clean stop"
             yield Finding(queue.directory, 0, 0, Cause.DAMAGE, what, _LOST, Kind.MISSING_FILE)
             continue
-        yield from _check_queue(fs, queue, found[name])
+        yield from _check_queue(fs, queue, found[name], form)
     for name in sorted(found.keys() - resting.keys()):
         some = next(iter(resting.values()), None)
         path = name if some is None else os.path.join(os.path.dirname(some.directory), name)
@@ -47,14 +50,16 @@ def check_queues(
         yield Finding(path, 0, 0, Cause.DAMAGE, what, "", Kind.FOREIGN_FILE)
 
 
-def _check_queue(fs: FileSystem, queue: RestingQueue, found: CheckedQueue) -> Iterator[Finding]:
+def _check_queue(
+    fs: FileSystem, queue: RestingQueue, found: CheckedQueue, form: SegmentForm
+) -> Iterator[Finding]:
     sizes = {
-        number: fs.stat(os.path.join(queue.directory, name)).st_size
+        number: form.size(fs, queue.directory, number)
         for name in fs.listdir(queue.directory)
-        if (number := file_number(name)) is not None and file_name(number) == name
+        if (number := form.file_number(name)) is not None
     }
     for number, (unacked, size) in sorted(queue.segments.items()):
-        path = os.path.join(queue.directory, file_name(number))
+        path = os.path.join(queue.directory, form.file_name(number))
         there = sizes.pop(number, None)
         if there is None:
             what = f"the file is missing; it had {unacked} messages at the clean stop"
@@ -69,7 +74,7 @@ def _check_queue(fs: FileSystem, queue: RestingQueue, found: CheckedQueue) -> It
             what = f"{count} entries are not acknowledged; {unacked} were at the clean stop"
             yield Finding(path, 0, 0, Cause.DAMAGE, what, "", Kind.COUNT)
     for number, size in sorted(sizes.items()):
-        path = os.path.join(queue.directory, file_name(number))
+        path = os.path.join(queue.directory, form.file_name(number))
         what = "the file was not there at the clean stop"
         yield Finding(path, 0, size, Cause.DAMAGE, what, "", Kind.FOREIGN_FILE)
     if found.next_seen > queue.next_seq:

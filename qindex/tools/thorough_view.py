@@ -16,10 +16,10 @@ import numpy.typing as npt
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from qindex.format.resynchronise import Data
+from qindex.index.pair_scan import Depth
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.index.segment_scan import SegmentScan
 from qindex.view.queue_view import QueueView
-from qindex.view.version2 import Depth
 
 __all__ = ["Batch", "ThoroughView"]
 

@@ -20,6 +20,7 @@ from journal.lock import holder, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.index.paired_segments import form_of
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_marker
@@ -229,7 +230,9 @@ class StoreVerification:
             what, lost = f"no snapshot: {error}", "the next open does without it"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
             return
-        yield from check_queues(self.fs, queues, self.checked)
+        marker = self.reader.marker
+        assert marker is not None
+        yield from check_queues(self.fs, queues, self.checked, form_of(marker.version))
         if messages is not None:
             yield from check_messages(directory, messages, store)
 

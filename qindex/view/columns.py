@@ -12,16 +12,18 @@ from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
 from journal.replay import Walk
 from qindex.format.message_record import column, gather_bytes
 from qindex.format.resynchronise import Data
+from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
+from qindex.index.pair_scan import HEAD, Pair
 from qindex.index.segment_scan import MSG_ID_SIZE, places
 
 __all__ = [
-    "HEAD",
     "Columns",
     "IndexEntries",
     "Location",
     "Source",
     "all_entries",
     "entry_heads",
+    "pair_source",
     "source_of",
 ]
 
@@ -31,9 +33,6 @@ Bools = npt.NDArray[np.bool_]
 
 Location = Literal["journal", "segment", "store"]
 
-HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
-"""The fixed fields of an entry of version 1."""
-assert HEAD.itemsize == PAYLOAD_SIZE
 assert HEAD.fields is not None
 _FIELDS = HEAD.fields
 
@@ -144,6 +143,23 @@ def source_of(path: str, data: Data, location: Location, head_size: int, walk: W
     """Make a source of publish records, ascending by seq_id."""
     return Source(
         path, data, location, head_size, walk.seqs, walk.offsets, walk.lengths, walk.kinds
+    )
+
+
+def pair_source(pair: Pair) -> Source:
+    """Make a source of the entries of a segment of version 2."""
+    return Source(
+        pair.path,
+        pair.store,
+        "segment",
+        STEP_SIZE,
+        pair.seqs,
+        pair.starts - PUBLISH_HEAD_SIZE,
+        pair.heads["embedded"].astype(np.int64) + PUBLISH_HEAD_SIZE,
+        pair.kinds,
+        heads=pair.heads,
+        slots=pair.slots,
+        bodies=pair.bodies,
     )
 
 

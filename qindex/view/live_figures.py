@@ -209,7 +209,7 @@ class Looker:
             return again
         mark = seq_mark(self._fs, path)
         look, view = self._read(store, reader)
-        known.still, known.look, known.at = Stillness.of(view.pinned, mark), look, at
+        known.still, known.look, known.at = Stillness.of(view.pinned, mark, view.form), look, at
         return look
 
     def _read(self, store: StoreReader, reader: QueueReader) -> tuple[QueueLook, QueueView]:
@@ -251,7 +251,7 @@ class Looker:
         count = view.entry_count
         pinned = view.pinned.segments
         touched = set(segment_numbers(view.pinned.reading.walk.seqs, count))
-        if view.pinned.pairs:
+        if view.pinned.pairs or not view.form.rereads:
             touched = set(view.numbers)  # their entries change in place
         kept: dict[int, tuple[tuple[int, int], SegmentLook]] = {}
         found = []

@@ -12,6 +12,9 @@ at least one of them. Segment files only grow until they are deleted, so the pin
 be read at leisure. A file that is gone by then held acknowledged messages only; one that came in
 its place under the same number starts with another record, for seq_ids never repeat.
 
+Where a flush overwrites its segments, an entry that is in the journal by 2 is in one of the files
+that are there by 3, or was acknowledged. What they hold is looked at later, and may be newer.
+
 Bytes at the end of the journal may be half written while they are read. They are recognised by
 reading them again: bytes that change were being written, bytes that do not are damaged.
 """
@@ -29,9 +32,11 @@ from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, pread_all, read_optional
 from journal.findings import Cause, Finding
 from qindex.format.resynchronise import Layout, Reading, read_soundly
-from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
+from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name
+from qindex.index.appended_segments import APPENDED
+from qindex.index.pair_scan import PinnedPairs, pin_pairs
+from qindex.index.segment_form import SegmentForm
 from qindex.index.segment_scan import healed_findings
-from qindex.view.version2 import PinnedPairs, pin_pairs
 
 __all__ = ["BusyError", "Pinned", "PinnedSegment", "has_moved_on", "pin_queue", "read_segment"]
 
@@ -77,11 +82,13 @@ def pin_queue(
     *,
     trust_sums: bool = True,
     of_node: bool = False,
+    form: SegmentForm = APPENDED,
     only: Callable[[int], bool] | None = None,
 ) -> Pinned:
     """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
     ``trust_sums``: records of blocks whose checksum holds are not looked into. ``of_node``: files
-    of version 2 may be there. ``only``: tells by its number whether a segment is wanted.
+    of version 2 may be there. ``form``: of the segments. ``only``: tells by its number whether a
+    segment is wanted.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
     :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
@@ -92,13 +99,13 @@ def pin_queue(
         if attempt:
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
         try:
-            before = _segments(fs, directory, only)
+            before = _segments(fs, directory, form, only)
             # Read first, so that they are not ahead of the journal.
             sums = without_room(read_sums(fs, path) or b"")
             journal = read_optional(fs, path) or b""
             if before is None or not _same_start(fs, path, journal):
                 continue
-            if _segments(fs, directory, only) != before:
+            if _segments(fs, directory, form, only) != before:
                 continue
             if not (read_sums(fs, path) or b"").startswith(sums):
                 continue
@@ -118,13 +125,13 @@ def pin_queue(
 
 
 def _segments(
-    fs: FileSystem, directory: str, only: Callable[[int], bool] | None
+    fs: FileSystem, directory: str, form: SegmentForm, only: Callable[[int], bool] | None
 ) -> dict[int, PinnedSegment] | None:
     """Note the segment files; ``None`` when one went away meanwhile."""
     found = {}
     for name in fs.listdir(directory):
-        number = file_number(name)
-        if number is None or not (only is None or only(number)):
+        number = form.file_number(name)
+        if number is None or not (only is None or only(number)) or name != form.file_name(number):
             continue
         try:
             found[number] = _pin_segment(fs, os.path.join(directory, name), number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from time import time_ns
+from time import sleep, time_ns
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,11 @@ from qindex.format.resynchronise import Elsewhere, Layout
 from qindex.format.segment import STEP_SIZE, file_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.merge import JournalRecords
+from qindex.index.pair_scan import Depth, Pair, PinnedPair, entry_count_of, read_pair
+from qindex.index.paired_segments import form_of
 from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
-from qindex.index.segment_scan import SegmentScan, places, read_healed, scan_segment
+from qindex.index.segment_form import Known
+from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
 from qindex.index.seq_ids import SeqFile
 from qindex.view.columns import (
     Columns,
@@ -47,11 +50,11 @@ from qindex.view.columns import (
     Location,
     Source,
     all_entries,
+    pair_source,
     source_of,
 )
 from qindex.view.point_in_time import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
 from qindex.view.stored_messages import StoredIds, StoreDirectories, StoredMessages
-from qindex.view.version2 import Depth, Pair, PinnedPair, entry_count_of, read_pair
 
 __all__ = ["Location", "QueueView", "Row"]
 
@@ -62,6 +65,8 @@ Bools = npt.NDArray[np.bool_]
 _RABBITMQ_FIRST = 0x83
 _LAST_BUT_ONE_OF_FALSE = ord("s")
 _ALL = slice(None)
+_PAUSES = (0.002, 0.01, 0.05, 0.0)
+"""Seconds: what is being written is another thing when it is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +126,14 @@ class QueueView:
         self._found: dict[Finding, None] = {}
         self._unreadable: set[int] = set()
         self._power_lost = False
+        self.form = form_of(rules.version)
         self._pinned = pinned or pin_queue(
             fs,
             directory,
             self._layout_of(directory),
             trust_sums=self._trust_sums,
             of_node=rules.repeats_are_damage,
+            form=self.form,
             only=only,
         )
         walk = self._pinned.reading.walk
@@ -208,7 +215,12 @@ class QueueView:
     @property
     def file_bytes(self) -> int:
         """Bytes that journal and segment files hold."""
-        sizes = [segment.size for segment in self._pinned.segments.values()]
+        sizes = [
+            segment.size
+            if self.form.rereads
+            else self.form.size(self._fs, self._pinned.directory, segment.number)
+            for segment in self._pinned.segments.values()
+        ]
         pairs = [pair.file_bytes for pair in self._pinned.pairs.values()]
         return self._pinned.journal_size + sum(sizes) + sum(pairs)
 
@@ -259,9 +271,9 @@ class QueueView:
             pair = self._read_pair(pinned, depth)
             if pair is None:
                 return None
-            base, sources = pair.base, [pair.source]
+            base, sources = pair.base, [pair_source(pair)]
             states = np.zeros(pair.count, np.uint8)
-            states[places(pair.source.seqs, base)] = PUBLISHED
+            states[pair.rows] = PUBLISHED
         self._add_version1(sources, states, base)
         return sources, states, base
 
@@ -272,10 +284,8 @@ class QueueView:
                 self._fs, directory, pinned, self.entry_count, depth, clean=self._rules.clean
             )
         except OSError as error:
-            what = f"can't be read: {error.strerror or error}"
             path = os.path.join(directory, index_file(pinned.number))
-            lost, kind = "its messages are not shown", Kind.UNREADABLE
-            self._find([Finding(path, 0, max(pinned.size, 0), Cause.DAMAGE, what, lost, kind)])
+            self._find_unreadable(path, max(pinned.size, 0), error)
             return None
         self._find(pair.findings)
         return pair
@@ -307,7 +317,11 @@ class QueueView:
         states = np.zeros(count, np.uint8)
         sources = []
         pinned = self._pinned.segments.get(number)
-        if pinned is not None and pinned.size:
+        if pinned is not None and not self.form.rereads:
+            source = self._overwritten_source(pinned, states)
+            if source is not None:
+                sources.append(source)
+        elif pinned is not None and pinned.size:
             in_file = self._read(pinned)
             if in_file is None:
                 return None
@@ -333,10 +347,7 @@ class QueueView:
             return read_segment(self._fs, directory, pinned)
         except OSError as error:
             path = os.path.join(directory, file_name(pinned.number))
-            what = f"can't be read: {error.strerror or error}"
-            lost = "its messages are not shown"
-            kind = Kind.UNREADABLE
-            self._find([Finding(path, 0, pinned.size, Cause.DAMAGE, what, lost, kind)])
+            self._find_unreadable(path, pinned.size, error)
             self._unreadable.add(pinned.number)
             return b""
 
@@ -355,6 +366,39 @@ class QueueView:
             self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
         return source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
+
+    def _overwritten_source(self, pinned: PinnedSegment, states: U8) -> Source | None:
+        """Read a segment that a flush may be overwriting: what it writes is in the journal, too, or
+        younger than it is here."""
+        number, directory, count = pinned.number, self._pinned.directory, len(states)
+        known = Known.of(self._pinned.reading.walk, number, count)
+        path = os.path.join(directory, self.form.file_name(number))
+        found: list[Finding] | None = None
+        for pause in _PAUSES:
+            try:
+                scan = self.form.scan(
+                    self._fs, directory, number, count, known=known, power_lost=self._power_lost
+                )
+            except FileNotFoundError:
+                return None  # all was acknowledged
+            except OSError as error:
+                self._find_unreadable(path, pinned.size, error)
+                self._unreadable.add(number)
+                return None
+            if not scan.findings or scan.findings == found:
+                break
+            found = scan.findings
+            sleep(pause)
+        self._find([*scan.findings, *self._more_findings(path, scan)])
+        states[:] = np.frombuffer(scan.filed, np.uint8)
+        source = source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
+        source.slots = self.form.place(source.seqs - number * count, source.offsets)
+        return source
+
+    def _find_unreadable(self, path: str, size: int, error: OSError) -> None:
+        what = f"can't be read: {error.strerror or error}"
+        lost, kind = "its messages are not shown", Kind.UNREADABLE
+        self._find([Finding(path, 0, size, Cause.DAMAGE, what, lost, kind)])
 
     def _more_findings(self, _path: str, _scan: SegmentScan) -> list[Finding]:
         """Look for what does not keep a message from being read."""

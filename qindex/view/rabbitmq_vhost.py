@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 VHOST_FILE: Final = ".vhost"
-RECOVERY_TERMS: Final = "recovery.dets"
+RECOVERY_TERMS: Final = layout.RECOVERY_TERMS
 PERSISTENT_STORE: Final = "msg_store_persistent"
 DEFAULT_VHOST: Final = b"/"
 _PATTERNS: Final = (

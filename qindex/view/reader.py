@@ -321,7 +321,9 @@ class StoreReader:
             moves_expired = self.settings_of(one).dead_letter is not None
         except DamageError:
             moves_expired = False  # its settings are reported by who shows them
-        return DirectoryRules(self._marker.entry_count, keeps_expired=moves_expired)
+        return DirectoryRules(
+            self._marker.entry_count, keeps_expired=moves_expired, version=self._marker.version
+        )
 
     def in_use(self) -> bool:
         """Tell whether a process has the store open, or may have: of a node that was not stopped in

@@ -18,6 +18,7 @@ from journal import format as journal_format
 from journal.files import FileSystem, pread_all
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.index.segment_form import SegmentForm
 from qindex.view.point_in_time import Pinned
 
 __all__ = ["SeqMark", "Stillness", "seq_mark"]
@@ -55,10 +56,11 @@ class Stillness:
     mark: SeqMark
 
     @classmethod
-    def of(cls, pinned: Pinned, mark: SeqMark | None) -> Stillness | None:
-        """Note a queue, or give ``None`` for one that was written just now, or is damaged."""
+    def of(cls, pinned: Pinned, mark: SeqMark | None, form: SegmentForm) -> Stillness | None:
+        """Note a queue, or give ``None`` for one that was written just now, or is damaged, or whose
+        segments are overwritten in place."""
         reading = pinned.reading
-        if mark is None or reading.findings or pinned.pairs:
+        if mark is None or reading.findings or pinned.pairs or not form.rereads:
             return None
         segments = {one.number: (one.inode, one.size) for one in pinned.segments.values()}
         end = reading.walk.end

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import numpy as np
+
 from qindex.format.rabbitmq.amqp10_format import DATA, data_body, decode_section
 from qindex.format.rabbitmq.bridge import basic_message, read_rabbitmq
 from qindex.format.rabbitmq.clean_dot import message_store_clean, parse_clean_dot
@@ -23,7 +25,7 @@ from qindex.format.rabbitmq.table_format import decode_table, encode_table, plai
 from qindex.format.rabbitmq.term_format import Atom, decode, encode
 from qindex.format.rabbitmq.text_terms import parse_terms
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
-from qindex.view.version2 import Depth, pin_pairs, read_pair
+from qindex.index.pair_scan import Depth, pin_pairs, read_pair
 from tests.fuzz.frame import Decoder
 from tests.fuzz.seeds import files_named
 from tests.golden_v2 import scenario
@@ -101,11 +103,11 @@ def _pair(data: bytes) -> None:
     pairs = pin_pairs(fs, "/", ["0.qi", "0.qs"])
     for depth in Depth:
         pair = read_pair(fs, "/", pairs[0], 64, depth, clean=True)
-        assert len(pair.source.seqs) <= 8
-        heads = pair.source.heads_of(slice(None))
-        ends = pair.source.offsets + pair.source.lengths
+        assert len(pair.seqs) <= 8
+        heads = pair.heads
+        ends = pair.starts + pair.heads["embedded"].astype(np.int64)
         if depth is not Depth.COUNT:
-            assert (ends[heads["embedded"] > 0] <= len(pair.source.data)).all()
+            assert (ends[heads["embedded"] > 0] <= len(pair.store)).all()
 
 
 def _pair_seeds() -> Iterator[bytes]:

@@ -178,3 +178,58 @@ def test_what_a_node_leaves_is_read(node: Node, end: str) -> None:
     assert [len(before[name]) for name in ("a", "p")] == [1333 - 250, 667]
     connection = node.start(SMALL)
     assert {name: drain(connection, name) for name in ("a", "p")} == before
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_store_of_that_form_goes_to_a_node_and_comes_back(
+    node: Node, end: str, tmp_path: Path
+) -> None:
+    """The engine's own files, without a conversion; the node works on them; they go on here."""
+    chance = random.Random(11)
+    store = tmp_path / "store"
+    with qindex.open(store, record_format="rabbitmq-4", background=False) as engine:
+        queue = engine.queue("ours")
+        for number in range(9000):
+            body = b"%d:" % number + chance.randbytes(chance.choice((0, 20, 60, 900, 5000)))
+            headers = {"n": number, "s": "t"} if number % 3 else None
+            properties = {"content_type": "a/b", "priority": number % 5} if number % 2 else None
+            queue.publish(body, headers=headers, properties=properties)
+        queue.flush()
+        taken = queue.get_many(6000)
+        queue.ack_many([one for one in taken if one.seq_id % 3 or one.seq_id < 4096])
+    rows = expected(StoreReader(store).queue("ours").entries(), redelivered=True)
+    assert len(rows) == 3000 + len([seq for seq in range(4096, 6000) if not seq % 3])
+    declare(node, ["ours"])
+    node.put(store)
+    connection = node.start()
+    channel = connection.channel()
+    for number in range(200):
+        method, _, body = channel.basic_get("ours")
+        assert body == rows[number][0]
+        if number % 2:
+            channel.basic_ack(method.delivery_tag)
+    channel.confirm_delivery()
+    for number in range(300):
+        body = b"theirs %d:" % number + bytes(9000 if number % 50 == 0 else 60)
+        properties = pika.BasicProperties(delivery_mode=2, headers={"m": number})
+        channel.basic_publish("", "ours", body, properties)
+    time.sleep(2)  # until the acks are written
+    node.run(end)
+    for name in ("queues", "msg_store_persistent"):
+        shutil.rmtree(store / name)
+        shutil.copytree(node.vhost / name, store / name)
+    with qindex.open(store) as engine:
+        queue = engine.queue("ours")
+        found = queue.get_many(10_000)
+        assert [one.body for one in found[: len(rows) - 100]] == [
+            row[0] for number, row in enumerate(rows) if number >= 200 or not number % 2
+        ]
+        assert [dict(one.headers) for one in found[-300:]] == [{"m": n} for n in range(300)]
+        assert all(one.redelivered for one in found)
+        assert engine.findings == []
+        queue.publish(b"once more")
+        queue.ack_many(found[:-1])
+    rows = expected(StoreReader(store).queue("ours").entries(), redelivered=True)
+    assert [row[0] for row in rows] == [found[-1].body, b"once more"]
+    node.put(store)
+    assert drain(node.start(), "ours") == rows

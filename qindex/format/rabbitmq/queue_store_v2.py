@@ -72,7 +72,7 @@ def pack_entry_head(record: bytes | memoryview) -> bytes:
     return ENTRY_HEAD.pack(len(record), HAS_CHECKSUM, checksum(record), 0)
 
 
-def parse_header(data: bytes, number: int) -> Header:
+def parse_header(data: bytes | bytearray, number: int) -> Header:
     """Read the first bytes of file ``number``. Raises nothing."""
     return _parse_header(data, number, MAGIC)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,14 +32,25 @@ from qindex.format.rabbitmq.bridge import read_rabbitmq
 from qindex.format.rabbitmq.container import states_more
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE, HEADER_SIZE
 from qindex.format.rabbitmq.usual_records import read_usual
-from qindex.format.segment import STEP_SIZE
-from qindex.view.columns import HEAD, Source
 
-__all__ = ["Depth", "PinnedPair", "PinnedPairs", "pin_pairs", "read_pair"]
+__all__ = [
+    "HEAD",
+    "Depth",
+    "Pair",
+    "PinnedPair",
+    "PinnedPairs",
+    "pin_pairs",
+    "read_pair",
+    "scan_pair",
+]
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
+
+HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
+"""The fixed fields of an entry of version 1."""
+assert HEAD.itemsize == PAYLOAD_SIZE
 
 _DROPPED = "the message is not delivered"
 _LOST = "the message is lost"
@@ -126,13 +138,35 @@ def entry_count_of(pairs: PinnedPairs) -> int:
 
 @dataclass(slots=True)
 class Pair:
-    """The entries of one segment. ``source``: those there are; ``base``: seq_id of its first slot,
-    ``count``: its slots."""
+    """The entries of one segment; columns of shape ``(n,)``.
 
+    ``base``: seq_id of its first slot, ``count``: its slots. ``rows``: the numbers of the slots
+    that hold entries. ``heads``: the fixed fields as version 1 has them; the id of a message that
+    is in ``store``, the bytes of ``K.qs``, is known only at :attr:`Depth.DECODE`. ``starts``: of
+    the records in ``store``, of ``embedded`` bytes. ``kinds``: as in a journal. ``bodies``: true
+    sizes of bodies, -1 where unknown, ``None`` where no record was decoded.
+    """
+
+    path: str
     base: int
     count: int
-    source: Source
+    rows: I64
+    heads: npt.NDArray[np.void]
+    starts: I64
+    kinds: U8
+    bodies: I64 | None
+    store: bytes | bytearray
     findings: list[Finding]
+
+    @property
+    def seqs(self) -> I64:
+        """The seq_ids of the entries, ascending."""
+        return self.base + self.rows
+
+    @property
+    def slots(self) -> I64:
+        """The offsets of the entries in ``K.qi``."""
+        return HEADER_SIZE + ENTRY_SIZE * self.rows
 
 
 def read_pair(
@@ -143,17 +177,42 @@ def read_pair(
 
     Memory: both files.
     """
-    return _Reading(fs, directory, pinned, count, depth, clean).run()
+    path = os.path.join(directory, store_format.file_name(pinned.number))
+    index = b""
+    if pinned.size >= 0:
+        own = os.path.join(directory, index_format.file_name(pinned.number))
+        index = (read_optional(fs, own) or b"")[: pinned.size]
+    return scan_pair(
+        directory, pinned, index, lambda: read_optional(fs, path) or b"", count, depth, clean=clean
+    )
+
+
+def scan_pair(
+    directory: str,
+    pinned: PinnedPair,
+    index: bytes | bytearray,
+    read_store: Callable[[], bytes | bytearray],
+    count: int,
+    depth: Depth,
+    *,
+    clean: bool,
+    ignored: Bools | None = None,
+) -> Pair:
+    """Scan the bytes of a segment's ``index``, and those of ``K.qs`` where they are needed. As
+    :func:`read_pair`; ``ignored``: slots whose entries are not looked at, shape ``(count,)``."""
+    return _Reading(directory, pinned, index, read_store, count, depth, clean, ignored).run()
 
 
 @dataclass(slots=True)
 class _Reading:
-    fs: FileSystem
     directory: str
     pinned: PinnedPair
+    data: bytes | bytearray
+    read_store: Callable[[], bytes | bytearray]
     count: int
     depth: Depth
     clean: bool
+    ignored: Bools | None
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -165,27 +224,26 @@ class _Reading:
         return os.path.join(self.directory, store_format.file_name(self.pinned.number))
 
     def run(self) -> Pair:
-        pinned = self.pinned
-        data = b""
-        if pinned.size >= 0:
-            data = (read_optional(self.fs, self._index_path) or b"")[: pinned.size]
+        pinned, data = self.pinned, self.data
         header = index_format.parse_header(data, pinned.number)
         count = header.entry_count or self.count
         base = pinned.number * count
         slots = index_format.slots(data, count)
         self._judge_index(data, header.problem, count)
         rows = np.flatnonzero(slots["status"])
+        if self.ignored is not None:
+            rows = rows[~self.ignored[rows]]
         entries = _Entries(slots[rows], rows, np.zeros(len(rows), np.bool_))
         self._judge_slots(entries)
-        store = b""
+        store: bytes | bytearray = b""
         named = entries.named_in_store()
         if self.depth is not Depth.COUNT and named.any() and pinned.store_size >= 0:
-            store = read_optional(self.fs, self._store_path) or b""
+            store = self.read_store()
             self._judge_store(store)
         self._find_records(entries, named, store)
         if self.depth is Depth.DECODE:
             self._decode(entries, store)
-        return Pair(base, count, self._source(entries, base, store), self.findings)
+        return self._pair(entries, base, count, store)
 
     def _add(
         self, path: str, offset: int, length: int, cause: Cause, what: str, lost: str, kind: Kind
@@ -194,7 +252,7 @@ class _Reading:
 
     # -- the index ------------------------------------------------------------------------------
 
-    def _judge_index(self, data: bytes, problem: str, count: int) -> None:
+    def _judge_index(self, data: bytes | bytearray, problem: str, count: int) -> None:
         path, size = self._index_path, len(data)
         if self.pinned.size < 0:
             if self.depth is Depth.DECODE:
@@ -242,7 +300,7 @@ class _Reading:
 
     # -- the store ------------------------------------------------------------------------------
 
-    def _judge_store(self, store: bytes) -> None:
+    def _judge_store(self, store: bytes | bytearray) -> None:
         problem = store_format.parse_header(store, self.pinned.number).problem
         if problem:
             cause = Cause.DAMAGE if store else Cause.CRASH
@@ -252,7 +310,7 @@ class _Reading:
                 kind = Kind.TORN if size < HEADER_SIZE else Kind.CORRECTED
                 self._add(self._store_path, 0, size, cause, problem, lost, kind)
 
-    def _find_records(self, entries: _Entries, named: Bools, store: bytes) -> None:
+    def _find_records(self, entries: _Entries, named: Bools, store: bytes | bytearray) -> None:
         """Find the records of the entries that are in ``K.qs``."""
         offsets, sizes, tails = index_format.places(entries.slots["where"])
         reach = max(self.pinned.store_size, 0) if self.depth is Depth.COUNT else len(store)
@@ -277,7 +335,7 @@ class _Reading:
         entries.lengths = np.where(found, entries.lengths_of(sizes), 0)
 
     def _verified(
-        self, entries: _Entries, named: Bools, offsets: I64, sizes: I64, store: bytes
+        self, entries: _Entries, named: Bools, offsets: I64, sizes: I64, store: bytes | bytearray
     ) -> Bools:
         found = np.zeros(len(named), np.bool_)
         true_sizes = sizes.copy()
@@ -352,7 +410,7 @@ class _Reading:
         self._add(path, offset, head + size, Cause.DAMAGE, what, _LOST, kind)
         return None
 
-    def _decode(self, entries: _Entries, store: bytes) -> None:
+    def _decode(self, entries: _Entries, store: bytes | bytearray) -> None:
         """Fill in ids, lengths and sizes from the records."""
         view = memoryview(store)
         kept = entries.is_persistent()
@@ -407,7 +465,7 @@ class _Reading:
 
     # -- what comes of it -----------------------------------------------------------------------
 
-    def _source(self, entries: _Entries, base: int, store: bytes) -> Source:
+    def _pair(self, entries: _Entries, base: int, count: int, store: bytes | bytearray) -> Pair:
         keep = np.flatnonzero(~entries.gone)
         slots, rows = entries.slots[keep], entries.rows[keep]
         lengths, starts = entries.lengths[keep], entries.starts[keep]
@@ -420,18 +478,17 @@ class _Reading:
         heads["size"] = slots["size"]
         heads["embedded"] = lengths
         kinds = np.where(entries.is_persistent()[keep], PUBLISH_PERSISTENT, PUBLISH_TRANSIENT)
-        return Source(
+        return Pair(
             self._index_path,
-            store,
-            "segment",
-            STEP_SIZE,
-            base + rows.astype(np.int64),
-            starts - (STEP_SIZE + PAYLOAD_SIZE),
-            lengths + (STEP_SIZE + PAYLOAD_SIZE),
+            base,
+            count,
+            rows.astype(np.int64),
+            heads,
+            starts,
             kinds.astype(np.uint8),
-            heads=heads,
-            slots=HEADER_SIZE + ENTRY_SIZE * rows.astype(np.int64),
-            bodies=entries.bodies[keep] if self.depth is Depth.DECODE else None,
+            entries.bodies[keep] if self.depth is Depth.DECODE else None,
+            store,
+            self.findings,
         )
 
 
