@@ -10,7 +10,7 @@ from typing import Any
 import qindex
 from tests.memory_fs import MemoryFileSystem
 
-__all__ = ["SAMPLES", "STORE", "Message", "QueueTruth", "Sample", "longer"]
+__all__ = ["SAMPLES", "STORE", "Message", "QueueTruth", "Sample", "longer", "version_2"]
 
 STORE = "/store"
 _TTL = 1e8
@@ -74,7 +74,9 @@ class _Builder:
 
     def publish(self, names: list[str], body: bytes, **how: Any) -> None:
         seqs = self.engine.publish_to(names, body, **how)
-        message = Message(body, how.get("key"), repr(how.get("headers", {})), False)
+        ours = self.engine.options.record_format == "qindex"
+        key = how.get("key", None if ours else names[0])
+        message = Message(body, key, repr(how.get("headers", {})), False)
         for name, seq in zip(names, seqs, strict=True):
             self.truth(name).published[seq] = body
             self.truth(name).held[seq] = message
@@ -177,6 +179,13 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     name: (lambda name=name: _build(name))  # type: ignore[misc]
     for name in _KINDS
 }
+
+
+def version_2() -> Sample:
+    """Make a store, closed, whose segments are RabbitMQ's of version 2."""
+    builder = _Builder(record_format="rabbitmq-4", embed_below=600)
+    _embedded(builder)
+    return builder.finish("version 2, closed", clean=True)
 
 
 def longer(count: int, entry_count: int, *, clean: bool) -> Sample:
