@@ -92,7 +92,7 @@ class Engine:
 
     def __init__(self, directory: str, options: Options, fs: FileSystem) -> None:
         self.directory = directory
-        self.options = options
+        self.options: Options = options
         self.findings: list[Finding] = []
         outside, fs = fs, beneath(fs, directory, hold=True)
         self._fs = fs

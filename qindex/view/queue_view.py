@@ -41,7 +41,7 @@ from qindex.index.merge import JournalRecords
 from qindex.index.pair_scan import Depth, Pair, PinnedPair, entry_count_of, read_pair
 from qindex.index.paired_segments import form_of
 from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
-from qindex.index.segment_form import Known
+from qindex.index.segment_form import Known, SegmentForm
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
 from qindex.index.seq_ids import SeqFile
 from qindex.view.columns import (
@@ -126,7 +126,7 @@ class QueueView:
         self._found: dict[Finding, None] = {}
         self._unreadable: set[int] = set()
         self._power_lost = False
-        self.form = form_of(rules.version)
+        self.form: SegmentForm = form_of(rules.version)
         self._pinned = pinned or pin_queue(
             fs,
             directory,
