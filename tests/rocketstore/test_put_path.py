@@ -17,8 +17,8 @@ import pytest
 
 import rocketstore.crc
 from journal.errors import DamageError, UsageError, WritesRefusedError
-from journal.patience import PatientLock
 from journal.files import RealFileSystem
+from journal.patience import PatientLock
 from rocketstore import Store
 from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
 from rocketstore.dispatcher import PENDING_MAX
