@@ -14,13 +14,21 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, has_message_store
 from qindex.index.segment_form import SegmentForm
 from qindex.recovery.snapshot import RestingQueue, files_agree
 
-__all__ = ["segment_files", "take_back", "was_elsewhere"]
+__all__ = ["segment_files", "take_back", "was_elsewhere", "was_with_a_node"]
 
 
 def segment_files(form: SegmentForm, names: Iterable[str]) -> list[int]:
     """Give the numbers of the segments that have files, of those in a queue's directory
     (``names``), ascending."""
     return sorted({number for number in map(form.file_number, names) if number is not None})
+
+
+def was_with_a_node(fs: FileSystem, directory: str) -> bool:
+    """Tell whether a node has left files of its own. Raises :class:`OSError`."""
+    if layout.RECOVERY_TERMS in fs.listdir(directory):
+        return True
+    store = os.path.join(directory, PERSISTENT_DIRECTORY)
+    return has_message_store(fs, directory) and bool(set(NODE_STATE_NAMES) & {*fs.listdir(store)})
 
 
 def was_elsewhere(
@@ -33,10 +41,7 @@ def was_elsewhere(
     """Tell whether a node has had the store, or somebody else, since it was closed, as far as files
     tell. ``resting``: the queues of its snapshot, ``None`` where a crash left none; ``queues``:
     the names in each queue's directory. Raises :class:`OSError`."""
-    if layout.RECOVERY_TERMS in fs.listdir(directory):
-        return True
-    store = os.path.join(directory, PERSISTENT_DIRECTORY)
-    if has_message_store(fs, directory) and set(NODE_STATE_NAMES) & {*fs.listdir(store)}:
+    if was_with_a_node(fs, directory):
         return True
     return resting is not None and not all(
         name in resting and files_agree(fs, resting[name], names, form)

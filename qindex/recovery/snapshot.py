@@ -155,15 +155,19 @@ def missing_bytes(
     fs: FileSystem, queues: Iterable[RestingQueue], form: SegmentForm
 ) -> list[Finding]:
     """Find the segment files of the snapshot that are missing or shorter now, which no crash does.
-    Recovery would not know: a segment without a file is one whose messages are acknowledged."""
+    Recovery would not know: a segment without a file is one whose messages are acknowledged. One
+    that is overwritten may get shorter elsewhere, and a node that left no trace may have deleted
+    it."""
     findings = []
     for resting in queues:
         for number, (unacked, size) in sorted(resting.segments.items()):
             path = os.path.join(resting.directory, form.file_name(number))
             there = form.size(fs, resting.directory, number)
-            if there < size:
+            if there < size and not (there and form.overwrites):
                 what = f"the file has {there} bytes of {size} at the clean close"
                 lost = f"it had {unacked} messages: what is missing of them is lost"
+                if form.overwrites:
+                    lost += ", if no RabbitMQ node has delivered it"
                 kind = Kind.MISSING_FILE
                 findings.append(Finding(path, there, size - there, Cause.DAMAGE, what, lost, kind))
                 _log.error("%s", findings[-1])

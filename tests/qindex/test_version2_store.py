@@ -100,6 +100,23 @@ def test_a_trace_of_a_node_makes_all_redelivered(tmp_path: Path, trace: str) -> 
     assert not (tmp_path / trace).exists()
 
 
+@pytest.mark.parametrize("trace", ["", "recovery.dets"])
+def test_a_segment_that_is_missing_is_told_of_unless_a_node_had_the_store(
+    tmp_path: Path, trace: str
+) -> None:
+    with opened(tmp_path) as engine:
+        left = fill(engine)
+    gone = queue_directory(tmp_path, "q") / "4.qi"
+    gone.unlink()
+    gone.with_suffix(".qs").unlink()
+    if trace:
+        (tmp_path / trace).write_bytes(b"")
+    with opened(tmp_path) as engine:
+        assert [one.path for one in engine.findings] == [str(gone)] * (not trace)
+        expected = [one for one in left if not 64 <= int(one.split(b":")[0]) < 80]
+        assert [body for body, _ in held(engine)] == expected
+
+
 @pytest.mark.parametrize("after", range(11))
 def test_a_disk_that_is_full_in_the_middle_of_a_flush(tmp_path: Path, after: int) -> None:
     """What a failed try has left in the slots is not there after the next one: messages that

@@ -123,10 +123,10 @@ def test_paths_that_are_no_stores(tmp_path: Path) -> None:
     plain = make_plain(tmp_path / "plain", count=3)
     text = complaint(pipeline("build-index", plain, "--out", out))
     assert text.endswith("is no RocketMQ store: it has no commitlog")
-    content = {"qindex": 2, "segment_entry_count": 128, "vhost": "/"}
+    content = {"qindex": 3, "segment_entry_count": 128, "vhost": "/"}
     (plain / layout.MARKER).write_bytes(2 * layout.pack_checked(content))
     for job in ("audit", "stats", "export", "migrate"):
-        assert "version 2; this program knows 1" in complaint(pipeline(job, plain, "--out", out))
+        assert "version 3; this program knows 2" in complaint(pipeline(job, plain, "--out", out))
         assert not out.exists() or not os.listdir(out)
 
 

@@ -330,7 +330,7 @@ def newer(store: Path) -> Path:
     from qindex.format import layout
 
     (store / layout.MARKER).write_bytes(
-        2 * layout.pack_checked({"qindex": 2, "segment_entry_count": 64, "vhost": "/"})
+        2 * layout.pack_checked({"qindex": 3, "segment_entry_count": 64, "vhost": "/"})
     )
     return store
 
@@ -345,8 +345,8 @@ def test_one_bad_store_of_a_fleet_is_a_row(spark: SparkSession, tmp_path: Path) 
         (str(tmp_path / "good"), b"x"),
         (str(tmp_path / "new"), None),
     ]
-    assert "version 2; this program knows 1" in found[1]["error"]
-    with pytest.raises(Exception, match="version 2"):
+    assert "version 3; this program knows 2" in found[1]["error"]
+    with pytest.raises(Exception, match="version 3"):
         load(spark, tmp_path, mode="failfast").collect()
 
 
@@ -366,7 +366,7 @@ def test_wrong_use_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "file", "qindex", {}, "file: is a file, not a store directory"),
         (tmp_path / "nothing", "qindex", {}, "nothing: no store is there, nor below it"),
         (store, "rocketstore", {}, "store: no store is there, nor below it"),
-        (new, "qindex", {}, "version 2; this program knows 1"),
+        (new, "qindex", {}, "version 3; this program knows 2"),
         (store, "qindex", {"queue": "nobody"}, "there is no queue 'nobody'"),
         (store, "qindex", {"columns": "body,bodi"}, "no column 'bodi'; there are store, queue"),
         (store, "qindex", {"startingPosition": "latest"}, "option startingposition is of streams"),
