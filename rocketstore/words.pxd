@@ -5,9 +5,8 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
-from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
-from journal.words cimport push, words_big64, words_commit_word, words_is_map
+from journal.words cimport now_ns, push, words_big64, words_commit_word, words_is_map
 
 cdef extern from *:
     """
@@ -275,9 +274,3 @@ cdef inline Py_ssize_t link_entries(
 
 cdef inline int64_t text_hash(str text, int64_t seed) except? -1:
     return <int32_t> rocket_hash(text, <uint32_t> seed)
-
-
-cdef inline uint64_t now_ns() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_REALTIME, &now)
-    return <uint64_t> now.tv_sec * 1000000000 + <uint64_t> now.tv_nsec

@@ -13,13 +13,12 @@ from __future__ import annotations
 import mmap
 import struct
 import sys
-from time import time_ns as now_ns
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.words import push
+from journal.words import now_ns, push
 from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START, START
 from rocketstore.consumequeue_format import UNIT
 from rocketstore.crc import crc32

@@ -28,7 +28,7 @@ from qindex.format.segment import (
     file_name,
     file_number,
 )
-from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED
+from qindex.index.segment import ABSENT, ACKED, PUBLISHED
 from qindex.index.segment_form import Known, Places, SegmentForm, SegmentPlan
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
 
@@ -136,9 +136,9 @@ def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan
             fs.truncate(fd, start)
         states = np.frombuffer(segment.states, np.uint8)
         filed = np.frombuffer(segment.filed, np.uint8)
-        fresh = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
+        fresh = segment.fresh()
         rels = np.flatnonzero(fresh)
-        offsets = segment.journal_offsets[rels - segment.first_rel] if len(rels) else rels
+        offsets = segment.offsets_in_journal(rels)
         steps = _step_records(states, filed, fresh)
         appender = _Appender(fs, fd, start)
         lengths = _append_publishes(appender, journal, rels, offsets)

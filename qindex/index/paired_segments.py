@@ -313,7 +313,7 @@ def _put_right(
 
 
 class _Append:
-    """What a flush does to one segment."""
+    """A flush of one segment."""
 
     def __init__(
         self, fs: FileSystem, directory: str, journal: ReadBuffer, plan: SegmentPlan
@@ -327,9 +327,8 @@ class _Append:
         self._filed = np.frombuffer(plan.filed, np.uint8)
 
     def run(self) -> int:
-        plan, states, filed = self._plan, self._states, self._filed
-        fresh = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
-        rels = np.flatnonzero(fresh)
+        plan = self._plan
+        rels = np.flatnonzero(plan.fresh())
         slots, written, size = self._messages(rels)
         written += self._index(rels, slots)
         plan.file_size = index_format.full_size(self._count) + size
@@ -343,7 +342,7 @@ class _Append:
         """Append messages, durably; gives slots for the entries ``rels``, the bytes written, and
         the size of the file then."""
         plan, fs = self._plan, self._fs
-        offsets = plan.journal_offsets[rels - plan.first_rel] if len(rels) else rels
+        offsets = plan.offsets_in_journal(rels)
         payloads = offsets + ACTION_SIZE
         packed = np.ascontiguousarray(gather_bytes(self._journal, payloads, PAYLOAD_SIZE))
         heads: npt.NDArray[np.void] = packed.view(HEAD).ravel()

@@ -18,7 +18,7 @@ from journal.files import FileSystem, ReadBuffer
 from journal.format import ACK, DELIVER
 from journal.replay import Walk
 from qindex.format.resynchronise import Elsewhere
-from qindex.index.segment import ABSENT, ACKED, Segment, as_filed
+from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed
 from qindex.index.segment_scan import SegmentScan
 
 __all__ = ["Known", "SegmentForm", "SegmentPlan", "plan_segment"]
@@ -60,6 +60,17 @@ class SegmentPlan:
         """Entries published less acknowledged."""
         return len(self.states) - self.states.count(ABSENT) - self.states.count(ACKED)
 
+    def fresh(self) -> Bools:
+        """Tell which entries the files do not have, and are to have. Shape ``(entry_count,)``."""
+        states = np.frombuffer(self.states, np.uint8)
+        filed = np.frombuffer(self.filed, np.uint8)
+        fresh: Bools = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
+        return fresh
+
+    def offsets_in_journal(self, rels: I64) -> I64:
+        """Give where the publish records of the entries ``rels`` stand in the journal."""
+        return self.journal_offsets[rels - self.first_rel] if len(rels) else rels
+
 
 def plan_segment(segment: Segment, first_rel: int, journal_offsets: I64) -> SegmentPlan:
     """Copy what a flush needs of a segment; see :class:`SegmentPlan`. The queue's lock is held."""
@@ -74,7 +85,7 @@ def plan_segment(segment: Segment, first_rel: int, journal_offsets: I64) -> Segm
 
 
 class Known(NamedTuple):
-    """What the journal tells of a segment: which entries it publishes, and which it acknowledges.
+    """The journal's part in a segment: which entries it publishes, and which it acknowledges.
     Shapes ``(entry_count,)``."""
 
     published: Bools

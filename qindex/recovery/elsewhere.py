@@ -14,7 +14,7 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, has_message_store
 from qindex.index.segment_form import SegmentForm
 from qindex.recovery.snapshot import RestingQueue, files_agree
 
-__all__ = ["segment_files", "take_back", "was_elsewhere", "was_with_a_node"]
+__all__ = ["is_as_closed", "segment_files", "take_back", "was_with_a_node"]
 
 
 def segment_files(form: SegmentForm, names: Iterable[str]) -> list[int]:
@@ -31,19 +31,16 @@ def was_with_a_node(fs: FileSystem, directory: str) -> bool:
     return has_message_store(fs, directory) and bool(set(NODE_STATE_NAMES) & {*fs.listdir(store)})
 
 
-def was_elsewhere(
+def is_as_closed(
     fs: FileSystem,
-    directory: str,
     form: SegmentForm,
-    resting: Mapping[str, RestingQueue] | None,
+    resting: Mapping[str, RestingQueue],
     queues: Mapping[str, Sequence[str]],
 ) -> bool:
-    """Tell whether a node has had the store, or somebody else, since it was closed, as far as files
-    tell. ``resting``: the queues of its snapshot, ``None`` where a crash left none; ``queues``:
-    the names in each queue's directory. Raises :class:`OSError`."""
-    if was_with_a_node(fs, directory):
-        return True
-    return resting is not None and not all(
+    """Tell whether the files of all queues are those of the clean close, as far as files tell.
+    ``resting``: the queues of its snapshot; ``queues``: the names in each queue's directory.
+    Raises :class:`OSError`."""
+    return all(
         name in resting and files_agree(fs, resting[name], names, form)
         for name, names in queues.items()
     )

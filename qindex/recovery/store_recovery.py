@@ -51,7 +51,7 @@ from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.recovery.damage import judge, report, set_aside, without_message
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
-from qindex.recovery.elsewhere import segment_files, take_back, was_elsewhere, was_with_a_node
+from qindex.recovery.elsewhere import is_as_closed, segment_files, take_back, was_with_a_node
 from qindex.recovery.queue_directory import remove_queue_directory
 from qindex.recovery.snapshot import (
     RestingQueue,
@@ -124,8 +124,11 @@ class StoreRecovery:
             if self._form.overwrites:
                 resting = None if snapshot is None else snapshot[0]
                 queues = dict(self._queue_files())
-                if was_elsewhere(self._fs, self._directory, self._form, resting, queues):
-                    if resting is not None and not was_with_a_node(self._fs, self._directory):
+                with_a_node = was_with_a_node(self._fs, self._directory)
+                if with_a_node or (
+                    resting is not None and not is_as_closed(self._fs, self._form, resting, queues)
+                ):
+                    if resting is not None and not with_a_node:
                         missing = missing_bytes(self._fs, resting.values(), self._form)
                     take_back(self._fs, self._directory, self._form, self._entry_count, queues)
                     snapshot = None
