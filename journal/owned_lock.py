@@ -4,8 +4,11 @@ Interpreted it is the interpreter's own reentrant lock: its methods are function
 signal's handler can raise in their stead.
 
 Compiled it is the class here. Compiled code lets other threads run, and signals' handlers, only
-where it calls Python. So to take a free lock, or to give it back, is to set two fields. Who has to
-wait sleeps at a gate, a plain lock that is opened for one sleeper when the lock is given back.
+where it calls Python. So to take a free lock, or to give it back, is to set two fields. A thread
+that has to wait sleeps at a gate of its own, a plain lock. When the lock is given back, the gate of
+the first sleeper is opened. The thread that gave it back goes on meanwhile, and often has the lock
+again before the sleeper runs. That is quick, but it must not last: the lock is kept for a sleeper
+that woke in vain once.
 
 A Python that runs threads without a lock of its own switches that one on when it imports compiled
 modules.
@@ -14,6 +17,7 @@ modules.
 from __future__ import annotations
 
 from _thread import RLock, allocate_lock
+from collections import deque
 from time import monotonic
 
 from journal import words
@@ -22,20 +26,35 @@ from journal.compiled import INTERPRETED, build
 __all__ = ["LockByOwner", "OwnedLock"]
 
 
+_KEPT = 1
+"""In the owner's place: the lock is kept for a thread that waits. No thread has this identifier."""
+
+
+class _Sleeper:
+    """A thread that waits for the lock. ``is_late``: it woke once, and the lock was taken."""
+
+    __slots__ = ("gate", "is_awake", "is_late", "thread")
+
+    def __init__(self, thread: int) -> None:
+        self.thread: int = thread
+        self.gate = allocate_lock()
+        self.gate.acquire()
+        self.is_awake: bool = False
+        self.is_late: bool = False
+
+
 class OwnedLock:
     """A lock that knows its owner, who may take it again. It may be the lock of a condition."""
 
-    __slots__ = ("_asleep", "_depth", "_gate", "_is_open", "_owner")
+    __slots__ = ("_asleep", "_depth", "_kept_for", "_owner", "_sleepers")
 
     def __init__(self) -> None:
         # The owner's thread; 0: it is free.
         self._owner: int = 0
         self._depth: int = 0
-        # How many wait, and whether one of them is about to wake.
+        self._kept_for: int = 0
         self._asleep: int = 0
-        self._is_open: bool = False
-        self._gate = allocate_lock()
-        self._gate.acquire()
+        self._sleepers: deque[_Sleeper] = deque()
 
     def is_mine(self) -> bool:
         """Tell whether the calling thread has it."""
@@ -58,21 +77,48 @@ class OwnedLock:
         """Wait for it, and take it; false when the time is up."""
         deadline = monotonic() + timeout
         left = -1.0
+        sleeper = _Sleeper(me)
+        for other in self._sleepers:
+            if other.thread == me:
+                # A signal's handler waits, and what it interrupted can't run before it.
+                self._sleepers.appendleft(sleeper)
+                break
+        else:
+            self._sleepers.append(sleeper)
         self._asleep += 1
         try:
-            while self._owner:
+            while not self._may_have_it(me):
+                if sleeper.is_awake:
+                    sleeper.is_awake, sleeper.is_late = False, True
                 if timeout >= 0:
                     left = deadline - monotonic()
                     if left <= 0:
                         return False
                 words.look_for_signals()
-                if self._gate.acquire(True, left):
-                    self._is_open = False
+                sleeper.gate.acquire(True, left)
             self._owner = me
             self._depth = 1
             return True
         finally:
+            self._sleepers.remove(sleeper)
             self._asleep -= 1
+            if sleeper.is_awake and self._may_have_it(me):
+                # It gave up.
+                self._free()
+
+    def _may_have_it(self, me: int) -> bool:
+        return not self._owner or (self._owner == _KEPT and self._kept_for == me)
+
+    def _free(self) -> None:
+        """Let the first sleeper take it, or anybody where that one has not woken in vain yet."""
+        self._owner = 0
+        if self._asleep:
+            first = self._sleepers[0]
+            if first.is_late:
+                self._owner, self._kept_for = _KEPT, first.thread
+            if not first.is_awake:
+                first.is_awake = True
+                first.gate.release()
 
     def release(self) -> None:
         """Give it back. Raises :class:`RuntimeError` where the calling thread does not have it."""
@@ -80,10 +126,7 @@ class OwnedLock:
             raise RuntimeError("cannot release un-acquired lock")
         self._depth -= 1
         if not self._depth:
-            self._owner = 0
-            if self._asleep and not self._is_open:
-                self._is_open = True
-                self._gate.release()
+            self._free()
 
     def __enter__(self, *_: object) -> bool:
         return self.acquire()

@@ -571,14 +571,14 @@ class Engine:
     def close(self) -> None:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
 
-        New calls are refused from the start; those that wait for something get
-        :class:`~journal.errors.ClosedError`; the others under way are waited for. A second close
-        waits for the first. Transient messages end here. Raises :class:`StorageError` when the
-        system refuses, and :class:`~journal.errors.WritesRefusedError` when it has refused before,
-        in the background: it names the queues that are not all on disk. The engine is closed all
-        the same, as when a signal's handler raises: the next open recovers. Raises
-        :class:`UsageError`, and does nothing, in a handler or finalizer that interrupts another
-        call of its thread.
+        New calls are refused: the engine's from the start, a queue's as soon as its own turn to
+        close comes. Those that wait for something get :class:`~journal.errors.ClosedError`; the
+        others under way are waited for. A second close waits for the first. Transient messages end
+        here. Raises :class:`StorageError` when the system refuses, and
+        :class:`~journal.errors.WritesRefusedError` when it has refused before, in the background:
+        it names the queues that are not all on disk. The engine is closed all the same, as when a
+        signal's handler raises: the next open recovers. Raises :class:`UsageError`, and does
+        nothing, in a handler or finalizer that interrupts another call of its thread.
         """
         if self._closing.is_mine():
             return

@@ -6,15 +6,19 @@ import signal
 import sys
 import threading
 import time
+from _thread import allocate_lock
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import FrameType
 
 import pytest
 
-from journal import call_lock
+from journal import call_lock, owned_lock
 from journal.call_lock import CallLock, check_alone, held_or
+from journal.compiled import INTERPRETED, build
 from journal.errors import UsageError
-from journal.owned_lock import OwnedLock
+from journal.owned_lock import LockByOwner, OwnedLock
 from journal.patience import PatientLock
 from journal.sync import GroupCommit
 from tests.waiting import WAIT
@@ -83,6 +87,91 @@ def test_many_threads_want_it(kind: type[OwnedLock]) -> None:
     lock.release()
     with pytest.raises(RuntimeError):
         lock.release()
+
+
+@pytest.fixture
+def switched_where_it_sleeps() -> Iterator[None]:
+    """Other threads run where the test's thread sleeps, and nowhere else."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def take_again_until_it_is_kept(lock: OwnedLock) -> None:
+    """Its owner gives it back, and takes it again before those who wait for it can run."""
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        time.sleep(1e-3)
+        lock.release()
+        if not lock.acquire(False):
+            return
+    raise AssertionError("its owner could always take it again")
+
+
+def waiting(lock: OwnedLock) -> tuple[threading.Thread, threading.Event]:
+    """Start a thread that waits for it; the event: it has had it."""
+    entered = threading.Event()
+
+    def wait() -> None:
+        with suppress(KeyboardInterrupt):
+            lock.acquire()
+            entered.set()
+            lock.release()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread, entered
+
+
+@pytest.mark.usefixtures("switched_where_it_sleeps")
+@pytest.mark.parametrize(
+    "kind", [LockByOwner] if build() == INTERPRETED else [LockByOwner, CallLock, PatientLock]
+)
+def test_it_is_kept_for_a_thread_that_woke_in_vain(kind: type[OwnedLock]) -> None:
+    lock = kind()
+    lock.acquire()
+    thread, entered = waiting(lock)
+    take_again_until_it_is_kept(lock)
+    thread.join(WAIT)
+    assert entered.is_set()
+    assert lock.acquire(False)
+
+
+@pytest.mark.usefixtures("switched_where_it_sleeps")
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_thread_that_it_was_kept_for_gives_up(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """A signal's handler raises as the gate opens for the second time."""
+
+    class Gate:
+        def __init__(self) -> None:
+            self._lock = allocate_lock()
+            self._opened = 0
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            taken = self._lock.acquire(blocking, timeout)
+            if threading.current_thread() is thread and self._opened == 2:
+                raise KeyboardInterrupt
+            return taken
+
+        def release(self) -> None:
+            self._opened += 1
+            self._lock.release()
+
+    thread = threading.current_thread()
+    monkeypatch.setattr(owned_lock, "allocate_lock", Gate)
+    lock = LockByOwner()
+    lock.acquire()
+    thread, entered = waiting(lock)
+    more = [waiting(lock) for _ in range(others)]
+    take_again_until_it_is_kept(lock)
+    for one, _ in [(thread, entered), *more]:
+        one.join(WAIT)
+    assert not entered.is_set()
+    assert all(event.is_set() for _, event in more)
+    assert lock.acquire(False)
 
 
 def test_a_handler_that_raises_ends_the_wait() -> None:

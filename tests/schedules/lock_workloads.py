@@ -49,6 +49,20 @@ class _Users:
         self.lock.release()
         return True
 
+    def enter_beside(self) -> None:
+        """Enter where the thread has not, after others have had time."""
+        point("file", "before the lock")
+        if not self.lock.is_mine():
+            self.enter()
+
+    def enter_or_end(self) -> None:
+        """Enter; a signal's handler may end it."""
+        try:
+            self.enter()
+        except _Ended:
+            if self.lock.is_mine():
+                self.lock.release()
+
     def try_it(self) -> None:
         """Enter if that is possible at once."""
         if self.lock.acquire(False):
@@ -96,15 +110,30 @@ def lock_with_a_timeout(run: Run) -> None:
 @workload(delays=3, interrupts="b")
 def lock_with_a_handler_that_raises(run: Run) -> None:
     w = _Users(run)
+    w.race(2, a=w.enter, b=w.enter_or_end, c=w.enter)
 
-    def ended() -> None:
-        try:
+
+@workload(delays=3, interrupts="b")
+def lock_kept_for_a_late_one(run: Run) -> None:
+    w = _Users(run)
+
+    def thrice() -> None:
+        for _ in range(3):
             w.enter()
-        except _Ended:
-            if w.lock.is_mine():
-                w.lock.release()
 
-    w.race(2, a=w.enter, b=ended, c=w.enter)
+    w.race(4, a=thrice, b=w.enter_or_end, c=w.enter)
+
+
+@workload(delays=3, interrupts="b")
+def lock_with_a_handler_that_waits(run: Run) -> None:
+    w = _Users(run)
+    w.handle = w.enter_beside  # type: ignore[method-assign]
+
+    def thrice() -> None:
+        for _ in range(3):
+            w.enter()
+
+    w.race(5, a=thrice, b=w.enter, c=w.enter)
 
 
 @workload(delays=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,22 @@ def _sleeper_not_woken() -> None:
     _replace(LockByOwner, "release", release)
 
 
+def _handler_waits_behind_its_thread() -> None:
+    """A handler that waits for the lock wakes after the call that it interrupted."""
+
+    real = LockByOwner.__init__
+
+    class Sleepers(deque):  # type: ignore[type-arg]
+        def appendleft(self, sleeper: object) -> None:
+            self.append(sleeper)
+
+    def __init__(lock: LockByOwner) -> None:
+        real(lock)
+        lock._sleepers = Sleepers()
+
+    _replace(LockByOwner, "__init__", __init__)
+
+
 def _letters_moved_by_several() -> None:
     """Threads that move the letters of one queue take no turns."""
 
@@ -113,4 +130,5 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "notify_lost": _notify_lost,
     "letters_moved_by_several": _letters_moved_by_several,
     "sleeper_not_woken": _sleeper_not_woken,
+    "handler_waits_behind_its_thread": _handler_waits_behind_its_thread,
 }

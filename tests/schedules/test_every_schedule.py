@@ -132,6 +132,7 @@ _PLANTED = [
     ("locks_in_the_other_order", "publish_ack_stored", ""),
     ("notify_lost", "get_waits_close", "nobody can run"),
     ("sleeper_not_woken", "lock_of_three", "nobody can run"),
+    ("handler_waits_behind_its_thread", "lock_with_a_handler_that_waits", "nobody can run"),
     ("letters_moved_by_several", "dead_letters_in_order", "moved in another order"),
 ]
 """Defects, where they are found, and how that is said."""
