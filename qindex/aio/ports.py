@@ -19,7 +19,8 @@ class Ports:
 
     ``helper``: the thread for calls that may block; ``syncer``: the one for syncs; ``guard``: what
     closes the engine at the end of its loop (:mod:`qindex.aio.ending`). Methods are called on the
-    thread of a running loop, but for :meth:`stop_syncing`.
+    thread of a running loop, but for :meth:`stop_syncing`. ``noting``: the loops that have messages
+    which they are yet to append.
     """
 
     def __init__(self) -> None:
@@ -30,12 +31,7 @@ class Ports:
             weakref.WeakKeyDictionary()
         )
         self._last: Port | None = None
-        self._noting: set[Port] = set()
-
-    @property
-    def noting(self) -> bool:
-        """Whether some loop has messages that it is yet to append."""
-        return bool(self._noting)
+        self.noting: set[Port] = set()
 
     def is_used_beside(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Tell whether another loop, which is not closed, has used it."""
@@ -80,6 +76,6 @@ class Ports:
             return last
         port = self._ports.get(loop)
         if port is None:
-            port = self._ports[loop] = Port(loop, self.syncer, self.helper, self._noting)
+            port = self._ports[loop] = Port(loop, self.syncer, self.helper, self.noting)
         self._last = port
         return port

@@ -50,11 +50,13 @@ class Queue:
     def __init__(self, ports: Ports, queue: plain.Queue) -> None:
         self.name: str = queue.name
         self._ports = ports
+        self._noting = ports.noting
         self._queue = queue
         parts = queue._parts
         self._state = parts.state
         self._flusher = parts.flusher
         self._producer = parts.producer
+        self._publish = parts.producer.publish
         self._deliverer = parts.deliverer
         self._settler = parts.settler
         self._sync_each = parts.state.sync_each
@@ -84,11 +86,10 @@ class Queue:
         """
         # Nothing here is captured by a function made on the way, such as a lambda: each name would
         # be an object more for each of thousands of calls that wait, for the collector to look at.
-        queue = self._queue
-        seq: int
-        # Such a message is published on the loop's thread, and waits for no room.
+        durable = confirm or self._sync_each
         if (
-            key is None
+            durable
+            and key is None
             and headers is None
             and properties is None
             and ttl is None
@@ -97,18 +98,13 @@ class Queue:
             and len(body) <= self._state.most_plain
             and len(body) <= _ON_LOOP
         ):
-            if confirm or self._sync_each:
-                seq = await self._ports.publish(queue, body)
-                if not seq & _LOOK and self._flusher.is_due():
-                    await self._rest()
-                return seq
-            if not self._ports.noting:
-                seq = self._producer.publish(body, waits=False)
-                if not seq & _LOOK and (not seq & _TURN or self._flusher.is_due()):
-                    await self._rest()
-                return seq
-        if self._ports.noting:
-            self._ports.append(queue)
+            # Such a message waits for no room. Those of one turn of the loop are appended together.
+            seq = await self._ports.publish(self._queue, body)
+            if not seq & _LOOK and self._flusher.is_due():
+                await self._rest()
+            return seq
+        if self._noting:
+            self._ports.append(self._queue)
         if body.__class__ is not bytes:
             body = as_bytes(body)
         if len(body) > _ON_LOOP:
@@ -117,24 +113,16 @@ class Queue:
             )
         else:
             try:
-                seq = self._producer.publish(
-                    body,
-                    key=key,
-                    headers=headers,
-                    properties=properties,
-                    ttl=ttl,
-                    persistent=persistent,
-                    waits=False,
-                )
+                seq = self._publish(body, key, headers, properties, ttl, persistent, waits=False)
             except WouldWaitError:
                 seq = -1
             if seq < 0:
                 seq = await self._publish_slowly(
                     body, key, headers, properties, ttl, persistent, timeout, large=False
                 )
-        if confirm or self._sync_each:
+        if durable:
             # That is a turn for the others, too.
-            await self._ports.durable(queue)
+            await self._ports.durable(self._queue)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()
         elif not seq & _LOOK and (not seq & _TURN or self._flusher.is_due()):
@@ -155,7 +143,7 @@ class Queue:
     ) -> int:
         """Publish what is large, or what has to wait for room."""
         publish = partial(
-            self._producer.publish,
+            self._publish,
             body,
             key=key,
             headers=headers,
