@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from journal import format as journal_format
 from journal.errors import StoreError
+from journal.files import FileSystem
 from journal.findings import Finding
 from msgstore.scan import FileScan, scan_file
 from pyspark_qindex.batches import batch_of, constant, fixed_binaries, plain_text, tell
@@ -21,7 +22,7 @@ from qindex.format.rabbitmq.queue_store_v2 import ENTRY_HEAD
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.messages import check_record
-from qindex.index.pair_scan import PinnedPair
+from qindex.index.pair_scan import Depth, PinnedPair, pin_pairs, read_pair
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.view.columns import IndexEntries
 from qindex.view.freed_room import concerning
@@ -106,7 +107,7 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
                 found.append(error)
                 continue
             if not options.names or one.name in options.names:
-                files += _index_files(view, one.name)
+                files += _index_files(fs, view, one.name)
             ids = view.stored_ids()
             names.update(ids.persistent, ids.transient)
             found += view.findings
@@ -124,15 +125,20 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
     yield from tell(options.columns, store, None, found, permissive=options.permissive)
 
 
-def _index_files(view: QueueView, queue: str) -> Iterator[_File]:
+def _index_files(fs: FileSystem, view: QueueView, queue: str) -> Iterator[_File]:
     """Measure the journal and the segment files of one queue directory."""
     pinned = view.pinned
+    pairs = (
+        pinned.pairs
+        if view.form.rereads
+        else pin_pairs(fs, pinned.directory, fs.listdir(pinned.directory))
+    )
     journal = _File(queue, pinned.journal_path, "journal", pinned.journal_size)
     journal.records = view.journal_entries
     for number in view.numbers:
         for entries in view.entries(number):
-            if entries.version2:
-                yield from _pair_files(pinned.pairs[number], entries, queue)
+            if entries.location == "segment" and number in pairs:
+                yield from _pair_files(fs, view, pairs[number], entries, queue)
                 continue
             in_journal = entries.location == "journal"
             alive = (entries.states == PUBLISHED) | (entries.states == DELIVERED)
@@ -151,16 +157,22 @@ def _index_files(view: QueueView, queue: str) -> Iterator[_File]:
         yield journal
 
 
-def _pair_files(pair: PinnedPair, entries: IndexEntries, queue: str) -> Iterator[_File]:
+def _pair_files(
+    fs: FileSystem, view: QueueView, pinned: PinnedPair, entries: IndexEntries, queue: str
+) -> Iterator[_File]:
     """Measure a segment of version 2: its index, and the messages beside it."""
-    count = len(entries.seqs)
-    yield _File(queue, entries.path, "segment", pair.size, ENTRY_SIZE * count, count, count)
-    if pair.store_size >= 0:
-        embedded = entries.embedded[entries.embedded > 0]
-        live = int((embedded + ENTRY_HEAD.size).sum())
+    pair = read_pair(fs, view.pinned.directory, pinned, view.entry_count, Depth.COUNT, clean=False)
+    alive = entries.seqs[(entries.states == PUBLISHED) | (entries.states == DELIVERED)]
+    is_alive = np.isin(pair.seqs, alive)
+    count, live = len(is_alive), int(is_alive.sum())
+    yield _File(queue, entries.path, "segment", pinned.size, ENTRY_SIZE * live, count, live)
+    if pinned.store_size >= 0:
+        sizes = pair.heads["embedded"].astype(np.int64)
+        held = sizes > 0
+        bytes_alive = int((sizes[held & is_alive] + ENTRY_HEAD.size).sum())
         path = entries.path.removesuffix(INDEX_SUFFIX) + STORE_SUFFIX
-        held = len(embedded)
-        yield _File(queue, path, "messages", pair.store_size, live, held, held)
+        count, live = int(held.sum()), int((held & is_alive).sum())
+        yield _File(queue, path, "messages", pinned.store_size, bytes_alive, count, live)
 
 
 def _message_file(scan: FileScan, size: int, names: set[bytes]) -> _File:

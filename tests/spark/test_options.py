@@ -202,9 +202,7 @@ def test_a_segment_without_a_sound_record_is_told(tmp_path: Path, include: str) 
     options = read_options({"path": str(tmp_path), "include": include}, TABLES)
     rows: list[dict[str, Any]] = []
     if include == "files":
-        for store in (part for task in plan_stores(options, by_file=False) for part in task):
-            assert isinstance(store, StorePart)
-            rows += [row for batch in read_files(store, options) for row in batch.to_pylist()]
+        rows = file_rows(tmp_path)
     else:
         read = read_messages if include == "messages" else read_entries
         for part in (part for task in plan_queues(options) for part in task):
@@ -213,6 +211,41 @@ def test_a_segment_without_a_sound_record_is_told(tmp_path: Path, include: str) 
         assert sorted(row["seq_id"] for row in rows if not row["error"]) == list(range(64, 100))
     errors = [row["error"] for row in rows if row["error"]]
     assert [str(junk) in error for error in errors] == [True]
+
+
+def test_files_of_a_store_with_segments_of_version_2(tmp_path: Path) -> None:
+    header = 64
+    with qindex.open(
+        tmp_path, background=False, record_format="rabbitmq-4", segment_entry_count=64
+    ) as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"x" * number for number in range(100)])
+        queue.publish(b"y" * 5000)
+        engine.flush()
+        whole = {row["file"][-4:]: row for row in file_rows(tmp_path)}
+        queue.ack_many(queue.get_many(10))
+        queue.publish(b"in the journal")
+        engine.sync()
+        files = {row["file"][-4:]: row for row in file_rows(tmp_path)}
+    assert [whole[name]["garbage"] for name in ("0.qs", "1.qs")] == [header, header]
+    assert [whole[name]["live_records"] for name in ("0.qs", "1.qs", "0.qi")] == [64, 36, 64]
+    assert (whole["1.qi"]["live"], whole["0.rdq"[-4:]]["live_records"]) == (37 * 32, 1)
+    first, before = files["0.qs"], whole["0.qs"]
+    assert (first["records"], first["live_records"], files["0.qi"]["live_records"]) == (64, 54, 54)
+    assert 10 * 100 < first["garbage"] - header < before["live"] / 4
+    assert files["1.qs"] == whole["1.qs"]
+    journal = files[".jif"]
+    assert (journal["kind"], journal["live_records"]) == ("journal", 1)
+    assert all(row["size"] == row["live"] + row["garbage"] for row in files.values())
+
+
+def file_rows(store: Path) -> list[dict[str, Any]]:
+    options = read_options({"path": str(store), "include": "files"}, TABLES)
+    rows: list[dict[str, Any]] = []
+    for part in (part for task in plan_stores(options, by_file=False) for part in task):
+        assert isinstance(part, StorePart)
+        rows += [row for batch in read_files(part, options) for row in batch.to_pylist()]
+    return rows
 
 
 def test_junk_at_the_end_of_a_log(tmp_path: Path) -> None:
