@@ -11,6 +11,6 @@ copy=build/compiled
 remove_copy() { rm -rf build/compiled; }
 . "$(dirname "$0")/copy.sh"
 if [ $# = 0 ]; then
-    set -- tests/journal tests/msgstore tests/qindex/test_*.py tests/crash tests/faults tests/rocketstore
+    set -- tests/journal tests/msgstore tests/qindex tests/crash tests/faults tests/rocketstore
 fi
 exec "$python" -m pytest -n 3 -p no:cacheprovider "$@"

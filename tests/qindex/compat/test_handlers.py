@@ -82,6 +82,7 @@ CALLS: dict[str, Callable[[PersistentQueue], Any]] = {
 }
 
 
+@pytest.mark.interpreted  # the handler comes between lines of modules that may be compiled
 @pytest.mark.parametrize("name", CALLS)
 def test_close_at_every_point_of_a_call(tmp_path: Path, name: str) -> None:
     """Done, or refused; the call goes on, or finds the queue closed. Nothing is lost."""
