@@ -8,6 +8,8 @@ traceback names them (``__module__``).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "ClosedError",
@@ -23,6 +25,7 @@ __all__ = [
     "UnsafeFileError",
     "UsageError",
     "WritesRefusedError",
+    "storage_errors",
 ]
 
 
@@ -103,6 +106,15 @@ class StorageError(StoreError):
         self.path: str = os.fspath(path)
         self.errno: int | None = cause.errno
         super().__init__(f"{self.path}: {doing}: {cause.strerror or cause}")
+
+
+@contextmanager
+def storage_errors(path: str | os.PathLike[str], doing: str) -> Iterator[None]:
+    """Raise an error of the system in the block behind ``with`` as a :class:`StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(path, doing, error) from error
 
 
 class UnopenedError(OSError):

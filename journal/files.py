@@ -27,7 +27,7 @@ import mmap as _mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Protocol
 
@@ -42,7 +42,10 @@ __all__ = [
     "checked_path",
     "close_quietly",
     "data_ranges",
+    "is_there",
     "make_dirs",
+    "names_in",
+    "opened",
     "pread_all",
     "pwrite_all",
     "read_file",
@@ -50,6 +53,7 @@ __all__ = [
     "refuse_hole",
     "replace_file",
     "sync_directory",
+    "sync_file",
     "unlink_if_there",
     "write_all",
 ]
@@ -235,6 +239,41 @@ def checked_path(path: PathLike) -> str:
     except (TypeError, UnicodeEncodeError):
         pass
     raise UsageError(f"a path must be a str or os.PathLike without NUL, not {path!a}")
+
+
+@contextmanager
+def opened(
+    fs: FileSystem, path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o644
+) -> Iterator[int]:
+    """Open a file for the block behind ``with``; gives its descriptor. Raises :class:`OSError`."""
+    fd = fs.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield fd
+    finally:
+        fs.close(fd)
+
+
+def sync_file(fs: FileSystem, path: PathLike) -> None:
+    """Make what stands in a file durable, whoever wrote it. Raises :class:`OSError`."""
+    with opened(fs, path) as fd:
+        fs.fdatasync(fd)
+
+
+def is_there(fs: FileSystem, path: PathLike) -> bool:
+    """Tell whether a name is there. Raises :class:`OSError` where that can't be told."""
+    try:
+        fs.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def names_in(fs: FileSystem, path: PathLike) -> list[str]:
+    """Give the names in a directory; none where there is no directory. Raises :class:`OSError`."""
+    try:
+        return fs.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def write_all(fs: FileSystem, fd: int, data: ReadBuffer) -> None:

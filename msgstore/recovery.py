@@ -22,11 +22,12 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from journal.errors import DamageError, StorageError, StoreError
+from journal.errors import DamageError, StorageError, StoreError, storage_errors
 from journal.files import (
     FileSystem,
     data_ranges,
     make_dirs,
+    opened,
     pread_all,
     pwrite_all,
     replace_file,
@@ -316,24 +317,16 @@ class Recovery:
     def _read(self, place: int) -> bytes | None:
         file, offset, total = unpack_place(place)
         path = self._path(file)
-        try:
-            fd = self._fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return read_record(self._fs, fd, offset, total)
-            finally:
-                self._fs.close(fd)
-        except OSError as error:
-            raise StorageError(path, "can't be read", error) from error
+        with storage_errors(path, "can't be read"), opened(self._fs, path) as fd:
+            return read_record(self._fs, fd, offset, total)
 
     # -- changing -----------------------------------------------------------------------------
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in sorted(names, key=_removal_order):
             path = os.path.join(self._directory, name)
-            try:
+            with storage_errors(path, "can't be deleted"):
                 self._fs.unlink(path)
-            except OSError as error:
-                raise StorageError(path, "can't be deleted", error) from error
 
     def _set_aside(self) -> None:
         """Copy damaged bytes to the quarantine directory, durably."""
@@ -346,20 +339,15 @@ class Recovery:
         if not damaged:
             return
         quarantine = os.path.join(self._directory, QUARANTINE)
-        try:
+        with storage_errors(quarantine, "can't set damaged bytes aside"):
             make_dirs(self._fs, quarantine)
             for key, gap in damaged:
-                fd = self._fs.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
-                try:
+                with opened(self._fs, self._path(key)) as fd:
                     stop = gap.offset + gap.length
                     for start, end in data_ranges(self._fs, fd, gap.offset, stop):
                         data = pread_all(self._fs, fd, end - start, start)
                         name = f"{file_name(key)}.{start}"
                         replace_file(self._fs, os.path.join(quarantine, name), data)
-                finally:
-                    self._fs.close(fd)
-        except OSError as error:
-            raise StorageError(quarantine, "can't set damaged bytes aside", error) from error
 
     def _move_to_safety(self, recovered: Recovered) -> None:
         """Copy the chosen records of every file that RabbitMQ would not read in full."""
@@ -380,9 +368,8 @@ class Recovery:
         target = self._path(key)
         tmp = os.path.join(self._directory, tmp_name(key))
         scan = FileScan(target, 0)
-        try:
-            fd = self._fs.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-            try:
+        with storage_errors(tmp, "can't move records to safety"):
+            with opened(self._fs, tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666) as fd:
                 for msg_id in msg_ids:
                     record = self._read(self._chosen[msg_id])
                     if record is None:
@@ -392,12 +379,8 @@ class Recovery:
                     self._chosen[msg_id] = pack_place(key, scan.size, len(framed))
                     scan.size += len(framed)
                 self._fs.fdatasync(fd)
-            finally:
-                self._fs.close(fd)
             self._fs.rename(tmp, target)
             self._fs.sync_dir(self._directory)
-        except OSError as error:
-            raise StorageError(tmp, "can't move records to safety", error) from error
         scan.end = scan.size
         self._scans[key] = scan
 
@@ -422,15 +405,10 @@ class Recovery:
         if scan.size == scan.end or not scan.orderly:
             return  # a disorderly file has no live record any more and is deleted soon
         path = self._path(key)
-        try:
-            fd = self._fs.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                self._fs.truncate(fd, scan.end)
-                self._fs.fdatasync(fd)
-            finally:
-                self._fs.close(fd)
-        except OSError as error:
-            raise StorageError(path, "can't be cut behind its last record", error) from error
+        failing = storage_errors(path, "can't be cut behind its last record")
+        with failing, opened(self._fs, path, os.O_RDWR) as fd:
+            self._fs.truncate(fd, scan.end)
+            self._fs.fdatasync(fd)
         recovered.summary.resize(key, scan.end)
 
     def _choose_current(self, summary: Summary) -> int | None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from journal.errors import StorageError, UnsafeFileError
-from journal.files import FileSystem, PathLike, data_ranges, pread_all
+from journal.errors import UnsafeFileError, storage_errors
+from journal.files import FileSystem, PathLike, data_ranges, opened, pread_all
 from journal.findings import Cause, Finding, Kind
 from msgstore.format import (
     END_BYTE,
@@ -109,15 +109,9 @@ def scan_file(
     :class:`StorageError` when the file can't be read.
     """
     path = os.fspath(path)
-    try:
-        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            scanner = _Scanner(fs, fd, path, check, max_record, verify)
-            return scanner.run()
-        finally:
-            fs.close(fd)
-    except OSError as error:
-        raise StorageError(path, "can't be scanned", error) from error
+    with storage_errors(path, "can't be scanned"), opened(fs, path) as fd:
+        scanner = _Scanner(fs, fd, path, check, max_record, verify)
+        return scanner.run()
 
 
 class _Scanner:

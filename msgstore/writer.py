@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
-from journal.errors import StorageError, UsageError, WritesRefusedError
+from journal.errors import StorageError, UsageError, WritesRefusedError, storage_errors
 from journal.files import pwrite_all
 from journal.lock_order import Rank
 from journal.patience import PatientLock
@@ -343,10 +343,8 @@ class Writer:
         with state.lock:
             if key not in state.unsynced:
                 return  # all its messages are gone, and so is the file
-            try:
+            with storage_errors(path, "can't be opened to be synced"):
                 handle = state.handles.get(key)
-            except OSError as error:
-                raise StorageError(path, "can't be opened to be synced", error) from error
             state.unsynced.remove(key)
         try:
             self._fs.fdatasync(handle.fd)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
-from journal.errors import StorageError, UsageError
+from journal.errors import UsageError, storage_errors
 from journal.files import REAL, FileSystem, PathLike, RealFileSystem
 from pyspark_qindex.errors import SparkMissingError, one_line
 
@@ -222,11 +222,8 @@ def expand(path: str, storage: dict[str, str]) -> tuple[Place, list[str], str]:
         key = remote._strip_protocol(path)
         if _REMOTE in key:
             raise UsageError(f"{protocol}://: has no directories that could be looked through")
-        try:
-            with _as_system_error(path):
-                found = sorted(remote.glob(key)) if is_glob(path) else [key]
-        except OSError as error:
-            raise StorageError(path, "can't be listed", error) from error
+        with storage_errors(path, "can't be listed"), _as_system_error(path):
+            found = sorted(remote.glob(key)) if is_glob(path) else [key]
         found = ["/" + one.strip("/") for one in found]
         prefix = _before(path, key) or protocol + ("://" if remote.root_marker else ":/")
     if not found:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from journal.errors import StoreError
-from journal.files import FileSystem
+from journal.files import FileSystem, is_there
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore, group
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store
@@ -136,11 +136,7 @@ def end_of_log(store: Store, layout: Layout, known: int = 0) -> int:
 
 def is_in_use(fs: FileSystem, paths: Paths) -> bool:
     """Tell whether a store is open for writing, or was left so by a crash."""
-    try:
-        fs.stat(paths.abort)
-    except FileNotFoundError:
-        return False
-    return True
+    return is_there(fs, paths.abort)
 
 
 def _parts(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from journal.errors import StorageError, UsageError
+from journal.errors import StorageError, UsageError, storage_errors
 from journal.files import REAL, ReadBuffer, make_dirs, write_all
 from pyspark_qindex.schemas import MESSAGES
 from qindex.format.envelope import open_envelope
@@ -135,14 +135,12 @@ def read_staged(path: str, skip: int = 0) -> Iterator[Outgoing]:
 
     Raises :class:`StorageError`, :class:`UsageError` for a row that is no message.
     """
-    try:
-        with pa.OSFile(path) as file, pa.ipc.open_stream(file) as stream:
-            for batch in stream:
-                if skip < batch.num_rows:
-                    yield from map(_outgoing, batch.slice(skip).to_pylist(maps_as_pydicts="strict"))
-                skip = max(skip - batch.num_rows, 0)
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
+    failing = storage_errors(path, "can't be read")
+    with failing, pa.OSFile(path) as file, pa.ipc.open_stream(file) as stream:
+        for batch in stream:
+            if skip < batch.num_rows:
+                yield from map(_outgoing, batch.slice(skip).to_pylist(maps_as_pydicts="strict"))
+            skip = max(skip - batch.num_rows, 0)
 
 
 def _outgoing(row: Mapping[str, Any]) -> Outgoing:

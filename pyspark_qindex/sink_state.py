@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from journal.errors import DamageError, StorageError
-from journal.files import REAL, make_dirs, read_optional, replace_file
+from journal.errors import DamageError, StorageError, storage_errors
+from journal.files import REAL, make_dirs, names_in, read_optional, replace_file
 from qindex.format import layout
 
 __all__ = ["Progress", "Staging"]
@@ -125,19 +125,13 @@ class Staging:
 
     @staticmethod
     def _names(directory: str) -> list[str]:
-        try:
-            return sorted(REAL.listdir(directory))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise StorageError(directory, "can't be listed", error) from error
+        with storage_errors(directory, "can't be listed"):
+            return sorted(names_in(REAL, directory))
 
     @staticmethod
     def _read(path: str) -> Progress | None:
-        try:
+        with storage_errors(path, "can't be read"):
             data = read_optional(REAL, path)
-        except OSError as error:
-            raise StorageError(path, "can't be read", error) from error
         if data is None:
             return None
         try:

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.errors import StorageError
-from journal.files import REAL, read_optional, replace_file, unlink_if_there
+from journal.files import REAL, read_optional, replace_file, sync_file, unlink_if_there
 from pyspark_qindex.jobs.build_scan import LogFile
 from pyspark_qindex.jobs.build_write import StorePlan
 from rocketstore.checkpoint_format import Checkpoint
@@ -78,7 +78,7 @@ def keep_expired_queues(plan: StorePlan, log: list[LogFile]) -> Iterator[tuple[s
         repair.finish(plan.end, minimum)
         files.close()
         for name in os.listdir(target):
-            _sync(os.path.join(target, name))
+            sync_file(REAL, os.path.join(target, name))
         units = queue.max_offset - (queue.starts or [0])[0] // UNIT_SIZE
         size = len(queue.starts) * queue.file_size
         yield os.path.join("consumequeue", topic, str(queue_id)), units, size
@@ -191,11 +191,3 @@ def _noted_files(
 def _sync_tree(root: str) -> None:
     for directory, _, _ in os.walk(root, topdown=False):
         REAL.sync_dir(directory)
-
-
-def _sync(path: str) -> None:
-    fd = REAL.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        REAL.fsync(fd)
-    finally:
-        REAL.close(fd)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from journal.files import REAL
+from journal.files import REAL, sync_file
 from pyspark_qindex.jobs.build_scan import open_parts, unpack
 from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table
@@ -142,7 +142,7 @@ class _QueueWriter:
         paths, _ = self._files.take_dirty()
         self._files.close()
         for path in paths:
-            _sync(path)
+            sync_file(REAL, path)
         size = len(self._queue.starts) * self._queue.file_size
         units = self._queue.max_offset - (self._queue.starts or [0])[0] // UNIT_SIZE
         target = os.path.join(Paths(self._plan.staging).consumequeue, topic, str(queue_id))
@@ -199,7 +199,7 @@ class _IndexWriter:
         entries = file.header.count - 1
         size = os.stat(file.path).st_size
         file.close()
-        _sync(file.path)
+        sync_file(REAL, file.path)
         target = os.path.join(Paths(self._plan.staging).index, file.name)
         was = compare(file.path, _index_place(self._plan, self.key[1]))
         _put_in_place(file.path, target)
@@ -221,14 +221,6 @@ def _put_in_place(made: str, target: str) -> None:
         # Another attempt of the same task was first.
         if not os.path.exists(target):
             raise
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def compare(made: str, place: str) -> str:

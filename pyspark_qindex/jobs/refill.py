@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import rocketstore
-from journal.errors import StorageError, UsageError
+from journal.errors import UsageError, storage_errors
 from journal.files import REAL, make_dirs, replace_file
 from journal.format import PAYLOAD_SIZE, pack_publish
 from journal.poison import Poison
@@ -79,10 +79,8 @@ def new_store(target: str, source: str) -> Iterator[str | None]:
     if os.path.isdir(target) and os.listdir(target):
         yield None
         return
-    try:
+    with storage_errors(os.path.dirname(target), "can't be made"):
         os.makedirs(os.path.dirname(target), exist_ok=True)
-    except OSError as error:
-        raise StorageError(os.path.dirname(target), "can't be made", error) from error
     with Staging(REAL, target, source) as staging:
         yield staging.path
         staging.commit()

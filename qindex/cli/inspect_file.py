@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from journal.errors import DamageError, NotAStoreError, StorageError, UsageError
-from journal.files import REAL, read_file, read_optional
+from journal.errors import DamageError, NotAStoreError, UsageError, storage_errors
+from journal.files import REAL, opened, read_file, read_optional
 from journal.findings import Finding
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
 from msgstore.scan import Record, read_record, scan_file
@@ -105,10 +105,8 @@ def _rocket(file: str, as_json: bool) -> int:
 def _index(
     path: str, suffix: str, entries: int | None
 ) -> tuple[Iterator[dict[str, Any]], list[Finding]]:
-    try:
+    with storage_errors(path, "can't be read"):
         data = read_file(REAL, path)
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
     if suffix == ".jif":
         how, step = journal_layout((1 << 62) - 1), ACTION_SIZE
     else:
@@ -176,11 +174,7 @@ def _stored(path: str) -> tuple[Iterator[dict[str, Any]], list[Finding]]:
 
 
 def _messages(path: str, records: list[Record]) -> Iterator[dict[str, Any]]:
-    try:
-        fd = REAL.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
-    try:
+    with storage_errors(path, "can't be read"), opened(REAL, path) as fd:
         for msg_id, offset, length in records:
             record = read_record(REAL, fd, offset, length)
             if record is None:
@@ -195,5 +189,3 @@ def _messages(path: str, records: list[Record]) -> Iterator[dict[str, Any]]:
                 "key": plain_value(message.key),
                 "size": len(message.body),
             }
-    finally:
-        REAL.close(fd)

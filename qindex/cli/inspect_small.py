@@ -12,7 +12,7 @@ from typing import Any
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import check_room, check_sums, extents, without_room
-from journal.errors import StorageError, StoreError
+from journal.errors import StoreError, storage_errors
 from journal.files import REAL, read_file, read_optional
 from journal.findings import Cause, Finding, Kind
 from msgstore.errors import StaleSnapshotError
@@ -56,12 +56,10 @@ def inspect_small(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
     reader = _sums if name.endswith(SUMS_SUFFIX) else _READERS.get(name)
     if reader is None:
         return None
-    try:
+    with storage_errors(path, "can't be read"):
         data = read_file(REAL, path)
         findings: list[Finding] = []
         rows = list(reader(path, data, findings))
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
     return iter(rows), findings
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from journal.errors import StorageError, StoreError, UsageError
+from journal.errors import StoreError, UsageError, storage_errors
 from journal.files import REAL, read_file, read_optional
 from journal.findings import Finding
 from qindex.format.json_value import plain_value
@@ -38,14 +38,12 @@ def inspect_pair(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
     if number is None:
         raise UsageError(f"{path}: a segment file is named for its number, like 0{suffix}")
     directory = os.path.dirname(os.path.abspath(path))
-    try:
+    with storage_errors(path, "can't be read"):
         data = read_file(REAL, path)
         pairs = pin_pairs(REAL, directory, os.listdir(directory))
         count = entry_count_of(pairs)
         pair = read_pair(REAL, directory, pairs[number], count, Depth.DECODE, clean=False)
         index = read_optional(REAL, os.path.join(directory, index_format.file_name(number)))
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
     findings = [one for one in pair.findings if os.path.basename(one.path) == name]
     if suffix == store_format.SUFFIX:
         return _records(data, pair.base, pair.count, pair_source(pair)), findings

@@ -20,7 +20,7 @@ import os
 from contextlib import suppress
 
 from journal.call_lock import CallLock
-from journal.errors import ClosedError, StorageError, UsageError
+from journal.errors import ClosedError, StorageError, UsageError, storage_errors
 from qindex.compat import shared
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import peek_last, take_last
@@ -95,13 +95,11 @@ class FifoDiskQueue:
             return
         if set(marks) - {mine} and len(self._queue):
             raise UsageError(f"{self.path}: was filled as {marks[0]}; it can't be {mine} now")
-        try:
+        with storage_errors(self.path, "the queue can't be marked"):
             for other in set(marks) - {mine}:
                 os.unlink(os.path.join(self.path, other))
             with open(os.path.join(self.path, mine), "wb"):
                 pass
-        except OSError as error:
-            raise StorageError(self.path, "the queue can't be marked", error) from error
 
     def push(self, data: bytes) -> None:
         """Append. Raises :class:`TypeError` for what is no bytes."""

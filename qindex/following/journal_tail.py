@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from journal import format as journal_format
-from journal.errors import StorageError
+from journal.errors import StorageError, storage_errors
 from journal.files import FileSystem, pread_all
 from journal.format import ACTION_SIZE, DELIVER, NO_START, PAYLOAD, PUBLISH_HEAD_SIZE
 from journal.poison import Poison
@@ -101,10 +101,8 @@ class JournalTail:
         return self._pread(len(self._start), 0) == self._start
 
     def _pread(self, length: int, offset: int) -> bytes:
-        try:
+        with storage_errors(self._path, "the journal can't be read"):
             return pread_all(self._fs, self._fd, length, offset)
-        except OSError as error:
-            raise StorageError(self._path, "the journal can't be read", error) from error
 
     def read(self, known: int = 0) -> Piece | None:
         """Give the publish records behind those that were given, some at a time; those of seq_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from journal.errors import StorageError
+from journal.errors import StorageError, storage_errors
 from journal.files import FileSystem, read_optional
 from journal.findings import Finding
 from qindex.following.piece import Piece
@@ -61,13 +61,11 @@ class SegmentFiles:
         """
         path = self._path(number)
         findings: list[Finding] = []
-        try:
+        with storage_errors(path, "the segment can't be read"):
             data = read_optional(self._fs, path)
             if data is None:
                 return None
             healed = read_healed(self._fs, path, findings, data)
-        except OSError as error:
-            raise StorageError(path, "the segment can't be read", error) from error
         scan = scan_segment(path, healed.data, number, self._count, healed.sound)
         entries = scan.entries
         return Piece(

@@ -43,6 +43,7 @@ from journal.files import (
     PathLike,
     checked_path,
     make_dirs,
+    names_in,
     read_optional,
     replace_file,
 )
@@ -321,10 +322,7 @@ class _Conversion:
         sync_directories(self._fs, [os.path.join(self._vhost, one) for one in sorted(places)])
 
     def _names(self, place: str) -> list[str]:
-        try:
-            return self._fs.listdir(os.path.join(self._vhost, place))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return names_in(self._fs, os.path.join(self._vhost, place))
 
 
 def _version_of(name: str) -> int | None:

@@ -20,7 +20,15 @@ import numpy.typing as npt
 
 from journal import format as journal_format
 from journal.errors import DamageError, StoreError
-from journal.files import FileSystem, data_ranges, make_dirs, pread_all, read_optional, write_all
+from journal.files import (
+    FileSystem,
+    data_ranges,
+    make_dirs,
+    opened,
+    pread_all,
+    read_optional,
+    write_all,
+)
 from journal.findings import Cause, Kind
 from journal.poison import Poison
 from msgstore import MessageStore
@@ -188,8 +196,7 @@ class StoreCopy:
                 continue
             sizes = file.bodies[rows]
             asked = (sizes < 0) & is_in(file.ids[rows], doubted)
-            fd = self.fs.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened(self.fs, file.path) as fd:
                 for at, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
                     msg_id = bytes(file.ids[row]).ljust(16, b"\0")
                     offset, total = int(file.offsets[row]), int(file.totals[row])
@@ -203,8 +210,6 @@ class StoreCopy:
                     self.report.stored_messages += 1
                     self.report.stored_bytes += len(record)
                     yield msg_id, record, count
-            finally:
-                self.fs.close(fd)
             told = np.flatnonzero(sizes >= 0)
             self._sizes.append((file.ids[rows[told]], sizes[told]))
 
@@ -247,14 +252,11 @@ class StoreCopy:
         self._kept_pairs[checked.queue.directory] = count
 
     def _copy_file(self, source: str, target: str, size: int) -> None:
-        fd = self.fs.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(self.fs, source) as fd:
             pieces = (
                 pread_all(self.fs, fd, min(_PIECE, size - at), at) for at in range(0, size, _PIECE)
             )
             self._write_pieces(target, pieces)
-        finally:
-            self.fs.close(fd)
 
     def copy_queue(
         self, checked: CheckedQueue, directory: str, name: bytes | None, saved: SavedQueue, at: int
@@ -413,28 +415,22 @@ class StoreCopy:
         begin that it is of: holes are left out. That the rest can't be read is known already."""
         fs = self.fs
         try:
-            fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened(fs, path) as fd:
                 for start, end in data_ranges(fs, fd, offset, offset + length):
                     at = start
                     while at < end and (piece := fs.pread(fd, min(_PIECE, end - at), at)):
                         yield start, piece
                         at += len(piece)
-            finally:
-                fs.close(fd)
         except OSError as error:
             _log.warning("%s: can't be read at offset %d: %s", path, offset, error)
 
     def _write_pieces(self, target: str, pieces: Iterable[bytes]) -> None:
         fs = self.fs
         make_dirs(fs, os.path.dirname(target))
-        fd = fs.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
+        with opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             for piece in pieces:
                 write_all(fs, fd, piece)
             fs.fdatasync(fd)
-        finally:
-            fs.close(fd)
 
 
 def _basic(batch: Batch, vhost: bytes) -> Batch:

@@ -8,10 +8,9 @@ records are that very message.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 
-from journal.files import FileSystem, pread_all
+from journal.files import FileSystem, opened, pread_all
 from journal.findings import Finding
 from msgstore.format import FRAME, HEADER, ID_SIZE, Check, parse_header
 from msgstore.scan import Record, read_record
@@ -28,15 +27,12 @@ def find_headless(
     A gap is taken to begin with a header whose id is right but for one bit at most. O(bytes of the
     gaps). Raises :class:`OSError`.
     """
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(fs, path) as fd:
         for gap in gaps:
             offset, end = gap.offset, gap.offset + gap.length
             while found := _at(fs, fd, offset, end, missing, check):
                 yield found
                 offset += found[2]
-    finally:
-        fs.close(fd)
 
 
 def _at(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from journal.errors import NotAStoreError, StorageError
-from journal.files import FileSystem, pread_all, read_optional
+from journal.files import FileSystem, names_in, opened, pread_all, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
 from qindex.format import layout
@@ -98,11 +98,7 @@ def _is_ours(fs: FileSystem, directory: str, names: set[str]) -> bool:
 
 def _queue_directories(fs: FileSystem, directory: str) -> Iterator[str]:
     root = os.path.join(directory, layout.QUEUES)
-    try:
-        names = sorted(fs.listdir(root))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
+    for name in sorted(names_in(fs, root)):
         path = os.path.join(root, name)
         try:
             fs.listdir(path)
@@ -139,8 +135,7 @@ def _of_pairs(fs: FileSystem, path: str, name: str, vhost: str) -> layout.StoreM
 
 def _entry_count(fs: FileSystem, path: str, number: int) -> int | None:
     """Find the number of entries a segment that makes the first record of this file sound."""
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(fs, path) as fd:
         head = pread_all(fs, fd, PUBLISH_HEAD_SIZE, 0)
         if len(head) < PUBLISH_HEAD_SIZE:
             return None
@@ -148,8 +143,6 @@ def _entry_count(fs: FileSystem, path: str, number: int) -> int | None:
         if not word & PUBLISH or not 0 < embedded <= _MOST_EMBEDDED:
             return None
         data = pread_all(fs, fd, PUBLISH_HEAD_SIZE + embedded, 0)
-    finally:
-        fs.close(fd)
     if len(data) < PUBLISH_HEAD_SIZE + embedded:
         return None
     rel = word & REL_MASK

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import UsageError
-from journal.files import FileSystem, read_optional
+from journal.files import FileSystem, is_there, read_optional
 from journal.findings import Finding
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
@@ -67,7 +67,7 @@ def moved_away(
         source = directory_name(vhost, intent.source)
         target = directory_name(vhost, intent.target)
         if is_done and boot and intent.boot == boot and target not in hurt:
-            known = _is_queue(fs, directory, target)
+            known = is_there(fs, os.path.join(directory, layout.QUEUES, target))
             arrived = set(intent.seqs) if known else set()
         else:
             if target not in there:
@@ -95,11 +95,3 @@ def _queue_directory(finding: Finding, directory: str) -> str:
     """Give the name of the queue directory that a finding is in, or something else."""
     inner = os.path.relpath(finding.path, os.path.join(directory, layout.QUEUES))
     return inner.split(os.sep, 1)[0]
-
-
-def _is_queue(fs: FileSystem, directory: str, name: str) -> bool:
-    try:
-        fs.stat(os.path.join(directory, layout.QUEUES, name))
-    except FileNotFoundError:
-        return False
-    return True

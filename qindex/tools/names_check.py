@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from journal import format as journal_format
 from journal.beneath import special
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
-from journal.errors import StorageError
-from journal.files import FileSystem
+from journal.errors import StorageError, storage_errors
+from journal.files import FileSystem, names_in
 from journal.findings import Cause, Finding, Kind
 from msgstore.format import NODE_STATE_NAMES, classify_name
 from msgstore.format import Kind as FileKind
@@ -140,12 +140,8 @@ def _foreign(path: str) -> Finding:
 
 
 def _list(fs: FileSystem, directory: str) -> list[str]:
-    try:
-        return sorted(fs.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise StorageError(directory, "can't be listed", error) from error
+    with storage_errors(directory, "can't be listed"):
+        return sorted(names_in(fs, directory))
 
 
 def _is_directory(fs: FileSystem, path: str) -> bool | None:

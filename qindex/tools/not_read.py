@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
-from journal.files import FileSystem, read_optional
+from journal.files import FileSystem, names_in, read_optional
 from journal.findings import Cause, Finding, Kind
 
 __all__ = ["node_directories", "queues_not_read"]
@@ -43,26 +44,14 @@ def queues_not_read(fs: FileSystem, node: str) -> Iterator[Finding]:
 
 
 def _finding(path: str, what: str) -> Finding:
-    return Finding(
-        path,
-        0,
-        0,
-        Cause.DAMAGE,
-        f"{what} is of a type that is not read here",
-        _LOST,
-        Kind.UNREADABLE,
-    )
+    what = f"{what} is of a type that is not read here"
+    return Finding(path, 0, 0, Cause.DAMAGE, what, _LOST, Kind.UNREADABLE)
 
 
 def _directories(fs: FileSystem, path: str) -> list[str]:
     found = []
-    try:
-        for name in sorted(fs.listdir(path)):
-            try:
-                fs.listdir(os.path.join(path, name))
-            except OSError:
-                continue
+    for name in sorted(names_in(fs, path)):
+        with suppress(OSError):
+            fs.listdir(os.path.join(path, name))
             found.append(name)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
     return found

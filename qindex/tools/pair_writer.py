@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from journal.files import FileSystem, make_dirs, pread_all, pwrite_all
+from journal.files import FileSystem, make_dirs, opened, pread_all, pwrite_all
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq import queue_index_v2 as index_format
@@ -63,8 +63,7 @@ class PairWriter:
         at += index_format.HEADER_SIZE
         header = index_format.pack_header(number, self._entry_count)
         path = os.path.join(self.directory, index_format.file_name(number))
-        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with opened(self._fs, path, os.O_RDWR | os.O_CREAT) as fd:
             size = index_format.ENTRY_SIZE * (last - first + 1)
             # A journal's entries of a segment may lie between the entries of its file.
             there = pread_all(self._fs, fd, size, at)
@@ -72,32 +71,24 @@ class PairWriter:
             run[seqs - first] = slots
             pwrite_all(self._fs, fd, header, 0)
             pwrite_all(self._fs, fd, run.tobytes(), at)
-        finally:
-            self._fs.close(fd)
 
     def _put_ours(
         self, number: int, rels: I64, slots: npt.NDArray[np.void], delivered: npt.NDArray[np.bool_]
     ) -> None:
         count = self._entry_count
         path = os.path.join(self.directory, index_format.file_name(number))
-        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with opened(self._fs, path, os.O_RDWR | os.O_CREAT) as fd:
             there = pread_all(self._fs, fd, index_format.full_size(count), 0)
             there = there or index_format.pack_index(number, count)
-            all_slots, bits = (
-                index_format.all_slots(there, count),
-                index_format.delivered(there, count),
-            )
+            all_slots = index_format.all_slots(there, count)
+            bits = index_format.delivered(there, count)
             all_slots[rels], bits[rels] = slots, delivered
             pwrite_all(self._fs, fd, index_format.pack_index(number, count, all_slots, bits), 0)
-        finally:
-            self._fs.close(fd)
 
     def _append(self, number: int, batch: Batch, rows: I64) -> U8:
         """Append records to the segment's store; gives their places as slots have them."""
         path = os.path.join(self.directory, store_format.file_name(number))
-        fd = self._fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with opened(self._fs, path, os.O_WRONLY | os.O_CREAT) as fd:
             end = self._fs.fstat(fd).st_size
             parts: list[bytes | memoryview] = []
             if not end:
@@ -105,8 +96,6 @@ class PairWriter:
             lengths = batch.embedded[rows]
             parts += _framed(batch, batch.payloads[rows] + PAYLOAD_SIZE, lengths)
             pwrite_all(self._fs, fd, b"".join(parts), end)
-        finally:
-            self._fs.close(fd)
         framed = lengths + store_format.ENTRY_HEAD.size
         offsets = max(end, store_format.HEADER_SIZE) + np.cumsum(framed) - framed
         return index_format.pack_places(offsets, lengths)

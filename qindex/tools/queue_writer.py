@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.block_sums import extent
-from journal.files import FileSystem, make_dirs, replace_file, write_all
+from journal.files import FileSystem, make_dirs, opened, replace_file, write_all
 from journal.format import PAYLOAD_SIZE
 from qindex.format import layout
 from qindex.format.segment import (
@@ -74,14 +74,11 @@ class QueueWriter:
     def _append(self, number: int, data: bytes) -> None:
         fs = self._fs
         path = os.path.join(self.directory, file_name(number))
-        fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
+        with opened(fs, path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
             start = fs.fstat(fd).st_size
             write_all(fs, fd, data)
             if self._synced:
                 fs.fdatasync(fd)
-        finally:
-            fs.close(fd)
         if self._sums:
             append_sums(fs, path, [extent(data, start)])
 
@@ -92,11 +89,8 @@ def write_name(fs: FileSystem, directory: str, name: bytes, synced: bool) -> Non
     if synced:
         replace_file(fs, path, name)
         return
-    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
+    with opened(fs, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         write_all(fs, fd, name)
-    finally:
-        fs.close(fd)
 
 
 def _records(batch: Batch, rels: I64, sizes: I64) -> bytes:

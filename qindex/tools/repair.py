@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from journal.beneath import beneath
-from journal.errors import DamageError, StorageError, UsageError
+from journal.errors import DamageError, StorageError, UsageError, storage_errors
 from journal.files import (
     REAL,
     FileSystem,
@@ -84,10 +84,8 @@ def hold_store(fs: FileSystem, directory: str) -> LockFile | None:
     """Take the lock of a store, if it has a lock file. Raises
     :class:`journal.errors.LockedError`, :class:`StorageError`."""
     path = os.path.join(directory, layout.LOCK)
-    try:
+    with storage_errors(path, "can't be locked"):
         return hold_if_there(fs, path)
-    except OSError as error:
-        raise StorageError(path, "can't be locked", error) from error
 
 
 def _copy(

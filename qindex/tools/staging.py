@@ -11,11 +11,12 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 
 from journal.beneath import BeneathFileSystem
-from journal.errors import StorageError, UsageError
-from journal.files import FileSystem, PathLike, RealFileSystem, make_dirs
+from journal.errors import StorageError, UsageError, storage_errors
+from journal.files import FileSystem, PathLike, RealFileSystem, is_there, make_dirs, sync_file
 from journal.lock import DirectoryLock
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 
@@ -45,7 +46,7 @@ class Staging:
         _check_place(self.target, os.fspath(source))
         try:
             self._check_empty()
-            if not _is_there(fs, os.path.dirname(self.target)):
+            if not is_there(fs, os.path.dirname(self.target)):
                 raise UsageError(f"{os.path.dirname(self.target)}: no such directory")
             make_dirs(fs, self._partial)
             self._lock = DirectoryLock(fs, os.path.join(self._partial, _LOCK))
@@ -77,12 +78,10 @@ class Staging:
 
     def commit(self) -> None:
         """Give the directory its name; durable on return. Raises :class:`StorageError`."""
-        try:
+        with storage_errors(self.target, "can't be put in place"):
             sync_tree(self._fs, self.path)
             self._fs.rename(self.path, self.target)
             self._fs.sync_dir(os.path.dirname(self.target))
-        except OSError as error:
-            raise StorageError(self.target, "can't be put in place", error) from error
 
     def __enter__(self) -> Staging:
         return self
@@ -103,14 +102,6 @@ def _check_place(target: str, source: str) -> None:
         raise UsageError(f"{target}: NEW must be a directory beside {source}, not within it")
 
 
-def _is_there(fs: FileSystem, path: str) -> bool:
-    try:
-        fs.stat(path)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def sync_tree(fs: FileSystem, path: str) -> None:
     """Make a directory durable, with all that is in it. Raises :class:`OSError`."""
     files: list[str] = []
@@ -120,14 +111,7 @@ def sync_tree(fs: FileSystem, path: str) -> None:
             inner = os.path.join(directory, name)
             (directories if stat.S_ISDIR(fs.stat(inner).st_mode) else files).append(inner)
 
-    def sync(file: str) -> None:
-        fd = fs.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fs.fdatasync(fd)
-        finally:
-            fs.close(fd)
-
-    _together(fs, sync, files)
+    _together(fs, partial(sync_file, fs), files)
     sync_directories(fs, directories)
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from journal.errors import StorageError, StoreError
-from journal.files import FileSystem, read_file
+from journal.errors import StorageError, StoreError, storage_errors
+from journal.files import FileSystem, names_in, opened, read_file
 from journal.findings import Cause, Finding, Kind
 from msgstore.format import MAX_RECORD, Check, classify_name
 from msgstore.format import Kind as FileKind
@@ -137,12 +137,8 @@ class StoreCheck:
     # -- scanning -------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
-        try:
-            names = self.fs.listdir(self.directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise StorageError(self.directory, "can't be listed", error) from error
+        with storage_errors(self.directory, "can't be listed"):
+            names = names_in(self.fs, self.directory)
         kinds = {name: classify_name(name) for name in names}
         known = [(kind, name) for name, kind in kinds.items() if kind is not None]
         return [name for (kind, _), name in sorted(known, key=_scan_order) if kind in _SCANNED]
@@ -460,13 +456,10 @@ def _as_set(ids: Ids) -> set[bytes]:
 def _read(fs: FileSystem, path: str, record: Record) -> bytes | None:
     """Read a record; ``None`` when its file is gone."""
     try:
-        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with opened(fs, path) as fd:
+            return read_record(fs, fd, record[1], record[2])
     except FileNotFoundError:
         return None
-    try:
-        return read_record(fs, fd, record[1], record[2])
-    finally:
-        fs.close(fd)
 
 
 def _body_size(record: bytes | None, msg_id: bytes) -> int:

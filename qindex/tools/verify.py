@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from journal.beneath import beneath
-from journal.errors import StorageError
+from journal.errors import storage_errors
 from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.lock import holder, read_owner
@@ -98,10 +98,8 @@ class Verification:
 
     def _store(self, directory: str, marker: layout.StoreMarker | None) -> Iterator[Finding]:
         reader = StoreReader(directory, self.fs, marker=marker)
-        try:
+        with storage_errors(directory, "the store can't be read"):
             yield from StoreVerification(self.fs, reader, self.figures).findings()
-        except OSError as error:
-            raise StorageError(directory, "the store can't be read", error) from error
 
 
 @dataclass(slots=True)

@@ -16,15 +16,14 @@ message that is acknowledged before the export comes to it is left out.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from journal.errors import StorageError, UsageError
-from journal.files import REAL, PathLike, checked_path, read_optional, replace_file
+from journal.errors import UsageError, storage_errors
+from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, sync_file
 from journal.findings import Finding
 from qindex.transfer.files import FileFormat, NamedRow, format_of
 from qindex.transfer.jsonl import line_of
@@ -94,7 +93,7 @@ def export_messages(
         "queues": names,
         "format": kind.__name__.rpartition(".")[2],  # type: ignore[attr-defined]
     }
-    try:
+    with storage_errors(target, "can't be exported to"):
         parts = _Parts(target, about)
         total = sum(reader.summary().messages for reader in readers) if progress else 0
         report = ExportReport(str(target), resumed=parts.done.messages)
@@ -111,8 +110,6 @@ def export_messages(
         if rows:
             parts.write(kind, store.directory, rows)
         parts.finish(kind)
-    except OSError as error:
-        raise StorageError(target, "can't be exported to", error) from error
     report.messages = parts.done.messages
     report.findings += store.findings
     if progress is not None:
@@ -206,7 +203,7 @@ class _Parts:
         """Write a chunk durably, then note it."""
         path = self._chunk(self.done.chunks)
         kind.write_chunk(path, store, rows)
-        _sync(path)
+        sync_file(REAL, path)
         name, row = rows[-1]
         self.done = _Done(
             self.done.chunks + 1, self.done.messages + len(rows), name, row.priority, row.seq_id
@@ -220,15 +217,7 @@ class _Parts:
         whole = self._directory / "whole"
         chunks = [self._chunk(number) for number in range(self.done.chunks)]
         kind.merge(whole, chunks, self.done.messages)
-        _sync(whole)
+        sync_file(REAL, whole)
         whole.rename(self._target)
         REAL.sync_dir(self._target.parent)
         shutil.rmtree(self._directory)
-
-
-def _sync(path: Path) -> None:
-    fd = REAL.open(path, os.O_RDONLY)
-    try:
-        REAL.fsync(fd)
-    finally:
-        REAL.close(fd)

@@ -28,7 +28,7 @@ from typing import Any
 
 import qindex
 from journal.beneath import beneath
-from journal.errors import StorageError, UsageError
+from journal.errors import UsageError, storage_errors
 from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, unlink_if_there
 from journal.format import MAX_SEQ_ID
 from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
@@ -100,17 +100,13 @@ class _Source:
     def __init__(self, path: Path, format: str | None) -> None:
         self.path = path
         self.kind: FileFormat = format_of(path, format)
-        try:
+        with storage_errors(path, "can't be read"):
             stat = path.stat()
-        except OSError as error:
-            raise StorageError(path, "can't be read", error) from error
         self.about = [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
 
     def read(self, start: int = 0) -> Iterator[Moved]:
-        try:
+        with storage_errors(self.path, "can't be read"):
             yield from self.kind.read(self.path, start)
-        except OSError as error:
-            raise StorageError(self.path, "can't be read", error) from error
 
 
 def _check(sources: Sequence[_Source], queue: str | None) -> int:
@@ -158,10 +154,8 @@ class _Note:
         self.queue: str | None = None
         self.first = 0
         self.count = 0
-        try:
+        with storage_errors(path, "can't be read"):
             data = read_optional(self._fs, path)
-        except OSError as error:
-            raise StorageError(path, "can't be read", error) from error
         if data is None:
             return
         try:

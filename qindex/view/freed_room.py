@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from journal.files import FileSystem, pread_all
+from journal.files import FileSystem, names_in, opened, pread_all
 from journal.findings import Finding, Kind
 from msgstore.format import HEADER
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX
@@ -28,17 +28,14 @@ _CONTAINERS = tuple(
 def frees_room_inside(fs: FileSystem, vhost: str, store: str, queues: str) -> bool:
     """Tell whether files of the message store ``store`` may have holes: a queue of ``vhost`` has
     files of version 2, or a file begins with a message container. Raises :class:`OSError`."""
-    for name in _names(fs, os.path.join(vhost, queues)):
-        if any(one.endswith(SUFFIX) for one in _names(fs, os.path.join(vhost, queues, name))):
+    for name in names_in(fs, os.path.join(vhost, queues)):
+        if any(one.endswith(SUFFIX) for one in names_in(fs, os.path.join(vhost, queues, name))):
             return True
-    for name in _names(fs, store):
+    for name in names_in(fs, store):
         if name.endswith(".rdq"):
-            fd = fs.open(os.path.join(store, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened(fs, os.path.join(store, name)) as fd:
                 if pread_all(fs, fd, 8, HEADER).startswith(_CONTAINERS):
                     return True
-            finally:
-                fs.close(fd)
     return False
 
 
@@ -76,10 +73,3 @@ def _holds(fs: FileSystem, finding: Finding, missing: set[bytes]) -> bool:
     finally:
         fs.close(fd)
     return False
-
-
-def _names(fs: FileSystem, path: str) -> list[str]:
-    try:
-        return fs.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

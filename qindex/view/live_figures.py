@@ -14,7 +14,7 @@ from time import monotonic, time
 
 from journal.beneath import beneath
 from journal.errors import UsageError
-from journal.files import REAL, FileSystem, PathLike, checked_path
+from journal.files import REAL, FileSystem, PathLike, checked_path, names_in
 from qindex.index.segment import segment_numbers
 from qindex.view.backlog import ready_and_unacked
 from qindex.view.columns import Columns
@@ -281,11 +281,8 @@ class Looker:
             size = sum(total for _, total in places.values())
             held = sum(total for msg_id, (_, total) in places.items() if msg_id in live)
             found.append(FileLook(name, size, size - held))
-        try:
-            names = self._fs.listdir(directory)
-        except (FileNotFoundError, NotADirectoryError):
-            names = []
-        return tuple(found), tuple(sorted(name for name in names if name.endswith(".rdq.tmp")))
+        names = sorted(names_in(self._fs, directory))
+        return tuple(found), tuple(name for name in names if name.endswith(".rdq.tmp"))
 
 
 def _counted(look: QueueLook, in_use: bool) -> QueueLook:

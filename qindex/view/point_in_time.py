@@ -29,7 +29,7 @@ from time import sleep
 from journal import format as journal_format
 from journal.block_sums import Healed, heal, read_sums, without_room
 from journal.errors import StorageError, StoreError
-from journal.files import FileSystem, pread_all, read_optional
+from journal.files import FileSystem, opened, pread_all, read_optional
 from journal.findings import Cause, Finding
 from qindex.format.resynchronise import Layout, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name
@@ -142,14 +142,11 @@ def _segments(
 
 def _pin_segment(fs: FileSystem, path: str, number: int) -> PinnedSegment:
     try:
-        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(fs, path) as fd:
             stat = fs.fstat(fd)
             return PinnedSegment(
                 number, stat.st_ino, stat.st_size, pread_all(fs, fd, PUBLISH_HEAD_SIZE, 0)
             )
-        finally:
-            fs.close(fd)
     except FileNotFoundError:
         raise
     except OSError:
@@ -174,13 +171,10 @@ def _same_start(fs: FileSystem, path: str, journal: bytes) -> bool:
 
 def _bytes_at(fs: FileSystem, path: str, offset: int, length: int) -> bytes:
     try:
-        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with opened(fs, path) as fd:
+            return pread_all(fs, fd, length, offset)
     except FileNotFoundError:
         return b""
-    try:
-        return pread_all(fs, fd, length, offset)
-    finally:
-        fs.close(fd)
 
 
 def _settled(

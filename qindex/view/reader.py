@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.beneath import beneath
-from journal.errors import DamageError, StorageError, UsageError
+from journal.errors import DamageError, StorageError, UsageError, storage_errors
 from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
@@ -343,10 +343,8 @@ class StoreReader:
         if self._vhost is not None:
             return QueueSettings()
         path = self._path(one)
-        try:
+        with storage_errors(path, "the settings can't be read"):
             return read_settings(self._fs, path)
-        except OSError as error:
-            raise StorageError(path, "the settings can't be read", error) from error
 
     def pin(self, one: QueueDirectory) -> QueueView:
         """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""

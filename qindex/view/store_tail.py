@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from journal.errors import StorageError
-from journal.files import FileSystem, pread_all
+from journal.errors import StorageError, storage_errors
+from journal.files import FileSystem, names_in, opened, pread_all
 from msgstore.format import (
     END,
     FRAME,
@@ -84,11 +84,8 @@ class StoreTail:
     def _pread(self, name: str, offset: int, total: int) -> bytes | None:
         path = os.path.join(self._directory, name)
         try:
-            fd = self._fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened(self._fs, path) as fd:
                 return read_record(self._fs, fd, offset, total)
-            finally:
-                self._fs.close(fd)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -96,12 +93,8 @@ class StoreTail:
 
     def _look(self) -> bool:
         """Read what is new; tells whether anything was."""
-        try:
-            names = self._fs.listdir(self._directory)
-        except (FileNotFoundError, NotADirectoryError):
-            names = []
-        except OSError as error:
-            raise StorageError(self._directory, "the message store can't be read", error) from error
+        with storage_errors(self._directory, "the message store can't be read"):
+            names = names_in(self._fs, self._directory)
         kinds = ((name, classify_name(name)) for name in names)
         wanted = [name for name, kind in kinds if kind is not None and kind[0] is not Kind.TMP]
         changed = False
@@ -123,11 +116,8 @@ class StoreTail:
                 # A new file, or compaction has put another one in its place.
                 known = self._files[name] = _File(stat.st_ino)
             before = known.end
-            fd = self._fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened(self._fs, path) as fd:
                 self._hop(fd, known)
-            finally:
-                self._fs.close(fd)
         except FileNotFoundError:
             return self._files.pop(name, None) is not None
         except OSError as error:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import DamageError, StorageError
-from journal.files import FileSystem
+from journal.errors import DamageError, StorageError, storage_errors
+from journal.files import FileSystem, names_in
 from journal.findings import Cause, Finding
 from journal.poison import Poison
 from msgstore import MessageStore
@@ -101,12 +101,8 @@ def stored_ids(fs: FileSystem, directory: str) -> npt.NDArray[np.bytes_]:
     """Give the ids of all messages in a store, sorted. O(messages). Raises
     :class:`StorageError`."""
     found = [b""]
-    try:
-        names = fs.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
-    except OSError as error:
-        raise StorageError(directory, "can't be listed", error) from error
+    with storage_errors(directory, "can't be listed"):
+        names = names_in(fs, directory)
     for name in names:
         if classify_name(name) is not None:
             scan = scan_file(fs, os.path.join(directory, name), check=check_record)

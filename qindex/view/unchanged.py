@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import time_ns
 
 from journal import format as journal_format
-from journal.files import FileSystem, pread_all
+from journal.files import FileSystem, opened, pread_all
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.segment_form import SegmentForm
@@ -81,17 +81,14 @@ class Stillness:
 
     def _same_journal(self, fs: FileSystem, path: str) -> bool:
         try:
-            fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with opened(fs, path) as fd:
+                return (
+                    fs.fstat(fd).st_size == self.size
+                    and pread_all(fs, fd, len(self.start), 0) == self.start
+                    and not any(pread_all(fs, fd, _HEAD, self.end))
+                )
         except FileNotFoundError:
             return not self.size
-        try:
-            return (
-                fs.fstat(fd).st_size == self.size
-                and pread_all(fs, fd, len(self.start), 0) == self.start
-                and not any(pread_all(fs, fd, _HEAD, self.end))
-            )
-        finally:
-            fs.close(fd)
 
     def _same_segments(self, fs: FileSystem, directory: str) -> bool:
         numbers = {file_number(name) for name in fs.listdir(directory)} - {None}
