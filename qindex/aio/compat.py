@@ -267,7 +267,7 @@ class PersistentQueue(asyncio.Queue[Any]):
 
     def _give_back(self) -> None:
         try:
-            self._ports.stop_syncing()
+            self._ports.syncer.stop()
             self._ports.helper.stop()
         finally:
             shared.release(self._engine)

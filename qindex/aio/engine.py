@@ -100,10 +100,10 @@ class Engine:
         self._check_open()
         if self._ports.noting:
             for target in targets:
-                self._ports.append(target._queue)
+                self._ports.here().append(target._queue)
         seqs = await with_room(partial(self._ports.helper.finish, publish), timeout)
         if confirm or self._engine.options.durability == "fsync":
-            await asyncio.gather(*(self._ports.durable(target._queue) for target in targets))
+            await asyncio.gather(*(self._ports.here().durable(target._queue) for target in targets))
         return seqs
 
     async def sync(self) -> None:
@@ -139,7 +139,7 @@ class Engine:
             await self._ports.let_go()
 
     def _close(self) -> None:
-        self._ports.stop_syncing()
+        self._ports.syncer.stop()
         self._engine.close()
 
     def _check_open(self) -> None:
@@ -217,12 +217,7 @@ def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Open
     if options.get("read_only"):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")
     options.pop("read_only", None)
-    return _Opening(partial(_open_engine, directory, fs, options))
-
-
-def _open_engine(directory: PathLike, fs: FileSystem, options: dict[str, Any]) -> plain.Engine:
-    engine: plain.Engine = qindex.open(directory, fs=fs, **options)
-    return engine
+    return _Opening(partial(qindex.open, directory, fs=fs, **options))
 
 
 def _is_over(queue: plain_queue.Queue) -> bool:

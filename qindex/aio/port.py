@@ -53,14 +53,13 @@ class Port:
         self._noted: dict[Queue, tuple[list[bytes], list[asyncio.Future[int]]]] = {}
         self._given_back: dict[Queue, tuple[_GivenBack, Waiting]] = {}
 
-    def publish(
-        self, queue: Queue, body: bytes, loop: asyncio.AbstractEventLoop
-    ) -> asyncio.Future[int]:
+    def publish(self, queue: Queue, body: bytes) -> asyncio.Future[int]:
         """Note a plain message; gives a future of its seq_id, resolved when it is on disk.
 
         It is appended before the next turn of the loop, whatever becomes of the future; before
         anything else is, by this loop, if who does so calls :meth:`append`.
         """
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
         noted = self._noted.get(queue)
         if noted is None:
@@ -100,8 +99,9 @@ class Port:
         asked.futures += noted[1]
         asked.results += seqs
 
-    def durable(self, queue: Queue, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    def durable(self, queue: Queue) -> asyncio.Future[None]:
         """Give a future that is resolved when all that was done to ``queue`` so far is on disk."""
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = self._asked.get(queue)
         if waiting is None:
@@ -129,11 +129,10 @@ class Port:
             for waiting in asked.values():
                 waiting.resolve(error)
 
-    def give_back(
-        self, queue: Queue, delivery: Delivery, requeue: bool, loop: asyncio.AbstractEventLoop
-    ) -> asyncio.Future[None]:
+    def give_back(self, queue: Queue, delivery: Delivery, requeue: bool) -> asyncio.Future[None]:
         """Give a future that is resolved when a delivery of a queue with a dead-letter queue was
         requeued or rejected, durably: many of them share their syncs."""
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         given = self._given_back.get(queue)
         if given is None:

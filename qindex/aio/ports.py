@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator
 
 from qindex.aio.port import Port
 from qindex.aio.threads import Helper, Syncer
-from qindex.queue.delivery import Delivery
-from qindex.queue.queue import Queue
 
 __all__ = ["Ports"]
 
@@ -19,8 +17,7 @@ class Ports:
 
     ``helper``: the thread for calls that may block; ``syncer``: the one for syncs; ``guard``: what
     closes the engine at the end of its loop (:mod:`qindex.aio.ending`). Methods are called on the
-    thread of a running loop, but for :meth:`stop_syncing`. ``noting``: the loops that have messages
-    which they are yet to append.
+    thread of a running loop. ``noting``: the loops that have messages which they are yet to append.
     """
 
     def __init__(self) -> None:
@@ -43,34 +40,9 @@ class Ports:
         if guard is not None:
             await guard.aclose()
 
-    def durable(self, queue: Queue) -> asyncio.Future[None]:
-        """Give a future of the running loop, resolved when all that was done to ``queue`` so far
-        is on disk."""
+    def here(self) -> Port:
+        """Give that of the running loop."""
         loop = asyncio.get_running_loop()
-        return self._port(loop).durable(queue, loop)
-
-    def publish(self, queue: Queue, body: bytes) -> asyncio.Future[int]:
-        """Give a future of the running loop, of the seq_id of a plain message: it is appended in
-        this turn of the loop, and the future is resolved when it is on disk."""
-        loop = asyncio.get_running_loop()
-        return self._port(loop).publish(queue, body, loop)
-
-    def append(self, queue: Queue) -> None:
-        """Append what coroutines of the running loop have published to ``queue`` in this turn:
-        something is about to come behind it."""
-        self._port(asyncio.get_running_loop()).append(queue)
-
-    def give_back(self, queue: Queue, delivery: Delivery, requeue: bool) -> asyncio.Future[None]:
-        """Give a future of the running loop, resolved when a delivery of a queue with
-        a dead-letter queue was requeued or rejected, durably."""
-        loop = asyncio.get_running_loop()
-        return self._port(loop).give_back(queue, delivery, requeue, loop)
-
-    def stop_syncing(self) -> None:
-        """End the syncer's thread; it does first what it was asked for."""
-        self.syncer.stop()
-
-    def _port(self, loop: asyncio.AbstractEventLoop) -> Port:
         last = self._last
         if last is not None and last.loop() is loop:
             return last

@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any, TypeVar, overload
 
 from journal.errors import UsageError
-from qindex.aio.consumption import Consumption
 from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.room import with_room
@@ -19,11 +18,12 @@ from qindex.format.message import Body, Message, as_bytes
 from qindex.format.settings import QueueSettings
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
+from qindex.queue.delivering import LONG_HELD, warn_of_full_prefetch
 from qindex.queue.outstanding import no_delivery
 from qindex.queue.producing import batch_bytes
 from qindex.queue.room import WouldWaitError
 from qindex.queue.stats import QueueStats
-from qindex.queue.wake_ups import deadline_after, has_time
+from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
 __all__ = ["Queue"]
 
@@ -37,7 +37,6 @@ _ON_LOOP = 64 << 10
 """Messages with bodies up to this many bytes are published on the loop's thread."""
 _BATCH_ON_LOOP = 1 << 20
 """Batches of so many bytes, too."""
-_LONGEST_WAIT = 365 * 86_400.0
 
 
 class Queue:
@@ -99,12 +98,12 @@ class Queue:
             and len(body) <= _ON_LOOP
         ):
             # Such a message waits for no room. Those of one turn of the loop are appended together.
-            seq = await self._ports.publish(self._queue, body)
+            seq = await self._ports.here().publish(self._queue, body)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()
             return seq
         if self._noting:
-            self._ports.append(self._queue)
+            self._ports.here().append(self._queue)
         if body.__class__ is not bytes:
             body = as_bytes(body)
         if len(body) > _ON_LOOP:
@@ -122,7 +121,7 @@ class Queue:
                 )
         if durable:
             # That is a turn for the others, too.
-            await self._ports.durable(self._queue)
+            await self._ports.here().durable(self._queue)
             if not seq & _LOOK and self._flusher.is_due():
                 await self._rest()
         elif not seq & _LOOK and (not seq & _TURN or self._flusher.is_due()):
@@ -181,12 +180,12 @@ class Queue:
         self, size: int, confirm: bool, timeout: float | None, publish: Callable[[], range]
     ) -> range:
         if self._ports.noting:
-            self._ports.append(self._queue)
+            self._ports.here().append(self._queue)
         large = size > _BATCH_ON_LOOP
         seqs = await self._publish_with_room(publish, large=large, timeout=timeout)
         await self._rest()
         if (confirm or self._sync_each) and seqs:
-            await self._ports.durable(self._queue)
+            await self._ports.here().durable(self._queue)
         return seqs
 
     async def _publish_with_room(
@@ -289,8 +288,7 @@ class Queue:
             try:
                 taken = take()
                 if not taken:
-                    left = None if deadline is None else min(deadline - monotonic(), _LONGEST_WAIT)
-                    await waiter.wait(left)
+                    await waiter.wait(time_left(deadline))
             except GeneratorExit:
                 # The loop has ended and dropped this coroutine, at whatever place of the program
                 # the collector ran: no lock may be taken. The next ring finds no waiter.
@@ -331,7 +329,7 @@ class Queue:
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
-        return Consumption(self, prefetch, timeout, lease)
+        return _Consumption(self, prefetch, timeout, lease)
 
     async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
         """Wait until one of these is settled, or the time is up; gives those that are not."""
@@ -344,7 +342,7 @@ class Queue:
                 waiter.listen()
             try:
                 held = [delivery for delivery in given if not delivery.settled]
-                left = None if deadline is None else min(deadline - monotonic(), _LONGEST_WAIT)
+                left = time_left(deadline)
                 settled = len(held) < len(given) or (left is not None and left <= 0)
                 if not settled:
                     await waiter.wait(left)
@@ -374,7 +372,7 @@ class Queue:
             raise no_delivery(delivery) from None
         self._settler.ack(plain_one, waits=False)
         if self._sync_each:
-            await self._ports.durable(self._queue)
+            await self._ports.here().durable(self._queue)
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
@@ -388,14 +386,14 @@ class Queue:
                     raise no_delivery(one, at, len(listed))
             self._settler.ack_many([one._plain for one in listed], waits=False)
         if self._sync_each:
-            await self._ports.durable(queue)
+            await self._ports.here().durable(queue)
 
     async def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries with a seq_id up to this one; gives their
         number."""
         count = self._settler.ack_up_to(seq_id, waits=False)
         if self._sync_each and count:
-            await self._ports.durable(self._queue)
+            await self._ports.here().durable(self._queue)
         return count
 
     async def nack(self, delivery: Delivery) -> None:
@@ -416,14 +414,14 @@ class Queue:
         if moves:
             # To be durable it takes several syncs, in order.
             self._state.check_open()
-            await to_the_end(self._ports.give_back(queue, delivery._plain, requeue))
+            await to_the_end(self._ports.here().give_back(queue, delivery._plain, requeue))
             return
         if requeue:
             self._settler.nack(delivery._plain, waits=False)
             return
         self._settler.reject(delivery._plain, waits=False)
         if self._sync_each:
-            await self._ports.durable(queue)
+            await self._ports.here().durable(queue)
 
     async def extend(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""
@@ -461,7 +459,7 @@ class Queue:
         self._state.check_open()
         if self._flusher.mover.pending:
             await self._aside_run(self._flusher.mover.settle)
-        await self._ports.durable(queue)
+        await self._ports.here().durable(queue)
 
     async def _aside_run(self, call: Callable[[], T]) -> T:
         self._state.check_open()
@@ -477,3 +475,30 @@ class Queue:
 
     def __repr__(self) -> str:
         return repr(self._queue)
+
+
+class _Consumption(AsyncIterator[Delivery]):
+    """The iterator of :meth:`Queue.consume`, and no generator: it has nothing to clean up, wherever
+    it is left."""
+
+    def __init__(
+        self, queue: Queue, prefetch: int, timeout: float | None, lease: float | None
+    ) -> None:
+        self._queue = queue
+        self._lease = lease
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._given: list[Delivery] = []
+
+    async def __anext__(self) -> Delivery:
+        if len(self._given) >= self._prefetch:
+            self._given = await self._queue.await_settled(self._given, LONG_HELD)
+            if len(self._given) >= self._prefetch:
+                seq_ids = [one.seq_id for one in self._given]
+                warn_of_full_prefetch(self._queue.name, seq_ids)
+                self._given = await self._queue.await_settled(self._given, None)
+        delivery = await self._queue.get(self._timeout, lease=self._lease)
+        if delivery is None:
+            raise StopAsyncIteration
+        self._given.append(delivery)
+        return delivery

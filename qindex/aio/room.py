@@ -18,8 +18,6 @@ __all__ = ["with_room"]
 
 T = TypeVar("T")
 
-_LONGEST_WAIT = 365 * 86_400.0
-
 
 async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) -> T:
     """Await ``publish()`` until it finds room, for up to ``timeout`` seconds (``None``: for ever).
@@ -45,7 +43,7 @@ async def with_room(publish: Callable[[], Awaitable[T]], timeout: float | None) 
                     with full.state.lock, full.state:
                         waiter.listen()
                     continue
-                await waiter.wait(_LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT))
+                await waiter.wait(left)
                 _leave(full, waiter)
                 waiter = None
                 continue

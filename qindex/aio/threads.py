@@ -19,14 +19,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from journal.errors import ClosedError
 from qindex.queue.queue import Queue
 
 __all__ = ["Helper", "Syncer", "Waiting", "to_the_end"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _log = logging.getLogger("qindex.aio")
@@ -77,14 +76,14 @@ class Helper:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "qindex-aio")
 
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, call: Callable[[], T]) -> T:
         """Call it in the thread. Cancelled before its turn, it is not called; after, it goes on
         and its outcome is dropped. Raises :class:`ClosedError` after :meth:`stop`."""
-        return await self.submit(lambda: call(*args, **kwargs))
+        return await self.submit(call)
 
-    async def finish(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def finish(self, call: Callable[[], T]) -> T:
         """Call it in the thread, whatever happens: a cancellation is raised when it has ended."""
-        return await to_the_end(self.submit(lambda: call(*args, **kwargs)))
+        return await to_the_end(self.submit(call))
 
     def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Call it in the thread; gives a future. Raises :class:`ClosedError` after :meth:`stop`."""

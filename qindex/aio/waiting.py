@@ -13,6 +13,9 @@ from qindex.queue.wake_ups import Bell
 
 __all__ = ["Waiter"]
 
+_LONGEST_WAIT = 365 * 86_400.0
+"""Seconds: a loop's timers do not take all that a caller may ask for."""
+
 
 class Waiter:
     """A listener of one coroutine, on one bell, for one ring.
@@ -58,7 +61,7 @@ class Waiter:
         """Sleep until the ring; false when ``seconds`` have passed without one."""
         if seconds is None:
             return await self._future
-        timer = self._loop.call_later(seconds, self._wake, False)
+        timer = self._loop.call_later(min(seconds, _LONGEST_WAIT), self._wake, False)
         try:
             return await self._future
         finally:
