@@ -222,7 +222,8 @@ class StoreReader:
     """A store directory, read-only.
 
     ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: those outside the queues' own files.
-    ``marker``: the marker's content, where the file can't be read any more.
+    ``marker``: the marker's content of a store of ours (given, where the file can't be read any
+    more); ``vhost``: that of a virtual host's own files. The other one is ``None``.
     Raises :class:`NotAStoreError` for a file or a directory of something else (it names
     the virtual hosts of a node's directory), :class:`StorageError` when the system refuses.
     """
@@ -236,27 +237,29 @@ class StoreReader:
     ) -> None:
         self.directory: str = os.path.abspath(checked_path(directory))
         self._fs = fs = beneath(fs, self.directory)
-        self._vhost: Vhost | None = None
+        self.vhost: Vhost | None = None
         self._own_findings: list[Finding] = []
         self._snapshot_mark: tuple[int, int, int] | None = None
         self._snapshot: dict[str, RestingQueue] = {}
         try:
             refuse_node_directory(fs, self.directory)
-            self._marker = marker or store_directory.store_kind(fs, self.directory).marker
-            if self._marker is None:
-                self._vhost = Vhost.read(fs, self.directory)
+            self.marker: layout.StoreMarker | None = (
+                marker or store_directory.store_kind(fs, self.directory).marker
+            )
+            if self.marker is None:
+                self.vhost = Vhost.read(fs, self.directory)
         except OSError as error:
             raise self._unreadable(error) from error
 
     @property
     def kind(self) -> Kind:
         """Tell the maker of the directory."""
-        return "qindex" if self._vhost is None else "rabbitmq"
+        return "qindex" if self.vhost is None else "rabbitmq"
 
     @property
     def findings(self) -> list[Finding]:
         """Findings beside the queues' own files."""
-        return list(self._own_findings if self._vhost is None else self._vhost.findings)
+        return list(self._own_findings if self.vhost is None else self.vhost.findings)
 
     def queue_names(self) -> list[str]:
         """Give the queues' names, sorted; a directory's where the queue's is unknown."""
@@ -299,11 +302,11 @@ class StoreReader:
     def queue(self, name: str) -> QueueReader:
         """Give the queue of that name. Raises :class:`UsageError` when there is none."""
         directories = self.directories()
-        if self._vhost is not None:
-            chosen = self._vhost.matching(name, directories)
+        if self.vhost is not None:
+            chosen = self.vhost.matching(name, directories)
         else:
-            assert self._marker is not None
-            hashed = directory_name(self._marker.vhost, name)
+            assert self.marker is not None
+            hashed = directory_name(self.marker.vhost, name)
             chosen = [one for one in directories if hashed == one.directory]
             chosen = chosen or [one for one in directories if name in (one.directory, one.name)]
         if not chosen:
@@ -314,22 +317,22 @@ class StoreReader:
 
     def rules(self, one: QueueDirectory) -> DirectoryRules:
         """Tell how the entries of a queue directory are to be read."""
-        if self._vhost is not None:
-            return self._vhost.rules(one.directory)
-        assert self._marker is not None
+        if self.vhost is not None:
+            return self.vhost.rules(one.directory)
+        assert self.marker is not None
         try:
             moves_expired = self.settings_of(one).dead_letter is not None
         except DamageError:
             moves_expired = False  # its settings are reported by who shows them
         return DirectoryRules(
-            self._marker.entry_count, keeps_expired=moves_expired, version=self._marker.version
+            self.marker.entry_count, keeps_expired=moves_expired, version=self.marker.version
         )
 
     def in_use(self) -> bool:
         """Tell whether a process has the store open, or may have: of a node that was not stopped in
         order, nobody knows. Raises :class:`StorageError`."""
-        if self._vhost is not None:
-            return self._vhost.not_clean is not None
+        if self.vhost is not None:
+            return self.vhost.not_clean is not None
         try:
             # What an engine writes last when it closes, and removes before it writes anything.
             if SNAPSHOT in self._fs.listdir(self.directory):
@@ -340,9 +343,9 @@ class StoreReader:
 
     def settings_of(self, one: QueueDirectory) -> QueueSettings:
         """Read the settings in a queue directory; a RabbitMQ node puts none there."""
-        if self._vhost is not None:
+        if self.vhost is not None:
             return QueueSettings()
-        path = self._path(one)
+        path = self.path_of(one)
         with storage_errors(path, "the settings can't be read"):
             return read_settings(self._fs, path)
 
@@ -354,7 +357,7 @@ class StoreReader:
         """Pin a queue directory as it is now, to be shown by a view of this kind. Raises
         :class:`FileNotFoundError`, and as :func:`qindex.view.point_in_time.pin_queue`."""
         return view(
-            self._fs, self._path(one), self.rules(one), priority=one.priority, stores=self.stores
+            self._fs, self.path_of(one), self.rules(one), priority=one.priority, stores=self.stores
         )
 
     @property
@@ -364,13 +367,13 @@ class StoreReader:
         transient = os.path.join(self.directory, TRANSIENT_DIRECTORY)
         return StoreDirectories(
             os.path.join(self.directory, PERSISTENT_DIRECTORY),
-            transient if self._vhost is None else None,
+            transient if self.vhost is None else None,
             self._has_holes,
         )
 
     @cached_property
     def _has_holes(self) -> bool:
-        if self._vhost is None:
+        if self.vhost is None:
             return False
         store = os.path.join(self.directory, PERSISTENT_DIRECTORY)
         try:
@@ -394,12 +397,12 @@ class StoreReader:
 
     def next_seq(self, one: QueueDirectory, rules: DirectoryRules, seen: int) -> int:
         """Tell the seq_id of the queue's next publish; ``seen``: one above the highest there is."""
-        if self._vhost is not None:
+        if self.vhost is not None:
             return rules.next_seq if rules.next_seq is not None else seen
         resting = self._resting().get(one.directory)
         if resting is not None:
             return max(resting.next_seq, seen)
-        path = os.path.join(self._path(one), SEQ_FILE_NAME)
+        path = os.path.join(self.path_of(one), SEQ_FILE_NAME)
         return SeqFile(self._fs, path, Poison()).next_after_crash(seen)
 
     def _resting(self) -> dict[str, RestingQueue]:
@@ -417,28 +420,15 @@ class StoreReader:
             self._snapshot_mark = mark
         return self._snapshot
 
-    def _path(self, one: QueueDirectory) -> str:
-        return os.path.join(self.directory, layout.QUEUES, one.directory)
-
-    @property
-    def vhost(self) -> Vhost | None:
-        """The content of a RabbitMQ virtual host's own files; ``None`` for a store of ours."""
-        return self._vhost
-
-    @property
-    def marker(self) -> layout.StoreMarker | None:
-        """The marker of a store of ours; ``None`` for a virtual host."""
-        return self._marker
-
     def path_of(self, one: QueueDirectory) -> str:
         """The path of a queue's directory."""
-        return self._path(one)
+        return os.path.join(self.directory, layout.QUEUES, one.directory)
 
     def directories(self) -> list[QueueDirectory]:
         """List the queues' directories. Raises :class:`StorageError`."""
         try:
-            if self._vhost is not None:
-                return self._vhost.directories(self._fs)
+            if self.vhost is not None:
+                return self.vhost.directories(self._fs)
             return list(self._own_directories())
         except OSError as error:
             raise self._unreadable(error) from error
