@@ -30,14 +30,13 @@ import qindex
 from journal.compiled import build
 from journal.errors import DamageError, StoreError
 from qindex._packages import see
-from qindex.cli.drop import delete_command, purge_command
+from qindex.cli.drop import compact_command, delete_command, purge_command
 from qindex.cli.follow import follow_command
 from qindex.cli.inspect_file import inspect_command
 from qindex.cli.look import Directory, JsonOption, cat_command, list_command, stats_command
 from qindex.cli.move import export_command, import_command, pull_command, push_command
 from qindex.cli.output import flush, print_line, print_note
 from qindex.cli.queue_settings import queue_command
-from qindex.cli.reclaim import compact_command
 from qindex.cli.tools import (
     convert_command,
     repair_command,

@@ -1,18 +1,21 @@
-"""``purge`` and ``delete``: drop what a queue holds, or the queue with it."""
+"""``purge``, ``delete`` and ``compact``: drop what a queue holds, or the queue with it; give the
+space of dead messages back."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
 
 import qindex
 from journal.errors import NotAStoreError, UsageError
+from msgstore import CompactionReport
 from qindex.cli.look import Directory, JsonOption, QueueName
-from qindex.cli.output import print_json, print_line
+from qindex.cli.output import print_result
 from qindex.view.reader import StoreReader
 
-__all__ = ["delete_command", "purge_command"]
+__all__ = ["compact_command", "delete_command", "purge_command"]
 
 
 def purge_command(directory: Directory, queue: QueueName, as_json: JsonOption = False) -> int:
@@ -23,10 +26,7 @@ def purge_command(directory: Directory, queue: QueueName, as_json: JsonOption = 
     name = _known(directory, queue)
     with qindex.open(directory) as engine:
         dropped = engine.queue(name).purge()
-    if as_json:
-        print_json({"queue": name, "purged": dropped})
-    else:
-        print_line(f"purged {dropped} of {name}")
+    print_result(as_json, {"queue": name, "purged": dropped}, f"purged {dropped} of {name}")
     return 0
 
 
@@ -49,10 +49,30 @@ def delete_command(
         if held and not force:
             raise UsageError(f"queue {name!r} has {held} messages: --force deletes them, too")
         engine.delete_queue(name)
-    if as_json:
-        print_json({"queue": name, "deleted": held})
-    else:
-        print_line(f"deleted {name} with {held} messages")
+    shown = f"deleted {name} with {held} messages"
+    print_result(as_json, {"queue": name, "deleted": held}, shown)
+    return 0
+
+
+def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
+    """Give the space of dead messages in the message store back now.
+
+    An engine at work does it by itself, in the background; this is for a store that is not open.
+    Files without a live message are deleted; the live messages of files that are mostly garbage
+    are combined into new ones. Nothing is lost if this is killed.
+    """
+    if StoreReader(directory).kind != "qindex":
+        raise NotAStoreError(f"{directory}: a RabbitMQ directory: its node compacts it")
+    with qindex.open(directory, background=False) as engine:
+        report = engine.compact() or CompactionReport()
+        stats = engine.stats().message_store
+    size, live = (0, 0) if stats is None else (stats.size, stats.live)
+    print_result(
+        as_json,
+        dataclasses.asdict(report) | {"reclaimed": report.reclaimed, "size": size, "live": live},
+        f"reclaimed {report.reclaimed} bytes: {report.files_deleted} files deleted, "
+        f"{report.files_written} written; the message store has {size} bytes, {live} live",
+    )
     return 0
 
 

@@ -15,7 +15,6 @@ from journal.block_sums import check_room, check_sums, extents, without_room
 from journal.errors import StoreError, storage_errors
 from journal.files import REAL, read_file, read_optional
 from journal.findings import Cause, Finding, Kind
-from msgstore.errors import StaleSnapshotError
 from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
 from qindex.format import layout
@@ -58,8 +57,12 @@ def inspect_small(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
         return None
     with storage_errors(path, "can't be read"):
         data = read_file(REAL, path)
+        rows: list[Row] = []
         findings: list[Finding] = []
-        rows = list(reader(path, data, findings))
+        try:
+            rows.extend(reader(path, data, findings))
+        except (ValueError, StoreError) as error:
+            findings.append(_wrong(path, data, error))
     return iter(rows), findings
 
 
@@ -91,25 +94,18 @@ def _sums(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
 
 
 def _snapshot(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
-    try:
-        queues, store = unpack_snapshot(data, "")
-        yield _row(data, "snapshot", queues=len(queues))
-        for name, queue in queues.items():
-            yield _row(
-                b"",
-                "queue",
-                directory=name,
-                next_seq_id=queue.next_seq,
-                segments={str(number): list(counts) for number, counts in queue.segments.items()},
-            )
-        if store is not None:
-            locations, summary, _ = load_snapshot(store)
-            for key, entry in summary:
-                name = store_file_name(key)
-                yield _row(b"", "file", name=name, size=entry.size, live=entry.live)
-            yield _row(b"", "messages", count=len(locations))
-    except (ValueError, StaleSnapshotError) as error:
-        findings.append(_wrong(path, data, error))
+    queues, store = unpack_snapshot(data, "")
+    yield _row(data, "snapshot", queues=len(queues))
+    for name, queue in queues.items():
+        segments = {str(number): list(counts) for number, counts in queue.segments.items()}
+        fields = {"next_seq_id": queue.next_seq, "segments": segments}
+        yield _row(b"", "queue", directory=name, **fields)
+    if store is not None:
+        locations, summary, _ = load_snapshot(store)
+        for key, entry in summary:
+            name = store_file_name(key)
+            yield _row(b"", "file", name=name, size=entry.size, live=entry.live)
+        yield _row(b"", "messages", count=len(locations))
 
 
 def _seq(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
@@ -131,10 +127,7 @@ def _seq(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
 
 
 def _settings(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
-    try:
-        yield _row(data, "settings", **dataclasses.asdict(unpack_settings(data)))
-    except ValueError as error:
-        findings.append(_wrong(path, data, error))
+    yield _row(data, "settings", **dataclasses.asdict(unpack_settings(data)))
 
 
 def _deliveries(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
@@ -188,11 +181,7 @@ def _queue_name(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row
         # A copy of the file, somewhere else: nothing vouches for the border, the first one it is.
         vhost_part, _, queue_part = data.partition(b"\nQUEUE: ")
         directory = directory_name(vhost_part.removeprefix(b"VHOST: "), queue_part[:-1])
-    try:
-        name = parse_queue_name(data, directory)
-    except StoreError as error:
-        findings.append(_wrong(path, data, error))
-        return
+    name = parse_queue_name(data, directory)
     vhost, queue = (one.decode("utf-8", "surrogateescape") for one in name[:2])
     fields = {"vhost": plain_value(vhost), "queue": plain_value(queue)}
     yield _row(data, "queue_name", **fields, priority=name.priority)
@@ -204,11 +193,7 @@ def _vhost(_path: str, data: bytes, _findings: list[Finding]) -> Iterator[Row]:
 
 
 def _config(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
-    try:
-        config = parse_vhost_config(data)
-    except StoreError as error:
-        findings.append(_wrong(path, data, error))
-        return
+    config = parse_vhost_config(data)
     yield _row(data, "config", segment_entry_count=config.segment_entry_count)
     if config.fallback is not None:
         findings.append(_wrong(path, data, config.fallback))
@@ -229,11 +214,7 @@ def _terms(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
 
 
 def _clean(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
-    try:
-        clean = parse_clean_dot(data)
-    except StoreError as error:
-        findings.append(_wrong(path, data, error))
-        return
+    clean = parse_clean_dot(data)
     refs = [ref.hex() for ref in clean.client_refs]
     yield _row(data, "clean", index_module=clean.index_module, client_refs=refs)
 

@@ -15,9 +15,8 @@ from qindex.cli.look import Directory, JsonOption, QueueName, complete_queue
 from qindex.cli.output import (
     flush,
     print_findings,
-    print_json,
-    print_line,
     print_note,
+    print_result,
     progress_bar,
     write_out,
 )
@@ -81,17 +80,10 @@ def export_command(
             report = export_messages(directory, out, queues or None, format=format, progress=told)
     if to_output:
         flush()  # standard output is for the messages
-    elif as_json:
-        print_json(
-            {
-                "file": report.path,
-                "messages": report.messages,
-                "resumed": report.resumed,
-                "damaged": report.damaged,
-            }
-        )
     else:
-        print_line(f"exported {report.messages} to {report.path}{_resumed(report.resumed)}")
+        figures = {"messages": report.messages, "resumed": report.resumed}
+        shown = f"exported {report.messages} to {report.path}{_resumed(report.resumed)}"
+        print_result(as_json, {"file": report.path, **figures, "damaged": report.damaged}, shown)
     if report.damaged:
         print_note(f"{report.damaged} damaged messages are left out")
     return print_findings(report.findings) or int(report.damaged > 0)
@@ -119,12 +111,9 @@ def import_command(
         raise UsageError("import needs FILE... and DIR")
     with progress_bar("importing") as told:
         report = import_messages(files, directory, queue, format=format, progress=told)
-    if as_json:
-        print_json(
-            {"messages": report.messages, "resumed": report.resumed, "queues": report.queues}
-        )
-    else:
-        print_line(f"imported {report.messages} to {directory}{_resumed(report.resumed)}")
+    figures = {"messages": report.messages, "resumed": report.resumed, "queues": report.queues}
+    shown = f"imported {report.messages} to {directory}{_resumed(report.resumed)}"
+    print_result(as_json, figures, shown)
     return 0
 
 
@@ -163,10 +152,8 @@ def push_command(
             count=count,
             told=None if told is None else lambda done: told(done, 0),
         )
-    if as_json:
-        print_json({"queue": queue, "pushed": report.messages, "refused": report.refused})
-    else:
-        print_line(f"pushed {report.messages} of {queue}")
+    figures = {"queue": queue, "pushed": report.messages, "refused": report.refused}
+    print_result(as_json, figures, f"pushed {report.messages} of {queue}")
     if report.refused:
         print_note(f"the broker refused {report.refused} messages: they are still in {queue}")
     return int(report.refused > 0)
@@ -200,10 +187,8 @@ def pull_command(
             timeout=timeout,
             told=None if told is None else lambda done: told(done, 0),
         )
-    if as_json:
-        print_json({"queue": to or source, "pulled": moved})
-    else:
-        print_line(f"pulled {moved} to {to or source}")
+    target = to or source
+    print_result(as_json, {"queue": target, "pulled": moved}, f"pulled {moved} to {target}")
     return 0
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "print_json",
     "print_line",
     "print_note",
+    "print_result",
     "progress_bar",
     "settings_text",
     "write_out",
@@ -49,6 +50,14 @@ def print_line(text: str = "") -> None:
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one object as one line."""
     write_out(json_line(value))
+
+
+def print_result(as_json: bool, value: Mapping[str, Any], text: str) -> None:
+    """Print what a command did: one object, or in words."""
+    if as_json:
+        print_json(value)
+    else:
+        print_line(text)
 
 
 def print_note(text: str) -> None:

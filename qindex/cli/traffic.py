@@ -26,9 +26,8 @@ from qindex.cli.output import (
     delivery_json,
     flush,
     print_findings,
-    print_json,
-    print_line,
     print_note,
+    print_result,
     write_out,
 )
 from qindex.format.message import Message
@@ -97,11 +96,9 @@ def publish_command(
 
 def _print_published(queue: str, first: int | None, count: int, as_json: bool) -> None:
     last = None if first is None else first + count - 1
-    if as_json:
-        print_json({"queue": queue, "published": count, "first_seq_id": first, "last_seq_id": last})
-    else:
-        where = f", seq_id {first} to {last}" if count else ""
-        print_line(f"published {count} to {queue}{where}")
+    fields = {"queue": queue, "published": count, "first_seq_id": first, "last_seq_id": last}
+    where = f", seq_id {first} to {last}" if count else ""
+    print_result(as_json, fields, f"published {count} to {queue}{where}")
 
 
 def _header(text: str) -> tuple[str, str]:
