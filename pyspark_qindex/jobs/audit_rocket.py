@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import StoreError
-from journal.findings import Finding, Kind
-from pyspark_qindex.jobs.findings import RocketKind, damage, trace
+from journal.findings import Cause, Finding, Kind
+from pyspark_qindex.jobs.findings import RocketKind, damage
 from pyspark_qindex.jobs.log_places import have_topic, record_heads
-from pyspark_qindex.rocket_planning import is_in_use
+from pyspark_qindex.rocket_planning import is_in_use, look_at
 from pyspark_qindex.stores import Store
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog_format import MESSAGE_MAGIC, ROLLBACK, file_name
@@ -35,7 +35,7 @@ from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT_SIZE, Units, count_valid
 from rocketstore.dispatch import DispatchBatch, from_records
 from rocketstore.index_file import IndexFile
-from rocketstore.layout import Layout, Paths, look
+from rocketstore.layout import Paths
 from rocketstore.log_end import log_end
 from rocketstore.mapped_files import Stranger
 from rocketstore.options import Options
@@ -103,7 +103,7 @@ def plan_rocket_store(store: Store) -> tuple[list[RocketItem], list[Finding]]:
 
     Raises :class:`StoreError` for a directory that is no store, or can't be listed.
     """
-    layout = _layout(store)
+    layout = look_at(store.file_system(), store)
     size = layout.commitlog_file_size
     lost = layout.lost()
     missing = tuple((start, start + size) for start in lost)
@@ -160,18 +160,14 @@ def in_use(parts: Parts) -> bool:
     return is_in_use(parts.fs, parts.paths)
 
 
-def _layout(store: Store) -> Layout:
-    options = Options(fs=store.file_system(), read_only=True)
-    return look(options.fs, Paths(store.path), options)
-
-
 def _parts(item: RocketItem) -> Parts:
     """Of the index files those that the item is about: a store may have thousands."""
-    layout = _layout(item.store)
+    fs = item.store.file_system()
+    layout = look_at(fs, item.store)
     layout = replace(layout, commitlog=layout.readable)
     if item.part != "log":
         layout = replace(layout, index=[name for name in layout.index if name == item.name])
-    options = Options(fs=item.store.file_system(), read_only=True)
+    options = Options(fs=fs, read_only=True)
     return build_parts(options, Paths(item.store.path), layout, Checkpoint())
 
 
@@ -253,8 +249,8 @@ class _LogAudit:
             return survivor if survivor < self._end else None
         head = commitlog.files.read(self._file, position, 16)
         if head.strip(b"\0") and not self._busy:
-            what = "a torn record at the log's end"
-            yield trace(self._file.path, position, 0, Kind.TORN, what, "open removes it")
+            what, then = "a torn record at the log's end", "open removes it"
+            yield damage(self._file.path, position, 0, Kind.TORN, what, then, Cause.CRASH)
         return None
 
     def _check(self, batch: DispatchBatch) -> Iterator[Finding]:
@@ -344,7 +340,7 @@ class _LogAudit:
         what += f" under all their keys, the first at offset {int(places[0])}"
         lost = "queries miss them; build-index writes the index anew"
         # RocketMQ itself leaves this behind when it recovers from a crash.
-        yield trace(path, 0, 0, RocketKind.INDEX_MISSING, what, lost)
+        yield damage(path, 0, 0, RocketKind.INDEX_MISSING, what, lost, Cause.CRASH)
 
 
 def _words(hashes: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> I64:

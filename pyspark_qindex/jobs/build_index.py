@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -34,11 +35,11 @@ from pyspark_qindex.jobs.build_write import (
     IndexPlan,
     StorePlan,
     compare,
+    index_place,
     write_index_files,
     write_queues,
 )
-from pyspark_qindex.jobs.fleet import find_fleet
-from pyspark_qindex.jobs.naming import store_names
+from pyspark_qindex.jobs.fleet import find_fleet, store_names
 from pyspark_qindex.jobs.tasks import Row, batches, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
 from pyspark_qindex.schemas import Table, spark_schema
@@ -213,7 +214,7 @@ def _logs(
     logs = {}
     for root, found in files.items():
         try:
-            logs[root] = _log_of(root, sorted(found, key=_start_of))
+            logs[root] = _log_of(root, sorted(found, key=attrgetter("start")))
         except StoreError as error:
             refused[root] = error
     return logs
@@ -233,7 +234,7 @@ def _plan(
             root=target.root,
             layout=target.layout,
             staging=target.staging,
-            end=_end_of(logs[target.root]),
+            end=logs[target.root][-1].end if logs[target.root] else 0,
             starts=starts[target.root],
             index=[],
             filler_files=tuple(file.start for file in logs[target.root] if file.fillers),
@@ -241,10 +242,6 @@ def _plan(
         for target in targets
     }
     return _with_index(plans, pieces)
-
-
-def _start_of(file: LogFile) -> int:
-    return file.start
 
 
 def _log_of(root: str, files: list[LogFile]) -> list[LogFile]:
@@ -266,10 +263,6 @@ def _refuse(root: str, file: LogFile) -> None:
     path = os.path.join(Paths(root).commitlog, file_name(file.start))
     what = "no record stands here, but sound ones do behind it (open with repair=True)"
     raise DamageError(path, file.end - file.start, what)
-
-
-def _end_of(log: list[LogFile]) -> int:
-    return log[-1].end if log else 0
 
 
 def _with_index(plans: dict[str, StorePlan], pieces: DataFrame) -> dict[str, StorePlan]:
@@ -392,13 +385,8 @@ def _finish(plan: StorePlan, log: list[LogFile]) -> Iterator[Row]:
             path = os.path.join(Paths(plan.staging).index, name)
             layout = plan.layout
             IndexFile.create(REAL, path, layout.index_slots, layout.index_entries, previous).close()
-            names = sorted(layout.index, key=int)
-            number = len(plan.index)
-            place = os.path.join(
-                Paths(plan.root).index, names[number] if number < len(names) else "-"
-            )
-            yield (plan.root, os.path.join("index", name), 0, os.stat(path).st_size,
-                   compare(path, place))  # fmt: skip
+            was = compare(path, index_place(plan, len(plan.index)))
+            yield plan.root, os.path.join("index", name), 0, os.stat(path).st_size, was
     for file, units, size in keep_expired_queues(plan, log):
         yield (plan.root, file, units, size, "identical")
 

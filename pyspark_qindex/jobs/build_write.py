@@ -30,7 +30,15 @@ from rocketstore.layout import Layout, Paths
 from rocketstore.rebuild import QueueRepair
 from rocketstore.walk import LogWalk
 
-__all__ = ["BUILT", "IndexPlan", "StorePlan", "compare", "write_index_files", "write_queues"]
+__all__ = [
+    "BUILT",
+    "IndexPlan",
+    "StorePlan",
+    "compare",
+    "index_place",
+    "write_index_files",
+    "write_queues",
+]
 
 BUILT: Final[Table] = {
     "store": "string",
@@ -201,13 +209,13 @@ class _IndexWriter:
         file.close()
         sync_file(REAL, file.path)
         target = os.path.join(Paths(self._plan.staging).index, file.name)
-        was = compare(file.path, _index_place(self._plan, self.key[1]))
+        was = compare(file.path, index_place(self._plan, self.key[1]))
         _put_in_place(file.path, target)
         shutil.rmtree(self._own, ignore_errors=True)
         return (self._plan.root, os.path.join("index", file.name), entries, size, was)
 
 
-def _index_place(plan: StorePlan, number: int) -> str:
+def index_place(plan: StorePlan, number: int) -> str:
     """The store's index file with that number: names are times of creation, and differ."""
     names = sorted(plan.layout.index, key=int)
     return os.path.join(Paths(plan.root).index, names[number] if number < len(names) else "-")

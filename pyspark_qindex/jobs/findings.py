@@ -17,7 +17,7 @@ from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table
 from pyspark_qindex.stores import Store
 
-__all__ = ["FINDINGS", "RocketKind", "Several", "damage", "finding_row", "grouped", "trace"]
+__all__ = ["FINDINGS", "RocketKind", "Several", "damage", "finding_row", "grouped"]
 
 FINDINGS: Final[Table] = {
     "store": "string",
@@ -117,27 +117,15 @@ def finding_row(
 
 
 def damage(
-    path: str, offset: int, length: int, kind: Kind | RocketKind, what: str, lost: str = ""
-) -> Finding:
-    """Give a finding that no crash explains."""
-    return _made(path, offset, length, Cause.DAMAGE, kind, what, lost)
-
-
-def trace(
-    path: str, offset: int, length: int, kind: Kind | RocketKind, what: str, lost: str = ""
-) -> Finding:
-    """Give a finding of something that a crash leaves and the next open repairs."""
-    return _made(path, offset, length, Cause.CRASH, kind, what, lost)
-
-
-def _made(
     path: str,
     offset: int,
     length: int,
-    cause: Cause,
     kind: Kind | RocketKind,
     what: str,
-    lost: str,
+    lost: str = "",
+    cause: Cause = Cause.DAMAGE,
 ) -> Finding:
+    """Give a finding that no crash explains; or (``cause``) one of something that a crash leaves
+    and the next open repairs."""
     # A Finding carries a word; those of RocketMQ are words of the same sort.
     return Finding(path, offset, length, cause, what, lost, kind)  # type: ignore[arg-type]

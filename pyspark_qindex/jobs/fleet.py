@@ -1,15 +1,22 @@
-"""The stores that a job is given: of all kinds, at or below its paths."""
+"""The stores that a job is given, of all kinds, at or below its paths; and the names of those that
+it makes of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from journal.errors import UsageError
+from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.stores import Store, find_stores, is_queue_store, is_rocket_store
 from qindex.recovery import store_directory
 
-__all__ = ["FleetStore", "find_fleet"]
+__all__ = ["FleetStore", "find_fleet", "new_stores", "store_names"]
+
+_STORES = "stores"
+"""Directory below a job's output that holds the stores it made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +49,39 @@ def _is_any(names: set[str]) -> bool:
 
 def _names(store: Store) -> set[str]:
     return set(store.file_system().listdir(store.path))
+
+
+def new_stores(out: str, stores: Sequence[str]) -> dict[str, str]:
+    """Give the place, below ``out``, of the store that a job makes for each store (a path or URL).
+
+    Raises :class:`UsageError` where ``out`` is not local.
+    """
+    root = os.path.join(local_path(out, "out"), _STORES)
+    return {store: os.path.join(root, name) for store, name in store_names(stores).items()}
+
+
+def store_names(stores: Sequence[str]) -> dict[str, str]:
+    """Give each store (a path or URL) a directory name of its own: its path below what all have in
+    common, with ``~`` for each slash.
+
+    >>> store_names(["/srv/fleet/a/orders", "/srv/fleet/b/orders"])
+    {'/srv/fleet/a/orders': 'a~orders', '/srv/fleet/b/orders': 'b~orders'}
+    >>> store_names(["/srv/fleet/a/orders"])
+    {'/srv/fleet/a/orders': 'orders'}
+    """
+    parts = {store: store.replace("://", "/").strip("/").split("/") for store in set(stores)}
+    if len(parts) == 1:
+        return {store: found[-1] or "store" for store, found in parts.items()}
+    first, *others = parts.values()
+    common = list(
+        takewhile(
+            lambda n: all(one[: n + 1] == first[: n + 1] for one in others), range(len(first))
+        )
+    )
+    names: dict[str, str] = {}
+    for store in sorted(parts):
+        name = "~".join(parts[store][len(common) :]) or "store"
+        while name in names.values():
+            name += "~"
+        names[store] = name
+    return names

@@ -32,13 +32,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import pyarrow as pa
 
 from journal.errors import StoreError, UsageError
-from pyspark_qindex.filesystem import local_path
-from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
+from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
 from pyspark_qindex.jobs.left_behind import left_behind
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
-from pyspark_qindex.jobs.naming import STORES, store_names
 from pyspark_qindex.jobs.refill import QueueFill, RocketFill, new_store
-from pyspark_qindex.jobs.tasks import Row, batches
+from pyspark_qindex.jobs.tasks import Row, batches, by_row
 from pyspark_qindex.jobs.transfer import by_store, in_order, origin_of
 from pyspark_qindex.schemas import Table, spark_schema
 from qindex.format.envelope import open_envelope
@@ -123,8 +121,7 @@ def migrate(
     if to is not None and to != wanted:
         raise UsageError(f"to {to}: the stores are of that kind already")
     urls = [one.store.url for one in fleet]
-    root = os.path.join(local_path(out, "out"), STORES)
-    targets = {url: os.path.join(root, name) for url, name in store_names(urls).items()}
+    targets = new_stores(out, urls)
     if from_rocketmq:
         moves = _kept(_into_queues(spark, fleet, targets, mode))
     else:
@@ -157,7 +154,7 @@ def _into_rocketmq(
     rows = told.unionByName(stores, allowMissingColumns=True)
 
     def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(MOVES, _fill_rocketmq(_by_row(found), targets, sizes))
+        yield from batches(MOVES, _fill_rocketmq(by_row(found), targets, sizes))
 
     return in_order(rows).mapInArrow(fill, spark_schema(MOVES))
 
@@ -202,11 +199,6 @@ def _of_nodes(fleet: list[FleetStore]) -> list[str]:
         for store in stores
         if not store_directory.store_kind(store.file_system(), store.path).ours
     ]
-
-
-def _by_row(found: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    for batch in found:
-        yield from batch.to_pylist()
 
 
 def _fill_rocketmq(
@@ -264,7 +256,7 @@ def _into_queues(
     together = rows.repartition(len(urls), "store").sortWithinPartitions("store", "offset")
 
     def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(MOVES, _fill_queues(_by_row(found), targets, delays))
+        yield from batches(MOVES, _fill_queues(by_row(found), targets, delays))
 
     return together.mapInArrow(fill, spark_schema(MOVES))
 

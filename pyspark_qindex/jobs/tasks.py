@@ -16,7 +16,7 @@ from pyspark_qindex.schemas import Table, arrow_schema, spark_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Row", "Rows", "batches", "run_tasks", "tasks_wanted"]
+__all__ = ["Row", "Rows", "batches", "by_row", "run_tasks", "tasks_wanted"]
 
 Item = TypeVar("Item")
 Row = tuple[Any, ...]
@@ -61,6 +61,12 @@ def _batch(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def by_row(found: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Give the rows of batches, each by the names of its columns."""
+    for batch in found:
+        yield from batch.to_pylist()
 
 
 def run_tasks(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,11 +28,10 @@ from journal.files import read_optional
 from pyspark_qindex.batches import plain_text
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
-from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
+from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
-from pyspark_qindex.jobs.naming import STORES, store_names
 from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, new_store
-from pyspark_qindex.jobs.tasks import Row, batches
+from pyspark_qindex.jobs.tasks import Row, batches, by_row
 from pyspark_qindex.schemas import Table, spark_schema
 from qindex.format import layout
 from qindex.format.envelope import open_envelope
@@ -180,8 +179,7 @@ def import_stores(spark: SparkSession, paths: Sequence[str], out: str) -> Import
     stores = {
         row[0] for table in tables.values() for row in table.select("store").distinct().collect()
     }
-    root = os.path.join(local_path(out, "out"), STORES)
-    targets = {store: os.path.join(root, name) for store, name in store_names(list(stores)).items()}
+    targets = new_stores(out, list(stores))
     kept: dict[str, list[QueueKept]] = {}
     if "queues" in tables:
         for row in tables["queues"].collect():
@@ -274,14 +272,9 @@ def _import_queues(
     rows = empty.unionByName(tables["messages"].select(*wanted)) if "messages" in tables else empty
 
     def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(IMPORTED, _fill_queues(_dicts(found), targets, kept, source))
+        yield from batches(IMPORTED, _fill_queues(by_row(found), targets, kept, source))
 
     return in_order(rows).mapInArrow(fill, spark_schema(IMPORTED))
-
-
-def _dicts(found: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    for batch in found:
-        yield from batch.to_pylist()
 
 
 def _fill_queues(
@@ -351,7 +344,7 @@ def _import_records(records: DataFrame, targets: dict[str, str], source: str) ->
     rows = records.repartition(max(1, stores), "store").sortWithinPartitions("store", "offset")
 
     def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(IMPORTED, _fill_records(_dicts(found), targets, source))
+        yield from batches(IMPORTED, _fill_records(by_row(found), targets, source))
 
     return rows.mapInArrow(fill, spark_schema(IMPORTED))
 
