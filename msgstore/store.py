@@ -12,7 +12,6 @@ that led to the removals.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from msgstore.writer import Writer
 
 __all__ = ["MessageStore", "StoreStats"]
 
-_LOG = logging.getLogger("qindex.msgstore")
 _REMOVALS_PER_LOCK = 512
 _READS_PER_LOCK = 64
 

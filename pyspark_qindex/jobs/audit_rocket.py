@@ -46,7 +46,6 @@ from rocketstore.walk import LogWalk, find_survivor
 __all__ = ["RocketItem", "Span", "audit_rocket_item", "plan_rocket_store"]
 
 I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _UNITS_AT_ONCE: Final = 1 << 16
 _SETTLE_PAUSES: Final = (0.002, 0.01, 0.05)

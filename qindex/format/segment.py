@@ -43,8 +43,6 @@ __all__ = [
     "SUFFIX",
     "file_name",
     "file_number",
-    "pack_publish",
-    "pack_step",
 ]
 
 SUFFIX = ".idx"
@@ -77,16 +75,3 @@ def file_number(name: str) -> int | None:
         return None
     number = int(stem)
     return number if str(number) == stem else None
-
-
-def pack_publish(
-    rel: int, persistent: bool, msg_id: bytes, expiry: int, size: int, record: bytes
-) -> bytes:
-    """Give a publish record (see :func:`journal.format.pack_publish`)."""
-    head = PUBLISH | (PERSISTENT if persistent else 0) | rel
-    return PUBLISH_HEAD.pack(head, msg_id, expiry, size, len(record)) + record
-
-
-def pack_step(rel: int) -> bytes:
-    """Give a next-step record: delivered, or (the second of the rel) acknowledged."""
-    return (NEXT_STEP | rel).to_bytes(2, "big")

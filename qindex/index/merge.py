@@ -29,7 +29,6 @@ from qindex.index.segment_scan import last_of_each, places
 __all__ = ["JournalRecords", "Merged"]
 
 U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 

@@ -49,9 +49,7 @@ from qindex.index.segment_scan import SegmentScan, healed_findings, read_healed
 
 __all__ = ["PAIRED", "form_of"]
 
-U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _BATCH_BYTES = 4 << 20
 _PIECE = 512

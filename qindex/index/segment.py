@@ -49,7 +49,6 @@ DELIVERED."""
 _AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED])
 _FILED_TABLE = _AS_FILED + bytes(range(len(_AS_FILED), 256))
 
-U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
 

@@ -69,7 +69,6 @@ from qindex.view.reader import StoreReader
 __all__ = ["StoreCopy", "for_salvage"]
 
 I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _log = logging.getLogger("qindex.tools")
 

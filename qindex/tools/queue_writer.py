@@ -30,7 +30,6 @@ from qindex.tools.thorough_view import Batch
 __all__ = ["QueueWriter", "write_name"]
 
 I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 
 _COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 30, 34))
 

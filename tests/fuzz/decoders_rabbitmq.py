@@ -21,7 +21,7 @@ from qindex.format.rabbitmq.properties_format import (
     table,
 )
 from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
-from qindex.format.rabbitmq.table_format import decode_table, encode_table, plain_table, typed_table
+from qindex.format.rabbitmq.table_format import decode_table, encode_table, plain_table
 from qindex.format.rabbitmq.term_format import Atom, decode, encode
 from qindex.format.rabbitmq.text_terms import parse_terms
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
@@ -58,7 +58,7 @@ def _record(data: bytes) -> None:
     assert 0 < end <= len(data)
     assert len(message.body) <= len(data)
     try:
-        message.properties.typed()
+        message.properties.plain()
     except PropertiesError:
         return
     basic = basic_message(data, b"/")
@@ -141,7 +141,6 @@ def _dets_seeds() -> Iterator[bytes]:
 def _properties(data: bytes) -> None:
     properties = decode_properties(data)
     properties.plain()
-    properties.typed()
     assert decode_properties(encode_properties(properties)) == properties
 
 
@@ -157,7 +156,6 @@ def _table(data: bytes) -> None:
     fields, end = decode_table(data, 0, len(data))
     assert end <= len(data)
     plain_table(fields)
-    typed_table(fields)
     encode_table(fields)
 
 

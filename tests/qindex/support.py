@@ -16,7 +16,7 @@ from journal.format import ACK, DELIVER, pack_action, pack_publish
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record, seal_embedded
 from qindex.format.rabbitmq.names import directory_name
-from qindex.format.segment import pack_step
+from qindex.format.segment import NEXT_STEP, PERSISTENT, PUBLISH, PUBLISH_HEAD
 from tests.waiting import WAIT
 
 __all__ = [
@@ -119,6 +119,19 @@ def journal_bytes(seq_id: int, body: bytes, actions: str) -> bytes:
         "a": pack_action(ACK, seq_id),
     }
     return b"".join(records[action] for action in actions)
+
+
+def pack_segment_publish(
+    rel: int, persistent: bool, msg_id: bytes, expiry: int, size: int, record: bytes
+) -> bytes:
+    """A publish record as a segment has it (see journal.format.pack_publish)."""
+    head = PUBLISH | (PERSISTENT if persistent else 0) | rel
+    return PUBLISH_HEAD.pack(head, msg_id, expiry, size, len(record)) + record
+
+
+def pack_step(rel: int) -> bytes:
+    """A next-step record: delivered, or (the second of the rel) acknowledged."""
+    return (NEXT_STEP | rel).to_bytes(2, "big")
 
 
 def segment_bytes(seq_id: int, body: bytes, actions: str, entry_count: int) -> bytes:

@@ -7,8 +7,10 @@ import re
 import pytest
 
 from qindex.format import segment as segment_format
-from qindex.format.segment import file_name, file_number, pack_publish, pack_step
+from qindex.format.segment import file_name, file_number
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, OUT, PUBLISHED, Segment, as_filed
+from tests.qindex.support import pack_segment_publish as pack_publish
+from tests.qindex.support import pack_step
 
 MSG_ID = bytes(range(16))
 

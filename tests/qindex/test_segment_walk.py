@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from journal.format import DELIVER
 from journal.replay import Ending, Walk
-from qindex.format.segment import pack_publish, pack_step
 from qindex.format.segment_walk import walk_segment
+from tests.qindex.support import pack_segment_publish as pack_publish
+from tests.qindex.support import pack_step
 
 MSG_ID = b"0123456789abcdef"
 COUNT = 500

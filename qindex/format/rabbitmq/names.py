@@ -26,7 +26,6 @@ __all__ = [
     "directory_name",
     "format_queue_name",
     "parse_queue_name",
-    "vhost_directory_name",
 ]
 
 MAX_PRIORITY: Final = 255
@@ -64,15 +63,6 @@ def directory_name(vhost: str | bytes, queue: str | bytes, priority: int | None 
     :class:`UsageError` for a priority out of range.
     """
     return _base36_md5(b"queue" + _bytes(vhost) + _bytes(queue) + _suffix(priority))
-
-
-def vhost_directory_name(vhost: str | bytes) -> str:
-    """Name of a vhost's directory.
-
-    >>> vhost_directory_name("/")
-    '628WB79CIFDYO9LJI6DKMI09L'
-    """
-    return _base36_md5(_bytes(vhost))
 
 
 def format_queue_name(

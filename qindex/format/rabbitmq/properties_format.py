@@ -29,7 +29,6 @@ Source: AMQP 0-9-1 specification 4.2.6.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
@@ -48,7 +47,6 @@ from qindex.format.rabbitmq.table_format import (
     shortstr_of_term,
     table,
     table_of_term,
-    typed_table,
 )
 from qindex.format.rabbitmq.term_format import Term
 
@@ -103,21 +101,11 @@ class Properties:
 
         See :func:`qindex.format.rabbitmq.table_format.plain_table`.
         """
-        return self._view(plain_table)
-
-    def typed(self) -> dict[str, Any]:
-        """The same with each header as ``[tag, value]``, in values that JSON has.
-
-        See :func:`qindex.format.rabbitmq.table_format.typed_table`.
-        """
-        return self._view(typed_table)
-
-    def _view(self, headers: Callable[[Table], dict[str, Any]]) -> dict[str, Any]:
         view: dict[str, Any] = {}
         for name in _NAMES:
             value = getattr(self, name)
             if value is not None:
-                view[name] = headers(value) if name == "headers" else value
+                view[name] = plain_table(value) if name == "headers" else value
         return view
 
 

@@ -51,7 +51,6 @@ __all__ = [
     "MAX_FRAGMENT",
     "MSG_ID_BYTES",
     "RabbitMessage",
-    "RecordEncoder",
     "decode_content",
     "decode_message",
     "decode_usual",
@@ -245,72 +244,6 @@ def _all_binaries(value: Term) -> bool:
 # --- encoding ----------------------------------------------------------------------------------
 
 
-class RecordEncoder:
-    """Writes the records of one vhost and exchange, as a 3.10 node writes them.
-
-    >>> encode = RecordEncoder(vhost=b"/").encode
-    >>> decode_message(encode(b"orders", bytes(16), b"hello")).body
-    b'hello'
-    """
-
-    __slots__ = ("_head",)
-
-    def __init__(self, vhost: bytes = b"/", exchange: bytes = b"") -> None:
-        """Prepare the constant part. Raises :class:`UsageError` for names above 255 bytes."""
-        self._head = b"".join(
-            (
-                *(_HEAD, _U32.pack(len(_short(vhost))), vhost),
-                *(_EXCHANGE, _U32.pack(len(_short(exchange))), exchange),
-                *(_LIST, _U32.pack(1), _BINARY),
-            )
-        )
-
-    def encode(
-        self,
-        routing_key: bytes,
-        msg_id: bytes,
-        body: bytes,
-        properties: bytes = PERSISTENT_ONLY,
-        persistent: bool = True,
-    ) -> bytes:
-        """The record of one message with one routing key.
-
-        ``properties`` are property bytes as a client sends them, not looked into; their
-        delivery_mode should agree with ``persistent``, which is what a node goes by. O(length).
-        Raises :class:`UsageError` for a ``msg_id`` that is not 16 bytes or a key above 255.
-        """
-        if len(msg_id) != MSG_ID_BYTES or len(routing_key) > _MAX_SHORTSTR:
-            raise UsageError("a record needs a msg_id of 16 bytes, a routing key of up to 255")
-        pack = _U32.pack
-        size = len(body)
-        if 0 < size <= MAX_FRAGMENT:
-            return b"".join(
-                (
-                    self._head,
-                    pack(len(routing_key)),
-                    routing_key,
-                    _CONTENT,
-                    pack(len(properties)),
-                    properties,
-                    _ONE_FRAGMENT,
-                    pack(size),
-                    body,
-                    _BEFORE_MSG_ID,
-                    msg_id,
-                    _TRUE if persistent else _FALSE,
-                )
-            )
-        return b"".join(
-            (
-                *(self._head, pack(len(routing_key)), routing_key),
-                *(_CONTENT, pack(len(properties)), properties, _PROTOCOL),
-                *_fragments(body),
-                *(_BEFORE_MSG_ID, msg_id, _TRUE if persistent else _FALSE),
-            )
-        )
-
-
-_ONE_FRAGMENT: Final = _PROTOCOL + _LIST + _U32.pack(1) + _BINARY
 _BEFORE_MSG_ID: Final = _NIL + _MSG_ID
 
 
@@ -324,7 +257,7 @@ def encode_message(
     properties: bytes | Properties | None = None,
     persistent: bool = True,
 ) -> bytes:
-    """The record of one message, with any number of routing keys; see :class:`RecordEncoder`.
+    """The record of one message, with any number of routing keys, as a 3.10 node writes it.
 
     ``properties`` are property bytes, or values to be encoded, or ``None`` for a delivery_mode
     that agrees with ``persistent`` and nothing else. Raises :class:`UsageError`, and

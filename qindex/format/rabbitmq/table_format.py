@@ -53,7 +53,6 @@ __all__ = [
     "shortstr_of_term",
     "table",
     "table_of_term",
-    "typed_table",
 ]
 
 MAX_DEPTH: Final = 64
@@ -330,26 +329,6 @@ def _plain(one: Field) -> Any:
     if tag == "D":
         return Decimal(value[1]).scaleb(-value[0])
     return value
-
-
-def typed_table(fields: Table) -> dict[str, Any]:
-    """A table as ``{name: [tag, value]}``, in values that JSON has.
-
-    Bytes that are no text are ``{"hex": ...}``; a decimal is ``[scale, int]``.
-    """
-    return {name: _typed(one) for name, one in fields}
-
-
-def _typed(one: Field) -> list[Any]:
-    tag, value = one
-    if tag == "F":
-        return [tag, typed_table(value)]
-    if tag == "A":
-        return [tag, [_typed(item) for item in value]]
-    if tag == "D":
-        return [tag, list(value)]
-    plain = _plain(one)
-    return [tag, {"hex": plain.hex()} if isinstance(plain, bytes) else plain]
 
 
 # --- from Erlang terms -------------------------------------------------------------------------

@@ -13,15 +13,10 @@ from qindex.format.rabbitmq.names import (
     directory_name,
     format_queue_name,
     parse_queue_name,
-    vhost_directory_name,
 )
-from tests.golden import SCENARIOS, VHOST_DIR_NAME, golden, synthetic
+from tests.golden import SCENARIOS, golden, synthetic
 
 names = st.binary(max_size=255)
-
-
-def test_the_vhost_directory() -> None:
-    assert vhost_directory_name("/") == vhost_directory_name(b"/") == VHOST_DIR_NAME
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

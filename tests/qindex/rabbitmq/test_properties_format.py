@@ -32,10 +32,10 @@ from qindex.format.rabbitmq.table_format import (
     plain_table,
     table,
     table_of_term,
-    typed_table,
 )
 from qindex.format.rabbitmq.term_format import Atom, Term
 from tests.qindex.rabbitmq.terms import tables
+from tests.qindex.rabbitmq.typed import typed, typed_table
 
 ALL_14 = Properties(
     content_type="application/json",
@@ -90,12 +90,12 @@ def test_each_property_alone(name: str) -> None:
     assert decode_properties(raw) == alone
     shown: object = {"a": "b"} if name == "headers" else value
     assert alone.plain() == {name: shown}
-    assert set(ALL_14.typed()) == {one.name for one in dataclasses.fields(Properties)}
+    assert set(typed(ALL_14)) == {one.name for one in dataclasses.fields(Properties)}
 
 
 def test_views() -> None:
     assert ALL_14.plain()["headers"] == {"a": "b"}
-    assert ALL_14.typed()["headers"] == {"a": ["S", "b"]}
+    assert typed(ALL_14)["headers"] == {"a": ["S", "b"]}
     assert Properties(headers=()).plain() == {"headers": {}}
 
 
@@ -184,7 +184,7 @@ def test_text_that_is_not_utf8_survives() -> None:
         "content_type": "\udcff\udcfe",
         "headers": {"\udcff": b"\xfe"},
     }
-    assert properties.typed()["headers"] == {"\udcff": ["S", {"hex": "fe"}]}
+    assert typed(properties)["headers"] == {"\udcff": ["S", {"hex": "fe"}]}
 
 
 # --- header tables -----------------------------------------------------------------------------
@@ -240,8 +240,8 @@ FIELDS: list[tuple[Field, str, object, object, Term]] = [
 ]
 
 
-@pytest.mark.parametrize(("one", "raw", "plain", "typed", "term"), FIELDS)
-def test_each_type(one: Field, raw: str, plain: object, typed: object, term: Term) -> None:
+@pytest.mark.parametrize(("one", "raw", "plain", "shown", "term"), FIELDS)
+def test_each_type(one: Field, raw: str, plain: object, shown: object, term: Term) -> None:
     content = b"\x01h" + bytes.fromhex(raw)
     data = len(content).to_bytes(4, "big") + content
     fields: Table = (("h", one),)
@@ -249,7 +249,7 @@ def test_each_type(one: Field, raw: str, plain: object, typed: object, term: Ter
     assert encode_table(fields) == data
     assert plain_table(fields) == {"h": plain}
     assert type(plain_table(fields)["h"]) is type(plain)
-    assert typed_table(fields) == {"h": [one.tag, typed]}
+    assert typed_table(fields) == {"h": [one.tag, shown]}
     json.dumps(typed_table(fields))
     kind, value = term
     assert table_of_term([(b"h", Atom(kind), value)]) == fields
@@ -410,7 +410,7 @@ def test_tables_round_trip(fields: Table) -> None:
     read = decode_properties(raw)
     assert read == Properties(headers=fields, delivery_mode=1)
     assert encode_properties(read) == raw
-    json.dumps(read.typed())
+    json.dumps(typed(read))
     read.plain()
 
 
@@ -419,7 +419,7 @@ def gives_properties_or_an_error(raw: bytes) -> None:
         read = decode_properties(raw)
     except PropertiesError:
         return
-    json.dumps(read.typed())
+    json.dumps(typed(read))
     read.plain()
     assert decode_properties(encode_properties(read)) == read
 

@@ -18,11 +18,11 @@ from qindex.format.rabbitmq.properties_format import Properties, PropertiesError
 from qindex.format.rabbitmq.record import (
     MAX_FRAGMENT,
     RabbitMessage,
-    RecordEncoder,
     decode_message,
     encode_message,
 )
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
+from tests.qindex.rabbitmq.typed import typed
 from tests.qindex.rabbitmq.walk import records
 
 MSG_ID = bytes(range(16))
@@ -68,7 +68,6 @@ def term(**changes: Term) -> Term:
 
 
 def test_the_worked_example() -> None:
-    assert RecordEncoder().encode(b"q", MSG_ID, b"hi") == HI
     assert encode_message(msg_id=MSG_ID, routing_keys=[b"q"], body=b"hi") == HI
     assert encode(term()) == HI
     assert decode_message(HI) == RabbitMessage(
@@ -113,11 +112,10 @@ def test_other_buffers_are_taken(wrap: Callable[[bytes], bytes]) -> None:
 )
 def test_fragments(size: int, fragments: list[int]) -> None:
     body = bytes(n % 251 for n in range(size))
-    written = RecordEncoder().encode(b"q", MSG_ID, body)
+    written = encode_message(msg_id=MSG_ID, routing_keys=[b"q"], body=body)
     value, _ = decode(written)
     assert [len(fragment) for fragment in value[3][5]] == fragments
     assert b"".join(reversed(value[3][5])) == body
-    assert written == encode_message(msg_id=MSG_ID, routing_keys=[b"q"], body=body)
     assert written == encode(value)
     assert decode_message(written).body == body
 
@@ -143,7 +141,15 @@ def test_any_message_round_trips(
     body: bytes,
     persistent: bool,
 ) -> None:
-    written = RecordEncoder(vhost, exchange).encode(key, msg_id, body, properties, persistent)
+    written = encode_message(
+        msg_id=msg_id,
+        routing_keys=[key],
+        body=body,
+        vhost=vhost,
+        exchange=exchange,
+        properties=properties,
+        persistent=persistent,
+    )
     assert decode_message(written) == RabbitMessage(
         vhost, exchange, [key], properties, body, msg_id, persistent
     )
@@ -173,19 +179,13 @@ def test_properties_are_bytes_or_values_or_the_delivery_mode_alone() -> None:
 @pytest.mark.parametrize("size", [0, 15, 17])
 def test_a_msg_id_of_another_length_is_refused(size: int) -> None:
     with pytest.raises(UsageError):
-        RecordEncoder().encode(b"q", bytes(size), b"")
-    with pytest.raises(UsageError):
         encode_message(msg_id=bytes(size), routing_keys=[b"q"], body=b"")
 
 
 def test_names_that_amqp_can_not_carry_are_refused() -> None:
     long = b"x" * 256
     with pytest.raises(UsageError):
-        RecordEncoder(vhost=long)
-    with pytest.raises(UsageError):
-        RecordEncoder(exchange=long)
-    with pytest.raises(UsageError):
-        RecordEncoder().encode(long, MSG_ID, b"")
+        encode_message(msg_id=MSG_ID, routing_keys=[b"q"], body=b"", exchange=long)
     with pytest.raises(UsageError):
         encode_message(msg_id=MSG_ID, routing_keys=[b"q", long], body=b"")
     with pytest.raises(UsageError):
@@ -306,7 +306,7 @@ def gives_a_message_or_an_error(data: bytes) -> RabbitMessage | None:
     assert decode_message(data) == message
     assert len(message.body) <= len(data)
     try:
-        message.properties.typed()
+        typed(message.properties)
     except PropertiesError:
         return message
     return message
@@ -379,7 +379,7 @@ def test_lengths_that_lie(at: int, length: int) -> None:
 
 
 def test_reading_takes_memory_in_proportion_to_the_record() -> None:
-    big = RecordEncoder().encode(b"q", MSG_ID, bytes(5 * MAX_FRAGMENT))
+    big = encode_message(msg_id=MSG_ID, routing_keys=[b"q"], body=bytes(5 * MAX_FRAGMENT))
     claims = HI[:56] + struct.pack(">I", 0xFFFFFFFF) + b"m\0\0\0\0" * 100_000
     tracemalloc.start()
     try:
