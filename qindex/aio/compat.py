@@ -25,13 +25,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from journal.errors import ClosedError, DamageError
 from qindex.aio import queue as aio_queue
 from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
 from qindex.compat import shared
-from qindex.compat.queue import Codec, Taken, codec_of
-from qindex.compat.set_aside import UnreadableItemError, item_of
+from qindex.compat.queue import Codec, Held, Items, Taken, codec_of
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
@@ -53,7 +51,7 @@ class _Alone(shared.Shared):
     """One object uses the queue, as nothing else could tell its loop of an item."""
 
 
-class PersistentQueue(asyncio.Queue[Any]):
+class PersistentQueue(Items, asyncio.Queue[Any]):
     """A drop-in for :class:`asyncio.Queue` that persists; ``QueueEmpty`` and ``QueueFull`` are the
     standard's.
 
@@ -71,6 +69,7 @@ class PersistentQueue(asyncio.Queue[Any]):
     """
 
     _order = "first in, first out"
+    _empty = asyncio.QueueEmpty
 
     # asyncio.Queue's own, of which its stubs do not tell.
     _getters: deque[asyncio.Future[Any]]
@@ -89,8 +88,7 @@ class PersistentQueue(asyncio.Queue[Any]):
         self._codec = codec_of(serializer)
         self._name = name
         self._dead_letter = f"{name}.unreadable" if dead_letter is None else dead_letter
-        self._held: deque[tuple[asyncio.Task[Any] | None, Delivery]] = deque()
-        self._taken: dict[int, Delivery] = {}
+        self._held = Held()
         self._puts = 0
         self._closed = False
         self._engine = shared.acquire(directory)
@@ -133,9 +131,6 @@ class PersistentQueue(asyncio.Queue[Any]):
 
     # The hooks that asyncio.Queue calls.
 
-    def _init(self, maxsize: int) -> None:
-        """Nothing: the items are in the engine."""
-
     def _put(self, item: Any) -> None:
         self._check_open()
         self._core._producer.publish(self._codec.dumps(item), waits=False)
@@ -143,34 +138,15 @@ class PersistentQueue(asyncio.Queue[Any]):
 
     def _get(self) -> Any:
         item, delivery = self._next()
-        self._held.append((_this_task(), delivery))
+        self._held.got.append((_this_task(), delivery))
         return item
 
-    def _next(self) -> tuple[Any, Delivery]:
-        self._check_open()
-        try:
-            delivery = self._next_delivery()
-            if delivery is None:
-                # The count was of messages that had expired.
-                raise asyncio.QueueEmpty
-            loads = self._codec.loads
-            item = item_of(self._engine, delivery, loads, self._name, self._dead_letter)
-        except (DamageError, UnreadableItemError):
-            self._one_less()  # it is set aside, here or by the engine
-            raise
-        return item, delivery
-
-    def _next_delivery(self) -> Delivery | None:
+    def _take(self) -> Delivery | None:
         return self._core._deliverer.get(0, waits=False)
 
     def _one_less(self) -> None:
-        """Count an item that no get will give."""
         super().task_done()
         self._wake(self._putters)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"queue {self._name!r} of {self._engine.directory} is closed")
 
     @staticmethod
     def _wake(waiting: deque[asyncio.Future[Any]]) -> None:
@@ -210,8 +186,8 @@ class PersistentQueue(asyncio.Queue[Any]):
         again, first, when the block raises or is cancelled.
         """
         item = await self.get()
-        _, delivery = self._held.pop()  # the get has ended just now
-        self._taken[delivery.seq_id] = delivery
+        _, delivery = self._held.got.pop()  # the get has ended just now
+        self._held.taken[delivery.seq_id] = delivery
         return Taken(self, item, delivery)
 
     def _settle(self, delivery: Delivery, *, again: bool) -> None:
@@ -222,17 +198,13 @@ class PersistentQueue(asyncio.Queue[Any]):
         else:
             delivery.ack()
             super().task_done()
-        self._taken.pop(delivery.seq_id, None)
+        self._held.taken.pop(delivery.seq_id, None)
 
     def task_done(self) -> None:
         """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
         called more often than there were items, as :meth:`asyncio.Queue.task_done` does."""
         self._check_open()
-        if self._held:
-            me = _this_task()
-            mine = next((one for one in self._held if one[0] is me), self._held[0])
-            mine[1].ack()
-            self._held.remove(mine)
+        self._held.finish(_this_task())
         super().task_done()
 
     async def join(self) -> None:
@@ -253,11 +225,7 @@ class PersistentQueue(asyncio.Queue[Any]):
             return
         shared.leave(self._engine, self._name, self._shared)
         self._closed = True
-        for delivery in [*self._taken.values(), *(one for _, one in self._held)]:
-            if not delivery.settled:
-                delivery.nack()
-        self._taken.clear()
-        self._held.clear()
+        self._held.give_all_back()
         for waiting in (self._getters, self._putters):
             while waiting:
                 self._wake(waiting)
@@ -289,5 +257,5 @@ class PersistentLifoQueue(PersistentQueue):
 
     _order = "last in, first out"
 
-    def _next_delivery(self) -> Delivery | None:
+    def _take(self) -> Delivery | None:
         return take_last(self._core)

@@ -15,6 +15,7 @@ from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, UsageError
 from qindex.compat import shared
 from qindex.compat.set_aside import UnreadableItemError, bring_back, item_of
+from qindex.engine.engine import Engine
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
@@ -61,9 +62,73 @@ def _label(codec: Serializer) -> str:
     return str(getattr(codec, "__name__", of.__qualname__))
 
 
+class Held:
+    """The items that were got and are not done with: ``got``, each with the thread or task that has
+    it, oldest first, and those that settle themselves, ``taken``, by their seq_ids."""
+
+    def __init__(self) -> None:
+        self.got: deque[tuple[Any, Delivery]] = deque()
+        self.taken: dict[int, Delivery] = {}
+
+    def finish(self, me: Any) -> None:
+        """Settle the oldest item that ``me`` got or, if there is none, the oldest of all."""
+        if self.got:
+            mine = next((one for one in self.got if one[0] == me), self.got[0])
+            mine[1].ack()
+            self.got.remove(mine)
+
+    def give_all_back(self) -> None:
+        """Let all of them come again."""
+        for delivery in [*self.taken.values(), *(one for _, one in self.got)]:
+            if not delivery.settled:
+                delivery.nack()
+        self.taken.clear()
+        self.got.clear()
+
+
+class Items:
+    """What the two kinds of queues, for threads and for coroutines, make of the engine's queue."""
+
+    _codec: Serializer
+    _name: str
+    _dead_letter: str
+    _engine: Engine
+    _closed: bool
+    _empty: type[Exception]
+    """What the standard's queue raises when nothing is there."""
+
+    def _init(self, maxsize: int) -> None:
+        """Nothing, where the standard's queue makes its container: the items are in the engine."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"queue {self._name!r} of {self._engine.directory} is closed")
+
+    def _next(self) -> tuple[Any, Delivery]:
+        self._check_open()
+        try:
+            delivery = self._take()
+            if delivery is None:
+                raise self._empty  # the count was of messages that had expired
+            loads = self._codec.loads
+            item = item_of(self._engine, delivery, loads, self._name, self._dead_letter)
+        except (DamageError, UnreadableItemError):
+            self._one_less()  # it is set aside, here or by the engine
+            raise
+        return item, delivery
+
+    def _take(self) -> Delivery | None:
+        """Take the next message."""
+        raise NotImplementedError
+
+    def _one_less(self) -> None:
+        """Count an item that no get will give."""
+        raise NotImplementedError
+
+
 class _State(shared.Shared):
     """The state that the objects of one queue share: the mutex and its conditions, the items that
-    were got and are not done with, and their number."""
+    are held, and the number of those that are not done with."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -72,17 +137,8 @@ class _State(shared.Shared):
         self.not_empty = threading.Condition(self.mutex)  # type: ignore[arg-type]
         self.not_full = threading.Condition(self.mutex)  # type: ignore[arg-type]
         self.all_tasks_done = threading.Condition(self.mutex)  # type: ignore[arg-type]
-        self.held: deque[tuple[int, Delivery]] = deque()
-        self.taken: dict[int, Delivery] = {}
+        self.held = Held()
         self.unfinished = -1
-
-    def give_all_back(self) -> None:
-        """Let all that is not done with come again. The mutex is held."""
-        for delivery in [*self.taken.values(), *(one for _, one in self.held)]:
-            if not delivery.settled:
-                delivery.nack()
-        self.taken.clear()
-        self.held.clear()
 
     def finish_one(self) -> None:
         """Count an item that is done with. The mutex is held."""
@@ -138,7 +194,7 @@ class Taken:
             self._queue._settle(self._delivery, again=kind is not None)
 
 
-class PersistentQueue(standard.Queue[Any]):
+class PersistentQueue(Items, standard.Queue[Any]):
     """A drop-in for :class:`queue.Queue` that persists; ``Empty`` and ``Full`` are the standard's.
 
     ``directory``: the store; ``name``: the queue in it. Queues of one process share the engine of a
@@ -174,6 +230,7 @@ class PersistentQueue(standard.Queue[Any]):
     """
 
     _order = "first in, first out"
+    _empty = standard.Empty
 
     def __init__(
         self,
@@ -226,9 +283,6 @@ class PersistentQueue(standard.Queue[Any]):
 
     # The hooks that queue.Queue calls with its mutex held.
 
-    def _init(self, maxsize: int) -> None:
-        """Nothing: the items are in the engine."""
-
     def _qsize(self) -> int:
         self._check_open()
         return len(self._queue)
@@ -242,26 +296,8 @@ class PersistentQueue(standard.Queue[Any]):
         if self._auto_done:
             delivery.ack()
         else:
-            self._state.held.append((threading.get_ident(), delivery))
+            self._state.held.got.append((threading.get_ident(), delivery))
         return item
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"queue {self._name!r} of {self._engine.directory} is closed")
-
-    def _next(self) -> tuple[Any, Delivery]:
-        self._check_open()
-        try:
-            delivery = self._take()
-            if delivery is None:
-                # The count was of messages that had expired.
-                raise standard.Empty
-            loads = self._codec.loads
-            item = item_of(self._engine, delivery, loads, self._name, self._dead_letter)
-        except (DamageError, UnreadableItemError):
-            self._one_less()  # it is set aside, here or by the engine
-            raise
-        return item, delivery
 
     def _one_less(self) -> None:
         self._state.finish_one()
@@ -291,7 +327,7 @@ class PersistentQueue(standard.Queue[Any]):
                     raise standard.Empty
                 self.not_empty.wait(left)
             item, delivery = self._next()
-            self._state.taken[delivery.seq_id] = delivery
+            self._state.held.taken[delivery.seq_id] = delivery
             self.not_full.notify()
             return Taken(self, item, delivery)
 
@@ -304,7 +340,7 @@ class PersistentQueue(standard.Queue[Any]):
             else:
                 delivery.ack()
                 self._state.finish_one()
-            self._state.taken.pop(delivery.seq_id, None)
+            self._state.held.taken.pop(delivery.seq_id, None)
 
     def task_done(self) -> None:
         """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
@@ -314,11 +350,7 @@ class PersistentQueue(standard.Queue[Any]):
             self._check_open()
             if state.unfinished <= 0:
                 raise ValueError("task_done() called too many times")
-            if state.held:
-                me = threading.get_ident()
-                mine = next((one for one in state.held if one[0] == me), state.held[0])
-                mine[1].ack()
-                state.held.remove(mine)
+            state.held.finish(threading.get_ident())
             state.finish_one()
 
     def join(self) -> None:
@@ -358,7 +390,7 @@ class PersistentQueue(standard.Queue[Any]):
             last = shared.leave(self._engine, self._name, self._state)
             self._closed = True
             if last:
-                self._state.give_all_back()
+                self._state.held.give_all_back()
             for condition in (self.not_empty, self.not_full, self.all_tasks_done):
                 condition.notify_all()
         shared.release(self._engine)
