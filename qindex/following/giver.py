@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 
 from journal.errors import StoreError
 from journal.files import FileSystem
 from journal.format import PUBLISH_PERSISTENT
 from qindex.following.gap import MISSING, Gap
-from qindex.following.piece import Decoded, Piece, decode
+from qindex.following.piece import Piece, decode
 from qindex.format.entries import Entry, decode_any
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.queue.delivery import Delivery, make_delivery
@@ -36,9 +38,23 @@ class Giver:
             return map(
                 make_delivery, repeat(None), found.seqs, found.bodies, repeat(False), found.extras
             )
-        kinds: list[int] = piece.kinds.tolist()
+        rows = deque(zip(found.seqs, found.bodies, found.extras, piece.kinds.tolist(), strict=True))
         # No generator: one that has raised is at its end, and what it had not given is lost.
-        return iter(_Mixed(found, kinds, self._fetch, self._report).next_one, None)
+        return iter(partial(self._next, rows), None)
+
+    def _next(self, rows: deque[tuple[int, bytes, int | Entry, int]]) -> Delivery | None:
+        """Give the delivery of the first row, or of the next that can be given; ``None`` at the
+        end. One that could not be given (the system refused) is tried again by the next call."""
+        while rows:
+            seq, body, extra, kind = rows[0]
+            if isinstance(extra, Entry) and extra.stored:
+                extra = self._fetch(extra, kind == PUBLISH_PERSISTENT)
+                body = b"" if extra.message is None else extra.message.body
+            rows.popleft()
+            if not isinstance(extra, Entry) or extra.message is not None:
+                return make_delivery(None, seq, body, False, extra)
+            self._report(Gap(seq, seq + 1, extra.damage))
+        return None
 
     def _fetch(self, entry: Entry, persistent: bool) -> Entry:
         """Read a message from the message store. Of one that is gone, damage says so."""
@@ -53,36 +69,3 @@ class Giver:
         if message is None:
             return Entry(entry.msg_id, entry.expiry, entry.size, None, damage=damage)
         return Entry(entry.msg_id, entry.expiry, entry.size, message)
-
-
-class _Mixed:
-    """Gives the deliveries of a piece one by one. One that could not be given (the system refused)
-    is tried again by the next call."""
-
-    def __init__(
-        self,
-        found: Decoded,
-        kinds: list[int],
-        fetch: Callable[[Entry, bool], Entry],
-        report: Callable[[Gap], None],
-    ) -> None:
-        self._found = found
-        self._kinds = kinds
-        self._fetch = fetch
-        self._report = report
-        self._at = 0
-
-    def next_one(self) -> Delivery | None:
-        """Give the next delivery; ``None`` at the end."""
-        found = self._found
-        while self._at < len(found.seqs):
-            at = self._at
-            seq, body, extra = found.seqs[at], found.bodies[at], found.extras[at]
-            if isinstance(extra, Entry) and extra.stored:
-                extra = self._fetch(extra, self._kinds[at] == PUBLISH_PERSISTENT)
-                body = b"" if extra.message is None else extra.message.body
-            self._at += 1
-            if not isinstance(extra, Entry) or extra.message is not None:
-                return make_delivery(None, seq, body, False, extra)
-            self._report(Gap(seq, seq + 1, extra.damage))
-        return None

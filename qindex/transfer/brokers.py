@@ -27,8 +27,7 @@ from qindex.transfer.amqp import (
     parameters_of,
     raw_properties,
 )
-from qindex.transfer.restore import restore
-from qindex.transfer.uncounted import give_back_uncounted, take_uncounted
+from qindex.transfer.restore import give_back_uncounted, restore, take_uncounted
 
 __all__ = ["BATCH", "PushReport", "pull", "push", "ready"]
 

@@ -1,19 +1,26 @@
-"""Publish messages as they were: with their expiry, timestamps, and as delivered before."""
+"""The two ends of a move: publish messages as they were, with their expiry, timestamps, and as
+delivered before; and take them from a queue so that it does not count.
+
+A queue with a ``delivery_limit`` gives a message up that came back too often. A broker that can't
+be reached says nothing about a message, so what is taken for it counts as if it had not been, also
+after a crash.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
 
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
+from qindex.queue.delivery import Delivery
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
 from qindex.queue.queue import Queue
 from qindex.transfer.moved import Moved
 
-__all__ = ["mark_delivered", "restore"]
+__all__ = ["give_back_uncounted", "mark_delivered", "restore", "take_uncounted"]
 
 
 def restore(queue: Queue, moved: Sequence[Moved]) -> range:
@@ -55,3 +62,15 @@ def mark_delivered(queue: Queue, first: int, moved: Sequence[Moved]) -> None:
     if len(seqs):
         with queue._parts.state.lock, queue._parts.state as state:
             state.index.note_delivered(seqs)
+
+
+def take_uncounted(queue: Queue, most: int) -> list[Delivery]:
+    """Take up to ``most`` messages, without waiting for one. Raises as ``get_many``."""
+    held = list(queue.get_many(most))
+    queue._settler.forgive(held)
+    return held
+
+
+def give_back_uncounted(queue: Queue, deliveries: Iterable[Delivery]) -> None:
+    """Give back those of these that are not settled, each to its place."""
+    queue._settler.take_back_uncounted(deliveries)
