@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from journal.errors import UsageError
@@ -41,6 +41,7 @@ _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 Columns = tuple[bytes, bytes, bytes, bytes, bytes]
 """Ids (16 bytes each, ascending), files, offsets (u64), framed sizes, references (u32), native
 byte order."""
+_KINDS = (f"S{ID_SIZE}", "=u8", "=u8", "=u4", "=u4")
 
 
 class Location(NamedTuple):
@@ -225,9 +226,7 @@ class Locations:
         if not self._overlay:
             self._squeeze()
             return
-        import numpy as np  # here: an import of 100 ms that a small store never needs
-
-        ids = [self._ids, b"".join(self._overlay)]
+        ids = self._ids + b"".join(self._overlay)
         files, offsets = array("Q", self._files), array("Q", self._offsets)
         totals, references = array("I", self._totals), array("I", self._references)
         for packed in self._overlay.values():
@@ -236,18 +235,7 @@ class Locations:
             offsets.append(offset)
             totals.append(total)
             references.append(packed & MAX_REFERENCES)
-        keys = np.frombuffer(b"".join(ids), dtype=f"S{ID_SIZE}")
-        live = np.flatnonzero(np.frombuffer(references, np.uint32))
-        order = live[np.argsort(keys[live], kind="stable")]
-        self._set_base(
-            (
-                keys[order].tobytes(),
-                np.frombuffer(files, np.uint64)[order].tobytes(),
-                np.frombuffer(offsets, np.uint64)[order].tobytes(),
-                np.frombuffer(totals, np.uint32)[order].tobytes(),
-                np.frombuffer(references, np.uint32)[order].tobytes(),
-            )
-        )
+        self._set_live((ids, files, offsets, totals, references), sort=True)
         self._overlay.clear()
 
     def _squeeze(self) -> None:
@@ -257,18 +245,19 @@ class Locations:
         if not self._live_rows:
             self._set_base((b"", b"", b"", b"", b""))
             return
-        import numpy as np
+        columns = self._ids, self._files, self._offsets, self._totals, self._references
+        self._set_live(columns, sort=False)
 
-        live = np.flatnonzero(np.frombuffer(self._references, np.uint32))
-        self._set_base(
-            (
-                np.frombuffer(self._ids, dtype=f"S{ID_SIZE}")[live].tobytes(),
-                np.frombuffer(self._files, np.uint64)[live].tobytes(),
-                np.frombuffer(self._offsets, np.uint64)[live].tobytes(),
-                np.frombuffer(self._totals, np.uint32)[live].tobytes(),
-                np.frombuffer(self._references, np.uint32)[live].tobytes(),
-            )
-        )
+    def _set_live(self, columns: Sequence[bytes | array[int] | memoryview], sort: bool) -> None:
+        """Make the rows that have references the base."""
+        import numpy as np  # here: an import of 100 ms that a small store never needs
+
+        arrays = [np.frombuffer(one, kind) for one, kind in zip(columns, _KINDS, strict=True)]
+        rows = np.flatnonzero(arrays[-1])
+        if sort:
+            rows = rows[np.argsort(arrays[0][rows], kind="stable")]
+        ids, files, offsets, totals, references = (one[rows].tobytes() for one in arrays)
+        self._set_base((ids, files, offsets, totals, references))
 
     def _row(self, msg_id: bytes) -> int:
         """The base's live row of this id, or -1."""

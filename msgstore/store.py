@@ -25,7 +25,7 @@ from msgstore.errors import MissingMessageError
 from msgstore.format import FRAME, HEADER, MAX_RECORD, Check, Kind, classify_name
 from msgstore.handles import MOST_HANDLES, Handle
 from msgstore.locations import Location, Place
-from msgstore.recovery import Recovered, Recovery
+from msgstore.recovery import Recovery
 from msgstore.snapshot import dump_snapshot
 from msgstore.state import State, Worth
 from msgstore.writer import Writer
@@ -158,33 +158,6 @@ class MessageStore:
         state.current = recovered.current
         state.unsynced = recovered.unsynced
         state.leftovers = recovered.leftovers
-        store = cls._assemble(
-            state,
-            recovered,
-            file_size_limit=file_size_limit,
-            max_message_bytes=max_message_bytes,
-            bytes_per_second=compaction_bytes_per_second,
-            before_reclaim=before_reclaim or _nothing,
-            background=background and not read_only,
-            read_only=read_only,
-        )
-        store.findings = recovered.findings
-        store.missing = recovered.missing
-        return store
-
-    @classmethod
-    def _assemble(
-        cls,
-        state: State,
-        recovered: Recovered,
-        *,
-        file_size_limit: int,
-        max_message_bytes: int,
-        bytes_per_second: float | None,
-        before_reclaim: Callable[[], None],
-        background: bool,
-        read_only: bool,
-    ) -> MessageStore:
         writer = Writer(
             state,
             next_file=recovered.next_file,
@@ -196,15 +169,16 @@ class MessageStore:
             state,
             writer,
             file_size_limit=file_size_limit,
-            before_reclaim=before_reclaim,
-            bytes_per_second=bytes_per_second,
-            background=background,
+            before_reclaim=before_reclaim or _nothing,
+            bytes_per_second=compaction_bytes_per_second,
+            background=background and not read_only,
         )
-        if any(state.is_reclaimable(key, entry) for key, entry in state.summary) or (
-            state.leftovers
-        ):
+        if state.leftovers or any(state.is_reclaimable(*item) for item in state.summary):
             compactor.wake()
-        return cls(state, writer, compactor, read_only)
+        store = cls(state, writer, compactor, read_only)
+        store.findings = recovered.findings
+        store.missing = recovered.missing
+        return store
 
     @staticmethod
     def erase(directory: PathLike, fs: FileSystem = REAL) -> None:
