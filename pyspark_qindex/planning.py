@@ -29,9 +29,9 @@ from journal.files import FileSystem
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
 from qindex.format.delivery_rules import DirectoryRules
-from qindex.format.rabbitmq.queue_index_v2 import file_number as version2_number
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as VERSION2_SUFFIX
 from qindex.format.resynchronise import Reading
-from qindex.format.segment import file_number
+from qindex.format.segment import SUFFIX, file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery import store_directory
 from qindex.view.point_in_time import Pinned
@@ -227,12 +227,11 @@ def _listed_part(
 ) -> QueuePart:
     directory = reader.path_of(one)
     weight = bodies
-    numbers = []
+    numbers: list[int] = []
     for name in fs.listdir(directory):
         weight += fs.stat(os.path.join(directory, name)).st_size
-        for number in (file_number(name), version2_number(name)):
-            if number is not None:
-                numbers.append(number)
+        found = (file_number(name, suffix) for suffix in (SUFFIX, VERSION2_SUFFIX))
+        numbers.extend(number for number in found if number is not None)
     return QueuePart(
         store=store,
         queue=one.name,

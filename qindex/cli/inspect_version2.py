@@ -15,6 +15,7 @@ from qindex.format.json_value import plain_value
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.format.rabbitmq.bridge import message_of, read_rabbitmq
+from qindex.format.segment import file_number
 from qindex.index.pair_scan import Depth, entry_count_of, pin_pairs, read_pair
 from qindex.view.columns import Source, pair_source
 
@@ -34,7 +35,7 @@ def inspect_pair(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
     suffix = os.path.splitext(name)[1]
     if suffix not in (index_format.SUFFIX, store_format.SUFFIX):
         return None
-    number = index_format.file_number(name, suffix)
+    number = file_number(name, suffix)
     if number is None:
         raise UsageError(f"{path}: a segment file is named for its number, like 0{suffix}")
     directory = os.path.dirname(os.path.abspath(path))

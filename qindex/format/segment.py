@@ -67,11 +67,11 @@ def file_name(number: int) -> str:
     return f"{number}{SUFFIX}"
 
 
-def file_number(name: str) -> int | None:
+def file_number(name: str, suffix: str = SUFFIX) -> int | None:
     """Give the segment number of a file name, or ``None`` when it is none (like ``00.idx``, which
     no segment has: taken for 0.idx it would hide that one's entries)."""
-    stem, dot, ending = name.partition(".")
-    if dot + ending != SUFFIX or not stem.isascii() or not stem.isdigit():
+    stem = name.removesuffix(suffix)
+    if stem == name or not stem.isascii() or not stem.isdigit():
         return None
     number = int(stem)
     return number if str(number) == stem else None

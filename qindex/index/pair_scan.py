@@ -32,6 +32,7 @@ from qindex.format.rabbitmq.bridge import read_rabbitmq
 from qindex.format.rabbitmq.container import states_more
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE, HEADER_SIZE
 from qindex.format.rabbitmq.usual_records import read_usual
+from qindex.format.segment import file_number
 
 __all__ = [
     "HEAD",
@@ -93,11 +94,11 @@ def pin_pairs(fs: FileSystem, directory: str, names: list[str]) -> PinnedPairs:
     found: PinnedPairs = {}
     sizes: dict[int, int] = {}
     for name in names:
-        number = index_format.file_number(name, store_format.SUFFIX)
+        number = file_number(name, store_format.SUFFIX)
         if number is not None:
             sizes[number] = _size(fs, os.path.join(directory, name))
     for name in names:
-        number = index_format.file_number(name)
+        number = file_number(name, index_format.SUFFIX)
         if number is None:
             continue
         size, head = _head(fs, os.path.join(directory, name))

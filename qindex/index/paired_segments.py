@@ -40,7 +40,7 @@ from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE
 from qindex.format.resynchronise import Elsewhere
-from qindex.format.segment import PERSISTENT, PUBLISH, PUBLISH_HEAD_SIZE, STEP_SIZE
+from qindex.format.segment import PERSISTENT, PUBLISH, PUBLISH_HEAD_SIZE, STEP_SIZE, file_number
 from qindex.index.appended_segments import APPENDED, append_sums, remove_sums, size_of
 from qindex.index.pair_scan import HEAD, Depth, Pair, PinnedPair, scan_pair
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED
@@ -74,8 +74,8 @@ class _Paired(SegmentForm):
         return index_format.file_name(number)
 
     def file_number(self, name: str) -> int | None:
-        number = index_format.file_number(name)
-        return index_format.file_number(name, store_format.SUFFIX) if number is None else number
+        number = file_number(name, index_format.SUFFIX)
+        return file_number(name, store_format.SUFFIX) if number is None else number
 
     def size(self, fs: FileSystem, directory: str, number: int) -> int:
         return sum(size_of(fs, path) for path in _paths(directory, number))

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -52,11 +52,8 @@ from journal.lock import DirectoryLock
 from msgstore.format import NODE_STATE_NAMES, TAIL_FLAG, classify_name
 from msgstore.format import file_name as store_file
 from qindex.format import layout
-from qindex.format.rabbitmq.names import format_queue_name, parse_queue_name
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
-from qindex.format.rabbitmq.queue_index_v2 import file_number as pair_number
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
-from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.format.segment import file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
@@ -247,15 +244,10 @@ class _Conversion:
         for checked in copy.checked:
             if checked.queue not in wanted:
                 continue
-            name, raw = copy.name_of(checked.queue, vhost.name.decode("utf-8", "backslashreplace"))
-            if raw is not None:
-                parsed = parse_queue_name(raw, checked.queue.directory)
-                raw = format_queue_name(*parsed, version=to)
-            saved = SavedQueue(name, vhost.name.decode("utf-8", "backslashreplace"))
             if to == 2:
                 copy.copy_pairs(checked)
-            copy.copy_queue(checked, checked.queue.directory, raw, saved, -1)
-            saved.next_seq_id = checked.next_seen
+            saved = SavedQueue(checked.queue.name, vhost.name.decode("utf-8", "backslashreplace"))
+            copy.copy_queue_for_node(checked, saved)
             report.queues.append(saved)
         return self._planned(to, [one.directory for one in wanted], with_store=with_store)
 
@@ -330,7 +322,7 @@ def _version_of(name: str) -> int | None:
     of = name.removesuffix(SUMS_SUFFIX)
     if of == journal_format.FILE_NAME or file_number(of) is not None:
         return 1
-    is_pair = any(pair_number(name, suffix) is not None for suffix in (INDEX_SUFFIX, STORE_SUFFIX))
+    is_pair = any(file_number(name, suffix) is not None for suffix in (INDEX_SUFFIX, STORE_SUFFIX))
     return 2 if is_pair else None
 
 
@@ -375,26 +367,11 @@ def _handed_over(
             progress=progress,
         )
         check_source(copy, marker)
-        make_dirs(fs, os.path.join(staging.path, layout.QUEUES))
-        replace_file(fs, os.path.join(staging.path, VHOST_FILE), vhost)
-        config = format_vhost_config(copy.entry_count)
-        replace_file(fs, os.path.join(staging.path, layout.CONFIG), config)
+        copy.begin_vhost(vhost)
         copy.copy_messages()
-        report.queues += _copied(copy, marker.vhost, to)
+        for checked in copy.checked:
+            saved = SavedQueue(checked.queue.name, marker.vhost)
+            copy.copy_queue_for_node(checked, saved)
+            report.queues.append(saved)
         staging.commit()
     return report
-
-
-def _copied(copy: StoreCopy, vhost: str, to: Version) -> Iterator[SavedQueue]:
-    for checked in copy.checked:
-        name, raw = copy.name_of(checked.queue, vhost)
-        if raw is not None:
-            parsed = parse_queue_name(raw, checked.queue.directory)
-            raw = format_queue_name(*parsed, version=to)
-        saved = SavedQueue(name, vhost)
-        try:
-            copy.copy_queue(checked, checked.queue.directory, raw, saved, -1)
-        except UsageError as error:
-            raise UsageError(f"queue {name!r}: {error}") from error
-        saved.next_seq_id = checked.next_seen
-        yield saved

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
-from journal.errors import DamageError, StoreError
+from journal.errors import DamageError, StoreError, UsageError
 from journal.files import (
     FileSystem,
     data_ranges,
@@ -27,6 +27,7 @@ from journal.files import (
     opened,
     pread_all,
     read_optional,
+    replace_file,
     write_all,
 )
 from journal.findings import Cause, Kind
@@ -51,6 +52,7 @@ from qindex.format.rabbitmq.queue_index_v2 import (
 )
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.rabbitmq.queue_store_v2 import file_name as pair_store_file
+from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.index.pair_scan import entry_count_of
@@ -63,7 +65,7 @@ from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.store_check import StoreCheck, is_in, pack_ids
 from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
-from qindex.view.rabbitmq_vhost import QueueDirectory
+from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory
 from qindex.view.reader import StoreReader
 
 __all__ = ["StoreCopy", "for_salvage"]
@@ -125,15 +127,11 @@ class StoreCopy:
         assert marker is not None
         return marker.entry_count
 
-    @property
-    def _ours_paired(self) -> bool:
-        marker = self.reader.marker
-        return marker is not None and marker.version == PAIRED.version
-
     @cached_property
     def pair_entries(self) -> int:
         """As the source has it, or else a node's default."""
-        if self._ours_paired:
+        marker = self.reader.marker
+        if marker is not None and marker.version == PAIRED.version:
             return self.entry_count
         for checked in self.checked:
             pairs = self.reader.pin(checked.queue).pinned.pairs if checked.readable else {}
@@ -294,6 +292,26 @@ class StoreCopy:
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
         return at
+
+    def begin_vhost(self, vhost: bytes) -> None:
+        """Make the new store a virtual host's directory, which a node knows by these files."""
+        make_dirs(self.fs, os.path.join(self.target, layout.QUEUES))
+        replace_file(self.fs, os.path.join(self.target, VHOST_FILE), vhost)
+        config = format_vhost_config(self.entry_count)
+        replace_file(self.fs, os.path.join(self.target, layout.CONFIG), config)
+
+    def copy_queue_for_node(self, checked: CheckedQueue, saved: SavedQueue) -> None:
+        """Copy a queue under the names that a node knows it by: the directory's, and the queue's in
+        its name file. Raises :class:`UsageError` for what a node can't have."""
+        directory = checked.queue.directory
+        saved.name, raw = self.name_of(checked.queue, saved.vhost)
+        if raw is not None:
+            raw = format_queue_name(*parse_queue_name(raw, directory), version=self.version)
+        try:
+            self.copy_queue(checked, directory, raw, saved, -1)
+        except UsageError as error:
+            raise UsageError(f"queue {saved.name!r}: {error}") from error
+        saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
 
     def _advance(self, count: int) -> None:
         """Tell how far it has come: messages of the store are copied first, and counted with the

@@ -21,7 +21,7 @@ from qindex.format.publish_check import sound_publishes
 from qindex.format.rabbitmq.names import QueueNameError, parse_queue_name
 from qindex.format.rabbitmq.queue_index_v2 import DEFAULT_ENTRY_COUNT as PAIR_ENTRIES
 from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE, parse_header
-from qindex.format.rabbitmq.queue_index_v2 import file_number as pair_number
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.segment import (
     DEFAULT_ENTRY_COUNT,
     MAX_ENTRY_COUNT,
@@ -116,7 +116,7 @@ def _deduce(fs: FileSystem, directory: str) -> layout.StoreMarker:
         except (QueueNameError, UnicodeDecodeError):
             continue  # the check of the queue's own files names it
         for name in fs.listdir(path):
-            if pair_number(name) is not None:
+            if file_number(name, INDEX_SUFFIX) is not None:
                 return _of_pairs(fs, path, name, vhost)
             number = file_number(name)
             if number and count is None:
@@ -127,7 +127,7 @@ def _deduce(fs: FileSystem, directory: str) -> layout.StoreMarker:
 def _of_pairs(fs: FileSystem, path: str, name: str, vhost: str) -> layout.StoreMarker:
     """Give the marker of a store whose segments have heads that say how long they are."""
     data = read_optional(fs, os.path.join(path, name), HEADER_SIZE) or b""
-    count = parse_header(data, pair_number(name) or 0).entry_count
+    count = parse_header(data, file_number(name, INDEX_SUFFIX) or 0).entry_count
     if count is None or count > MAX_ENTRY_COUNT:
         count = PAIR_ENTRIES
     return layout.StoreMarker(count, vhost, PAIRED.version)

@@ -94,7 +94,7 @@ def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> 
             if not in_use and (classify_name(name) or (None,))[0] is FileKind.TMP:
                 yield _left(path, "copies of an unfinished compaction")
             if wants_directory is None:
-                if name.endswith(_UNFINISHED_SUFFIXES) and judge(_without_suffix(name)) is False:
+                if name.endswith(_UNFINISHED_SUFFIXES) and judge(name.rpartition(".")[0]) is False:
                     if not in_use:
                         yield _left(path, "the new content of a file that was not put in place")
                 elif not (name.endswith(SUMS_SUFFIX) and judge(name[: -len(SUMS_SUFFIX)]) is False):
@@ -123,10 +123,6 @@ def _in_message_store(name: str) -> bool | None:
     if name == QUARANTINE:
         return True
     return False if name in NODE_STATE_NAMES or classify_name(name) is not None else None
-
-
-def _without_suffix(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _left(path: str, what: str) -> Finding:

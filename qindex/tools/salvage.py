@@ -16,7 +16,6 @@ from journal.files import (
     checked_path,
     make_dirs,
     read_optional,
-    replace_file,
 )
 from qindex.format import layout
 from qindex.format.rabbitmq.names import (
@@ -25,7 +24,6 @@ from qindex.format.rabbitmq.names import (
     format_queue_name,
     parse_queue_name,
 )
-from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.tools.copying import StoreCopy
 from qindex.tools.marker_check import check_marker
 from qindex.tools.not_read import node_directories, queues_not_read
@@ -155,10 +153,7 @@ class _Salvage:
                 copy.version = 2
             else:
                 copy.basic_for = self._vhost
-            make_dirs(fs, os.path.join(self._target, layout.QUEUES))
-            replace_file(fs, os.path.join(self._target, VHOST_FILE), self._vhost)
-            config = format_vhost_config(copy.entry_count)
-            replace_file(fs, os.path.join(self._target, layout.CONFIG), config)
+            copy.begin_vhost(self._vhost)
         copy.names = [*copy.names, *self._routing_keys()]
         copy.copy_messages()
         groups = group_queues([checked.queue for checked in copy.checked])
@@ -227,13 +222,7 @@ class _Salvage:
         """Copy a queue's directories under their own names: a node knows them by these."""
         saved = SavedQueue(name, self._text)
         for queue in group:
-            saved.name, raw = self._copy.name_of(queue, self._text)
-            if raw is not None:
-                name_file = parse_queue_name(raw, queue.directory)
-                raw = format_queue_name(*name_file, version=self._copy.version)
-            checked = self._checked(queue)
-            self._copy.copy_queue(checked, queue.directory, raw, saved, -1)
-            saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
+            self._copy.copy_queue_for_node(self._checked(queue), saved)
         return saved
 
 

@@ -18,7 +18,7 @@ from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.segment_form import SegmentForm
 from qindex.recovery.snapshot import FILE_NAME, RestingQueue
 from qindex.tools.queue_check import CheckedQueue
-from qindex.tools.store_check import StoreCheck, pack_ids
+from qindex.tools.store_check import StoreCheck
 
 __all__ = ["check_messages", "check_queues"]
 
@@ -118,10 +118,7 @@ def _check_references(directory: str, locations: Locations, store: StoreCheck) -
     """Hold how often each message was referred to against the entries there are."""
     packed, files, offsets, _, references = locations.columns()
     stated = np.frombuffer(packed, _ID)
-    named, counts = np.unique(
-        np.concatenate([pack_ids(one.ids) for one in store.entries] or [stated[:0]]),
-        return_counts=True,
-    )
+    named, counts = store.named()
     found = np.zeros(len(stated), np.int64)
     if len(named):
         places = np.searchsorted(named, stated)

@@ -125,7 +125,9 @@ class StoreCheck:
                 yield from concerning(self.fs, file.findings, missing)
             elif not self.in_use or not self._has_moved_on(file):
                 yield from file.findings
-        for name in self._tails():
+        for name in self._files:
+            if name.endswith(FileKind.RECORDS.value):
+                continue
             what = "copies of an unfinished compaction"
             path = os.path.join(self.directory, name)
             yield Finding(path, 0, 0, Cause.CRASH, what, "nothing is lost", Kind.UNFINISHED)
@@ -140,11 +142,10 @@ class StoreCheck:
         with storage_errors(self.directory, "can't be listed"):
             names = names_in(self.fs, self.directory)
         kinds = {name: classify_name(name) for name in names}
-        known = [(kind, name) for name, kind in kinds.items() if kind is not None]
-        return [name for (kind, _), name in sorted(known, key=_scan_order) if kind in _SCANNED]
-
-    def _tails(self) -> list[str]:
-        return [name for name in self._files if not name.endswith(FileKind.RECORDS.value)]
+        known = [(*kind, name) for name, kind in kinds.items() if kind is not None]
+        # The tails of a node's compaction are copies: they come last.
+        known.sort(key=lambda one: (one[0] is FileKind.TAIL, one[1]))
+        return [name for kind, _, name in known if kind in _SCANNED]
 
     def _scan_all(self) -> None:
         """Scan the files that are not known yet as they are, and forget those that are gone."""
@@ -192,9 +193,14 @@ class StoreCheck:
 
     # -- references -----------------------------------------------------------------------------
 
+    def named(self) -> tuple[Ids, I64]:
+        """Give the ids that entries name, ascending, and how many entries name each."""
+        names = [pack_ids(one.ids) for one in self.entries]
+        return np.unique(np.concatenate(names or [_NO_IDS]), return_counts=True)
+
     def _missing(self) -> set[bytes]:
         """Give the ids that entries name and no file has."""
-        named = np.unique(np.concatenate([pack_ids(one.ids) for one in self.entries] or [_NO_IDS]))
+        named, _ = self.named()
         missing = _as_set(named[~is_in(named, self._sorted_ids())])
         if not self.in_use:
             return missing
@@ -343,8 +349,7 @@ class StoreCheck:
         """Give the records that entries name, each message once: for each file its rows, and how
         many entries name them. Of several copies in a file the last counts, as RabbitMQ has it;
         a node's half-done copies count if there is no other."""
-        names = [pack_ids(one.ids) for one in self.entries]
-        named, counts = np.unique(np.concatenate(names or [_NO_IDS]), return_counts=True)
+        named, counts = self.named()
         taken = np.zeros(len(named), np.bool_)
         for file in self._files.values():
             if not len(file.ids) or not len(named):
@@ -360,14 +365,10 @@ class StoreCheck:
 
     def _count(self) -> None:
         ids, _, _, totals = self.all_records()
-        named = np.unique(np.concatenate([pack_ids(one.ids) for one in self.entries] or [_NO_IDS]))
         self.size = sum(file.size for file in self._files.values())
-        order = np.argsort(ids, kind="stable")
-        first = np.ones(len(ids), np.bool_)
-        first[1:] = ids[order][1:] != ids[order][:-1]
-        kept = order[first]
+        kept = np.unique(ids, return_index=True)[1]
         self.records = len(kept)
-        self.live = int(totals[kept[is_in(ids[kept], named)]].sum())
+        self.live = int(totals[kept[is_in(ids[kept], self.named()[0])]].sum())
 
 
 _SCANNED = (FileKind.RECORDS, FileKind.TAIL)
@@ -375,12 +376,6 @@ _ENTRY_SIZE = 40
 _NO_IDS: Ids = np.empty(0, _ID)
 _NO_NUMBERS: I64 = np.empty(0, np.int64)
 _NO_NOTE = (-1, 0)
-
-
-def _scan_order(item: tuple[tuple[FileKind, int], str]) -> tuple[bool, int]:
-    """The tails of a node's compaction are copies: they come last."""
-    (kind, key), _ = item
-    return kind is FileKind.TAIL, key
 
 
 class _Notes:

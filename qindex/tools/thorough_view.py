@@ -87,7 +87,7 @@ class ThoroughView(QueueView):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.unacked: dict[int, int] = {}
         super().__init__(*arguments, **options)
-        walk = self._pinned.reading.walk
+        walk = self.pinned.reading.walk
         self.highest: int = int(walk.seqs.max()) if len(walk) else -1
         self.highest_filed: int = -1
 

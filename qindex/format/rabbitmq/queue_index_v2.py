@@ -65,7 +65,6 @@ __all__ = [
     "all_slots",
     "delivered",
     "file_name",
-    "file_number",
     "full_size",
     "pack_header",
     "pack_index",
@@ -239,15 +238,3 @@ def pack_index(
 def file_name(number: int) -> str:
     """The name of file ``number``."""
     return f"{number}{SUFFIX}"
-
-
-def file_number(name: str, suffix: str = SUFFIX) -> int | None:
-    """The number in a file's name; ``None`` for any other name.
-
-    >>> file_number("12.qi"), file_number("012.qi"), file_number("12.idx")
-    (12, None, None)
-    """
-    stem = name.removesuffix(suffix)
-    if stem == name or not (stem.isascii() and stem.isdigit()) or str(int(stem)) != stem:
-        return None
-    return int(stem)
