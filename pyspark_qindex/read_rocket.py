@@ -94,16 +94,12 @@ def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch
         if part.held is not None:
             what = f"is {part.held} bytes long, not {part.file_size}"
             found.append(f"{part.store.url}/commitlog/{part.start:020d}: {what}")
-        found += [_at(part, offset, _BAD_BODY) for offset in _unseen(walk.bad_bodies, options)]
+        if not options.permissive:  # else rows tell of them
+            found += [_at(part, offset, _BAD_BODY) for offset in walk.bad_bodies]
         found += [_at(part, offset, _NO_RECORD) for offset in _damaged(log, part, skip, walk)]
     finally:
         log.files.close()
     yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
-
-
-def _unseen(offsets: list[int], options: ReadOptions) -> list[int]:
-    """Rows tell of bad bodies; a read that is not permissive fails."""
-    return [] if options.permissive else offsets
 
 
 def _at(part: LogPart, offset: int, what: str) -> str:

@@ -6,26 +6,20 @@ that the store has deleted before they were read (its retention) are not given.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
-from pyspark_qindex.offsets import Places, check_start, flatten, share, unflatten
-from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.offsets import Places, flatten, share, unflatten
 from pyspark_qindex.planning import FailedStore, group
 from pyspark_qindex.qindex_source import Parts
 from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import LogPart, end_of_log, look_at, lost_file, open_log
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store, need_store
+from pyspark_qindex.streaming import Stream
 from rocketstore.layout import Layout
 from rocketstore.walk import LogWalk, SkipDamage
 
@@ -79,34 +73,14 @@ class _Log:
             log.files.close()
 
 
-class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's look at its logs; lives in a Python process beside the driver."""
+class LogStream(Stream):
+    """One query's look at its logs."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        self.options = options
-        self._target: Places | None = None
+    def _firsts(self) -> Places:
+        return {at: log.first for at, log in self._look().items()}
 
-    def initialOffset(self) -> dict[str, object]:
-        """Where a new query begins: see the option ``startingPosition``."""
-        logs = self._look()
-        starting = self.options.starting
-        first = {at: log.first for at, log in logs.items()}
-        if starting == "earliest":
-            return unflatten(first)
-        if starting == "latest":
-            return unflatten({at: log.end() for at, log in logs.items()})
-        given = flatten(json.loads(starting))
-        check_start(given, {store for store, _ in logs}, logs)
-        return unflatten(first | given)
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxMessagesPerBatch``."""
-        most = self.options.most_in_batch
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the logs end: this run goes no further."""
-        self._target = {at: log.end() for at, log in self._look().items()}
+    def _ends(self) -> Places:
+        return {at: log.end() for at, log in self._look().items()}
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         """Where the next batch ends."""
@@ -133,7 +107,7 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = self._look()
         for at, high in after.items():
             if before.get(at, 0) < high:
-                need_store(at[0], {store for store, _ in logs})
+                need_store(at[0], self._stores)
         for at, log in logs.items():
             high = after.get(at, 0)
             low = max(before.get(at, 0), log.first)
@@ -153,14 +127,9 @@ class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for part in getattr(partition, "parts", ()):
             yield from read_rocket_part(part, self.options)
 
-    def commit(self, end: dict[str, object]) -> None:
-        """Nothing is kept for a batch, so nothing can be given back."""
-
-    def stop(self) -> None:
-        """Nothing is held open."""
-
     def _look(self) -> dict[tuple[str, str], _Log]:
         stores = find_stores(self.options.paths, self.options.storage, is_rocket_store)
+        self._stores = {store.url for store in stores}
         return {
             (store.url, ""): _Log(store, look_at(store.file_system(), store)) for store in stores
         }

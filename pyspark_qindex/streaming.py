@@ -29,32 +29,37 @@ from pyspark_qindex.planning import SHIPPED_BYTES, QueuePart, group, narrowed, q
 from pyspark_qindex.qindex_source import Parts, read_part
 from pyspark_qindex.stores import find_stores, is_queue_store, need_store
 
-__all__ = ["QueueStream"]
+__all__ = ["QueueStream", "Stream"]
 
 _TASK_BYTES = 16 << 20
 
 
-class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's look at its queues; lives in a Python process beside the driver."""
+class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One query's look at its queues, or logs; lives in a Python process beside the driver."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self._seen: dict[tuple[str, str], QueuePart] = {}
-        self._heads: dict[tuple[str, str], tuple[object, int]] = {}
         self._target: Places | None = None
         self._stores: set[str] = set()
+
+    def _firsts(self) -> Places:
+        """Look, and give where they begin on disk."""
+        raise NotImplementedError
+
+    def _ends(self) -> Places:
+        """Look, and give where they end."""
+        raise NotImplementedError
 
     def initialOffset(self) -> dict[str, object]:
         """Where a new query begins: see the option ``startingPosition``."""
         starting = self.options.starting
-        parts = self._look()
         if starting == "latest":
-            return unflatten({at: self._head(at, part) for at, part in parts.items()})
-        first = {at: _first(part) for at, part in parts.items()}
+            return unflatten(self._ends())
+        first = self._firsts()
         if starting == "earliest":
             return unflatten(first)
         given = flatten(json.loads(starting))
-        check_start(given, self._stores, parts)
+        check_start(given, self._stores, first)
         return unflatten(first | given)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -63,21 +68,41 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note where the queues end: this run goes no further."""
-        parts = self._look()
-        self._target = {at: self._head(at, part) for at, part in parts.items()}
+        """Note where they end: this run goes no further."""
+        self._target = self._ends()
+
+    def commit(self, end: dict[str, object]) -> None:
+        """Nothing is kept for a batch, so nothing can be given back."""
+
+    def stop(self) -> None:
+        """Nothing is held open."""
+
+
+class QueueStream(Stream):
+    """One query's look at its queues."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._seen: dict[tuple[str, str], QueuePart] = {}
+        self._heads: dict[tuple[str, str], tuple[object, int]] = {}
+
+    def _firsts(self) -> Places:
+        return {at: _first(part) for at, part in self._look().items()}
+
+    def _ends(self) -> Places:
+        return {at: self._head(at, part) for at, part in self._look().items()}
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         """Where the next batch ends."""
         places = flatten(start)
-        parts = self._look()
-        heads = {at: self._head(at, part) for at, part in parts.items()}
+        heads = self._ends()
         if self._target is not None:
             target = self._target
             heads = {at: min(head, target[at]) for at, head in heads.items() if at in target}
         # What is gone for good need not be gone through.
         places |= {
-            at: max(places.get(at, 0), min(_first(parts[at]), head)) for at, head in heads.items()
+            at: max(places.get(at, 0), min(_first(self._seen[at]), head))
+            for at, head in heads.items()
         }
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return unflatten(next_places(places, heads, most))
@@ -109,12 +134,6 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one task's parts."""
         for part in getattr(partition, "parts", ()):
             yield from read_part(part, self.options)
-
-    def commit(self, end: dict[str, object]) -> None:
-        """Nothing is kept for a batch, so nothing can be given back."""
-
-    def stop(self) -> None:
-        """Nothing is held open."""
 
     def _look(self) -> dict[tuple[str, str], QueuePart]:
         """Pin the queues as they are now."""

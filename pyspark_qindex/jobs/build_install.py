@@ -92,7 +92,8 @@ def install_store(plan: StorePlan, log: list[LogFile]) -> None:
     paths = Paths(plan.root)
     try:
         crashed = read_optional(REAL, paths.abort) is not None
-        _sync_tree(plan.staging)
+        for directory, _, _ in os.walk(plan.staging, topdown=False):
+            REAL.sync_dir(directory)
         REAL.close(REAL.open(paths.abort, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
         REAL.sync_dir(paths.root)
         if unlink_if_there(REAL, paths.dispatch_note):
@@ -186,8 +187,3 @@ def _noted_files(
         offsets = (header.begin_offset, header.end_offset)
         index.append((file.name, *times, *offsets, header.used_slots, header.count))
     return queues, index
-
-
-def _sync_tree(root: str) -> None:
-    for directory, _, _ in os.walk(root, topdown=False):
-        REAL.sync_dir(directory)

@@ -35,16 +35,16 @@ def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> l
     """
     if not paths:
         raise UsageError("no path is given")
-    found = find_stores(tuple(paths), storage or {}, _is_any)
+
+    def is_store(names: set[str]) -> bool:
+        return is_queue_store(names) or is_rocket_store(names)
+
+    found = find_stores(tuple(paths), storage or {}, is_store)
     fleet = [FleetStore(store, not is_queue_store(_names(store))) for store in found]
     for one in fleet:
         if one.store.named and not one.is_rocket:
             store_directory.store_kind(one.store.file_system(), one.store.path)
     return fleet
-
-
-def _is_any(names: set[str]) -> bool:
-    return is_queue_store(names) or is_rocket_store(names)
 
 
 def _names(store: Store) -> set[str]:

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.jobs.left_behind import committed_offsets
-from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table, spark_schema
-from pyspark_qindex.stores import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +105,7 @@ def stats(
         damage.append(found.where("error is not null").selectExpr("store", place, "error"))
     messages = _together(parts)
     if rockets:
-        offsets = [row for store in rockets for row in _committed(store)]
+        offsets = [(store.url, *found) for store in rockets for found in committed_offsets(store)]
         lag = consumer_lag(messages, spark.createDataFrame(offsets, spark_schema(_OFFSETS)))
     return StatsResult(
         queues=queue_stats(messages),
@@ -232,7 +230,3 @@ def consumer_lag(messages: DataFrame, committed: DataFrame) -> DataFrame:
     return committed.join(ends, ["store", "queue"], "left").select(
         *committed.columns, "end", behind
     )
-
-
-def _committed(store: Store) -> list[Row]:
-    return [(store.url, *found) for found in committed_offsets(store)]

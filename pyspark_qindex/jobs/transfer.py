@@ -118,14 +118,10 @@ def export_stores(
         tables["messages"] = read.load([one.store.url for one in queues])
         permissive = mode == "permissive"
         rows = [row for one in queues for row in _queue_rows(one, permissive=permissive)]
-        tables["queues"] = _small(spark, rows)
+        tables["queues"] = spark.createDataFrame(rows, spark_schema(QUEUES))
     if rockets:
         tables["records"] = spark.read.format("rocketstore").option("mode", mode).load(rockets)
     return ExportResult(tables, len(fleet))
-
-
-def _small(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    return spark.createDataFrame(rows, spark_schema(QUEUES))
 
 
 def _queue_rows(one: FleetStore, *, permissive: bool) -> Iterator[Row]:
