@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from journal.durations import BOUNDS, Durations
@@ -146,8 +147,8 @@ def engine_families(stats: EngineStats) -> list[Family]:
         ]
         families.append(Family(f"qindex_queue_{name}", "counter", text, samples))
     for name, text, read in (
-        ("flush", "Seconds that flushes took.", _flushes),
-        ("sync", "Seconds that syncs of the journal took.", _syncs),
+        ("flush", "Seconds that flushes took.", attrgetter("flush_durations")),
+        ("sync", "Seconds that syncs of the journal took.", attrgetter("sync_durations")),
     ):
         samples = [sample for labels, one in labelled for sample in _histogram(labels, read(one))]
         families.append(Family(f"qindex_queue_{name}_seconds", "histogram", text, samples))
@@ -181,14 +182,6 @@ def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:
     """Give what is set; a setting that no queue has is left out."""
     rows = [(_labels(name), one) for name, one in queues]
     return [one for one in _table("qindex_queue_", _SETTINGS, rows) if one.samples]
-
-
-def _flushes(stats: QueueStats) -> Durations:
-    return stats.flush_durations
-
-
-def _syncs(stats: QueueStats) -> Durations:
-    return stats.sync_durations
 
 
 def _labels(queue: str) -> dict[str, str]:

@@ -66,8 +66,9 @@ def inspect_small(path: str) -> tuple[Iterator[Row], list[Finding]] | None:
     return iter(rows), findings
 
 
-def _row(data: bytes, record: str, **fields: Any) -> Row:
-    return {"offset": 0, "length": len(data), "record": record, **fields}
+def _row(data: bytes, record: str, offset: int = 0, /, **fields: Any) -> Row:
+    """Give the row of a record: the bytes ``data``, at ``offset``."""
+    return {"offset": offset, "length": len(data), "record": record, **fields}
 
 
 def _wrong(path: str, data: bytes, what: object) -> Finding:
@@ -81,13 +82,7 @@ def _sums(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
         findings += check_room(of, data)
         data = without_room(data)
     for position, length, start, count in extents(data):
-        yield {
-            "offset": position,
-            "length": length,
-            "record": "extent",
-            "of": start,
-            "bytes": count,
-        }
+        yield _row(data[position : position + length], "extent", position, of=start, bytes=count)
     if covered is not None:
         read_healed(REAL, of, findings, covered)
         findings += check_sums(of, covered, data)
@@ -113,14 +108,8 @@ def _seq(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
         slot = data[at : at + SLOT_SIZE]
         kind = "reserved" if at // SLOT_SIZE in RESERVE_SLOTS else "floor"
         for one in sound_slots(slot):
-            yield {
-                "offset": at,
-                "length": len(slot),
-                "record": kind,
-                "floor": one.floor,
-                "reserved_below": one.reserved,
-                "boot": one.boot.hex(),
-            }
+            said = {"floor": one.floor, "reserved_below": one.reserved, "boot": one.boot.hex()}
+            yield _row(slot, kind, at, **said)
     findings += check_slots(path, data, True)
     if len(data) % SLOT_SIZE:
         findings.append(_wrong(path, data, f"{len(data)} bytes are no slots of {SLOT_SIZE}"))
@@ -132,20 +121,15 @@ def _settings(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
 
 def _deliveries(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     for at in range(0, len(data), RECORD_SIZE):
-        record = unpack_count(data[at : at + RECORD_SIZE])
+        raw = data[at : at + RECORD_SIZE]
+        record = unpack_count(raw)
         if record is None:
             what, lost = "a record that is not whole", "a message is delivered once more"
             kind = Kind.CHECKSUM
             findings.append(Finding(path, at, RECORD_SIZE, Cause.CRASH, what, lost, kind))
             continue
         seq_id, count = record
-        yield {
-            "offset": at,
-            "length": RECORD_SIZE,
-            "record": "deliveries",
-            "seq_id": seq_id,
-            "count": count,
-        }
+        yield _row(raw, "deliveries", at, seq_id=seq_id, count=count)
 
 
 def _moves(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
@@ -171,8 +155,8 @@ def _marker(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     bad = {one.offset for one in findings}
     for at in (0, half):
         if at not in bad:
-            value = plain_value(layout.unpack_checked(data[at : at + half]))
-            yield {"offset": at, "length": half, "record": "marker", **value}
+            part = data[at : at + half]
+            yield _row(part, "marker", at) | plain_value(layout.unpack_checked(part))
 
 
 def _queue_name(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:

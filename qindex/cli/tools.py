@@ -12,7 +12,7 @@ import typer
 
 from journal.findings import Cause, Finding
 from qindex.cli.look import Directory, JsonOption
-from qindex.cli.output import print_json, print_line, print_note, progress_bar
+from qindex.cli.output import key_text, print_json, print_line, print_note, progress_bar
 from qindex.tools.saved import SaveReport
 from qindex.tools.verify import Verification
 
@@ -182,7 +182,7 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
         name = fields.pop("name")
         fields.pop("vhost")
         shown = ", ".join(f"{key}: {value}" for key, value in fields.items() if value)
-        print_line(f"queue {name if name.isprintable() else ascii(name)}: {shown or 'empty'}")
+        print_line(f"queue {key_text(name)}: {shown or 'empty'}")
     for path in report.quarantined:
         print_note(f"set aside: {os.path.join(report.target, path)}")
     verdict = "nothing was lost" if report.complete else f"{len(lost)} places could not be saved"

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from qindex.cli.output import print_json, print_line
+from qindex.cli.output import key_text, print_json, print_line
 from qindex.format.json_value import plain_value
 from qindex.view.live_figures import Look, Looker, QueueLook, Rates, SegmentLook
 
@@ -75,7 +75,7 @@ def _json(look: Look) -> dict[str, Any]:
 def _print_plain(look: Look) -> None:
     for one in sorted(look.queues, key=_SORTS["m"][1]):
         print_line(
-            f"{_name(one)}: messages {one.messages}, ready {_count(one.ready)}, "
+            f"{key_text(one.name)}: messages {one.messages}, ready {_count(one.ready)}, "
             f"unacked {_count(one.unacked)}, bytes {one.body_bytes}, "
             f"oldest {_age(one)}, journal {one.journal_entries}, "
             f"segments {len(one.segments)} {''.join(_cells(one)[0])}".rstrip()
@@ -152,7 +152,7 @@ def _table(queues: Sequence[QueueLook], width: int, journal_entries: int) -> Tab
     """Give the queues as a table; a narrow terminal has the first columns only."""
     table = Table(box=None, pad_edge=False, expand=False)
     columns: list[tuple[str, int, Callable[[QueueLook], str | Text]]] = [
-        ("queue", 0, lambda one: Text(_name(one), no_wrap=True, overflow="ellipsis")),
+        ("queue", 0, lambda one: Text(key_text(one.name), no_wrap=True, overflow="ellipsis")),
         ("messages", 0, lambda one: str(one.messages)),
         ("ready", 30, lambda one: _count(one.ready)),
         ("unacked", 38, lambda one: _count(one.unacked)),
@@ -171,10 +171,6 @@ def _table(queues: Sequence[QueueLook], width: int, journal_entries: int) -> Tab
     for one in queues:
         table.add_row(*(cell(one) for _, _, cell in shown))
     return table
-
-
-def _name(one: QueueLook) -> str:
-    return one.name if one.name.isprintable() else ascii(one.name)
 
 
 def _count(count: int | None) -> str:

@@ -127,7 +127,7 @@ class QueueView:
         self._unreadable: set[int] = set()
         self._power_lost = False
         self.form: SegmentForm = form_of(rules.version)
-        self._pinned = pinned or pin_queue(
+        self.pinned: Pinned = pinned or pin_queue(
             fs,
             directory,
             self._layout_of(directory),
@@ -136,24 +136,25 @@ class QueueView:
             form=self.form,
             only=only,
         )
-        walk = self._pinned.reading.walk
+        """The moment that is shown; it can be shown again, here or in another process."""
+        walk = self.pinned.reading.walk
         publishes = walk.kinds < DELIVER
         self._elsewhere: Elsewhere | None = None
         if not rules.repeats_are_damage:
             self._elsewhere = Elsewhere.of(walk, PUBLISH_HEAD_SIZE)
-        self._records = JournalRecords(self._pinned.journal_path, walk)
+        self._records = JournalRecords(self.pinned.journal_path, walk)
         self._entries = self._records.entries
-        self._find(self._pinned.reading.findings)
+        self._find(self.pinned.reading.findings)
         if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))
         touched = segment_numbers(walk.seqs, rules.entry_count)
-        numbers = sorted({*self._pinned.segments, *touched})
+        numbers = sorted({*self.pinned.segments, *touched})
         self.entry_count: int = rules.entry_count
         """Entries a segment."""
         self._version1 = numbers
         self._last: tuple[int, tuple[list[Source], U8] | None] | None = None
-        if self._pinned.pairs:
-            self.entry_count = entry_count_of(self._pinned.pairs)
+        if self.pinned.pairs:
+            self.entry_count = entry_count_of(self.pinned.pairs)
             older = {
                 base // self.entry_count
                 for number in numbers
@@ -161,7 +162,7 @@ class QueueView:
                     number * rules.entry_count, (number + 1) * rules.entry_count, self.entry_count
                 )
             }
-            numbers = sorted({*self._pinned.pairs, *older})
+            numbers = sorted({*self.pinned.pairs, *older})
         self.numbers: list[int] = numbers if only is None else list(filter(only, numbers))
 
     def _layout_of(self, directory: str) -> Callable[[], Layout]:
@@ -179,11 +180,6 @@ class QueueView:
     # -- what is known without reading a segment ------------------------------------------------
 
     @property
-    def pinned(self) -> Pinned:
-        """The moment that is shown; it can be shown again, here or in another process."""
-        return self._pinned
-
-    @property
     def findings(self) -> list[Finding]:
         """Give the findings so far, each once."""
         return [*self._found, *self._stored.findings]
@@ -191,21 +187,21 @@ class QueueView:
     @property
     def journal_entries(self) -> int:
         """Records in the journal."""
-        return len(self._pinned.reading.walk)
+        return len(self.pinned.reading.walk)
 
     @property
     def segment_files(self) -> int:
         """Segment files."""
-        pairs = self._pinned.pairs.values()
-        return len(self._pinned.segments) + sum(pair.size >= 0 for pair in pairs)
+        pairs = self.pinned.pairs.values()
+        return len(self.pinned.segments) + sum(pair.size >= 0 for pair in pairs)
 
     @property
     def versions(self) -> tuple[int, ...]:
         """Versions of RabbitMQ's queue files that there are, as the files tell."""
-        first = self._pinned.segments or self._pinned.journal_size
+        first = self.pinned.segments or self.pinned.journal_size
         if not self._rules.repeats_are_damage:
             return ()
-        return (*((1,) if first else ()), *((2,) if self._pinned.pairs else ()))
+        return (*((1,) if first else ()), *((2,) if self.pinned.pairs else ()))
 
     @property
     def seen(self) -> int:
@@ -218,16 +214,16 @@ class QueueView:
         sizes = [
             segment.size
             if self.form.rereads
-            else self.form.size(self._fs, self._pinned.directory, segment.number)
-            for segment in self._pinned.segments.values()
+            else self.form.size(self._fs, self.pinned.directory, segment.number)
+            for segment in self.pinned.segments.values()
         ]
-        pairs = [pair.file_bytes for pair in self._pinned.pairs.values()]
-        return self._pinned.journal_size + sum(sizes) + sum(pairs)
+        pairs = [pair.file_bytes for pair in self.pinned.pairs.values()]
+        return self.pinned.journal_size + sum(sizes) + sum(pairs)
 
     @property
     def journal_bytes(self) -> int:
         """Bytes of the journal file, a zero-filled tail included."""
-        return self._pinned.journal_size
+        return self.pinned.journal_size
 
     def _find(self, findings: list[Finding]) -> None:
         self._found.update(dict.fromkeys(findings))
@@ -238,7 +234,7 @@ class QueueView:
         for seq, offset, length in zip(*columns, strict=True):
             if offset not in kept:
                 what = f"seq_id {seq} is published once more behind this"
-                path = self._pinned.journal_path
+                path = self.pinned.journal_path
                 lost, kind = "the last one counts", Kind.DUPLICATE_SEQ_ID
                 self._find([Finding(path, offset, length, Cause.DAMAGE, what, lost, kind)])
 
@@ -260,10 +256,10 @@ class QueueView:
     def _merged(self, number: int, depth: Depth) -> tuple[list[Source], U8, int] | None:
         """Give the files that hold entries of segment ``number``, the state of each entry, and the
         first seq_id; ``None`` when the segment is gone."""
-        if not self._pinned.pairs:
+        if not self.pinned.pairs:
             merged = self._merged_version1(number)
             return None if merged is None else (*merged, number * self.entry_count)
-        pinned = self._pinned.pairs.get(number)
+        pinned = self.pinned.pairs.get(number)
         if pinned is None:
             base, states, sources = number * self.entry_count, None, []
             states = np.zeros(self.entry_count, np.uint8)
@@ -278,7 +274,7 @@ class QueueView:
         return sources, states, base
 
     def _read_pair(self, pinned: PinnedPair, depth: Depth) -> Pair | None:
-        directory = self._pinned.directory
+        directory = self.pinned.directory
         try:
             pair = read_pair(
                 self._fs, directory, pinned, self.entry_count, depth, clean=self._rules.clean
@@ -316,7 +312,7 @@ class QueueView:
         base = number * count
         states = np.zeros(count, np.uint8)
         sources = []
-        pinned = self._pinned.segments.get(number)
+        pinned = self.pinned.segments.get(number)
         if pinned is not None and not self.form.rereads:
             source = self._overwritten_source(pinned, states)
             if source is not None:
@@ -331,7 +327,7 @@ class QueueView:
         if number not in self._unreadable:
             self._find(merged.findings)
         if merged.fresh.any():
-            path, data = self._pinned.journal_path, self._pinned.reading.data
+            path, data = self.pinned.journal_path, self.pinned.reading.data
             fresh = merged.entries.take(merged.fresh)
             sources.append(source_of(path, data, "journal", ACTION_SIZE, fresh))
         return sources, states
@@ -342,7 +338,7 @@ class QueueView:
         ``None`` when it is gone: then all entries of the segment, also those in the journal, were
         acknowledged since.
         """
-        directory = self._pinned.directory
+        directory = self.pinned.directory
         try:
             return read_segment(self._fs, directory, pinned)
         except OSError as error:
@@ -352,7 +348,7 @@ class QueueView:
             return b""
 
     def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> Source:
-        number, directory = pinned.number, self._pinned.directory
+        number, directory = pinned.number, self.pinned.directory
         path = os.path.join(directory, file_name(number))
         count = self._rules.entry_count
         findings: list[Finding] = []
@@ -370,8 +366,8 @@ class QueueView:
     def _overwritten_source(self, pinned: PinnedSegment, states: U8) -> Source | None:
         """Read a segment that a flush may be overwriting: what it writes is in the journal, too, or
         younger than it is here."""
-        number, directory, count = pinned.number, self._pinned.directory, len(states)
-        known = Known.of(self._pinned.reading.walk, number, count)
+        number, directory, count = pinned.number, self.pinned.directory, len(states)
+        known = Known.of(self.pinned.reading.walk, number, count)
         path = os.path.join(directory, self.form.file_name(number))
         found: list[Finding] | None = None
         for pause in _PAUSES:
@@ -592,7 +588,7 @@ class QueueView:
 
     def _current_ids(self) -> StoredIds:
         """Give what :meth:`stored_ids` would give of the queue as it is now."""
-        directory = self._pinned.directory
+        directory = self.pinned.directory
         try:
             now = QueueView(self._fs, directory, self._rules, stores=self._stores)
         except FileNotFoundError:

@@ -30,7 +30,6 @@ from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules, Transi
 from qindex.format.rabbitmq.clean_dot import message_store_clean
 from qindex.format.rabbitmq.names import (
     MAX_PRIORITY,
-    QueueName,
     QueueNameError,
     directory_name,
     parse_queue_name,
@@ -144,7 +143,8 @@ class Vhost:
                     self.findings.append(finding)
                 nameless.append(directory)
                 continue
-            found.append(_named(directory, name))
+            queue = name.queue.decode("utf-8", "surrogateescape")
+            found.append(QueueDirectory(directory, queue, name.priority))
         return found + self._renamed(nameless, found)
 
     def _renamed(
@@ -281,10 +281,6 @@ def _store_reason(fs: FileSystem, store: str, terms: Iterable[QueueTerms]) -> st
         has_index="msg_store_index.ets" in names,
         has_rdt=any(name.endswith(".rdt") for name in names),
     )
-
-
-def _named(directory: str, name: QueueName) -> QueueDirectory:
-    return QueueDirectory(directory, name.queue.decode("utf-8", "surrogateescape"), name.priority)
 
 
 def _raw(name: str) -> bytes:

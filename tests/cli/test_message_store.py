@@ -4,9 +4,15 @@ store."""
 from __future__ import annotations
 
 import base64
+import errno
+import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import qindex
+from msgstore.scan import read_record
 from tests.cli.support import run
 from tests.golden import golden, synthetic
 from tests.qindex.messages_support import PERSISTENT, big, rdq_files, ready, stored
@@ -123,6 +129,26 @@ def test_inspect_shows_the_messages_of_a_file(tmp_path: Path) -> None:
     assert all(row["size"] > 0 and isinstance(row["key"], str) for row in node.rows)
     (leftover,) = (synthetic("18").vhost_dir / PERSISTENT).glob("*.rdt")
     assert run("inspect", leftover, "--json").rows
+
+
+def test_inspect_names_the_file_of_which_the_system_stops_giving_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    path = rdq_files(tmp_path)[0]
+    reads = iter([read_record])
+
+    def read_once(*place: Any) -> bytes | None:
+        for read in reads:
+            return read(*place)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("qindex.cli.inspect_file.read_record", read_once)
+    result = run("inspect", path, "--json")
+    assert (result.code, len(result.rows)) == (2, 1)
+    (said,) = result.complaints
+    assert str(path) in said
+    assert "can't be read" in said
 
 
 def test_peek_and_consume(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ def _check_header(data: bytes) -> tuple[int, bool]:
     if cookie != COOKIE or version != VERSION:
         raise TermError(f"no DETS file of version {VERSION}: wrong cookie or version", 4)
     digest = data[_MD5_AT : _MD5_AT + 16]
-    if any(digest) and digest != _md5(data[_MD5_FROM:_MD5_AT]):
+    stated = hashlib.md5(data[_MD5_FROM:_MD5_AT], usedforsecurity=False).digest()
+    if any(digest) and digest != stated:
         raise TermError("no sound DETS file: the checksum of its header is wrong", _MD5_AT)
     if kind != TYPE_SET:
         raise TermError(f"a DETS file of type {kind}, not a set", 12)
@@ -107,10 +108,6 @@ def _check_header(data: bytes) -> tuple[int, bool]:
     # The size at the end is written by a proper close alone.
     trailer = _U32.unpack_from(data, len(data) - 4)[0] + _U32.unpack_from(data, _BASE_AT)[0]
     return slots, closed == 1 and trailer == len(data)
-
-
-def _md5(data: bytes) -> bytes:
-    return hashlib.md5(data, usedforsecurity=False).digest()
 
 
 def _live_collections(data: bytes, slots: int, problems: list[str]) -> Iterator[tuple[int, int]]:

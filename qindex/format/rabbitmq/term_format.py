@@ -394,7 +394,9 @@ def _encode(value: Term, put: Callable[[bytes], None], depth: int) -> None:
     elif isinstance(value, int):
         put(_encoded_integer(value))
     elif isinstance(value, float):
-        put(b"F" + _F64.pack(_finite_or_refused(value)))
+        if not math.isfinite(value):
+            raise TermError("there is no term for a float that is not finite")
+        put(b"F" + _F64.pack(value))
     elif isinstance(value, tuple):
         _need_u32(len(value))
         put(bytes((SMALL_TUPLE, len(value))) if len(value) < 256 else b"i" + _U32.pack(len(value)))
@@ -452,12 +454,6 @@ def _encoded_integer(value: int) -> bytes:
     if len(digits) < 256:
         return bytes((SMALL_BIG, len(digits))) + sign + digits
     return b"o" + _U32.pack(len(digits)) + sign + digits
-
-
-def _finite_or_refused(value: float) -> float:
-    if not math.isfinite(value):
-        raise TermError("there is no term for a float that is not finite")
-    return value
 
 
 def _need_u32(size: int) -> None:
