@@ -193,18 +193,21 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
     def _settle(self, delivery: Delivery, *, again: bool) -> None:
         self._check_open()
         if again:
-            delivery.nack()
+            self._core._settler.nack(delivery, waits=False)
             self._wake(self._getters)
         else:
-            delivery.ack()
+            self._ack(delivery)
             super().task_done()
         self._held.taken.pop(delivery.seq_id, None)
+
+    def _ack(self, delivery: Delivery) -> None:
+        self._core._settler.ack(delivery, waits=False)
 
     def task_done(self) -> None:
         """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
         called more often than there were items, as :meth:`asyncio.Queue.task_done` does."""
         self._check_open()
-        self._held.finish(_this_task())
+        self._held.finish(_this_task(), self._ack)
         super().task_done()
 
     async def join(self) -> None:
@@ -258,4 +261,4 @@ class PersistentLifoQueue(PersistentQueue):
     _order = "last in, first out"
 
     def _take(self) -> Delivery | None:
-        return take_last(self._core)
+        return take_last(self._core, waits=False)

@@ -7,6 +7,7 @@ import pickle
 import queue as standard
 import threading
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Protocol, cast
@@ -70,11 +71,11 @@ class Held:
         self.got: deque[tuple[Any, Delivery]] = deque()
         self.taken: dict[int, Delivery] = {}
 
-    def finish(self, me: Any) -> None:
+    def finish(self, me: Any, ack: Callable[[Delivery], None] = Delivery.ack) -> None:
         """Settle the oldest item that ``me`` got or, if there is none, the oldest of all."""
         if self.got:
             mine = next((one for one in self.got if one[0] == me), self.got[0])
-            mine[1].ack()
+            ack(mine[1])
             self.got.remove(mine)
 
     def give_all_back(self) -> None:

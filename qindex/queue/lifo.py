@@ -13,12 +13,13 @@ from qindex.queue.queue import Queue
 __all__ = ["peek_last", "take_at", "take_last"]
 
 
-def take_last(queue: Queue) -> Delivery | None:
+def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
     """Take the newest message that is ready, or give ``None``; it is settled as any other.
+    ``waits``: whether the call may wait for a flush, or for the disk.
 
     Raises as :meth:`qindex.queue.queue.Queue.get`. O(1): about 50 us.
     """
-    return queue._deliverer.take_last()
+    return queue._deliverer.take_last(waits=waits)
 
 
 def take_at(queue: Queue, seq_id: int) -> Delivery | None:

@@ -17,6 +17,7 @@ import qindex
 from qindex.aio.compat import PersistentLifoQueue, PersistentQueue
 from qindex.compat import PersistentQueue as ThreadsQueue
 from qindex.compat import UnreadableItemError
+from qindex.queue.dead_letters import DeadLetters
 
 ROOT = Path(__file__).parents[3]
 
@@ -194,6 +195,28 @@ def test_one_object_uses_a_queue(tmp_path: Path) -> None:
             assert [await stack.get(), await stack.get()] == [2, 1]
 
     run(main)
+
+
+def test_neither_a_get_from_the_back_nor_a_give_back_makes_the_loop_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[bool] = []
+
+    def note(letters: DeadLetters, waits: bool = True, **_: bool) -> None:
+        waited.append(waits)
+
+    async def main() -> None:
+        async with PersistentLifoQueue(tmp_path) as jobs:
+            jobs.put_nowait("one")
+            with monkeypatch.context() as patch:
+                patch.setattr(DeadLetters, "move_waiting", note)
+                taken = await jobs.take()
+                taken.give_back()
+            assert jobs.get_nowait() == "one"
+            jobs.task_done()
+
+    run(main)
+    assert waited == [False, False]
 
 
 class Gone:
