@@ -62,7 +62,7 @@ MODULES = (
 )
 """All that is compiled: one ``.py`` and one ``.pxd`` each."""
 
-_PRIMITIVES = ("journal.words", "rocketstore.words")
+_PRIMITIVES = ("journal.words", "qindex.format.plain_rows", "rocketstore.words")
 """Interpreted they are modules; the compiled ones have them within them."""
 
 COMPILED, INTERPRETED = "compiled", "interpreted"

@@ -253,6 +253,21 @@ cdef inline bytes join_rows(
     return made
 
 
+cdef inline bytes join_words(uint64_t first, Py_ssize_t count):
+    cdef Py_ssize_t at
+    cdef uint64_t number
+    cdef bytes made
+    cdef char *to
+    if count < 0 or count > PY_SSIZE_T_MAX // 8:
+        raise OverflowError("too many records")
+    made = PyBytes_FromStringAndSize(NULL, 8 * count)
+    to = PyBytes_AS_STRING(made)
+    for at in range(count):
+        number = words_big64(first + <uint64_t> at)
+        memcpy(to + 8 * at, &number, 8)
+    return made
+
+
 cdef inline int row_sums(object rows, object sums) except -1:
     cdef Py_buffer source, target
     cdef Py_ssize_t at

@@ -1,7 +1,7 @@
 """Numbers and bytes in memory, for the interpreter.
 
-The compiler never sees this file: it takes the same names from ``words.pxd``. These are the only
-functions that exist twice, so a test holds the two against each other.
+The compiler never sees this file: it takes the same names from ``words.pxd``. These
+functions exist twice, so a test holds the two against each other.
 
 ``store_record`` and ``store_word`` are the commits of an append. Into a map that is no plain
 :class:`mmap.mmap` (tests record the stores) both builds store by its own methods.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "join_record",
     "join_rows",
+    "join_words",
     "look_for_signals",
     "now_ns",
     "push",
@@ -113,6 +114,15 @@ def join_rows(
     row_sums(rows, sums)
     rows[:, sum_at : sum_at + 8] = sums.astype(">u8").view(np.uint8).reshape(count, 8)
     return rows.ravel().data
+
+
+def join_words(first: int, count: int) -> bytes:
+    """Give the eight bytes (big-endian) of ``first`` and of each of the ``count - 1`` numbers that
+    follow it."""
+    import numpy as np
+
+    numbers = np.arange(count, dtype=np.uint64) + np.uint64(first)
+    return numbers.astype(">u8").tobytes()
 
 
 def row_sums(rows: npt.NDArray[np.uint8], sums: npt.NDArray[np.uint64]) -> None:

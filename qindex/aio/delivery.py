@@ -127,7 +127,7 @@ class Batch(Sequence[Delivery]):
     """The result of :meth:`qindex.aio.queue.Queue.get_many`: deliveries in order of ``seq_id``.
 
     Makes its deliveries as they are looked at; a slice of it is a batch, too, and ``+`` makes a
-    list. ``bodies`` and ``seq_ids`` are there at no cost.
+    list. ``bodies`` are there at no cost.
     """
 
     __slots__ = ("_plain", "_queue")

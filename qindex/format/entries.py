@@ -186,6 +186,8 @@ def plain_entries(
     length = int(embedded[0])
     if length < record_format.PLAIN_HEAD_SIZE + 2 or (embedded != length).any():
         return None
+    if int(payloads.max()) + PAYLOAD_SIZE + length > len(data):
+        return None  # a length that a flipped bit has made too large
     row_length = PUBLISH_HEAD_SIZE + length
     rows = record_format.gather_rows(data, payloads, words, row_length)
     if not verified and not record_format.verify_rows(rows).all():

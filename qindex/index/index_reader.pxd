@@ -2,6 +2,7 @@
 from cpython.array cimport array as numbers
 
 from journal.journal cimport Journal
+from qindex.format cimport plain_rows
 from qindex.index.read_ahead cimport Window
 from qindex.index.segment cimport Segment
 

@@ -19,9 +19,10 @@ from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
 from journal.journal import Journal
+from qindex.format import plain_rows
 from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.format.message_record import column, gather_bytes
-from qindex.format.plain_record import SHORTEST_RUN, read_plain, read_run
+from qindex.format.plain_record import SHORTEST_RUN, read_plain
 from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.quarantine import quarantine_findings
 from qindex.index.read_ahead import EMPTY_WINDOW, Window
@@ -271,13 +272,17 @@ class IndexReader:
         if absent == count and first_seq >= self.positions_base:
             at = first_seq - self.positions_base
             data: ReadBuffer = self.journal.map
-            columns = read_run(data, self.positions, at, count, first_seq, _WINDOW_BYTES, True)
+            columns = plain_rows.read_run(
+                data, self.positions, at, count, first_seq, _WINDOW_BYTES, True
+            )
         elif not absent:
             self.place(segment)
             self._turn_to(segment)
             assert segment.offsets is not None
             data, offsets = segment.verified, segment.offsets
-            columns = read_run(data, offsets, rel, count, first_seq, _WINDOW_BYTES, False)
+            columns = plain_rows.read_run(
+                data, offsets, rel, count, first_seq, _WINDOW_BYTES, False
+            )
         else:
             return None
         if len(columns[0]) < min(count, SHORTEST_RUN):

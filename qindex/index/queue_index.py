@@ -54,6 +54,8 @@ __all__ = ["QueueIndex"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
+Seqs = range | I64
+"""seq_ids: a run of them, which costs nothing, or any."""
 Bools = npt.NDArray[np.bool_]
 
 _WORD_SIZE = journal_format.ACTION_SIZE
@@ -108,7 +110,7 @@ class QueueIndex(IndexReader):
         # The entries of a delivery that is not yet in its consumer's hands: one (-1: none), or
         # many.
         self.handing_one: int = -1
-        self.handing: I64 = _NONE
+        self.handing: Seqs = _NONE
         # Entries that were moved, and are not yet acknowledged here: they count as acknowledged.
         self._moved = 0
         self._first_seq = next_seq
@@ -295,7 +297,7 @@ class QueueIndex(IndexReader):
         self.taken += 1
         return fresh
 
-    def deliver_many(self, seqs: I64) -> int:
+    def deliver_many(self, seqs: Seqs) -> int:
         """Mark ready entries, ascending, as out; tells how many were never delivered before. As
         :meth:`deliver`."""
         fresh = self._with_state(seqs, PUBLISHED)
@@ -351,7 +353,7 @@ class QueueIndex(IndexReader):
         self.changing -= 1
         return True
 
-    def acknowledge_many(self, seqs: I64) -> None:
+    def acknowledge_many(self, seqs: Seqs) -> None:
         """Acknowledge entries that are out. As :meth:`acknowledge`."""
         records, journal = self._room_for(ACK, seqs)
         self.changing += 1
@@ -359,12 +361,12 @@ class QueueIndex(IndexReader):
         self.acks += len(seqs)
         self.changing -= 1
 
-    def _acknowledged(self, journal: Journal, records: bytes, seqs: I64) -> None:
+    def _acknowledged(self, journal: Journal, records: bytes, seqs: Seqs) -> None:
         if records:
             journal.append(records, reserve=True)
         self._set_states(seqs, ACKED)
         if self.transient:
-            self.transient.difference_update(seqs.tolist())
+            self.transient.difference_update(_array(seqs).tolist())
 
     # -- requeue --------------------------------------------------------------------------------
 
@@ -490,7 +492,9 @@ class QueueIndex(IndexReader):
             if number not in self.segments:
                 self.segments[number] = Segment(number, self.entry_count)
         one = self.handing_one
-        handing = self.handing if one < 0 else np.append(self.handing, one)
+        handing = _array(self.handing)
+        if one >= 0:
+            handing = np.append(handing, one)
         for segment in self.segments.values():
             if segment.loaded:
                 self._rebuild_states(segment, records, handing)
@@ -540,12 +544,14 @@ class QueueIndex(IndexReader):
     # -- many entries ---------------------------------------------------------------------------
 
     @staticmethod
-    def _words(kind: int, seqs: I64) -> bytes:
+    def _words(kind: int, seqs: Seqs) -> bytes:
         """Give a deliver or ack record for each seq_id."""
-        words = seqs.astype(np.uint64) | np.uint64(kind << TYPE_SHIFT)
-        return words.astype(">u8").tobytes()
+        bits = kind << TYPE_SHIFT
+        if isinstance(seqs, range):
+            return words.join_words(bits | seqs.start, len(seqs))
+        return (seqs.astype(np.uint64) | np.uint64(bits)).astype(">u8").tobytes()
 
-    def _room_for(self, kind: int, seqs: I64) -> tuple[bytes, Journal]:
+    def _room_for(self, kind: int, seqs: Seqs) -> tuple[bytes, Journal]:
         """Give a deliver or ack record for each seq_id, and the journal, with room for them."""
         records = self._words(kind, seqs)
         return records, self._make_room(len(records))
@@ -561,23 +567,21 @@ class QueueIndex(IndexReader):
         segment = self.segment_of(seq)
         return segment.states[seq - segment.base]
 
-    def _with_state(self, seqs: I64, state: int) -> I64:
+    def _with_state(self, seqs: Seqs, state: int) -> Seqs:
         """Give those of these entries that have this state."""
-        return seqs if self.all_are(seqs, state) else seqs[self.states_of(seqs) == state]
+        return seqs if self.all_are(seqs, state) else _array(seqs)[self.states_of(seqs) == state]
 
-    def _run_of(self, seqs: I64) -> tuple[Segment, int, int] | None:
-        """Give the segment of these entries, and the first and the end in it, if they are a run."""
-        count = len(seqs)
-        if not count:
+    def _run_of(self, seqs: Seqs) -> tuple[Segment, int, int] | None:
+        """Give the segment of these entries, and the first and the end in it, if they are a run
+        within one."""
+        if not isinstance(seqs, range) or not seqs:
             return None
-        first = int(seqs[0])
-        if int(seqs[-1]) - first != count - 1 or (count > 2 and not (np.diff(seqs) == 1).all()):
-            return None
-        segment = self.segment_of(first)
-        rel = first - segment.base
-        return (segment, rel, rel + count) if rel + count <= self.entry_count else None
+        segment = self.segment_of(seqs.start)
+        rel = seqs.start - segment.base
+        end = rel + len(seqs)
+        return (segment, rel, end) if end <= self.entry_count else None
 
-    def all_are(self, seqs: I64, state: int) -> bool:
+    def all_are(self, seqs: Seqs, state: int) -> bool:
         """Tell whether these entries, whose segments are loaded, all have this state."""
         run = self._run_of(seqs)
         if run is None:
@@ -585,15 +589,16 @@ class QueueIndex(IndexReader):
         segment, first, end = run
         return segment.states.count(state, first, end) == end - first
 
-    def _set_states(self, seqs: I64, state: int) -> None:
+    def _set_states(self, seqs: Seqs, state: int) -> None:
         """Set the state of entries whose segments are loaded."""
         run = self._run_of(seqs)
         if run is not None:
             segment, first, end = run
             segment.states[first:end] = bytes((state,)) * (end - first)
             return
-        for segment, inside in self._by_segment(seqs):
-            np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base] = state
+        some = _array(seqs)
+        for segment, inside in self._by_segment(some):
+            np.frombuffer(segment.states, np.uint8)[some[inside] - segment.base] = state
 
     def _by_segment(self, seqs: I64) -> Iterator[tuple[Segment, slice | Bools]]:
         """Group seq_ids by their segments; each group as an index into ``seqs``."""
@@ -606,11 +611,12 @@ class QueueIndex(IndexReader):
         for number in numbers:
             yield self.segment_of(number * self.entry_count), seqs // self.entry_count == number
 
-    def states_of(self, seqs: I64) -> U8:
+    def states_of(self, seqs: Seqs) -> U8:
         """Give the states of entries that were published."""
-        states = np.zeros(len(seqs), np.uint8)
-        for segment, inside in self._by_segment(seqs):
-            states[inside] = np.frombuffer(segment.states, np.uint8)[seqs[inside] - segment.base]
+        some = _array(seqs)
+        states = np.zeros(len(some), np.uint8)
+        for segment, inside in self._by_segment(some):
+            states[inside] = np.frombuffer(segment.states, np.uint8)[some[inside] - segment.base]
         return states
 
     def trim_unused(self) -> None:
@@ -705,6 +711,10 @@ class QueueIndex(IndexReader):
         ]
         seqs = np.concatenate(found) if found else np.empty(0, np.int64)
         return seqs[seqs <= seq_id]
+
+
+def _array(seqs: Seqs) -> I64:
+    return np.array(seqs, np.int64) if isinstance(seqs, range) else seqs
 
 
 def _nothing() -> None:

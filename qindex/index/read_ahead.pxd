@@ -1,6 +1,8 @@
 # Types for the names of read_ahead.py.
 cimport cython
+from cpython.array cimport array as numbers
 
+from journal cimport words
 from qindex.index.segment cimport Segment
 
 cdef unsigned char PUBLISHED
@@ -9,7 +11,9 @@ cdef unsigned char PUBLISHED
 cdef class Window:
     cdef public Py_ssize_t base, most
     cdef public Segment segment
-    cdef public list seqs, bodies, extras
+    cdef public numbers seqs
+    cdef public list bodies
+    cdef public object extras
     cdef public bytearray states
     cdef public bint plain
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from array import array
+from collections.abc import MutableSequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from journal import words
 from qindex.format.entries import Entry, is_special
 from qindex.index.segment import PUBLISHED, Segment
 
-__all__ = ["EMPTY_WINDOW", "ReadAhead", "Window"]
+__all__ = ["EMPTY_WINDOW", "Extras", "ReadAhead", "Window"]
 
 I64 = npt.NDArray[np.int64]
+Extras: TypeAlias = MutableSequence[Any]
+"""Of each message its timestamp or its :class:`Entry`: an array where all are timestamps, or a
+list."""
 
 _MOST_ADDED = 128
 
@@ -23,7 +29,8 @@ class Window:
 
     ``states``: :data:`qindex.index.segment.PUBLISHED`, or ``DELIVERED`` for an entry that was
     delivered before. ``extras``: of a plain message its timestamp (nanoseconds), of another the
-    :class:`Entry`; ``plain``: all are plain. ``bodies``: empty for a message that is damaged.
+    :class:`Entry`; ``plain``: all are plain (an array, as a rule). ``bodies``: empty for a message
+    that is damaged.
     ``base``: seq_id of the segment's first entry.
     ``most``: up to so many entries a publish adds its own, which is the next; 0: none.
     """
@@ -45,16 +52,16 @@ class Window:
         seqs: I64,
         states: bytes,
         bodies: list[bytes],
-        extras: Sequence[int | Entry],
+        extras: Extras,
         plain: bool,
     ) -> None:
         self.most: int = 0
         self.segment: Segment = segment
         self.base: int = segment.base
-        self.seqs: list[int] = seqs.tolist()
+        self.seqs: array[int] = array("q", seqs.tobytes())
         self.states: bytearray = bytearray(states)
         self.bodies: list[bytes] = bodies
-        self.extras: list[int | Entry] = list(extras)
+        self.extras: Extras = extras
         self.plain: bool = plain
 
     @classmethod
@@ -67,7 +74,7 @@ class Window:
         made.most = _MOST_ADDED
         made.segment = segment
         made.base = base = segment.base
-        made.seqs = list(seqs)
+        made.seqs = array("q", seqs)
         made.states = segment.states[seqs.start - base : seqs.stop - base]
         made.bodies = bodies
         made.extras = extras
@@ -80,27 +87,28 @@ class Window:
         segment: Segment,
         first_seq: int,
         bodies: list[bytes],
-        stamps: list[int],
+        stamps: array[int],
     ) -> Window:
         """Of plain messages from ``first_seq`` on that were never delivered."""
         made = cls.__new__(cls)
         made.most = 0
         made.segment = segment
         made.base = segment.base
-        made.seqs = list(range(first_seq, first_seq + len(bodies)))
+        seqs = np.arange(first_seq, first_seq + len(bodies), dtype=np.int64)
+        made.seqs = array("q", seqs.tobytes())
         made.states = bytearray((PUBLISHED,)) * len(bodies)
         made.bodies = bodies
-        made.extras = [*stamps]
+        made.extras = stamps
         made.plain = True
         return made
 
     def __len__(self) -> int:
-        return len(self.seqs)
+        return len(self.bodies)
 
     def as_they_are(self, at: int, most: int) -> int:
         """Count the entries from ``at`` on, up to ``most``, that can be delivered as they are: that
         never expire, and whose messages were read with them, sound."""
-        end = min(len(self.seqs), at + most)
+        end = min(len(self.bodies), at + most)
         if not self.plain:
             extras = self.extras
             end = next((each for each in range(at, end) if is_special(extras[each])), end)
@@ -129,7 +137,7 @@ class ReadAhead:
 
     def is_empty(self) -> bool:
         """Tell whether the next message has to be read first."""
-        return not self.returned and self.at == len(self.window.seqs)
+        return not self.returned and self.at == len(self.window.bodies)
 
     def take(self, window: Window, next_fetch: int) -> None:
         """Go on with a window that was read, where the last one is used up."""
@@ -142,13 +150,15 @@ class ReadAhead:
         that was just published: it need not be read then."""
         window = self.window
         return (
-            seq == self.next_fetch and len(window.seqs) < window.most and window.segment is segment
+            seq == self.next_fetch
+            and len(window.bodies) < window.most
+            and window.segment is segment
         )
 
     def add(self, seq: int, body: bytes, extra: int | Entry) -> None:
         """Add the message that was just published; see :meth:`keeps_up`."""
         window = self.window
-        window.seqs.append(seq)
+        words.push(window.seqs, seq)
         window.bodies.append(body)
         window.extras.append(extra)
         window.states.append(PUBLISHED)

@@ -141,7 +141,7 @@ class DeadLetters:
         tally.again -= sum(delivery.redelivered for delivery in batch)
         tally.given_up[reason] += len(batch)
         if self.target is None:
-            self._outstanding.ack_all(ascending(batch.seq_ids))
+            self._outstanding.ack_all(ascending(batch._seqs))
             return
         for delivery in batch:
             self._let_wait(delivery.seq_id, delivery.message, reason)

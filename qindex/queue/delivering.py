@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterator, Sequence
 
 from journal.call_lock import refuse_twice
@@ -83,7 +84,7 @@ class Deliverer:
             ahead = index.ahead
             while True:
                 window, at = ahead.window, ahead.at
-                if ahead.returned or at == len(window.seqs):
+                if ahead.returned or at == len(window.bodies):
                     given = None
                     if not self._available(timeout, waits):
                         break
@@ -314,7 +315,7 @@ class Deliverer:
         if ahead.returned:
             return self._take_entry(batch, *ahead.take_returned())
         at = ahead.at
-        if at == len(ahead.window.seqs):
+        if at == len(ahead.window.bodies):
             if not self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):
                 return False
             at = 0
@@ -375,7 +376,7 @@ class Deliverer:
                     return False
                 raise self._damage_of(seq, body, admitted)
             extra, body = admitted, admitted.message.body
-        batch._extend((seq,), (body,), bytes((index.state_of(seq),)), (extra,))
+        batch._extend(array("q", (seq,)), [body], bytes((index.state_of(seq),)), [extra])
         return True
 
     def mark_out(self, batch: Batch, lease: float | None) -> bool:
@@ -386,9 +387,9 @@ class Deliverer:
         state = self._state
         index = state.index
         try:
-            fresh = index.deliver_many(ascending(batch.seq_ids))
+            fresh = index.deliver_many(ascending(batch._seqs))
         except StoreError:
-            for seq, body, extra in zip(batch.seq_ids, batch.bodies, batch._extras, strict=True):
+            for seq, body, extra in zip(batch._seqs, batch.bodies, batch._extras, strict=True):
                 index.ahead.give_back(seq, body, extra)
             raise
         state.tally.again += len(batch) - fresh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, overload
@@ -10,6 +11,7 @@ from typing import Any, Protocol, overload
 from journal.errors import LeaseExpiredError, UsageError
 from qindex.format.entries import Entry
 from qindex.format.message import Message, Microseconds, Nanoseconds
+from qindex.index.read_ahead import Extras
 from qindex.index.segment import DELIVERED
 
 __all__ = [
@@ -259,25 +261,26 @@ class Batch(Sequence[Delivery]):
     """Deliveries taken at once, in order; acknowledge them with ``ack_many``.
 
     A sequence that makes its deliveries as they are looked at; a slice of it is a batch, too, and
-    ``+`` makes a list. ``bodies`` and ``seq_ids`` are there at no cost.
+    ``+`` makes a list. ``bodies`` are there at no cost.
     """
 
-    __slots__ = ("_counts", "_extras", "_queue", "_states", "_taken", "bodies", "seq_ids")
+    __slots__ = ("_counts", "_extras", "_listed", "_queue", "_seqs", "_states", "_taken", "bodies")
 
     def __init__(self, queue: Settles, taken: int) -> None:
         self._queue = queue
         self._taken = taken
-        self.seq_ids: list[int] = []
+        self._seqs: array[int] = array("q")
+        self._listed: list[int] = []
         self.bodies: list[bytes] = []
         self._states = bytearray()
-        self._extras: list[int | Entry] = []
+        self._extras: Extras = []
         self._counts: dict[int, int] = {}
 
     def _set_counts(self, counts: dict[int, int]) -> None:
         """Take over how often messages were delivered, by seq_id; those with 0 are taken out."""
         if 0 in counts.values():
-            kept = [at for at, seq in enumerate(self.seq_ids) if counts.get(seq) != 0]
-            self.seq_ids = [self.seq_ids[at] for at in kept]
+            kept = [at for at, seq in enumerate(self._seqs) if counts.get(seq) != 0]
+            self._seqs = array("q", [self._seqs[at] for at in kept])
             self.bodies = [self.bodies[at] for at in kept]
             self._states = bytearray(self._states[at] for at in kept)
             self._extras = [self._extras[at] for at in kept]
@@ -285,18 +288,31 @@ class Batch(Sequence[Delivery]):
 
     def _extend(
         self,
-        seq_ids: Sequence[int],
-        bodies: Sequence[bytes],
+        seqs: array[int],
+        bodies: list[bytes],
         states: bytes | bytearray,
-        extras: Sequence[int | Entry],
+        extras: Extras,
     ) -> None:
-        self.seq_ids += seq_ids
-        self.bodies += bodies
+        """Add columns, which are its own from now on."""
+        if not self.bodies:
+            self._seqs, self.bodies, self._extras = seqs, bodies, extras
+        else:
+            self._seqs += seqs
+            self.bodies += bodies
+            if type(extras) is not type(self._extras):
+                self._extras = list(self._extras)
+            self._extras += extras
         self._states += states
-        self._extras += extras
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """Their seq_ids, ascending; a list that is made when it is asked for first."""
+        if len(self._listed) != len(self._seqs):
+            self._listed = self._seqs.tolist()
+        return self._listed
 
     def __len__(self) -> int:
-        return len(self.seq_ids)
+        return len(self._seqs)
 
     @overload
     def __getitem__(self, index: int) -> Delivery: ...
@@ -305,13 +321,13 @@ class Batch(Sequence[Delivery]):
     def __getitem__(self, index: int | slice) -> Delivery | Batch:
         if isinstance(index, slice):
             part = Batch(self._queue, self._taken)
-            part.seq_ids, part.bodies = self.seq_ids[index], self.bodies[index]
+            part._seqs, part.bodies = self._seqs[index], self.bodies[index]
             part._states, part._extras = self._states[index], self._extras[index]
             part._counts = self._counts
             return part
         made = BatchDelivery()
         made._queue = self._queue
-        made.seq_id = self.seq_ids[index]
+        made.seq_id = self._seqs[index]
         made.body = self.bodies[index]
         made.redelivered = self._states[index] == DELIVERED
         made._extra = self._extras[index]
@@ -330,7 +346,7 @@ class Batch(Sequence[Delivery]):
 
     def _each(self) -> Iterator[Delivery]:
         queue, taken = self._queue, self._taken
-        columns = zip(self.seq_ids, self.bodies, self._states, self._extras, strict=True)
+        columns = zip(self._seqs, self.bodies, self._states, self._extras, strict=True)
         for seq_id, body, state, extra in columns:
             made = BatchDelivery()
             made._queue = queue

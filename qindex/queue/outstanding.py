@@ -16,7 +16,7 @@ from qindex.queue.state import QueueState
 
 __all__ = ["Outstanding", "ascending", "no_delivery"]
 
-I64 = npt.NDArray[np.int64]
+Seqs = range | npt.NDArray[np.int64]
 
 _DELIVERIES = {Delivery, BatchDelivery}
 _queue_of = attrgetter("_queue")
@@ -34,14 +34,14 @@ class Outstanding:
     def __init__(self, state: QueueState) -> None:
         self._state = state
 
-    def ack_all(self, seqs: I64) -> None:
+    def ack_all(self, seqs: Seqs) -> None:
         """Acknowledge entries that are out, or being moved. Lock held."""
         state = self._state
         state.index.acknowledge_many(seqs)
         if state.nacked_at or state.holding or state.stored_out:
-            state.forget(seqs.tolist())
+            state.forget(seqs if isinstance(seqs, range) else seqs.tolist())
 
-    def seq_ids_of(self, deliveries: Iterable[Delivery]) -> I64:
+    def seq_ids_of(self, deliveries: Iterable[Delivery]) -> Seqs:
         """Give the seq_ids of these deliveries, all of them outstanding. Lock held.
 
         Raises :class:`UsageError` for the first that is not, or that stands there twice.
@@ -49,7 +49,7 @@ class Outstanding:
         state = self._state
         index = state.index
         if isinstance(deliveries, Batch) and deliveries._queue is self.owner:
-            seqs = ascending(deliveries.seq_ids)
+            seqs = ascending(deliveries._seqs)
             if state.nacked_at:
                 for delivery in deliveries:
                     self.check_taken(delivery)
@@ -125,8 +125,8 @@ def no_delivery(what: object, at: int = 0, count: int = 1) -> UsageError:
     return UsageError(f"{where}not a delivery: {type(what).__name__}")
 
 
-def ascending(seqs: list[int]) -> I64:
-    """Give ascending seq_ids as an array; most often they are a run."""
+def ascending(seqs: Sequence[int]) -> Seqs:
+    """Give ascending seq_ids as the run that they are most often, or as an array."""
     if seqs and seqs[-1] - seqs[0] + 1 == len(seqs):
-        return np.arange(seqs[0], seqs[-1] + 1, dtype=np.int64)
+        return range(seqs[0], seqs[-1] + 1)
     return np.array(seqs, np.int64)

@@ -22,7 +22,7 @@ from qindex.queue.state import QueueState
 
 __all__ = ["Settler"]
 
-I64 = npt.NDArray[np.int64]
+Seqs = range | npt.NDArray[np.int64]
 
 _RETRY = 1.0
 """Seconds by which the lease of a message is prolonged that is being rejected."""
@@ -97,7 +97,7 @@ class Settler:
             raise UsageError(f"a seq_id is an int, not {seq_id!r}")
         return self._acknowledge(lambda: self._state.index.outstanding_up_to(seq_id), waits)
 
-    def _acknowledge(self, find: Callable[[], I64], waits: bool) -> int:
+    def _acknowledge(self, find: Callable[[], Seqs], waits: bool) -> int:
         """Acknowledge the entries that ``find`` gives under the lock; gives how many."""
         state = self._state
         state.check_sync()

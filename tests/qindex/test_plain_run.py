@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import qindex
 from journal.format import PUBLISH_HEAD_SIZE
-from qindex.format import plain_record as plain
+from qindex.format import plain_rows
 from qindex.format.entries import Entry
 from qindex.format.message_record import PLAIN_HEAD_SIZE, plain_body_head, plain_body_size
 from qindex.index import index_reader
@@ -111,7 +111,7 @@ def test_others_of_the_same_length_between_them(
 def test_a_run_is_read_at_once(size: int, flushed: bool) -> None:
     with (
         qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine,
-        patch.object(index_reader, "read_run", side_effect=plain.read_run) as seen,
+        patch.object(plain_rows, "read_run", side_effect=plain_rows.read_run) as seen,
     ):
         queue = engine.queue("q")
         perform(queue, "run", size, 100)
