@@ -37,6 +37,7 @@ MODULES = (
     "qindex.queue.state",
     "qindex.queue.flushing",
     "qindex.queue.delivery",
+    "qindex.queue.expiry",
     "qindex.queue.producing",
     "qindex.queue.settling",
     "qindex.queue.delivering",
@@ -62,7 +63,12 @@ MODULES = (
 )
 """All that is compiled: one ``.py`` and one ``.pxd`` each."""
 
-_PRIMITIVES = ("journal.words", "qindex.format.plain_rows", "rocketstore.words")
+_PRIMITIVES = (
+    "journal.words",
+    "qindex.format.plain_rows",
+    "qindex.format.tables",
+    "rocketstore.words",
+)
 """Interpreted they are modules; the compiled ones have them within them."""
 
 COMPILED, INTERPRETED = "compiled", "interpreted"

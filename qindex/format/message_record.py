@@ -43,6 +43,7 @@ from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from journal.packed import unpack
 from journal.rows import rows_at
+from qindex.format import tables
 from qindex.format.message import Message, make_message
 
 __all__ = [
@@ -88,8 +89,7 @@ CHECK_SIZE = 8
 _CHECK_IN_ROW = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 _ZERO_CHECK = bytes(CHECK_SIZE)
 _FIXED_HEAD = struct.Struct(">3s8sBQ")
-_NO_TABLES = b"\xc0\xc0"
-NOTHING = b"\xc0" + _NO_TABLES
+NOTHING = b"\xc0\xc0\xc0"
 """Neither key, headers nor properties, as a record has them."""
 _MAGIC_NUMBER = int.from_bytes(MAGIC, "big")
 _NOTHING_NUMBER = int.from_bytes(NOTHING, "big")
@@ -98,10 +98,8 @@ PLAIN_HEAD_SIZE = _NOTHING_AT + len(NOTHING)
 """Bytes of a record without key, headers and properties, up to its body's own head."""
 
 _SHORT_BODY_HEADS = tuple(b"\xc4%c" % size for size in range(1 << 8))
-_SHORT_TEXT_HEADS = tuple(b"%c" % (0xA0 | size) for size in range(1 << 5))
 
 _pack = partial(msgpack.packb, use_bin_type=True)
-_SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 
 _MAX_BODY = (1 << 32) - 1
 MAX_OVERHEAD = 1 << 20
@@ -168,11 +166,9 @@ def encode_middle(
     Raises as :func:`encode_record`.
     """
     try:
-        middle = b"\xc0" if key is None else _pack_text(key)
-        if headers or properties:
-            middle += _pack_table(headers) + _pack_table(properties)
-        else:
-            middle += _NO_TABLES
+        middle = tables.pack_usual(key, headers, properties)
+        if middle is None:
+            middle = _pack(key) + _pack_table(headers) + _pack_table(properties)
     except (
         TypeError,
         ValueError,
@@ -188,57 +184,13 @@ def encode_middle(
     return middle
 
 
-def _pack_text(text: str) -> bytes:
-    """Pack a short text: a packer that is made for it would take ten times as long."""
-    data = text.encode()
-    size = len(data)
-    if size < 1 << 5:
-        return _SHORT_TEXT_HEADS[size] + data
-    if size < 1 << 8:
-        return b"\xd9%c%b" % (size, data)
-    packed: bytes = _pack(text)
-    return packed
-
-
 def _pack_table(table: Mapping[str, Any]) -> bytes:
     if not table:
         return b"\xc0"
-    plain = dict(table)
-    packed: bytes
-    if _is_simple(plain):
-        packed = _SHARED.pack(plain) if _SHARED is not None else _pack(plain)
-        if len(packed) > _SHARED_MOST:
-            _share_a_packer()
-        return packed
-    packed = _pack(plain)
+    packed: bytes = _pack(dict(table))
     # msgpack packs what it can't unpack: maps with lists as keys, values nested deeper.
     msgpack.unpackb(b"\x91" + packed, strict_map_key=False)
     return packed
-
-
-def _is_simple(table: dict[Any, Any]) -> bool:
-    for name, value in table.items():
-        if type(name) is not str or type(value) not in _SIMPLE:
-            return False
-    return True
-
-
-_SHARED_MOST = 1 << 16
-_SHARED: msgpack.Packer | None = None
-
-
-def _share_a_packer() -> None:
-    """Make the packer of simple tables anew: it keeps the memory of its largest one.
-
-    To make one costs more than to use it. Threads can share it where it is the one in C: it runs no
-    other code while it packs values of simple types.
-    """
-    global _SHARED
-    if msgpack.Packer.__module__ == "msgpack._cmsgpack":
-        _SHARED = msgpack.Packer(use_bin_type=True)
-
-
-_share_a_packer()
 
 
 def seal_embedded(publish_record: bytes) -> bytes:

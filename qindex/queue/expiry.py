@@ -24,6 +24,8 @@ _LOOK = 1.0
 class Expirer:
     """Drops expired messages at the head of one queue, or lets them go to the dead-letter queue."""
 
+    __slots__ = ("__weakref__", "_deliverer", "_earliest", "_flusher", "_letters", "_state")
+
     def __init__(
         self,
         state: QueueState,
@@ -36,7 +38,7 @@ class Expirer:
         self._deliverer = deliverer
         self._letters = letters
         # The earliest expiry for which the alarm is set; 0: it is set for none.
-        self._earliest = 0
+        self._earliest: int = 0
         if state.message_ttl is not None and state.index.live:
             self._set(0.0)
 

@@ -1,6 +1,6 @@
 # Types for the names of producing.py.
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from journal cimport words
 from journal.patience cimport PatientLock
@@ -8,6 +8,7 @@ from qindex.format.message_record cimport encode_middle
 from qindex.format.publish_records cimport framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex
 from qindex.index.read_ahead cimport ReadAhead
+from qindex.queue.expiry cimport Expirer
 from qindex.queue.flushing cimport Flusher
 from qindex.queue.state cimport QueueState
 
@@ -15,7 +16,8 @@ from qindex.queue.state cimport QueueState
 cdef class Producer:
     cdef public QueueState state
     cdef public Flusher _flusher
-    cdef public object room, _expirer
+    cdef public Expirer _expirer
+    cdef public object room
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead,
                    stamp=uint64_t, record=bytes, seq=Py_ssize_t, synced=bint)
@@ -23,6 +25,7 @@ cdef class Producer:
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object timeout=*, bint waits=*
     ) except -1
+    cpdef int64_t expiry(self, object ttl) except -1
     @cython.locals(state=QueueState, room=Py_ssize_t, middle=bytes)
     cdef object _frame(
         self, object body, object key, object headers, object properties, object ttl,

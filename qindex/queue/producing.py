@@ -503,13 +503,12 @@ class Producer:
 
     def expiry(self, ttl: float | None) -> int:
         """Give when a message that is published now expires: microseconds since 1970, 0: never."""
-        if ttl is not None and not (isinstance(ttl, int | float) and 0 <= ttl < 1e10):
+        if ttl is not None and not (isinstance(ttl, (int, float)) and 0 <= ttl < 1e10):
             raise UsageError(f"ttl must be seconds from 0 to 1e10, not {ttl!r}")
-        given = [value for value in (ttl, self.state.message_ttl) if value is not None]
-        if not given:
-            return 0
-        seconds = min(given)
-        return run_clock.time_ns() // 1000 + int(seconds * 1e6)
+        seconds = self.state.message_ttl
+        if seconds is None or (ttl is not None and ttl < seconds):
+            seconds = ttl
+        return 0 if seconds is None else run_clock.time_ns() // 1000 + int(seconds * 1e6)
 
 
 def batch_bytes(messages: Iterable[Body | Message]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -13,15 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from journal.compiled import COMPILED, build
 from journal.errors import UsageError
 from journal.format import PUBLISH_HEAD_SIZE, pack_publish
-from qindex.format import message_record as record_format
+from qindex.format import tables
 from qindex.format.message import Message, make_message
 from qindex.format.message_record import (
     MAGIC,
     RecordError,
     decode_record,
     embedded_length,
+    encode_middle,
     encode_record,
     gather_rows,
     plain_body_head,
@@ -79,10 +82,48 @@ def test_a_table_after_one_that_can_not_be_packed() -> None:
         with pytest.raises(UsageError):
             encode_record(Message(b"", headers=bad))
         assert decode_record(encode_record(Message(b"", headers={"a": 1}))).headers == {"a": 1}
-    before = record_format._SHARED
+    before = tables._SHARED
     large = {"a": bytes(100_000)}
     assert decode_record(encode_record(Message(b"", headers=large))).headers == large
-    assert record_format._SHARED is not before
+    assert build() == COMPILED or tables._SHARED is not before
+
+
+class Number(int):
+    """Packed as the int that it is."""
+
+
+EDGES = [
+    sign * (1 << bits) + off
+    for bits in (0, 5, 7, 8, 15, 16, 31, 32, 63)
+    for sign in (1, -1)
+    for off in (-1, 0, 1)
+]
+LENGTHS = (0, 1, 31, 32, 255, 256, 900, 1100, 65_535, 65_536)
+USUAL = [
+    *(number for number in EDGES if -(1 << 63) <= number < 1 << 64),
+    *("é" * (size // 2) + "x" * (size % 2) for size in LENGTHS),
+    *map(bytes, LENGTHS),
+    *(True, False, None, 0.0, -1.5, 1e300, float("inf")),
+]
+OTHERS = [[1, "a"], {"deeper": {"and": 1}}, [], Number(7)]
+
+
+@pytest.mark.parametrize("value", [*USUAL, *OTHERS], ids=lambda value: f"{type(value).__name__}")
+def test_tables_are_packed_as_msgpack_packs_them(value: object) -> None:
+    """Each build packs the usual ones in its own way."""
+    key = value if isinstance(value, str) else "k"
+    for table in (
+        {"n": value},
+        {"a": 1, "b": value, "c": "x"},
+        {"v": value, **dict(zip("abcdefghijklmno", range(15), strict=True))},
+    ):
+        for headers, properties in ((table, {}), ({}, table), (table, {"p": 1})):
+            middle = encode_middle(key, headers, properties)
+            parts = (key, headers or None, properties or None)
+            assert middle == b"".join(msgpack.packb(part) for part in parts)
+    assert encode_middle(None, MappingProxyType({"n": value}), {}) == encode_middle(
+        None, {"n": value}, {}
+    )
 
 
 @given(MESSAGE)
