@@ -34,6 +34,7 @@ MODULES = (
     "qindex.index.read_ahead",
     "qindex.index.index_reader",
     "qindex.index.queue_index",
+    "qindex.queue.run_clock",
     "qindex.queue.state",
     "qindex.queue.flushing",
     "qindex.queue.delivery",

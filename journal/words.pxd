@@ -12,6 +12,7 @@ from libc.string cimport memcpy
 from cpython.pyport cimport PY_SSIZE_T_MAX
 from cpython.pythread cimport PyThread_get_thread_ident
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
+from posix.types cimport clockid_t
 
 cdef extern from *:
     """
@@ -310,6 +311,12 @@ cdef inline int look_for_signals() except -1:
 
 cdef inline unsigned long this_thread() noexcept:
     return <unsigned long> PyThread_get_thread_ident()
+
+
+cdef inline int64_t clock_ns(int clock) noexcept nogil:
+    cdef timespec now
+    clock_gettime(<clockid_t> clock, &now)
+    return <int64_t> now.tv_sec * 1000000000 + <int64_t> now.tv_nsec
 
 
 cdef inline uint64_t now_ns() noexcept nogil:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from _thread import get_ident as this_thread
+from time import clock_gettime_ns as clock_ns
 from time import time_ns as now_ns
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = [
+    "clock_ns",
     "join_record",
     "join_rows",
     "join_words",

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 
+from journal import words
+
 __all__ = ["time_ns"]
 
 # A clock that goes on while the machine sleeps, where the system has one.
@@ -35,4 +37,4 @@ _BEGAN = _wall_clock_at_zero()
 
 def time_ns() -> int:
     """Give nanoseconds since 1970, by the wall clock of this run's beginning."""
-    return _BEGAN + time.clock_gettime_ns(_CLOCK)
+    return _BEGAN + words.clock_ns(_CLOCK)
