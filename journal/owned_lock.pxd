@@ -4,6 +4,7 @@ cimport cython
 from journal cimport words
 
 
+cdef double _WHILE
 cdef unsigned long _KEPT
 
 
@@ -21,7 +22,7 @@ cdef class OwnedLock:
     cpdef bint is_mine(self)
     @cython.locals(me="unsigned long")
     cpdef bint acquire(self, bint blocking=*, double timeout=*) except -1
-    @cython.locals(other=_Sleeper, sleeper=_Sleeper, deadline=double, left=double)
+    @cython.locals(other=_Sleeper, sleeper=_Sleeper, began=double, waited=double, left=double)
     cpdef bint _sleep(self, unsigned long me, double timeout) except -1
     cdef bint _may_have_it(self, unsigned long me)
     @cython.locals(first=_Sleeper)

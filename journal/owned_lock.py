@@ -8,7 +8,7 @@ where it calls Python. So to take a free lock, or to give it back, is to set two
 that has to wait sleeps at a gate of its own, a plain lock. When the lock is given back, the gate of
 the first sleeper is opened. The thread that gave it back goes on meanwhile, and often has the lock
 again before the sleeper runs. That is quick, but it must not last: the lock is kept for a sleeper
-that woke in vain once.
+that wakes in vain after a while.
 
 A Python that runs threads without a lock of its own switches that one on when it imports compiled
 modules.
@@ -29,9 +29,12 @@ __all__ = ["LockByOwner", "OwnedLock"]
 _KEPT = 1
 """In the owner's place: the lock is kept for a thread that waits. No thread has this identifier."""
 
+_WHILE = 0.02
+"""Seconds for which others may come before a thread that waits."""
+
 
 class _Sleeper:
-    """A thread that waits for the lock. ``is_late``: it woke once, and the lock was taken."""
+    """A thread that waits for the lock. ``is_late``: the lock is kept for it."""
 
     __slots__ = ("gate", "is_awake", "is_late", "thread")
 
@@ -75,7 +78,7 @@ class OwnedLock:
 
     def _sleep(self, me: int, timeout: float) -> bool:
         """Wait for it, and take it; false when the time is up."""
-        deadline = monotonic() + timeout
+        began = monotonic()
         left = -1.0
         sleeper = _Sleeper(me)
         for other in self._sleepers:
@@ -88,10 +91,11 @@ class OwnedLock:
         self._asleep += 1
         try:
             while not self._may_have_it(me):
+                waited = monotonic() - began
                 if sleeper.is_awake:
-                    sleeper.is_awake, sleeper.is_late = False, True
+                    sleeper.is_awake, sleeper.is_late = False, waited >= _WHILE
                 if timeout >= 0:
-                    left = deadline - monotonic()
+                    left = timeout - waited
                     if left <= 0:
                         return False
                 words.look_for_signals()
@@ -110,7 +114,7 @@ class OwnedLock:
         return not self._owner or (self._owner == _KEPT and self._kept_for == me)
 
     def _free(self) -> None:
-        """Let the first sleeper take it, or anybody where that one has not woken in vain yet."""
+        """Let the first sleeper take it, or anybody where that one has not waited for long."""
         self._owner = 0
         if self._asleep:
             first = self._sleepers[0]

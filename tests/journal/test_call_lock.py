@@ -143,23 +143,22 @@ def test_it_is_kept_for_a_thread_that_woke_in_vain(kind: type[OwnedLock]) -> Non
 def test_the_thread_that_it_was_kept_for_gives_up(
     monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
-    """A signal's handler raises as the gate opens for the second time."""
+    """A signal's handler raises as the thread wakes to take it."""
 
     class Gate:
         def __init__(self) -> None:
             self._lock = allocate_lock()
-            self._opened = 0
 
         def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
             taken = self._lock.acquire(blocking, timeout)
-            if threading.current_thread() is thread and self._opened == 2:
+            if threading.current_thread() is thread and is_kept:
                 raise KeyboardInterrupt
             return taken
 
         def release(self) -> None:
-            self._opened += 1
             self._lock.release()
 
+    is_kept = False
     thread = threading.current_thread()
     monkeypatch.setattr(owned_lock, "allocate_lock", Gate)
     lock = LockByOwner()
@@ -167,6 +166,7 @@ def test_the_thread_that_it_was_kept_for_gives_up(
     thread, entered = waiting(lock)
     more = [waiting(lock) for _ in range(others)]
     take_again_until_it_is_kept(lock)
+    is_kept = True
     for one, _ in [(thread, entered), *more]:
         one.join(WAIT)
     assert not entered.is_set()
