@@ -28,6 +28,7 @@ from rocketstore.state import Change, StoreState
 
 __all__ = ["BatchPutter"]
 
+_NONE = np.zeros(0, np.int64)
 Host = str | bytes | tuple[str, int] | None
 
 
@@ -132,7 +133,8 @@ class BatchPutter:
                 f"record of {batch.largest} bytes: a file of the commit log holds "
                 f"{self._record_max()}"
             )
-        offsets: list[int] = []
+        done = 0
+        offsets: list[Int64Array] = []
         synced = wait and count > 0 and state.options.durability == "fsync"
         if synced:
             self._log_sync.check_outside()
@@ -142,23 +144,24 @@ class BatchPutter:
             batch.store_time = state.clock.read()
             first = batch.route.ordinal
             with Change(state):
-                while len(offsets) < count:
-                    places = self._append_part(batch, len(offsets), first, whole=whole)
-                    part = batch.dispatch_of(len(offsets), places, first)
-                    offsets += places.tolist()
-                    batch.route.ordinal = first + len(offsets)
+                while done < count:
+                    places = self._append_part(batch, done, first, whole=whole)
+                    part = batch.dispatch_of(done, places, first)
+                    offsets.append(places)
+                    done += len(places)
+                    batch.route.ordinal = first + done
                     try:
                         state.parts.dispatch(part)
                     except StorageError as error:
                         state.broke(error)
                         break
-        if len(offsets) < count:
+        if done < count:
             state.poison.check()
         if synced:
             self._log_sync.commit()
         return BatchResult(
-            offsets,
-            batch.columns.sizes.tolist(),
+            offsets[0] if len(offsets) == 1 else np.concatenate([_NONE, *offsets]),
+            batch.columns.sizes,
             batch.route.queue_id,
             first,
             batch.store_time,
@@ -208,7 +211,7 @@ class _Batch:
         state: StoreState,
         topic: str,
         queue_id: int,
-        bodies: Sequence[bytes],
+        bodies: list[bytes],
         properties: list[bytes] | bytes,
         keys: KeyColumns,
         flags: Sequence[int] | int,
@@ -245,7 +248,7 @@ class _Batch:
         """Bytes of the largest record."""
         return int(self.columns.sizes.max()) if self.count else 0
 
-    def encode(self, start: int, places: Int64Array, first: int) -> bytearray:
+    def encode(self, start: int, places: Int64Array, first: int) -> bytes:
         """Give the records from number ``start`` on that stand at ``places``; ``first`` is the
         ordinal of the batch's first message. Raises :class:`UsageError`."""
         now = self.store_time

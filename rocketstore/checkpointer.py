@@ -136,12 +136,7 @@ class Checkpointer:
             index=[
                 (
                     file.name,
-                    file.header.begin_timestamp,
-                    file.header.end_timestamp,
-                    file.header.begin_offset,
-                    file.header.end_offset,
-                    file.header.used_slots,
-                    file.header.count,
+                    *file.header.fields(),
                 )
                 for file in parts.index.files
             ],

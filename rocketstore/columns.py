@@ -7,7 +7,6 @@ by itself.
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,11 +67,9 @@ _STORED = struct.Struct(">q").pack
 class Columns:
     """Bodies and properties of a batch, and all else that is the same wherever it is stored."""
 
-    bodies: Sequence[bytes]
+    bodies: list[bytes]
     properties: list[bytes] | bytes
     """One for each message, or one for all."""
-    body_lengths: Int64Array
-    property_lengths: Int64Array
     sizes: Int64Array
     crcs: Int64Array
     flags: Int64Array | int
@@ -92,7 +89,7 @@ class Columns:
         store_timestamp: int,
         store_host: bytes,
         reconsume_times: int = 0,
-    ) -> bytearray:
+    ) -> bytes:
         """The records of messages ``first`` to ``last``, to stand at ``offsets``."""
         stamp = b"".join(
             (
@@ -101,58 +98,16 @@ class Columns:
                 _REST(reconsume_times, 0),
             )
         )  # fmt: skip
-        out = bytearray(int(self.sizes[first:last].sum()))
-        if last > first:
-            base, ordinals = int(offsets[0]), queue_offset - first
-            _encode_each(
-                self, out, self.crcs, first, last, base, topic_field, queue_id, ordinals, stamp
-            )
-        return out
-
-
-def _encode_each(
-    columns: Columns,
-    out: bytearray,
-    crcs: Int64Array,
-    first: int,
-    last: int,
-    base: int,
-    topic_field: bytes,
-    queue_id: int,
-    ordinals: int,
-    stamp: bytes,
-) -> None:
-    """Put the records ``first`` to ``last`` into ``out``, which has room for them. ``base``: where
-    the first one is to stand; ``ordinals``: of message 0."""
-    bodies, properties, flags = columns.bodies, columns.properties, columns.flags
-    leads: dict[int, bytes] = {}
-    start = tail = b""
-    if isinstance(flags, int):
-        start = _START_FIELDS(queue_id, flags)
-    if isinstance(properties, bytes):
-        tail = _lead(topic_field, properties) + properties
-    at = 0
-    for number in range(first, last):
-        if not isinstance(flags, int):
-            start = _START_FIELDS(queue_id, flags[number])
-        if not isinstance(properties, bytes):
-            data = properties[number]
-            lead = leads.get(len(data))
-            if lead is None:
-                lead = leads[len(data)] = _lead(topic_field, data)
-            tail = lead + data
-        body = bodies[number]
-        at = words.store_message(
-            out, at, crcs[number], start, ordinals + number, base + at, stamp, body, tail
-        )
-
-
-def _lead(topic_field: bytes, properties: bytes) -> bytes:
-    return topic_field + len(properties).to_bytes(2, "big")
+        flags, whole = (None, self.flags) if isinstance(self.flags, int) else (self.flags, 0)
+        return words.batch_records(
+            self.bodies, self.properties, self.sizes, self.crcs, flags, first, last,
+            int(offsets[0]) if last > first else 0, _START_FIELDS(queue_id, whole),
+            queue_offset - first, stamp, topic_field,
+        )  # fmt: skip
 
 
 def build_columns(
-    bodies: Sequence[bytes],
+    bodies: list[bytes],
     properties: list[bytes] | bytes,
     topic_length: int,
     sys_flag: int,
@@ -161,12 +116,13 @@ def build_columns(
 ) -> Columns:
     """Check and measure a batch. Raises :class:`UsageError` naming the message and the limit."""
     count = len(bodies)
-    if set(map(type, bodies)) - {bytes}:
+    body_lengths, crcs = np.empty(count, np.int64), np.empty(count, np.int64)
+    if not words.measure(bodies, body_lengths, crcs):
         for number, body in enumerate(bodies):
             if not isinstance(body, bytes):
                 raise UsageError(f"body {number} is {type(body).__name__}: bytes are right")
         bodies = [bytes(body) for body in bodies]
-    body_lengths = np.fromiter(map(len, bodies), np.int64, count)
+        words.measure(bodies, body_lengths, crcs)
     if isinstance(properties, bytes):
         property_lengths = np.full(count, len(properties), np.int64)
     else:
@@ -185,23 +141,13 @@ def build_columns(
     whole = flags if isinstance(flags, int) else np.array(flags, object)
     if count and not np.all((np.asarray(whole) >= -(1 << 31)) & (np.asarray(whole) < 1 << 31)):
         raise UsageError("a flag does not fit into 32 bits")
-    crcs = np.array(_body_sums(bodies), np.int64)
     return Columns(
         bodies=bodies,
         properties=properties,
-        body_lengths=body_lengths,
-        property_lengths=property_lengths,
         sizes=sizes,
         crcs=crcs,
         flags=flags if isinstance(flags, int) else np.array(flags, np.int64),
     )
-
-
-def _body_sums(bodies: Sequence[bytes]) -> array[int]:
-    sums = array("q")
-    for body in bodies:
-        words.push(sums, words.body_sum(body))
-    return sums
 
 
 def make_properties(

@@ -75,7 +75,7 @@ def take_raw(data: bytes, *named: object) -> tuple[bytes, dict[str, str]]:
 def raw_properties(properties: Mapping[str, str] | bytes) -> bytes:
     """The bytes of properties given by name, or as bytes already. Raises :class:`UsageError`."""
     if isinstance(properties, bytes):
-        return take_raw(properties)[0]
+        return bytes(take_raw(properties)[0])
     return encode_properties(properties)
 
 

@@ -22,7 +22,7 @@ cdef class ConsumeQueue:
 
 cdef class UnitRun:
     cdef public ConsumeQueue _queue
-    cdef public list _units
+    cdef public bytearray _units
     cdef public Py_ssize_t _end, _first, _next, _offset
 
     cpdef object add(self, Py_ssize_t ordinal, Py_ssize_t offset, Py_ssize_t size, int64_t code)

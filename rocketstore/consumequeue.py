@@ -441,7 +441,7 @@ class UnitRun:
 
     def __init__(self, queue: ConsumeQueue) -> None:
         self._queue = queue
-        self._units: list[bytes] = []
+        self._units = bytearray()
         self._first = self._next = self._offset = self._end = 0
 
     def add(self, ordinal: int, offset: int, size: int, code: int) -> None:
@@ -449,12 +449,12 @@ class UnitRun:
         if ordinal != self._next or not self._units:
             self.put()
             self._first, self._offset = ordinal, offset
-        self._units.append(words.make_unit(offset, size, code))
+        words.add_unit(self._units, offset, size, code)
         self._next = ordinal + 1
         self._end = offset + size
 
     def put(self) -> None:
         """Give all that was taken in to the queue. Raises :class:`StorageError`."""
         if self._units:
-            units, self._units = self._units, []
-            self._queue.put_run(self._first, self._offset, self._end, b"".join(units))
+            units, self._units = bytes(self._units), bytearray()
+            self._queue.put_run(self._first, self._offset, self._end, units)

@@ -6,22 +6,26 @@ from libc.stdint cimport int64_t
 from rocketstore cimport words
 from rocketstore.commitlog cimport CommitLog
 from rocketstore.consumequeue cimport UnitRun
-from rocketstore.heads cimport Head, read_head
-from rocketstore.javahash cimport index_hash
-from rocketstore.properties cimport find_indexed, split_keys
+from rocketstore.heads cimport Head
+from rocketstore.javahash cimport absolute
+from rocketstore.properties cimport Indexed
 from rocketstore.state cimport Pending, StoreState
 
 cdef int64_t COMMIT, ROLLBACK, TRANSACTION_MASK
+cdef int _SPACE
 
 
 cdef class Dispatcher:
     cdef public StoreState _state
 
+    @cython.locals(state=StoreState, pending=Pending, log=CommitLog, offsets=array, outer=bint)
     cpdef object dispatch(self)
     cpdef object dispatch_quietly(self)
     @cython.locals(state=StoreState)
     cpdef object catch_up(self)
-    @cython.locals(pending=Pending, log=CommitLog, run=UnitRun, places=list, count=Py_ssize_t, number=Py_ssize_t,
-                   offset=Py_ssize_t, end=Py_ssize_t, base=Py_ssize_t, record=Head, now=int64_t, transaction=int64_t,
-                   code=int64_t, hashes=array, owners=array, times=array, seed=int64_t, one=str, keys=str, unique_key=str, tags=str, runs=dict)
-    cpdef object _one_by_one(self)
+    @cython.locals(pending=Pending, log=CommitLog, run=UnitRun, places=array, count=Py_ssize_t, number=Py_ssize_t,
+                   offset=int64_t, end=int64_t, log_end=int64_t, base=int64_t, head=Head, indexed=Indexed, now=int64_t,
+                   transaction=int64_t, code=int64_t, hashes=array, owners=array, times=array, seed=int64_t, runs=dict,
+                   noted=list, noted_place=Py_ssize_t, noted_offset=int64_t, known=Py_ssize_t, at=Py_ssize_t,
+                   stop=Py_ssize_t)
+    cpdef object _one_by_one(self, const unsigned char[::1] data)

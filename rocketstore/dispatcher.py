@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 from array import array
 from typing import Any
 
@@ -14,11 +15,11 @@ from rocketstore import words
 from rocketstore.commitlog_format import COMMIT, ROLLBACK, TRANSACTION_MASK
 from rocketstore.consumequeue import UnitRun
 from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
-from rocketstore.heads import read_head, read_heads
+from rocketstore.heads import Head, read_heads
 from rocketstore.index_rebuild import rebuild_index
-from rocketstore.javahash import index_hash, tags_code, topic_seed
+from rocketstore.javahash import absolute, topic_seed
 from rocketstore.key_columns import key_columns
-from rocketstore.properties import find_indexed, split_keys
+from rocketstore.properties import Indexed
 from rocketstore.state import Change, StoreState
 
 __all__ = ["PENDING_MAX", "Dispatcher"]
@@ -27,6 +28,7 @@ PENDING_MAX = 4096
 """So many single puts are dispatched at once: the call that comes next waits no longer."""
 _FEW = 24 if build() == INTERPRETED else PENDING_MAX
 """Up to so many messages, one by one is faster than columns."""
+_SPACE = 32
 
 
 class Dispatcher:
@@ -55,7 +57,9 @@ class Dispatcher:
         state.changing = True
         try:
             if len(offsets) <= _FEW:
-                self._one_by_one()
+                view = state.commitlog.view
+                assert view is not None
+                self._one_by_one(view)
             else:
                 state.parts.dispatch(self._columns())
         except (StorageError, DamageError) as error:
@@ -101,42 +105,52 @@ class Dispatcher:
                 state.broke(error)
                 raise
 
-    def _one_by_one(self) -> None:
+    def _one_by_one(self, data: mmap.mmap) -> None:
+        """``data``: the last file of the log."""
         parts, pending = self._state.parts, self._state.pending
         log = parts.commitlog
-        view = log.view
-        assert view is not None
+        head, indexed = Head(), Indexed()
+        noted = list(pending.queues.items())
         topic, queue_id = "", 0
-        seed = offset = now = 0
+        noted_place = seed = offset = now = 0
+        noted_offset = noted[0][0]
         runs: dict[QueueKey, UnitRun] = {}
         run: UnitRun | None = None
         hashes, owners, times = array("q"), array("q"), array("q")
         base, places = log.base, pending.offsets
-        count = len(places)
+        count, log_end = len(places), log.max_offset
         for number in range(count):
-            offset = places[number]
-            end = places[number + 1] if number + 1 < count else log.max_offset
-            key = pending.queues.get(offset)
-            if key is not None:
-                topic, queue_id = key
+            offset = words.number_at(places, number)
+            end = log_end if number + 1 == count else words.number_at(places, number + 1)
+            if offset == noted_offset:
+                topic, queue_id = noted[noted_place][1]
+                noted_place += 1
+                noted_offset = noted[noted_place][0] if noted_place < len(noted) else -1
                 seed = topic_seed(topic)
-                run = runs.get(key)
-            record = read_head(view, offset - base, end - base, base)
-            now = record.store_timestamp
-            transaction = record.sys_flag & TRANSACTION_MASK
-            keys, unique_key, tags = "", "", ""
-            if record.properties:
-                keys, unique_key, tags = find_indexed(record.properties)
-            if transaction in (0, COMMIT):
-                code = pending.codes.get(offset, 0) if pending.codes else 0
-                if not code and tags:
-                    code = tags_code(tags)
+                run = runs.get((topic, queue_id))
+            head.read(data, offset - base, end - base, base)
+            indexed.find(data, head.properties_at, end - base)
+            now = head.store_timestamp
+            transaction = head.sys_flag & TRANSACTION_MASK
+            if transaction == 0 or transaction == COMMIT:
+                code = words.piece_hash(data, indexed.tags, indexed.tags_end, 0)
+                if pending.codes:
+                    code = pending.codes.get(offset) or code
                 if run is None:
                     run = runs[topic, queue_id] = UnitRun(parts.queue(topic, queue_id))
-                run.add(record.queue_offset, offset, record.size, code)
-            if (keys or unique_key) and transaction != ROLLBACK:
-                for one in split_keys(unique_key, keys):
-                    words.push(hashes, index_hash(one, seed))
+                run.add(head.queue_offset, offset, head.size, code)
+            if transaction != ROLLBACK:
+                known = len(hashes)
+                if indexed.unique < indexed.unique_end:
+                    code = words.piece_hash(data, indexed.unique, indexed.unique_end, seed)
+                    words.push(hashes, absolute(code))
+                at = indexed.keys
+                while at < indexed.keys_end:
+                    stop = words.place_of(data, _SPACE, at, indexed.keys_end)
+                    if at < stop:
+                        words.push(hashes, absolute(words.piece_hash(data, at, stop, seed)))
+                    at = stop + 1
+                for _ in range(len(hashes) - known):
                     words.push(owners, offset)
                     words.push(times, now)
         for run in runs.values():
@@ -148,7 +162,7 @@ class Dispatcher:
     def _columns(self) -> DispatchBatch:
         log, pending = self._state.commitlog, self._state.pending
         count = len(pending.offsets)
-        offsets = np.fromiter(pending.offsets, np.int64, count)
+        offsets = np.array(pending.offsets, np.int64)
         first = pending.offsets[0]
         assert log.view is not None
         data = np.frombuffer(log.view, np.uint8, log.max_offset - first, first - log.base)

@@ -17,27 +17,48 @@ from journal.rows import rows_at
 from rocketstore import words
 from rocketstore.columns import HEADER_DTYPES
 from rocketstore.commitlog_format import BODY_LENGTH_AT, HEADERS, MESSAGE_MAGIC, V6_BORN
+from rocketstore.message import OTHER_HOSTS
 
-__all__ = ["Head", "Heads", "read_head", "read_heads"]
+__all__ = ["Head", "Heads", "read_heads"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_LONGEST = HEADERS[-1].size
+_SHORTEST, _LENGTH_AT = HEADERS[0].size, BODY_LENGTH_AT[0]
 
 
 class Head:
-    """Of one record: its size, ordinal, sysFlag, store timestamp (ms) and properties."""
+    """Of one record: its size, ordinal, sysFlag, store timestamp (ms), and the place in the file
+    where its properties begin."""
 
-    __slots__ = ("properties", "queue_offset", "size", "store_timestamp", "sys_flag")
+    __slots__ = ("properties_at", "queue_offset", "size", "store_timestamp", "sys_flag")
 
-    def __init__(
-        self, size: int, queue_offset: int, sys_flag: int, store_timestamp: int, properties: bytes
-    ) -> None:
-        self.size: int = size
-        self.queue_offset: int = queue_offset
-        self.sys_flag: int = sys_flag
-        self.store_timestamp: int = store_timestamp
-        self.properties: bytes = properties
+    def read(self, data: bytes | mmap.mmap, at: int, end: int, base: int) -> None:
+        """Take over the record from ``at`` to ``end`` in a file that begins at physical offset
+        ``base``. Raises :class:`DamageError` when it is not there."""
+        if end - at < _SHORTEST:
+            raise _changed(base + at)
+        self.size = words.int32_in(data, at)
+        self.sys_flag = words.int32_in(data, at + 36)
+        length_at = _LENGTH_AT
+        stored_at = 56
+        if self.sys_flag & OTHER_HOSTS:
+            length_at = BODY_LENGTH_AT[(self.sys_flag >> 4) & 3]
+            stored_at = 68 if self.sys_flag & V6_BORN else 56
+            if end - at < length_at + 4:
+                raise _changed(base + at)
+        topic_at = at + length_at + 4 + words.int32_in(data, at + length_at)
+        if (
+            words.int32_in(data, at + 4) != MESSAGE_MAGIC
+            or words.int64_in(data, at + 28) != base + at
+            or self.size != end - at
+            or not at < topic_at < end
+        ):
+            raise _changed(base + at)
+        self.properties_at = topic_at + data[topic_at] + 3
+        if self.properties_at > end:
+            raise _changed(base + at)
+        self.queue_offset = words.int64_in(data, at + 20)
+        self.store_timestamp = words.int64_in(data, at + stored_at)
 
 
 @dataclass(slots=True)
@@ -50,33 +71,6 @@ class Heads:
     store_times: Int64Array
     properties_at: Int64Array
     property_lengths: Int64Array
-
-
-def read_head(view: mmap.mmap, at: int, end: int, base: int) -> Head:
-    """The head of the record from ``at`` to ``end`` in a file that begins at physical offset
-    ``base``. Raises :class:`DamageError` when it is not there."""
-    head = words.piece(view, at, min(at + _LONGEST, end))
-    if len(head) < HEADERS[0].size:
-        raise _changed(base + at)
-    sys_flag = words.int32_at(head, 36)
-    length_at = BODY_LENGTH_AT[(sys_flag >> 4) & 3]
-    if len(head) < length_at + 4:
-        raise _changed(base + at)
-    size = words.int32_at(head, 0)
-    topic_at = at + length_at + 4 + words.int32_at(head, length_at)
-    if (
-        words.int32_at(head, 4) != MESSAGE_MAGIC
-        or words.int64_at(head, 28) != base + at
-        or size != end - at
-        or not at < topic_at < end
-    ):
-        raise _changed(base + at)
-    tail = words.piece(view, topic_at, end)
-    properties_at = tail[0] + 3
-    if properties_at > len(tail):
-        raise _changed(base + at)
-    stored = words.int64_at(head, 68 if sys_flag & V6_BORN else 56)
-    return Head(size, words.int64_at(head, 20), sys_flag, stored, tail[properties_at:])
 
 
 def read_heads(data: npt.NDArray[np.uint8], places: Int64Array, base: int) -> Heads:

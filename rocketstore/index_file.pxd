@@ -3,12 +3,14 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from rocketstore cimport words
+from rocketstore.index_format cimport IndexHeader
 
 cdef Py_ssize_t ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE
 
 
 cdef class IndexFile:
-    cdef public object _fs, _map, path, name, header, on_open
+    cdef public object _fs, _map, path, name, on_open
+    cdef public IndexHeader header
     cdef public Py_ssize_t _entries_at, _reserved, slots, entries, fd
     cdef public bint dirty, writable
 

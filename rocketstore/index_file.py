@@ -182,17 +182,7 @@ class IndexFile:
         self._reserved = target
 
     def _store_header(self) -> None:
-        header = self.header
-        HEADER.pack_into(
-            self.map(),
-            0,
-            header.begin_timestamp,
-            header.end_timestamp,
-            header.begin_offset,
-            header.end_offset,
-            header.used_slots,
-            header.count,
-        )
+        HEADER.pack_into(self.map(), 0, *self.header.fields())
         self.dirty = True
 
     def put_many(self, hashes: Numbers | Int32Array, offsets: Numbers, times: Numbers) -> int:

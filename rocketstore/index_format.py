@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any
@@ -77,16 +76,47 @@ Read = Callable[[int, int], bytes]
 """Gives up to so many bytes of a file from a position on: ``read(position, length)``."""
 
 
-@dataclass(slots=True)
 class IndexHeader:
     """The first 40 bytes. Times in ms, offsets physical, ``count`` the next entry's number."""
 
-    begin_timestamp: int = 0
-    end_timestamp: int = 0
-    begin_offset: int = 0
-    end_offset: int = 0
-    used_slots: int = 0
-    count: int = 1
+    __slots__ = (
+        "begin_offset",
+        "begin_timestamp",
+        "count",
+        "end_offset",
+        "end_timestamp",
+        "used_slots",
+    )
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __init__(
+        self,
+        begin_timestamp: int = 0,
+        end_timestamp: int = 0,
+        begin_offset: int = 0,
+        end_offset: int = 0,
+        used_slots: int = 0,
+        count: int = 1,
+    ) -> None:
+        self.begin_timestamp: int = begin_timestamp
+        self.end_timestamp: int = end_timestamp
+        self.begin_offset: int = begin_offset
+        self.end_offset: int = end_offset
+        self.used_slots: int = used_slots
+        self.count: int = count
+
+    def fields(self) -> tuple[int, int, int, int, int, int]:
+        """The six numbers, in their order on disk."""
+        return (
+            self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset,
+            self.used_slots, self.count,
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IndexHeader) and self.fields() == other.fields()
+
+    def __repr__(self) -> str:
+        return f"IndexHeader{self.fields()}"
 
     @classmethod
     def parse(cls, data: ReadBuffer) -> IndexHeader:

@@ -24,6 +24,7 @@ from rocketstore import words
 __all__ = [
     "BLOCK",
     "Seed",
+    "absolute",
     "hash_code",
     "hash_many",
     "hash_table",
@@ -65,7 +66,11 @@ def hash_code(text: str, seed: int = 0) -> int:
 
 def index_hash(topic_and_key: str, seed: int = 0) -> int:
     """The hash an IndexFile keeps: the absolute value; 0 for the one value that has none."""
-    value = words.text_hash(topic_and_key, seed)
+    return absolute(words.text_hash(topic_and_key, seed))
+
+
+def absolute(value: int) -> int:
+    """What an IndexFile keeps of a hash code: :func:`index_hash`."""
     if value >= 0:
         return value
     return 0 if value == -(1 << 31) else -value

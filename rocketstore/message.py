@@ -6,6 +6,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from journal.errors import DamageError
 from rocketstore.commitlog_format import (
     BODY_LENGTH_AT,
@@ -55,26 +58,38 @@ class BatchResult(Sequence[PutResult]):
     """The result of :meth:`Store.put_many`: a :class:`PutResult` for each message, made when asked
     for."""
 
-    __slots__ = ("offsets", "queue_id", "queue_offset", "sizes", "store_host", "store_timestamp")
+    __slots__ = ("_offsets", "_sizes", "queue_id", "queue_offset", "store_host", "store_timestamp")
 
     def __init__(
         self,
-        offsets: list[int],
-        sizes: list[int],
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
         queue_id: int,
         queue_offset: int,
         store_timestamp: int,
         store_host: bytes,
     ) -> None:
-        self.offsets: list[int] = offsets
-        self.sizes: list[int] = sizes
+        self._offsets = offsets
+        self._sizes = sizes
         self.queue_id: int = queue_id
         self.queue_offset: int = queue_offset
         self.store_timestamp: int = store_timestamp
         self.store_host: bytes = store_host
 
+    @property
+    def offsets(self) -> list[int]:
+        """Physical offsets of the messages."""
+        offsets: list[int] = self._offsets.tolist()
+        return offsets
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of their records."""
+        sizes: list[int] = self._sizes.tolist()
+        return sizes
+
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self._offsets)
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
@@ -82,8 +97,8 @@ class BatchResult(Sequence[PutResult]):
         if number < 0:
             number += len(self)
         return PutResult(
-            self.offsets[number],
-            self.sizes[number],
+            int(self._offsets[number]),
+            int(self._sizes[number]),
             self.queue_id,
             self.queue_offset + number,
             self.store_timestamp,

@@ -3,9 +3,14 @@ cimport cython
 
 from rocketstore cimport words
 
-@cython.locals(at=Py_ssize_t, size=Py_ssize_t, end=Py_ssize_t, middle=Py_ssize_t, name=bytes, keys=bytes,
-               unique_key=bytes, tags=bytes)
-cpdef tuple find_indexed(bytes data)
-@cython.locals(text=str, wrong=bint)
+cdef bytes _KEYS, _UNIQ_KEY, _TAGS
+
+
+cdef class Indexed:
+    cdef public Py_ssize_t keys, keys_end, tags, tags_end, unique, unique_end
+
+    @cython.locals(stop=Py_ssize_t, middle=Py_ssize_t)
+    cpdef object find(self, const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t end)
+
+@cython.locals(data=bytes)
 cpdef bytes encode_usual(object keys, object unique_key, object tags)
-cpdef list split_keys(str unique_key, str keys)

@@ -7,6 +7,7 @@ ours are byte-identical. No reader depends on the order.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -22,14 +23,13 @@ __all__ = [
     "TAGS",
     "UNIQ_KEY",
     "WAIT",
+    "Indexed",
     "decode_properties",
     "encode_properties",
     "encode_usual",
-    "find_indexed",
     "index_keys",
     "java_map_order",
     "join_keys",
-    "split_keys",
 ]
 
 KEYS = "KEYS"
@@ -39,6 +39,7 @@ DELAY = "DELAY"
 WAIT = "WAIT"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
+_KEYS, _UNIQ_KEY, _TAGS = KEYS.encode(), UNIQ_KEY.encode(), TAGS.encode()
 
 PROPERTIES_MAX = 32767
 _NAME_END = "\x01"
@@ -62,28 +63,28 @@ def decode_properties(data: bytes) -> dict[str, str]:
     return found
 
 
-def find_indexed(data: bytes) -> tuple[str, str, str]:
-    """KEYS, UNIQ_KEY and TAGS as :func:`decode_properties` reads them, empty where they are not
-    there: what queues and index are made of."""
-    keys = unique_key = tags = b""
-    at, size = 0, len(data)
-    while at < size:
-        end = words.place_of(data, 2, at, size)
-        middle = words.place_of(data, 1, at, end)
-        if at < middle < end - 1:
-            name = data[at:middle]
-            if name == b"KEYS":
-                keys = data[middle + 1 : end]
-            elif name == b"UNIQ_KEY":
-                unique_key = data[middle + 1 : end]
-            elif name == b"TAGS":
-                tags = data[middle + 1 : end]
-        at = end + 1
-    return (
-        keys.decode("utf-8", "replace"),
-        unique_key.decode("utf-8", "replace"),
-        tags.decode("utf-8", "replace"),
-    )
+class Indexed:
+    """Where KEYS, UNIQ_KEY and TAGS stand in properties, as :func:`decode_properties` reads them:
+    what queues and index are made of. Each begins at its place, and ends where its ``_end`` is: at
+    the same place if it is not there."""
+
+    __slots__ = ("keys", "keys_end", "tags", "tags_end", "unique", "unique_end")
+
+    def find(self, data: bytes | mmap.mmap, at: int, end: int) -> None:
+        """Look at the properties that stand from ``at`` to ``end``."""
+        self.keys = self.keys_end = self.unique = self.unique_end = self.tags = self.tags_end = at
+        while at < end:
+            stop = words.place_of(data, 2, at, end)
+            middle = words.place_of(data, 1, at, stop)
+            if at < middle < stop - 1:
+                if middle == at + 4:
+                    if words.stands_at(data, at, _KEYS):
+                        self.keys, self.keys_end = middle + 1, stop
+                    elif words.stands_at(data, at, _TAGS):
+                        self.tags, self.tags_end = middle + 1, stop
+                elif middle == at + 8 and words.stands_at(data, at, _UNIQ_KEY):
+                    self.unique, self.unique_end = middle + 1, stop
+            at = stop + 1
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -104,23 +105,11 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 def encode_usual(keys: str | None, unique_key: str | None, tags: str | None) -> bytes:
     """:func:`encode_properties` of nothing but KEYS, UNIQ_KEY and TAGS, whose order is known."""
-    if keys and unique_key:
-        text = f"KEYS\x01{keys}\x02UNIQ_KEY\x01{unique_key}"
-        wrong = _PAIR_END in keys or _PAIR_END in unique_key
-    elif keys:
-        text, wrong = f"KEYS\x01{keys}", _PAIR_END in keys
-    elif unique_key:
-        text, wrong = f"UNIQ_KEY\x01{unique_key}", _PAIR_END in unique_key
-    else:
-        text, wrong = "", False
-    if tags:
-        text = f"{text}\x02TAGS\x01{tags}" if text else f"TAGS\x01{tags}"
-        wrong = wrong or _PAIR_END in tags
-    if wrong or "\0" in text:
-        raise UsageError(_SEPARATOR)
-    if text.isascii() and len(text) <= PROPERTIES_MAX:
-        return text.encode()  # usual texts cost no other call
-    return _encoded(text)
+    data = words.join_usual(keys or "", unique_key or "", tags or "")
+    if data is None or len(data) > PROPERTIES_MAX:
+        rare = {KEYS: keys, UNIQ_KEY: unique_key, TAGS: tags}
+        return encode_properties({name: value for name, value in rare.items() if value})
+    return data
 
 
 def _encoded(text: str) -> bytes:
@@ -166,14 +155,6 @@ def join_keys(keys: str | Iterable[str]) -> str:
 
 def index_keys(properties: Mapping[str, str]) -> list[str]:
     """The keys under which an IndexFile finds the message: UNIQ_KEY, then each of KEYS."""
-    return split_keys(properties.get(UNIQ_KEY, ""), properties.get(KEYS, ""))
-
-
-def split_keys(unique_key: str, keys: str) -> list[str]:
-    """:func:`index_keys` of the two properties, empty where there is none."""
+    unique_key, keys = properties.get(UNIQ_KEY, ""), properties.get(KEYS, "")
     found = [unique_key] if unique_key else []
-    if " " in keys:
-        found += [key for key in keys.split(" ") if key]
-    elif keys:
-        found.append(keys)
-    return found
+    return found + [key for key in keys.split(" ") if key]

@@ -1,8 +1,11 @@
 # Types for the names of putter.py.
 cimport cython
+from cpython.array cimport array
 from libc.stdint cimport int64_t
 
+# First: its inline functions are not defined where journal.words was cimported before it.
 from rocketstore cimport words
+from journal.patience cimport PatientLock
 from rocketstore.commitlog cimport CommitLog
 from rocketstore.dispatcher cimport Dispatcher
 from rocketstore.properties cimport encode_usual
@@ -21,9 +24,10 @@ cdef class Putter:
     cdef public Py_ssize_t _max_size
     cdef public Route _last_route
 
-    @cython.locals(state=StoreState, clock=StoreClock, route=Route, tail=bytes, data=bytes, size=Py_ssize_t, crc=int64_t,
+    @cython.locals(state=StoreState, clock=StoreClock, route=Route, properties=bytes, content=bytes, field=bytes,
+                   size=Py_ssize_t, crc=int64_t, lock=PatientLock,
                    log=CommitLog, at=Py_ssize_t, now=int64_t, ordinal=Py_ssize_t, offset=Py_ssize_t, pending=Pending,
-                   offsets=list)
+                   offsets=array)
     cpdef object put(
         self, object topic, object body, object queue_id, object tags, object keys, object unique_key, dict fields
     )

@@ -30,7 +30,6 @@ from rocketstore.state import Change, StoreState
 __all__ = ["PutFields", "Putter"]
 
 _HEAD_SIZE = HEADERS[0].size
-_new_tuple = tuple.__new__
 
 
 class PutFields(TypedDict, total=False):
@@ -80,14 +79,15 @@ class Putter:
         if topic is not route.topic or queue_id != route.queue_id:
             route = state.routes.get((topic, queue_id)) or state.route(topic, queue_id)
             self._last_route = route
-        tail = route.plain
+        properties = b""
         if keys or unique_key or tags:
             if keys is not None and not isinstance(keys, str):
                 keys = join_keys(keys)
-            data = encode_usual(keys, unique_key, tags)
-            tail = route.lead(len(data)) + data
-        size = _HEAD_SIZE + len(body) + len(tail)
-        crc = words.body_sum(body)
+            properties = encode_usual(keys, unique_key, tags)
+        content = body
+        field = route.field
+        size = _HEAD_SIZE + len(content) + len(field) + 2 + len(properties)
+        crc = words.body_sum(content)
         lock = state.lock
         if lock.is_mine():
             refuse_twice()
@@ -108,7 +108,7 @@ class Putter:
             assert view is not None
             state.changing = True
             log.at = words.store_message(
-                view, at, crc, route.start, ordinal, offset, clock.stamp, body, tail
+                view, at, crc, route.start, ordinal, offset, clock.stamp, content, field, properties
             )
             route.ordinal = ordinal + 1
             pending = state.pending
@@ -116,7 +116,7 @@ class Putter:
                 pending.route = route
                 pending.queues[offset] = route.key
             offsets = pending.offsets
-            offsets.append(offset)
+            words.push(offsets, offset)
             if len(offsets) >= PENDING_MAX:
                 self._dispatcher.dispatch_quietly()
             state.changing = False
@@ -127,7 +127,10 @@ class Putter:
         lock.release()
         if self._fsync:
             self._log_sync.commit()
-        return _new_tuple(PutResult, (offset, size, queue_id, ordinal, now, clock.host))
+        made: PutResult = words.new_result(
+            PutResult, offset, size, queue_id, ordinal, now, clock.host
+        )
+        return made
 
     def _put_general(
         self,
@@ -194,7 +197,7 @@ class Putter:
         sys_flag = with_host_bits(sys_flag, born_host, store_host)
         header = HEADERS[(sys_flag >> 4) & 3]
         route = state.route(topic, queue_id)
-        tail = route.lead(len(properties)) + properties
+        tail = route.field + len(properties).to_bytes(2, "big") + properties
         size = header.size + len(body) + len(tail)
         at = self._make_room(size)
         now = state.clock.read()

@@ -222,11 +222,11 @@ def query_exact(
     ``end`` (ms, inclusive), each once, in the order they were stored."""
     seed, field = _topic_parts(topic)
     key_hash = index_hash(key, seed)
-    data = key.encode(errors="replace")
+    data = key.encode("utf-8", "replace")
     first_key = _KEYS_FIRST + data if " " not in key else None
     found: list[StoredMessage] = []
     seen: set[int] = set()
-    read = parts.commitlog.read_record
+    log = parts.commitlog
     for file in reversed(parts.index.files):
         header = file.header
         if header.begin_timestamp > end or header.count <= 1:
@@ -234,7 +234,9 @@ def query_exact(
         if header.end_timestamp < begin:
             break
         for offset in file.candidates(key_hash, begin, end):
-            raw = read(offset) if offset not in seen else None
+            raw = None
+            if offset not in seen:
+                raw = log.read_record(offset)
             if raw is None:
                 continue
             seen.add(offset)

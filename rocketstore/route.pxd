@@ -5,7 +5,4 @@ cdef class Route:
     cdef public object topic, queue_id
     cdef public tuple key
     cdef public Py_ssize_t ordinal
-    cdef public bytes field, plain, start
-    cdef public dict leads
-
-    cpdef bytes lead(self, Py_ssize_t length)
+    cdef public bytes field, start

@@ -11,7 +11,6 @@ from rocketstore.dispatch import QueueKey
 __all__ = ["NOWHERE", "Route"]
 
 _INT_MAX = 0x7FFFFFFF
-_LEADS_MAX = 256
 _TWO_INTS = struct.Struct(">ii").pack
 
 
@@ -20,11 +19,10 @@ class Route:
     message there.
 
     ``start`` are the bytes of queue id and flag (0), ``field`` is the topic as a record has it,
-    ``plain`` that field and the length of no properties, ``leads`` what :meth:`lead` has given, by
-    length. Raises :class:`UsageError` for what can't be a topic or a queue id.
+    behind its length. Raises :class:`UsageError` for what can't be a topic or a queue id.
     """
 
-    __slots__ = ("field", "key", "leads", "ordinal", "plain", "queue_id", "start", "topic")
+    __slots__ = ("field", "key", "ordinal", "queue_id", "start", "topic")
 
     def __init__(self, topic: str, queue_id: int, ordinal: int) -> None:
         if not isinstance(topic, str):
@@ -42,17 +40,6 @@ class Route:
         self.ordinal: int = ordinal
         self.start: bytes = _TWO_INTS(queue_id, 0)
         self.field: bytes = bytes((len(data),)) + data
-        self.plain: bytes = self.field + b"\0\0"
-        self.leads: dict[int, bytes] = {}
-
-    def lead(self, length: int) -> bytes:
-        """The topic's field and the two bytes that say how long the properties are."""
-        found = self.leads.get(length)
-        if found is None:
-            if len(self.leads) >= _LEADS_MAX:
-                self.leads.clear()
-            found = self.leads[length] = self.field + length.to_bytes(2, "big")
-        return found
 
 
 NOWHERE = Route("".join(("no", "where")), 0, 0)

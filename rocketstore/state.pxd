@@ -1,4 +1,10 @@
 # Types for the names of state.py.
+cimport cython
+from cpython.array cimport array
+
+# First: its inline functions are not defined where journal.words was cimported before it.
+from rocketstore cimport words
+from journal.patience cimport PatientLock
 from rocketstore.commitlog cimport CommitLog
 from rocketstore.route cimport Route
 from rocketstore.store_clock cimport StoreClock
@@ -7,7 +13,7 @@ from rocketstore.store_clock cimport StoreClock
 cdef class Pending:
     cdef public Route route
     cdef public dict codes, queues
-    cdef public list offsets
+    cdef public array offsets
 
 
 cdef class StoreState:
@@ -18,8 +24,10 @@ cdef class StoreState:
     cdef public Pending pending
     cdef public dict routes
     cdef public list _opened
-    cdef public object broken, lock, options, parts, paths, poison, recovered, refusal
+    cdef public PatientLock lock
+    cdef public object broken, options, parts, paths, poison, recovered, refusal
 
+    @cython.locals(lock=PatientLock)
     cpdef object take(self)
     cpdef object begin_put(self)
     cpdef object begin_write(self)

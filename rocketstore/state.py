@@ -10,6 +10,7 @@ at that point. A put that returned is there; a record that is not whole is not; 
 from __future__ import annotations
 
 import errno
+from array import array
 from dataclasses import replace
 from types import TracebackType
 
@@ -17,6 +18,7 @@ from journal.errors import ClosedError, StorageError, StoreError
 from journal.findings import Cause
 from journal.patience import PatientLock
 from journal.poison import Poison
+from rocketstore import words
 from rocketstore.commitlog import CommitLog
 from rocketstore.dispatch import QueueKey
 from rocketstore.layout import Paths
@@ -46,7 +48,7 @@ class Pending:
         self.route: Route | None = None
         self.queues: dict[int, QueueKey] = {}
         self.codes: dict[int, int] = {}
-        self.offsets: list[int] = []
+        self.offsets: array[int] = array("q")
 
     def note(self, offset: int, route: Route, code: int) -> None:
         """Add one message; ``code`` is its tagsCode, if that is not its tags'."""
@@ -55,14 +57,14 @@ class Pending:
             self.queues[offset] = route.key
         if code:
             self.codes[offset] = code
-        self.offsets.append(offset)
+        words.push(self.offsets, offset)
 
     def clear(self) -> None:
         """Forget all messages: they were dispatched, or will be found in the log."""
         self.route = None
         self.queues.clear()
         self.codes.clear()
-        self.offsets.clear()
+        del self.offsets[:]
 
 
 class StoreState:

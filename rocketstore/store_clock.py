@@ -52,7 +52,11 @@ class StoreClock:
 
     def read(self) -> int:
         """The store time (ms) of a message that is put now."""
-        ticks = words.now_ns() if self._own is None else self._own()
+        # Not in one expression: the number would be made an object.
+        if self._own is None:
+            ticks = words.now_ns()
+        else:
+            ticks = self._own()
         if ticks >= self.next_tick:
             self.advance(ticks)
         return self.now

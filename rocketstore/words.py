@@ -13,12 +13,16 @@ from __future__ import annotations
 import mmap
 import struct
 import sys
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.words import now_ns, push
+from journal.words import now_ns
 from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START, START
 from rocketstore.consumequeue_format import UNIT
 from rocketstore.crc import crc32
@@ -32,20 +36,35 @@ from rocketstore.index_format import (
 )
 
 __all__ = [
+    "add_unit",
+    "batch_records",
     "body_sum",
     "int32_at",
+    "int32_in",
     "int64_at",
+    "int64_in",
+    "join_usual",
     "link_entries",
-    "make_unit",
+    "measure",
+    "new_result",
     "now_ns",
+    "number_at",
     "piece",
+    "piece_hash",
     "place_of",
     "push",
+    "stands_at",
     "store_message",
     "text_hash",
 ]
 
 Int64Array = npt.NDArray[np.int64]
+Data = bytes | mmap.mmap
+
+_new_tuple = tuple.__new__
+
+push = array.append
+"""As :func:`journal.words.push`, without a call of Python."""
 
 _FEW = 24
 """Up to so many entries, one by one is faster than in columns."""
@@ -55,6 +74,7 @@ _pack_fields = struct.Struct(">8sI8sqq").pack
 """A record up to its physical offset: size and magic, CRC, queue id and flag, ordinal, offset."""
 _pack_start = START.pack
 _pack_int = struct.Struct(">i").pack
+_pack_length = struct.Struct(">H").pack
 
 _MASK = 0xFFFFFFFF
 _UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
@@ -71,7 +91,7 @@ def body_sum(body: bytes) -> int:
     return crc32(body) & 0x7FFFFFFF
 
 
-def int32_at(data: bytes, at: int) -> int:
+def int32_at(data: Data, at: int) -> int:
     """The signed 32-bit number (big-endian) at a place. Raises :class:`IndexError` where the bytes
     end before it."""
     if at < 0 or at + 4 > len(data):
@@ -80,7 +100,7 @@ def int32_at(data: bytes, at: int) -> int:
     return number
 
 
-def int64_at(data: bytes, at: int) -> int:
+def int64_at(data: Data, at: int) -> int:
     """The same of 64 bits."""
     if at < 0 or at + 8 > len(data):
         raise IndexError("the number is not within the bytes")
@@ -88,15 +108,29 @@ def int64_at(data: bytes, at: int) -> int:
     return number
 
 
+int32_in, int64_in = int32_at, int64_at
+"""The same of a map: compiled these are others."""
+
+
 def piece(view: mmap.mmap, at: int, end: int) -> bytes:
     """A copy of the bytes of a map from ``at`` (not negative) to ``end``, as far as it has them."""
     return view[at:end]
 
 
-def place_of(data: bytes, byte: int, at: int, end: int) -> int:
+def place_of(data: Data, byte: int, at: int, end: int) -> int:
     """Where a byte stands first between two places of some bytes; ``end`` where it does not."""
-    found = data.find(byte, at, end)
+    found = data.find(bytes((byte,)), at, end)
     return end if found < 0 else found
+
+
+def stands_at(data: Data, at: int, name: bytes) -> bool:
+    """Tell whether these bytes stand at a place."""
+    return data[at : at + len(name)] == name
+
+
+def number_at(numbers: array[int], at: int) -> int:
+    """A number of 64 bits out of an array of them."""
+    return numbers[at]
 
 
 def store_message(
@@ -108,27 +142,125 @@ def store_message(
     offset: int,
     stamp: bytes,
     body: bytes,
-    tail: bytes,
+    field: bytes,
+    properties: bytes,
 ) -> int:
     """Store a record (:mod:`rocketstore.commitlog_format`) at ``at``: its size and magic last, at
     once, and zeros in their place until then. Gives where it ends.
 
     ``start``: queue id and flag; ``stamp``: what stands between offset and length of the body;
-    ``tail``: topic and properties with their lengths. Raises :class:`IndexError` where the map ends
-    before it.
+    ``field``: the topic behind its length. Raises :class:`IndexError` where the map ends before it.
     """
     head = _pack_fields(NO_START, crc, start, ordinal, offset) + stamp + _pack_int(len(body))
-    end = at + len(head) + len(body) + len(tail)
+    tail = _pack_length(len(properties)) + properties if properties else b"\0\0"
+    record = head + body + field + tail
+    end = at + len(record)
     if end > len(into):
         raise IndexError("a record does not fit into the map")
-    into[at:end] = head + body + tail
+    into[at:end] = record
     into[at : at + START.size] = _pack_start(end - at, MESSAGE_MAGIC)
     return end
 
 
-def make_unit(offset: int, size: int, code: int) -> bytes:
-    """A unit of a ConsumeQueue (:mod:`rocketstore.consumequeue_format`)."""
-    return UNIT.pack(offset, size, code)
+def measure(bodies: Sequence[bytes], lengths: Int64Array, sums: Int64Array) -> bool:
+    """Set the length and the :func:`body_sum` of each body; false if one of them is no plain bytes:
+    nothing that was set counts then."""
+    if set(map(type, bodies)) - {bytes}:
+        return False
+    lengths[:] = np.fromiter(map(len, bodies), np.int64, len(bodies))
+    sums[:] = np.fromiter(map(crc32, bodies), np.int64, len(bodies)) & 0x7FFFFFFF
+    return True
+
+
+@lru_cache(maxsize=8)
+def _head_format(stamp_size: int) -> tuple[np.dtype[np.void], struct.Struct]:
+    fields = [
+        ("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
+        ("ordinal", ">i8"), ("offset", ">i8"), ("stamp", f"V{stamp_size}"), ("body_length", ">i4"),
+    ]  # fmt: skip
+    dtype = np.dtype(fields)
+    return dtype, struct.Struct(f"{dtype.itemsize}s")
+
+
+def batch_records(
+    bodies: Sequence[bytes],
+    properties: Sequence[bytes] | bytes,
+    sizes: Int64Array,
+    sums: Int64Array,
+    flags: Int64Array | None,
+    first: int,
+    last: int,
+    base: int,
+    start: bytes,
+    ordinals: int,
+    stamp: bytes,
+    field: bytes,
+) -> bytes:
+    """The records of messages ``first`` to ``last``, as :func:`store_message` makes each of them,
+    one behind the other from the offset ``base`` on. ``sizes`` are theirs, ``ordinals`` is that of
+    message 0, ``properties`` may be the same for all; ``flags``, if there are any, count in place
+    of the one in ``start``."""
+    count = last - first
+    dtype, one_head = _head_format(len(stamp))
+    heads: Any = np.empty(count, dtype)
+    part = sizes[first:last]
+    heads["size"] = part
+    heads["magic"] = MESSAGE_MAGIC
+    heads["crc"] = sums[first:last]
+    heads["queue_id"], heads["flag"] = _INT(start, 0)[0], _INT(start, 4)[0]
+    if flags is not None:
+        heads["flag"] = flags[first:last]
+    heads["ordinal"] = np.arange(ordinals + first, ordinals + last)
+    heads["offset"] = np.cumsum(part) - part + base
+    heads["stamp"] = np.void(stamp)
+    heads["body_length"] = np.fromiter(map(len, bodies[first:last]), np.int64, count)
+    parts: list[bytes] = [b""] * (4 * count)
+    parts[0::4] = chain.from_iterable(one_head.iter_unpack(heads.tobytes()))
+    parts[1::4] = bodies[first:last]
+    if isinstance(properties, bytes):
+        parts[2::4] = repeat(field + len(properties).to_bytes(2, "big") + properties, count)
+    else:
+        lengths = list(map(len, properties[first:last]))
+        leads = {length: field + length.to_bytes(2, "big") for length in set(lengths)}
+        parts[2::4] = map(leads.__getitem__, lengths)
+        parts[3::4] = properties[first:last]
+    return b"".join(parts)
+
+
+def new_result(
+    kind: type[tuple[Any, ...]],
+    offset: int,
+    size: int,
+    queue_id: int,
+    ordinal: int,
+    now: int,
+    host: bytes,
+) -> Any:
+    """A named tuple of these."""
+    return _new_tuple(kind, (offset, size, queue_id, ordinal, now, host))
+
+
+def join_usual(keys: str, unique_key: str, tags: str) -> bytes | None:
+    """The properties KEYS, UNIQ_KEY and TAGS as they are stored, without those that are empty.
+    ``None`` for values with letters beyond ASCII, separators or NUL."""
+    if keys and unique_key:
+        text = f"KEYS\x01{keys}\x02UNIQ_KEY\x01{unique_key}"
+        wrong = "\x02" in keys or "\x02" in unique_key
+    elif keys:
+        text, wrong = f"KEYS\x01{keys}", "\x02" in keys
+    elif unique_key:
+        text, wrong = f"UNIQ_KEY\x01{unique_key}", "\x02" in unique_key
+    else:
+        text, wrong = "", False
+    if tags:
+        text = f"{text}\x02TAGS\x01{tags}" if text else f"TAGS\x01{tags}"
+        wrong = wrong or "\x02" in tags
+    return None if wrong or "\0" in text or not text.isascii() else text.encode()
+
+
+def add_unit(units: bytearray, offset: int, size: int, code: int) -> None:
+    """Append a unit of a ConsumeQueue (:mod:`rocketstore.consumequeue_format`)."""
+    units += UNIT.pack(offset, size, code)
 
 
 def link_entries(
@@ -206,6 +338,11 @@ def _link_block(
     ends[:-1] = leads[1:]
     slots[places[ends]] = numbers[ends]
     return int(np.count_nonzero(before == 0))
+
+
+def piece_hash(data: Data, at: int, end: int, seed: int) -> int:
+    """:func:`text_hash` of a text that stands in UTF-8 from ``at`` to ``end``."""
+    return text_hash(data[at:end].decode("utf-8", "replace"), seed)
 
 
 def text_hash(text: str, seed: int) -> int:

@@ -112,7 +112,7 @@ def test_cut_back_gives_the_file_as_it_was(tmp_path: Path) -> None:
     file = IndexFile.create(REAL, str(tmp_path / "f"), SLOTS, ENTRIES, None)
     for number in range(12):
         put_one(file, number * 7 % 5, number, 1_700_000_000_000 + number)
-    header = IndexHeader(**{name: getattr(file.header, name) for name in IndexHeader.__slots__})
+    header = IndexHeader(*file.header.fields())
     slots = file.slot_table().tolist()
     for number in range(12, 30):
         put_one(file, number, number, 1_700_000_000_000 + number)

@@ -15,11 +15,11 @@ import rocketstore
 from journal.errors import DamageError
 from journal.files import REAL
 from rocketstore import words
-from rocketstore.heads import read_head
+from rocketstore.heads import Head
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import HEADER_SIZE
 from rocketstore.javahash import hash_code, index_hash_many
-from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, find_indexed
+from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, Indexed, decode_properties
 from tests.rocketstore.support import Clock, open_tiny
 
 SIZES = [*range(70), 255, 1023, 1024, 1025, 3000]
@@ -62,13 +62,13 @@ def test_records_of_all_sizes(tmp_path: Path) -> None:
                 assert raw is not None
                 assert raw.body == body
                 stamp = raw.raw[36:84]
-                tail = route.lead(len(raw.properties_bytes)) + raw.properties_bytes
                 expected = bytearray(len(raw.raw))
                 crc = words.body_sum(body)
                 ordinal, offset = put.queue_offset, put.offset
                 end = words.store_message(
-                    expected, 0, crc, route.start, ordinal, offset, stamp, body, tail
-                )
+                    expected, 0, crc, route.start, ordinal, offset, stamp, body, route.field,
+                    raw.properties_bytes,
+                )  # fmt: skip
                 assert end == len(raw.raw)
                 assert raw.raw == expected
 
@@ -141,7 +141,13 @@ pieces = st.tuples(
 @given(st.lists(pieces, max_size=5).map(b"\x02".join))
 def test_what_is_indexed_of_any_properties(data: bytes) -> None:
     read = decode_properties(data)
-    assert find_indexed(data) == tuple(read.get(name, "") for name in (KEYS, UNIQ_KEY, TAGS))
+    found = Indexed()
+    found.find(b"--" + data + b"--", 2, 2 + len(data))
+    spans = (found.keys, found.keys_end), (found.unique, found.unique_end)
+    for name, (at, end) in zip(
+        (KEYS, UNIQ_KEY, TAGS), (*spans, (found.tags, found.tags_end)), strict=True
+    ):
+        assert data[at - 2 : end - 2].decode(errors="replace") == read.get(name, "")
 
 
 @pytest.mark.parametrize("size", [0, 35, 87, 99, 111, 120])
@@ -150,4 +156,4 @@ def test_a_head_that_is_cut_off(size: int) -> None:
     for kind in (0, 16, 48):
         view[39:40] = bytes((kind,))
         with pytest.raises(DamageError):
-            read_head(view, 0, size, 0)
+            Head().read(view, 0, size, 0)
