@@ -11,8 +11,6 @@ from rocketstore.message import BODY_AT, OTHER_HOSTS, StoredMessage
 
 __all__ = ["GetResult", "GetStatus"]
 
-_new_tuple = tuple.__new__
-
 
 class GetStatus(enum.Enum):
     """The outcome of a request for messages: RocketMQ's names."""
@@ -72,7 +70,7 @@ class GetResult:
             at, unit = end, number * UNIT_SIZE
             end = at + words.int32_at(units, unit + 8)
             raw = data[at:end]
-            found.append(_new_tuple(StoredMessage, (raw, words.int64_at(units, unit))))
+            found.append(words.new_message(StoredMessage, raw, words.int64_at(units, unit)))
         return found
 
     @property

@@ -6,6 +6,7 @@ from rocketstore cimport words
 from rocketstore.index_format cimport IndexHeader
 
 cdef Py_ssize_t ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE
+cdef int64_t _FAR
 
 
 cdef class IndexFile:
@@ -18,5 +19,5 @@ cdef class IndexFile:
     cpdef bytes read(self, Py_ssize_t at, Py_ssize_t length)
     cpdef int64_t _newest(self, int64_t key_hash) except? -1
     cdef bytes _entry(self, int64_t number)
-    @cython.locals(count=int64_t, number=int64_t, last=int64_t, entry=bytes)
-    cpdef list candidates(self, int64_t key_hash, object begin, object end)
+    @cython.locals(count=int64_t, number=int64_t, last=int64_t, entry=bytes, first_time=int64_t, moment=int64_t)
+    cpdef list candidates(self, int64_t key_hash, int64_t begin, int64_t end)

@@ -36,6 +36,7 @@ __all__ = ["IndexFile", "Numbers"]
 _RESERVE_STEP = 16 << 20
 _READ_STEP = 1 << 20
 _INT_MAX = 0x7FFFFFFF
+_FAR = 1 << 62
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -312,7 +313,8 @@ class IndexFile:
         """
         count = self.header.count
         number = self._newest(key_hash)
-        first_time = self.header.begin_timestamp
+        # A damaged one may be of any time: of one, too, to which no more seconds can be added.
+        first_time = max(-_FAR, min(self.header.begin_timestamp, _FAR))
         out: list[int] = []
         last = count
         while 0 < number < last:

@@ -11,6 +11,7 @@ from rocketstore.index_format cimport IndexHeader
 from rocketstore.javahash cimport index_hash
 
 cdef Py_ssize_t FIXED_SIZE, UNIT_SIZE
+cdef int _PAIR_END, _SPACE
 
 @cython.locals(queue=ConsumeQueue, result=GetResult, data=bytes)
 cpdef GetResult get_messages(
@@ -23,5 +24,5 @@ cdef Py_ssize_t _take_all(object parts, bytes data, GetResult result, object mos
 @cython.locals(log=CommitLog, file=IndexFile, header=IndexHeader, data=bytes, offset=int64_t, first_key=bytes, found=list, raw=bytes, seed=object, field=bytes,
                key_hash=int64_t, stored=int64_t)
 cpdef list query_exact(object parts, str topic, str key, object max_num, int64_t begin, int64_t end)
-@cython.locals(at=Py_ssize_t, end=Py_ssize_t)
+@cython.locals(at=Py_ssize_t, end=Py_ssize_t, after=int)
 cdef bint _is_wanted(bytes raw, bytes field, str key, bytes first_key) except -1

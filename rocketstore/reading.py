@@ -38,8 +38,7 @@ _FILTER_BYTES = 16000
 _QUERY_ROUNDS = 3
 _PAGE_UNITS = 256
 _KEYS_FIRST = b"KEYS\x01"
-_KEY_ENDS = b"\x02 "
-_new_tuple = tuple.__new__
+_PAIR_END, _SPACE = b"\x02 "
 
 
 @lru_cache(maxsize=256)
@@ -242,7 +241,7 @@ def query_exact(
             seen.add(offset)
             stored = words.int64_at(raw, 68 if raw[39] & 16 else 56)
             if begin <= stored <= end and _is_wanted(raw, field, key, first_key):
-                found.append(_new_tuple(StoredMessage, (raw, offset)))
+                found.append(words.new_message(StoredMessage, raw, offset))
                 if len(found) >= max_num:
                     break
         if len(found) >= max_num:
@@ -273,7 +272,10 @@ def _is_wanted(raw: bytes, field: bytes, key: str, first_key: bytes | None) -> b
     if first_key is not None and raw.startswith(first_key, at):
         end = at + len(first_key)
         # KEYS stands first, has this key first, and is not named again.
-        if end == len(raw) or (raw[end] in _KEY_ENDS and raw.find(_KEYS_FIRST, end) < 0):
+        if end == len(raw):
+            return True
+        after = raw[end]
+        if after in (_PAIR_END, _SPACE) and _KEYS_FIRST not in raw[end:]:
             return True
     return StoredMessage(raw, 0).has_key(key)
 

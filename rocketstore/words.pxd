@@ -160,6 +160,15 @@ cdef extern from *:
         return to + length + 1 + size;
     }
 
+    /* A named tuple of two. */
+    static inline PyObject *rocket_pair_of(PyTypeObject *type, PyObject *one, PyObject *two) {
+        PyObject *made = type->tp_alloc(type, 2);
+        if (made == NULL) return NULL;
+        PyTuple_SET_ITEM(made, 0, Py_NewRef(one));
+        PyTuple_SET_ITEM(made, 1, Py_NewRef(two));
+        return made;
+    }
+
     /* A named tuple of six: two tuples are made where its type is called. */
     static inline PyObject *rocket_result(
         PyTypeObject *type, int64_t offset, int64_t size, PyObject *queue_id, int64_t ordinal,
@@ -186,6 +195,7 @@ cdef extern from *:
     const char *rocket_letters(object) noexcept
     bint rocket_is_value(const char *, Py_ssize_t) noexcept nogil
     char *rocket_pair(char *, char *, const char *, object) noexcept
+    object rocket_pair_of(type, object, object)
     object rocket_result(type, int64_t, int64_t, object, int64_t, int64_t, bytes)
     Py_ssize_t ROCKET_SHORT, ROCKET_AHEAD
     void rocket_fetch(char *) noexcept nogil
@@ -392,6 +402,10 @@ cdef inline bytes batch_records(
         to += size
         at += size
     return made
+
+
+cdef inline object new_message(type kind, bytes raw, int64_t offset):
+    return rocket_pair_of(kind, raw, offset)
 
 
 cdef inline object new_result(

@@ -46,6 +46,7 @@ __all__ = [
     "join_usual",
     "link_entries",
     "measure",
+    "new_message",
     "new_result",
     "now_ns",
     "number_at",
@@ -225,6 +226,11 @@ def batch_records(
         parts[2::4] = map(leads.__getitem__, lengths)
         parts[3::4] = properties[first:last]
     return b"".join(parts)
+
+
+def new_message(kind: type[tuple[Any, ...]], raw: bytes, offset: int) -> Any:
+    """A named tuple of these."""
+    return _new_tuple(kind, (raw, offset))
 
 
 def new_result(

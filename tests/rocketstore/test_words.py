@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rocketstore
-from journal.errors import DamageError
+from journal.errors import DamageError, UsageError
 from journal.files import REAL
 from rocketstore import words
 from rocketstore.heads import Head
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import HEADER_SIZE
 from rocketstore.javahash import hash_code, index_hash_many
-from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, Indexed, decode_properties
+from rocketstore.properties import (
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    Indexed,
+    decode_properties,
+    encode_properties,
+    encode_usual,
+)
 from tests.rocketstore.support import Clock, open_tiny
 
 SIZES = [*range(70), 255, 1023, 1024, 1025, 3000]
@@ -45,6 +54,37 @@ def test_hashes(text: str, seed: int) -> None:
     assert -(1 << 31) <= expected < 1 << 31
     absolute = 0 if expected == -(1 << 31) else abs(expected)
     assert index_hash_many([text], seed).tolist() == [absolute]
+
+
+values = st.text("k\xe9\x01\x02\0 ", max_size=3) | st.text("k", max_size=20) | texts
+whole = st.integers(32740, 32767).map("k".__mul__)
+
+
+@given(values, values | whole, values)
+@example("a\0", "", "")
+@example("", "", "\x02")
+@example("k", "u" * 32760, "")
+def test_usual_properties(keys: str, unique_key: str, tags: str) -> None:
+    """They are what the way of any properties makes of them, and refuse what that refuses."""
+    given_ones = {KEYS: keys, UNIQ_KEY: unique_key, TAGS: tags}
+    try:
+        expected = encode_properties({name: text for name, text in given_ones.items() if text})
+    except UsageError as error:
+        with pytest.raises(UsageError, match=re.escape(str(error))):
+            encode_usual(keys, unique_key, tags)
+    else:
+        assert encode_usual(keys, unique_key, tags) == expected
+
+
+def test_keys_of_any_bytes_are_hashed_as_texts(tmp_path: Path) -> None:
+    """Of letters beyond ASCII and beyond 16 bits, and of bytes that are no text."""
+    raw = [b"plain", "\xe9t\xe9".encode(), b"\xff\xfe", "\U0001f600-12345678".encode(), b"x" * 70]
+    with open_tiny(tmp_path / "s") as store:
+        puts = [store.put("T", b"", properties=b"KEYS\x01" + key + b" also") for key in raw]
+        for put, key in zip(puts, raw, strict=True):
+            found = store.query("T", key.decode(errors="replace"))
+            assert [message.offset for message in found] == [put.offset]
+        assert len(store.query("T", "also")) == len(raw)
 
 
 def test_records_of_all_sizes(tmp_path: Path) -> None:
