@@ -32,6 +32,12 @@ class Head:
 
     __slots__ = ("properties_at", "queue_offset", "size", "store_timestamp", "sys_flag")
 
+    properties_at: int
+    queue_offset: int
+    size: int
+    store_timestamp: int
+    sys_flag: int
+
     def read(self, data: bytes | mmap.mmap, at: int, end: int, base: int) -> None:
         """Take over the record from ``at`` to ``end`` in a file that begins at physical offset
         ``base``. Raises :class:`DamageError` when it is not there."""

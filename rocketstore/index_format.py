@@ -87,7 +87,6 @@ class IndexHeader:
         "end_timestamp",
         "used_slots",
     )
-    __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __init__(
         self,

@@ -70,6 +70,13 @@ class Indexed:
 
     __slots__ = ("keys", "keys_end", "tags", "tags_end", "unique", "unique_end")
 
+    keys: int
+    keys_end: int
+    tags: int
+    tags_end: int
+    unique: int
+    unique_end: int
+
     def find(self, data: bytes | mmap.mmap, at: int, end: int) -> None:
         """Look at the properties that stand from ``at`` to ``end``."""
         self.keys = self.keys_end = self.unique = self.unique_end = self.tags = self.tags_end = at

@@ -14,7 +14,7 @@ import mmap
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
@@ -64,7 +64,7 @@ Data = bytes | mmap.mmap
 
 _new_tuple = tuple.__new__
 
-push = array.append
+push: Callable[[array[int], int], None] = array.append
 """As :func:`journal.words.push`, without a call of Python."""
 
 _FEW = 24
@@ -109,7 +109,8 @@ def int64_at(data: Data, at: int) -> int:
     return number
 
 
-int32_in, int64_in = int32_at, int64_at
+int32_in: Callable[[Data, int], int] = int32_at
+int64_in: Callable[[Data, int], int] = int64_at
 """The same of a map: compiled these are others."""
 
 
