@@ -26,8 +26,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
+from journal import read_words
 from journal.files import FileSystem, PathLike, ReadBuffer, read_optional
 from journal.findings import Cause, Finding, Kind
 
@@ -82,7 +83,7 @@ def extent(data: ReadBuffer, offset: int) -> bytes:
 
 def _digests(view: memoryview) -> bytes:
     """Give the checksums of the bytes of one extent, as they stand behind its head."""
-    return b"".join([xxh3_64_digest(view[at : at + BLOCK]) for at in range(0, len(view), BLOCK)])
+    return read_words.block_sums(view, BLOCK)
 
 
 def read_sums(fs: FileSystem, path: PathLike) -> bytes | None:

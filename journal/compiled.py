@@ -28,8 +28,11 @@ MODULES = (
     "journal.call_lock",
     "journal.patience",
     "journal.journal",
+    "journal.replay",
+    "journal.block_sums",
     "qindex.format.message_record",
     "qindex.format.publish_records",
+    "qindex.format.segment_walk",
     "qindex.index.segment",
     "qindex.index.read_ahead",
     "qindex.index.index_reader",
@@ -66,6 +69,7 @@ MODULES = (
 
 _PRIMITIVES = (
     "journal.words",
+    "journal.read_words",
     "qindex.format.plain_rows",
     "qindex.format.tables",
     "rocketstore.words",

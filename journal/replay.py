@@ -12,33 +12,29 @@ from __future__ import annotations
 
 import enum
 import sys
+from array import array
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from journal import read_words
 from journal.files import ReadBuffer
-from journal.format import (
-    ACTION_SIZE,
-    ACTION_WORD,
-    DELIVER,
-    PUBLISH_HEAD,
-    PUBLISH_HEAD_SIZE,
-    SEQ_MASK,
-    TYPE_SHIFT,
-)
+from journal.format import ACTION_SIZE, DELIVER, PUBLISH_HEAD_SIZE, SEQ_MASK, TYPE_SHIFT
 
 __all__ = ["Ending", "RecordColumns", "Walk", "join_walks", "walk_journal"]
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
-_Head = TypeVar("_Head", np.uint16, np.uint64)
-
 _ZERO_HEAD = bytes(PUBLISH_HEAD_SIZE)
+_EMBEDDED = PUBLISH_HEAD_SIZE - 4
+_FIRST_STEP = DELIVER << TYPE_SHIFT
 _RUN_PROBE = 32
+_PROBED = _RUN_PROBE + 1
 _FIRST_LOOK = 256
+_NO_KINDS = np.empty(0, np.uint8)
+_NO_NUMBERS = np.empty(0, np.int64)
 
 
 class Ending(enum.Enum):
@@ -71,6 +67,8 @@ class Walk:
 
     def take(self, chosen: npt.NDArray[np.bool_] | I64 | slice) -> Walk:
         """Give the chosen records; ``end`` and ``ending`` stay."""
+        if not isinstance(chosen, slice) and chosen.dtype == np.bool_ and chosen.all():
+            return self
         return Walk(
             self.kinds[chosen],
             self.seqs[chosen],
@@ -81,59 +79,54 @@ class Walk:
         )
 
 
-class RecordColumns(Generic[_Head]):
-    """The columns of a walk: head (its first bytes as a number, of type ``head``), offset and
-    length of each record; single ones in lists, runs of records as arrays."""
+class RecordColumns:
+    """The columns of a walk while it goes on.
 
-    __slots__ = ("_head", "_heads", "_length", "_lengths", "_offsets", "_parts")
+    ``kinds``, ``seqs``, ``offsets``, ``lengths``: of single records, arrays of type ``B`` and ``q``
+    that :func:`journal.read_words.put_record` appends to; runs of records are put beside them as
+    they are."""
 
-    def __init__(self, head: type[_Head]) -> None:
-        self._head: type[_Head] = head
-        self._heads: list[int] = []
-        self._offsets: list[int] = []
-        self._lengths: list[int] = []
-        self._parts: list[tuple[npt.NDArray[_Head], I64, I64]] = []
-        self._length = 0
+    __slots__ = ("_parts", "kinds", "lengths", "offsets", "seqs")
 
-    def __len__(self) -> int:
-        return self._length
+    def __init__(self) -> None:
+        self._parts: list[tuple[U8, I64, I64, I64]] = []
+        self._begin()
 
-    def put(self, head: int, offset: int, length: int) -> None:
-        """Add one record."""
-        self._heads.append(head)
-        self._offsets.append(offset)
-        self._lengths.append(length)
-        self._length += 1
+    def _begin(self) -> None:
+        self.kinds: array[int] = array("B")
+        self.seqs: array[int] = array("q")
+        self.offsets: array[int] = array("q")
+        self.lengths: array[int] = array("q")
 
     def take_back(self, count: int) -> None:
-        """Forget the last ``count`` records, all of which were added one by one."""
-        del self._heads[-count:], self._offsets[-count:], self._lengths[-count:]
-        self._length -= count
+        """Forget the last ``count`` records, all of which were single ones."""
+        del self.kinds[-count:], self.seqs[-count:], self.offsets[-count:], self.lengths[-count:]
 
-    def put_run(self, heads: npt.NDArray[_Head], offset: int, length: int) -> None:
-        """Add a run of records of one length; the first stands at ``offset``."""
+    def put_run(self, kinds: U8, seqs: I64, offset: int, length: int) -> None:
+        """Add a run of records of one length; the first stands at ``offset``. Single ones go into
+        new arrays from here on."""
         self._put_singles()
-        count = len(heads)
+        count = len(seqs)
         offsets = np.arange(offset, offset + count * length, length, dtype=np.int64)
-        self._parts.append((heads, offsets, np.full(count, length, np.int64)))
-        self._length += count
+        self._parts.append((kinds, seqs, offsets, np.full(count, length, np.int64)))
 
     def _put_singles(self) -> None:
-        if self._heads:
-            heads = np.array(self._heads, self._head)
-            offsets, lengths = np.array(self._offsets, np.int64), np.array(self._lengths, np.int64)
-            self._parts.append((heads, offsets, lengths))
-            self._heads, self._offsets, self._lengths = [], [], []
+        if self.kinds:
+            kinds, seqs = np.frombuffer(self.kinds, np.uint8), np.frombuffer(self.seqs, np.int64)
+            offsets = np.frombuffer(self.offsets, np.int64)
+            lengths = np.frombuffer(self.lengths, np.int64)
+            self._parts.append((kinds, seqs, offsets, lengths))
+            self._begin()
 
-    def finish(self) -> tuple[npt.NDArray[_Head], I64, I64]:
-        """Give heads, offsets and lengths of all records."""
+    def finish(self, end: int, ending: Ending) -> Walk:
+        """Give the records; the last one ends at ``end``."""
         self._put_singles()
-        if not self._parts:
-            return np.empty(0, self._head), np.empty(0, np.int64), np.empty(0, np.int64)
         if len(self._parts) == 1:
-            return self._parts[0]
-        heads, offsets, lengths = zip(*self._parts, strict=True)
-        return np.concatenate(heads), np.concatenate(offsets), np.concatenate(lengths)
+            return Walk(*self._parts[0], end, ending)
+        if not self._parts:
+            return Walk(_NO_KINDS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, end, ending)
+        kinds, seqs, offsets, lengths = map(np.concatenate, zip(*self._parts, strict=True))
+        return Walk(kinds, seqs, offsets, lengths, end, ending)
 
 
 def walk_journal(
@@ -151,57 +144,73 @@ def walk_journal(
     (no queue has published it, so these bytes are no record). Never raises on any bytes.
     O(records); runs of equal length cost no interpreter time per record.
     """
-    view = memoryview(data)[:stop]
+    whole = memoryview(data)[:stop]
+    return _walk(whole, whole, start, seq_limit, max_records)
+
+
+def _walk(
+    view: memoryview, whole: memoryview, start: int, seq_limit: int, max_records: int
+) -> Walk:
+    """Walk the records of ``view``, which is ``whole``: compiled, its bytes."""
     size = len(view)
-    columns = RecordColumns(np.uint64)
-    unpack_word = ACTION_WORD.unpack_from
-    unpack_head = PUBLISH_HEAD.unpack_from
+    columns = RecordColumns()
+    kinds, seqs = columns.kinds, columns.seqs
+    offsets, lengths = columns.offsets, columns.lengths
     position = start
+    found = 0
     same_length = 0
     previous_length = 0
     ending = Ending.END
     while position < size:
-        if len(columns) >= max_records:
+        if found >= max_records:
             ending = Ending.PAUSE
             break
         left = size - position
         if left < ACTION_SIZE:
             ending = Ending.TORN
             break
-        (word,) = unpack_word(view, position)
-        kind = word >> TYPE_SHIFT
-        seq = word & SEQ_MASK
-        if kind >= DELIVER:
+        word = read_words.u64(view, position)
+        if word >= _FIRST_STEP:
             length = ACTION_SIZE
         else:
             if left < PUBLISH_HEAD_SIZE:
                 ending = Ending.TORN
                 break
-            length = PUBLISH_HEAD_SIZE + unpack_head(view, position)[4]
-            if word == 0 and view[position : position + PUBLISH_HEAD_SIZE] == _ZERO_HEAD:
+            length = PUBLISH_HEAD_SIZE + read_words.u32(view, position + _EMBEDDED)
+            if word == 0 and whole[position : position + PUBLISH_HEAD_SIZE] == _ZERO_HEAD:
                 ending = Ending.ZEROS
                 break
             if length > left:
                 ending = Ending.TORN
                 break
+        kind, seq = word >> TYPE_SHIFT, word & SEQ_MASK
         if seq > seq_limit:
             ending = Ending.LIMIT
             break
-        columns.put(word, position, length)
+        read_words.put_record(kinds, seqs, offsets, lengths, kind, seq, position, length)
+        found += 1
         position += length
         same_length = same_length + 1 if length == previous_length else 0
         previous_length = length
         if same_length >= _RUN_PROBE:
             same_length = 0
-            count = _run_length(view, position, length, kind, seq + 1, seq_limit)
+            count = _run_length(whole, position, length, kind, seq + 1, seq_limit)
             if count:
-                words = np.arange(word + 1, word + 1 + count, dtype=np.uint64)
-                columns.put_run(words, position, length)
+                first, run_at = seq + 1, position
+                told = array("q", range(first - _PROBED, first))
+                if seqs[-_PROBED:] == told and kinds[-_PROBED:] == _PROBED * kinds[-1:]:
+                    # Those that told of it are a part of it: most journals are few runs, and
+                    # nothing is joined.
+                    columns.take_back(_PROBED)
+                    first -= _PROBED
+                    run_at -= _PROBED * length
+                run = np.arange(first, seq + 1 + count, dtype=np.int64)
+                columns.put_run(np.full(len(run), kind, np.uint8), run, run_at, length)
+                kinds, seqs = columns.kinds, columns.seqs
+                offsets, lengths = columns.offsets, columns.lengths
+                found += count
                 position += count * length
-    words, offsets, lengths = columns.finish()
-    kinds = (words >> np.uint64(TYPE_SHIFT)).astype(np.uint8)
-    seqs = (words & np.uint64(SEQ_MASK)).astype(np.int64)
-    return Walk(kinds, seqs, offsets, lengths, position, ending)
+    return columns.finish(position, ending)
 
 
 def _run_length(

@@ -19,6 +19,7 @@ zero, or whole zero pages, comes of a crash; anything else is damage.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -40,7 +41,7 @@ from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedd
 from qindex.format.publish_check import correct_bit, correct_head, publish_starts, sound_publishes
 from qindex.format.stored_id import sound_ids
 
-__all__ = ["Elsewhere", "Layout", "Patch", "Reading", "read_soundly"]
+__all__ = ["NO_WALK", "Elsewhere", "Layout", "Patch", "Reading", "read_soundly"]
 
 _FIRST_CHUNK = 2048
 _MAX_CHUNK = 1 << 16
@@ -62,7 +63,7 @@ _ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_NO_WALK = walk_journal(b"")
+NO_WALK = walk_journal(b"")
 
 Data = bytes | bytearray
 Patch = tuple[int, bytes]
@@ -79,11 +80,11 @@ class Elsewhere(NamedTuple):
     @classmethod
     def of(cls, walk: Walk, head_size: int) -> Elsewhere:
         """Give what a file publishes, whose heads have ``head_size`` bytes."""
-        publishes = walk.kinds < DELIVER
-        return cls(walk.seqs[publishes], walk.seqs[publishes & (walk.lengths > head_size)])
+        published = walk.take(walk.kinds < DELIVER)
+        return cls(published.seqs, published.take(published.lengths > head_size).seqs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Layout:
     """The differences between journals and segments.
 
@@ -135,7 +136,11 @@ def read_soundly(path: str, data: Data, layout: Layout, verified: int = 0) -> Re
     O(size), and a bounded amount more for each damaged place.
     """
     if not data:
-        return Reading(_NO_WALK, data)
+        return Reading(NO_WALK, data)
+    if verified >= len(data):
+        walk = layout.walk(data, 0, len(data), sys.maxsize)
+        if walk.ending is Ending.END:
+            return Reading(walk, data)
     return _Reader(path, data, layout, verified).read()
 
 
@@ -192,7 +197,7 @@ class _Reader:
             if resume.patch is None:
                 # The bytes before are judged: a later search must not go back into them.
                 self._floor = max(self._floor, position)
-        joined = join_walks(self._pieces or [_NO_WALK])
+        joined = join_walks(self._pieces or [NO_WALK])
         return Reading(joined, self._data, self._findings)
 
     def _first_unsound(self, walk: Walk) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from journal import read_words
 from journal.files import ReadBuffer
 from journal.format import DELIVER, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
 from journal.replay import Ending, RecordColumns, Walk
@@ -17,7 +18,6 @@ from qindex.format.segment import (
     NEXT_STEP,
     PERSISTENT,
     PUBLISH,
-    PUBLISH_HEAD,
     PUBLISH_HEAD_SIZE,
     REL_MASK,
     STEP_SIZE,
@@ -28,6 +28,7 @@ __all__ = ["walk_segment"]
 
 U16 = npt.NDArray[np.uint16]
 
+_EMBEDDED = PUBLISH_HEAD_SIZE - 4
 _RUN_PROBE = 16
 
 _KIND_SHIFT = 14
@@ -56,27 +57,43 @@ def walk_segment(
     record), and at a rel outside of the segment or a record longer than ``max_embedded``
     (``LIMIT``). Never raises on any bytes. O(records), less for runs of equal length.
     """
-    view = memoryview(data)[:stop]
-    columns = RecordColumns(np.uint16)
-    unpack_head = PUBLISH_HEAD.unpack_from
+    whole = memoryview(data)[:stop]
+    return _walk(whole, whole, start, stop, first_seq, entry_count, max_embedded, max_records)
+
+
+def _walk(
+    view: memoryview,
+    whole: memoryview,
+    start: int,
+    stop: int,
+    first_seq: int,
+    entry_count: int,
+    max_embedded: int,
+    max_records: int,
+) -> Walk:
+    """Walk the records of ``view``, which is ``whole``: compiled, its bytes."""
+    columns = RecordColumns()
+    kinds, seqs = columns.kinds, columns.seqs
+    offsets, lengths = columns.offsets, columns.lengths
     position = start
+    found = 0
     same_length = 0
     previous_length = 0
     ending = Ending.END
     while position < stop:
-        if len(columns) >= max_records:
+        if found >= max_records:
             ending = Ending.PAUSE
             break
         left = stop - position
         if left < STEP_SIZE:
             ending = Ending.TORN
             break
-        head = view[position] << 8 | view[position + 1]
+        head = read_words.u16(view, position)
         if head & PUBLISH:
             if left < PUBLISH_HEAD_SIZE:
                 ending = Ending.TORN
                 break
-            embedded = unpack_head(view, position)[4]
+            embedded = read_words.u32(view, position + _EMBEDDED)
             if embedded > max_embedded:
                 ending = Ending.LIMIT
                 break
@@ -89,10 +106,14 @@ def walk_segment(
         else:
             ending = Ending.ZEROS
             break
-        if head & REL_MASK >= entry_count:
+        rel = head & REL_MASK
+        if rel >= entry_count:
             ending = Ending.LIMIT
             break
-        columns.put(head, position, length)
+        kind = ~head >> _KIND_SHIFT & 3
+        seq = first_seq + rel
+        read_words.put_record(kinds, seqs, offsets, lengths, kind, seq, position, length)
+        found += 1
         position += length
         same_length = same_length + 1 if length == previous_length else 0
         previous_length = length
@@ -100,14 +121,16 @@ def walk_segment(
             # Those that told of it are a part of it: most files are one run, and nothing is joined.
             columns.take_back(_RUN_PROBE + 1)
             position -= (_RUN_PROBE + 1) * length
-            run = _run(view, position, length, head, entry_count)
-            columns.put_run(run, position, length)
+            run = _run(whole, position, length, head, entry_count)
+            run_kinds = (~run >> _KIND_SHIFT).astype(np.uint8)
+            run_seqs = np.add(run & REL_MASK, first_seq, dtype=np.int64)
+            columns.put_run(run_kinds, run_seqs, position, length)
+            kinds, seqs = columns.kinds, columns.seqs
+            offsets, lengths = columns.offsets, columns.lengths
+            found += len(run) - _RUN_PROBE - 1
             position += len(run) * length
             same_length = previous_length = 0
-    heads, offsets, lengths = columns.finish()
-    kinds = (~heads >> _KIND_SHIFT).astype(np.uint8)
-    seqs = np.add(heads & REL_MASK, first_seq, dtype=np.int64)
-    return Walk(kinds, seqs, offsets, lengths, position, ending)
+    return columns.finish(position, ending)
 
 
 def _run(view: memoryview, position: int, length: int, head: int, entry_count: int) -> U16:
@@ -120,7 +143,7 @@ def _run(view: memoryview, position: int, length: int, head: int, entry_count: i
     if entry_count <= REL_MASK:
         good &= run & REL_MASK < entry_count
     if length != STEP_SIZE:
-        at = position + PUBLISH_HEAD_SIZE - 4
+        at = position + _EMBEDDED
         embedded = np.ndarray((room,), ">u4", view, at, (length,))
         good &= embedded == length - PUBLISH_HEAD_SIZE
     return run if good.all() else run[: int(good.argmin())]

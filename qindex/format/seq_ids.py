@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
@@ -48,6 +48,7 @@ __all__ = [
 FILE_NAME = "qindex.seq"
 _SLOT = struct.Struct(">QQ16s")
 _CHECK_SIZE = 8
+_NEVER_WRITTEN = (bytes(_CHECK_SIZE), b"")
 SLOT_SIZE = _SLOT.size + _CHECK_SIZE
 RESERVE_SLOTS = (0, 1)
 FLOOR_SLOTS = (2, 3)
@@ -56,8 +57,7 @@ _HIGHEST = 2 * MAX_SEQ_ID
 FILE_SIZE = SLOT_SIZE * (len(RESERVE_SLOTS) + len(FLOOR_SLOTS))
 
 
-@dataclass(frozen=True, slots=True)
-class SeqSlot:
+class SeqSlot(NamedTuple):
     """One slot."""
 
     floor: int
@@ -90,7 +90,7 @@ def sound_slot(data: bytes, at: int) -> SeqSlot | None:
     back: a queue that is empty may have no other trace of its seq_ids. One with numbers that are
     no seq_ids is none of ours."""
     check = data[at + _SLOT.size : at + SLOT_SIZE]
-    if not any(check):
+    if check in _NEVER_WRITTEN:
         return None  # a slot that was never written
     body = _healed(data[at : at + _SLOT.size], check) if len(check) == _CHECK_SIZE else None
     if body is None:

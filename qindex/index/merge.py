@@ -53,10 +53,15 @@ class JournalRecords:
     def __init__(self, path: str, walk: Walk) -> None:
         self._path = path
         self._walk = walk
-        self.entries: Walk = last_of_each(walk.take(walk.kinds < DELIVER))
+        is_step = walk.kinds >= DELIVER
+        self.entries: Walk = last_of_each(walk.take(~is_step))
         """Publish records, sorted by seq_id, each once."""
-        delivered = walk.seqs[walk.kinds == DELIVER]
+        self._steps = steps = walk.take(np.flatnonzero(is_step))
+        delivered = steps.seqs[steps.kinds == DELIVER]
         self._last_delivered = int(delivered.max()) if len(delivered) else -1
+        # So that those of a segment are found without looking at all.
+        self._by_seq = np.argsort(steps.seqs, kind="stable")
+        self._sorted_seqs = steps.seqs[self._by_seq]
 
     def segment_numbers(self, entry_count: int) -> list[int]:
         """Give the numbers of the segments that the journal has records of, ascending."""
@@ -75,14 +80,13 @@ class JournalRecords:
         return Merged(entries, fresh, acked, findings)
 
     def _apply_steps(self, states: U8, base: int, findings: list[Finding]) -> list[int]:
-        walk = self._walk
-        inside = (walk.seqs >= base) & (walk.seqs < base + len(states))
-        steps = inside & (walk.kinds >= DELIVER)
-        if not steps.any():
+        low, high = np.searchsorted(self._sorted_seqs, (base, base + len(states)))
+        if low == high:
             return []
-        rels = walk.seqs[steps] - base
-        kinds = walk.kinds[steps]
-        at = walk.offsets[steps]
+        steps = self._steps.take(np.sort(self._by_seq[low:high]))
+        rels = steps.seqs - base
+        kinds = steps.kinds
+        at = steps.offsets
         unknown = states[rels] == ABSENT
         delivers = (kinds == DELIVER) & ~unknown
         acks = (kinds == ACK) & ~unknown

@@ -40,8 +40,8 @@ I64 = npt.NDArray[np.int64]
 MSG_ID_SIZE = 16
 
 
-def _none() -> I64:
-    return np.empty(0, np.int64)
+_NONE: I64 = np.empty(0, np.int64)
+_NO_STEPS = np.empty(0, np.bool_)
 
 
 @dataclass(slots=True)
@@ -62,12 +62,15 @@ class SegmentScan:
     walk: Walk
     entries: Walk
     rels: I64 | slice
-    again: I64 = field(default_factory=_none)
+    again: I64 = field(default_factory=lambda: _NONE)
 
     @property
     def unacked(self) -> int:
         """Entries published less acknowledged. O(entries that are there)."""
-        return len(self.entries) - int(np.count_nonzero(self.states() == ACKED))
+        acked = 0
+        if ACKED in self.filed:
+            acked = int(np.count_nonzero(self.states() == ACKED))
+        return len(self.entries) - acked
 
     def states(self) -> U8:
         """Give the state of each of ``entries``, as the file has it."""
@@ -128,13 +131,15 @@ def scan_segment(
     them are not taken.
     ``elsewhere``, ``power_lost``: see :func:`qindex.format.record_layouts.segment_layout`.
     """
-    filed = np.zeros(entry_count, np.uint8)
+    states = bytearray(entry_count)
+    filed = np.frombuffer(states, np.uint8)
     layout = segment_layout(number, entry_count, elsewhere, power_lost=power_lost)
     reading = read_soundly(path, data, layout, verified)
     walk, findings = reading.walk, reading.findings
     base = number * entry_count
-    is_step = walk.kinds >= DELIVER
-    any_steps = is_step.any()
+    kinds = walk.kinds.tobytes()
+    any_steps = DELIVER in kinds
+    is_step = walk.kinds >= DELIVER if any_steps else _NO_STEPS
     entries = last_of_each(walk.take(~is_step) if any_steps else walk)
     rels = places(entries.seqs, base)
     filed[rels] = PUBLISHED
@@ -156,12 +161,13 @@ def scan_segment(
             what = f"more than one ack of seq_id {base + rel}"
             for at in step_offsets[in_place & (steps == rel)][ACKED - PUBLISHED :].tolist():
                 findings.append(Finding(path, at, 2, Cause.DAMAGE, what, DROPPED, Kind.STEP))
-    transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
-    if len(transient):
-        states = filed[transient - base]
-        transient = transient[(states != ABSENT) & (states != ACKED)]
+    transient = _NONE
+    if PUBLISH_TRANSIENT in kinds:
+        transient = walk.seqs[walk.kinds == PUBLISH_TRANSIENT]
+        now = filed[transient - base]
+        transient = transient[(now != ABSENT) & (now != ACKED)]
     return SegmentScan(
-        bytearray(filed.data),
+        states,
         transient,
         len(data),
         reading.data,
@@ -218,7 +224,7 @@ def healed_findings(path: str, healed: Healed, power_lost: bool = False) -> list
 def last_of_each(walk: Walk) -> Walk:
     """Sort publish records by seq_id; of several of one, keep the last: an earlier one was
     overtaken (its publish never returned)."""
-    if (walk.seqs[1:] > walk.seqs[:-1]).all():
+    if len(walk) < 2 or (walk.seqs[1:] > walk.seqs[:-1]).all():
         return walk
     order = np.lexsort((walk.offsets, walk.seqs))
     seqs = walk.seqs[order]

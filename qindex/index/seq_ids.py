@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from journal.errors import StorageError
 from journal.files import FileSystem, PathLike, pwrite_all, read_optional
@@ -23,6 +23,7 @@ __all__ = ["RESERVE", "SeqFile"]
 
 RESERVE = 1 << 20
 """seq_ids reserved at once: one sync for each million messages."""
+_SLOTS_AT = range(0, FILE_SIZE, SLOT_SIZE)
 
 
 class SeqFile:
@@ -41,13 +42,14 @@ class SeqFile:
         # Where the system does not tell, no two runs are the same one.
         self._boot = short_boot_id(fs.boot_id() or os.urandom(16))
         data = (read_optional(fs, path, FILE_SIZE) if is_there else None) or b""
-        slots = [sound_slot(data, at) for at in range(0, FILE_SIZE, SLOT_SIZE)]
-        sound = [slot for slot in slots if slot is not None]
-        self.reserved: int = max((slot.reserved for slot in sound), default=0)
-        self._floor = max((slot.floor for slot in sound if slot.boot == self._boot), default=-1)
-        # Each kind of write takes its oldest slot next, and never the one that counts.
-        self._reserve_slots = _oldest_first(slots, RESERVE_SLOTS)
-        self._floor_slots = _oldest_first(slots, FLOOR_SLOTS)
+        self._slots = [sound_slot(data, at) if data else None for at in _SLOTS_AT]
+        self.reserved: int = 0
+        self._floor = -1
+        for slot in self._slots:
+            if slot is not None:
+                self.reserved = max(self.reserved, slot.reserved)
+                if slot.boot == self._boot:
+                    self._floor = max(self._floor, slot.floor)
 
     @property
     def same_run(self) -> bool:
@@ -75,7 +77,7 @@ class SeqFile:
     def reserve(self, needed: int) -> None:
         """Reserve seq_ids up to beyond ``needed``, durably on return."""
         slot = SeqSlot(max(needed, self._floor), needed + RESERVE, self._boot)
-        self._put(slot, self._reserve_slots, durable=True)
+        self._put(slot, RESERVE_SLOTS, durable=True)
         self.reserved = slot.reserved
         self._floor = slot.floor
 
@@ -84,16 +86,18 @@ class SeqFile:
         so too, is emptied."""
         if floor > self._floor:
             slot = SeqSlot(floor, self.reserved, self._boot)
-            self._put(slot, self._floor_slots, durable=False)
+            self._put(slot, FLOOR_SLOTS, durable=False)
             self._floor = floor
 
-    def _put(self, slot: SeqSlot, numbers: list[int], *, durable: bool) -> None:
+    def _put(self, slot: SeqSlot, numbers: Iterable[int], *, durable: bool) -> None:
         fs = self._fs
+        # Each kind of write takes its oldest slot, and never the one that counts.
+        number = min(numbers, key=self._age)
         syncing = False
         try:
             fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * numbers[0])
+                pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * number)
                 syncing = durable
                 if durable:
                     fs.fdatasync(fd)
@@ -106,14 +110,9 @@ class SeqFile:
             if was_tried(error) if syncing else error.errno not in PASSING:
                 self._poison.set(failure)
             raise failure from error
-        numbers.reverse()
+        self._slots[number] = slot
 
-
-def _oldest_first(slots: Sequence[SeqSlot | None], numbers: Iterable[int]) -> list[int]:
-    """Sort the numbers of slots by what they hold; one that is not sound holds nothing."""
-
-    def age(number: int) -> tuple[int, int]:
-        slot = slots[number]
+    def _age(self, number: int) -> tuple[int, int]:
+        """Tell which slots are older; one that is not sound holds nothing."""
+        slot = self._slots[number]
         return (-1, -1) if slot is None else (slot.reserved, slot.floor)
-
-    return sorted(numbers, key=age)

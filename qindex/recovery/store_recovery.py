@@ -23,6 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ from journal.poison import Poison
 from msgstore.errors import StaleSnapshotError
 from qindex.format import layout
 from qindex.format.record_layouts import journal_layout
-from qindex.format.resynchronise import Data, Elsewhere, Reading, read_soundly
+from qindex.format.resynchronise import NO_WALK, Data, Elsewhere, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.flush import FlushPlan, write_plan
@@ -268,17 +269,18 @@ class StoreRecovery:
 # -- read a queue: nothing is written -------------------------------------------------------------
 
 
-def _none() -> I64:
-    return np.empty(0, np.int64)
+_NONE: I64 = np.empty(0, np.int64)
 
 
-@dataclass(slots=True)
-class JournalEntries:
+class JournalEntries(NamedTuple):
     """Publish records found in a journal that no segment has: sorted by seq_id."""
 
-    seqs: I64 = field(default_factory=_none)
-    offsets: I64 = field(default_factory=_none)
-    data: Data = b""
+    seqs: I64
+    offsets: I64
+    data: Data
+
+
+_NO_ENTRIES = JournalEntries(_NONE, _NONE, b"")
 
 
 @dataclass(slots=True)
@@ -300,7 +302,7 @@ class LoadedQueue:
     entry_count: int
     names: Sequence[str]
     segments: Segments = field(default_factory=Segments)
-    journal: JournalEntries = field(default_factory=JournalEntries)
+    journal: JournalEntries = _NO_ENTRIES
     journal_size: int = 0
     seen: int = 0
     transient: set[int] = field(default_factory=set)
@@ -356,18 +358,20 @@ def load_queue(
     # Where the file of its seq_ids tells nothing, all is looked at, and told.
     knows = given_out is not None
     reading = _read_journal(fs, loaded, journal_path, seq_limit, power_lost, may_be_zeros=knows)
+    has_records = len(reading.walk) > 0
     # A flush that was cut short may leave a torn entry in a segment; the journal has it whole.
-    is_ours = seq_limit < SEQ_MASK and len(reading.walk) > 0
+    is_ours = seq_limit < SEQ_MASK and has_records
     elsewhere = Elsewhere.of(reading.walk, _JOURNAL_HEAD) if is_ours else None
     _read_segments(fs, loaded, reading, elsewhere, power_lost)
-    if len(reading.walk):
+    if has_records:
         if given_out is not None:
             _leave_out_early_steps(loaded, journal_path, reading, given_out)
         _merge(loaded, journal_path, reading)
         _note_transient(loaded, reading)
-    loaded.stored = [
-        (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
-    ]
+    if loaded.stored:
+        loaded.stored = [
+            (seq, msg_id) for seq, msg_id in loaded.stored if loaded.holds(seq) is not False
+        ]
     for segment in loaded.segments.values():
         if segment.loaded and not segment.dirty:
             segment.unload()
@@ -389,6 +393,8 @@ def _read_journal(
         healed = read_healed(fs, path, loaded.findings, data, power_lost)
     elif may_be_zeros and data == bytes(len(data)):
         healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
+    if not healed.data:
+        return Reading(NO_WALK, healed.data)
     records = journal_layout(seq_limit, power_lost=power_lost, complete=healed.end)
     reading = read_soundly(path, healed.data, records, healed.sound)
     loaded.findings += reading.findings
@@ -405,7 +411,7 @@ def _read_segments(
 ) -> None:
     """Read the segment files one after the other; only the counts are kept of those that the
     journal has nothing of."""
-    touched = set(segment_numbers(reading.walk.seqs, loaded.entry_count))
+    touched = segment_numbers(reading.walk.seqs, loaded.entry_count)
     overwritten = loaded.form.overwrites
     for number in segment_files(loaded.form, loaded.names):
         known = Known.of(reading.walk, number, loaded.entry_count) if overwritten else None
@@ -445,14 +451,15 @@ def _read_segment(
     entries = scan.entries
     if len(entries):
         loaded.seen = max(loaded.seen, int(entries.seqs[-1]) + 1)
-    loaded.transient.update(scan.transient.tolist())
-    bare = entries.lengths == PUBLISH_HEAD_SIZE
-    if bare.any():
-        bare &= scan.states() != ACKED
-        payloads = entries.offsets[bare] + STEP_SIZE
-        loaded.stored += stored_entries(
-            scan.data, entries.seqs[bare], payloads, np.zeros(len(payloads), np.int64)
-        )
+        if len(scan.transient):
+            loaded.transient.update(scan.transient.tolist())
+        bare = entries.lengths == PUBLISH_HEAD_SIZE
+        if bare.any():
+            bare &= scan.states() != ACKED
+            payloads = entries.offsets[bare] + STEP_SIZE
+            loaded.stored += stored_entries(
+                scan.data, entries.seqs[bare], payloads, np.zeros(len(payloads), np.int64)
+            )
     return scan
 
 
@@ -478,7 +485,7 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
     records = JournalRecords(path, walk)
     count = loaded.entry_count
     fresh = [np.zeros(0, np.bool_)]
-    again = np.concatenate([_none(), *loaded.again])
+    again = np.concatenate([_NONE, *loaded.again])
     for number in records.segment_numbers(count):
         segment = loaded.segments.get(number)
         if segment is None:
@@ -532,7 +539,8 @@ def _rewrite(
     """
     directory = loaded.directory
     try:
-        set_aside(fs, loaded.findings)
+        if loaded.findings:
+            set_aside(fs, loaded.findings)
         for number, mended in loaded.mended.items():
             loaded.form.mend(fs, loaded.directory, number, mended)
         _drop_missing(fs, loaded, missing)
@@ -606,7 +614,8 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
     segments = {
         number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()
     }
-    segments.update({plan.number: (plan.unacked, plan.file_size) for plan in plans})
+    for written in plans:
+        segments[written.number] = (written.unacked, written.file_size)
     return {number: counts for number, counts in segments.items() if counts[0]}
 
 
@@ -624,10 +633,10 @@ def _sync_journal(fs: FileSystem, loaded: LoadedQueue) -> None:
 def _may_leave_journal(loaded: LoadedQueue) -> bool:
     """Tell whether the journal says nothing that could be applied twice: zeros alone, and nothing
     beside it that an exchange of files left. Most queues of a store are so when it is killed."""
-    beside = any(name.endswith(_UNFINISHED) for name in loaded.names)
-    return not (beside or loaded.journal_size or loaded.findings) and (
-        journal_format.FILE_NAME in loaded.names
-    )
+    names = loaded.names
+    if loaded.journal_size or loaded.findings or journal_format.FILE_NAME not in names:
+        return False
+    return not any(name.endswith(_UNFINISHED) for name in names)
 
 
 def remove_journal(fs: FileSystem, directory: str, names: Sequence[str]) -> None:

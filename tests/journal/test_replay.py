@@ -145,6 +145,22 @@ def test_long_runs_up_to_the_highest_seq_id(kind: int, limit: int) -> None:
     assert (listed(walk), walk.end) == slowly(data, limit)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        [publish(seq, b"abc") for seq in range(0, 66, 2)],
+        [publish(67 + seq, b"abc", persistent=seq % 2 == 0) for seq in range(33)],
+        [publish(67 + seq, b"abc") for seq in range(33)],
+        [publish(67 + seq, b"abc", persistent=False) for seq in range(33)],
+    ],
+    ids=["other seq_ids", "other kinds", "a part of it", "another kind"],
+)
+def test_records_as_long_as_those_of_the_run_behind_them(before: list[bytes]) -> None:
+    data = b"".join(before) + b"".join(publish(seq, b"abc") for seq in range(100, 400))
+    walk = walk_journal(data)
+    assert (listed(walk), walk.end) == slowly(data)
+
+
 ENTRY = st.builds(
     lambda seq, size, kind, run: b"".join(
         pack_action(kind, seq + at)

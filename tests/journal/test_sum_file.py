@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xxhash import xxh3_64_digest
 
-from journal.block_sums import check_room, check_sums, extent, extents, heal, without_room
+from journal.block_sums import BLOCK, check_room, check_sums, extent, extents, heal, without_room
 from journal.files import RealFileSystem
 from journal.findings import Cause, Kind
 from journal.sum_file import SumFile
@@ -152,3 +153,11 @@ def test_every_crash_leaves_sums_that_hold(tmp_path: Path) -> None:
             assert extents_of(without_room(content)) == found
             assert list(check_sums("journal.jif", DATA, without_room(content))) == []
     assert set(kept) == set(range(6))
+
+
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+def test_each_block_has_its_checksum_and_so_has_what_is_left(size: int) -> None:
+    data = bytes(at * 7 % 251 for at in range(size))
+    sums = [xxh3_64_digest(data[at : at + BLOCK]) for at in range(0, size, BLOCK)]
+    for each in (data, bytearray(data), memoryview(data)):
+        assert extent(each, 8192)[16:] == b"".join(sums)
