@@ -33,6 +33,7 @@ _FIRST_STEP = DELIVER << TYPE_SHIFT
 _RUN_PROBE = 32
 _PROBED = _RUN_PROBE + 1
 _FIRST_LOOK = 256
+_LONGEST_LOOK = 1 << 14  # what is made of so many stays in the processor's cache
 _NO_KINDS = np.empty(0, np.uint8)
 _NO_NUMBERS = np.empty(0, np.int64)
 
@@ -234,7 +235,7 @@ def _run_length(
         if not good.all():
             return count + int(good.argmin())
         count += room
-        look *= 8
+        look = min(8 * look, _LONGEST_LOOK)
     return count
 
 

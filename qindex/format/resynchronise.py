@@ -203,15 +203,11 @@ class _Reader:
     def _first_unsound(self, walk: Walk) -> int | None:
         if walk.end <= self._verified:
             return None
-        publishes = np.flatnonzero(walk.kinds < DELIVER)
-        if not len(publishes):
+        # Each record ends where the next one stands.
+        first = int(np.searchsorted(walk.offsets[1:], self._verified, side="right"))
+        doubted = first + np.flatnonzero(walk.kinds[first:] < DELIVER)
+        if not len(doubted):
             return None
-        first = int(
-            np.searchsorted(
-                walk.offsets[publishes] + walk.lengths[publishes], self._verified, side="right"
-            )
-        )
-        doubted = publishes[first:]
         words = walk.kinds[doubted].astype(np.uint64) << np.uint64(TYPE_SHIFT)
         words |= walk.seqs[doubted].astype(np.uint64)
         payloads = walk.offsets[doubted] + self._layout.payload_at
@@ -219,7 +215,9 @@ class _Reader:
         sound = sound_publishes(self._data, payloads, words, embedded)
         bare = np.flatnonzero(embedded == 0)
         if len(bare):
-            sound[bare] = self._bare_sound(walk.seqs[publishes], first + bare, payloads[bare])
+            publishes = np.flatnonzero(walk.kinds < DELIVER)
+            verified = len(publishes) - len(doubted)
+            sound[bare] = self._bare_sound(walk.seqs[publishes], verified + bare, payloads[bare])
         wrong = doubted[~sound]
         return int(wrong[0]) if len(wrong) else None
 
@@ -256,8 +254,10 @@ class _Reader:
         if publishes.any():
             self._seen.append(walk)
             if self._layout.ids_vouch:
-                self._highest = max(self._highest, int(walk.seqs[publishes].max()))
-            last = len(walk) - 1 - int(publishes[::-1].argmax())
+                self._highest = max(self._highest, int(walk.take(publishes).seqs.max()))
+            last = len(walk) - 1
+            if not publishes[last]:
+                last -= int(publishes[::-1].argmax())
             self._floor = int(walk.offsets[last] + walk.lengths[last])
             self._last_seq = int(walk.seqs[last])
 

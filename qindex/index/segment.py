@@ -49,6 +49,8 @@ DELIVERED."""
 _AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED])
 _FILED_TABLE = _AS_FILED + bytes(range(len(_AS_FILED), 256))
 
+_NUMBERED_AT_ONCE = 1 << 14
+
 I64 = npt.NDArray[np.int64]
 
 
@@ -202,8 +204,14 @@ def segment_numbers(seqs: I64, entry_count: int) -> list[int]:
     O(n), and more only for seq_ids out of order. (``numpy.unique`` imports more of numpy at its
     first call, which here would be in the middle of somebody's ack.)
     """
-    if not len(seqs):
-        return []
-    numbers = seqs // entry_count
-    changes = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-    return sorted({*numbers[:1].tolist(), *numbers[changes].tolist()})
+    found: set[int] = set()
+    # No more at a time than the processor's cache takes.
+    for at in range(0, len(seqs), _NUMBERED_AT_ONCE):
+        some = seqs[at : at + _NUMBERED_AT_ONCE]
+        first, last = int(some.min()) // entry_count, int(some.max()) // entry_count
+        found.update((first, last))
+        if last - first > 1:
+            numbers = some // entry_count
+            found.update(numbers[np.flatnonzero(numbers[1:] != numbers[:-1])].tolist())
+            found.add(int(numbers[-1]))
+    return sorted(found)

@@ -23,6 +23,8 @@ def ahead_of_publishes(walk: Walk, given_out: int) -> Bools:
     """Tell which records of a journal are delivers or acks of seq_ids that were not given out when
     they were appended; all below ``given_out`` were before. O(records)."""
     is_publish = walk.kinds < DELIVER
+    if is_publish.all():
+        return ~is_publish
     known = np.maximum.accumulate(np.where(is_publish, walk.seqs + 1, given_out))
     ahead: Bools = ~is_publish & (walk.seqs >= np.maximum(known, given_out))
     return ahead
