@@ -7,8 +7,6 @@ import threading
 from _thread import get_ident
 from collections.abc import Callable
 
-__all__ = ["Background"]
-
 _log = logging.getLogger("qindex.journal")
 
 _LONGEST_START = 1.0

@@ -28,8 +28,6 @@ from typing import Any, Final, TypeVar
 from journal.errors import UnsafeFileError
 from journal.files import FileSystem, PathLike, RealFileSystem, sync_directory
 
-__all__ = ["BeneathFileSystem", "beneath", "check_root", "leave", "special"]
-
 _Result = TypeVar("_Result")
 
 _OPENAT2: Final = 437

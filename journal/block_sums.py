@@ -32,20 +32,6 @@ from journal import read_words
 from journal.files import FileSystem, PathLike, ReadBuffer, read_optional
 from journal.findings import Cause, Finding, Kind
 
-__all__ = [
-    "BLOCK",
-    "HEAD_SIZE",
-    "SUFFIX",
-    "Healed",
-    "check_room",
-    "check_sums",
-    "extent",
-    "extents",
-    "heal",
-    "read_sums",
-    "without_room",
-]
-
 _log = logging.getLogger("qindex.block_sums")
 
 SUFFIX = ".sum"

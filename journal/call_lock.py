@@ -18,7 +18,6 @@ from journal.owned_lock import OwnedLock
 if TYPE_CHECKING:
     from _thread import RLock
 
-__all__ = ["Anyway", "CallLock", "check_alone", "held_or", "refuse_twice"]
 
 _NOTHING = nullcontext()
 

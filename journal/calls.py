@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError
 
-__all__ = ["Calls"]
-
 _NOTHING = nullcontext()
 
 

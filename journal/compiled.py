@@ -21,8 +21,6 @@ import warnings
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
 
-__all__ = ["COMPILED", "INTERPRETED", "MODULES", "build", "builds_folder", "file_name", "install"]
-
 MODULES = (
     "journal.owned_lock",
     "journal.call_lock",

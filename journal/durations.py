@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-__all__ = ["BOUNDS", "NO_DURATIONS", "Durations", "Stopwatch"]
-
 BOUNDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper bounds of the buckets, in seconds; one more holds what took longer."""
 

@@ -11,23 +11,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "ClosedError",
-    "DamageError",
-    "ForkedError",
-    "LeaseExpiredError",
-    "LockedError",
-    "NotAStoreError",
-    "QueueFullError",
-    "StorageError",
-    "StoreError",
-    "UnopenedError",
-    "UnsafeFileError",
-    "UsageError",
-    "WritesRefusedError",
-    "storage_errors",
-]
-
 
 class StoreError(Exception):
     """Base of every error raised by this project."""

@@ -33,31 +33,6 @@ from typing import Protocol
 
 from journal.errors import StorageError, UnopenedError, UnsafeFileError, UsageError
 
-__all__ = [
-    "REAL",
-    "FileSystem",
-    "PathLike",
-    "ReadBuffer",
-    "RealFileSystem",
-    "checked_path",
-    "close_quietly",
-    "data_ranges",
-    "is_there",
-    "make_dirs",
-    "names_in",
-    "opened",
-    "pread_all",
-    "pwrite_all",
-    "read_file",
-    "read_optional",
-    "refuse_hole",
-    "replace_file",
-    "sync_directory",
-    "sync_file",
-    "unlink_if_there",
-    "write_all",
-]
-
 PathLike = str | os.PathLike[str]
 ReadBuffer = bytes | bytearray | memoryview | _mmap.mmap
 

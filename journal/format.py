@@ -32,29 +32,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = [
-    "ACK",
-    "ACK_BITS",
-    "ACTION_SIZE",
-    "ACTION_WORD",
-    "DELIVER",
-    "DELIVER_BITS",
-    "FILE_NAME",
-    "MAX_SEQ_ID",
-    "NO_START",
-    "PAYLOAD",
-    "PAYLOAD_SIZE",
-    "PUBLISH_HEAD",
-    "PUBLISH_HEAD_SIZE",
-    "PUBLISH_PERSISTENT",
-    "PUBLISH_TRANSIENT",
-    "SEQ_MASK",
-    "START_SIZE",
-    "TYPE_SHIFT",
-    "pack_action",
-    "pack_publish",
-]
-
 FILE_NAME = "journal.jif"
 
 PUBLISH_PERSISTENT = 0b00

@@ -48,8 +48,6 @@ from journal.sum_file import SumFile
 from journal.sync import GroupCommit
 from journal.written_map import WrittenMap, map_writable
 
-__all__ = ["Journal", "Retired"]
-
 _log = logging.getLogger("qindex.journal")
 
 _NEW_SUFFIX = ".new"

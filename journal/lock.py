@@ -18,8 +18,6 @@ from typing import NamedTuple
 from journal.errors import LockedError
 from journal.files import FileSystem, PathLike, close_quietly, read_optional
 
-__all__ = ["DirectoryLock", "LockFile", "hold_if_there", "holder", "read_owner"]
-
 _LOCK_TABLE = "/proc/locks"
 UNKNOWN_PID = 0
 _PAUSE = 0.02

@@ -16,8 +16,6 @@ from typing import NoReturn
 
 from journal.call_lock import refuse_twice
 
-__all__ = ["LockOrder", "Rank"]
-
 
 class Rank(IntEnum):
     """The places in the order."""

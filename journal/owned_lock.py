@@ -23,9 +23,6 @@ from time import monotonic
 from journal import words
 from journal.compiled import INTERPRETED, build
 
-__all__ = ["LockByOwner", "OwnedLock"]
-
-
 _KEPT = 1
 """In the owner's place: the lock is kept for a thread that waits. No thread has this identifier."""
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgpack
 
-__all__ = ["unpack"]
-
 _MODEST = 128
 """Elements of one array or map that are believed at sight: a megabyte if nested to the limit."""
 

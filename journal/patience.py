@@ -21,8 +21,6 @@ from contextlib import suppress
 from journal import words
 from journal.call_lock import CallLock, refuse_twice
 
-__all__ = ["PatientLock"]
-
 _PAUSE = 1e-3
 """Seconds between two tries of the thread that tries, where no release wakes it."""
 _ALONE = 256

@@ -17,8 +17,6 @@ from typing import Protocol
 from journal.errors import StoreError, UnopenedError, WritesRefusedError
 from journal.lock_order import LockOrder
 
-__all__ = ["PASSING", "Poison", "was_tried"]
-
 _NO_HANDLE = frozenset({errno.EMFILE, errno.ENFILE})
 PASSING = _NO_HANDLE | {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}
 """Errors of a file operation (not of a sync) that leave all as it was: it can be tried again."""

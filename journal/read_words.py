@@ -11,8 +11,6 @@ from array import array
 
 from xxhash import xxh3_64_digest
 
-__all__ = ["block_sums", "put_record", "u16", "u32", "u64"]
-
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")

@@ -22,8 +22,6 @@ from journal import read_words
 from journal.files import ReadBuffer
 from journal.format import ACTION_SIZE, DELIVER, PUBLISH_HEAD_SIZE, SEQ_MASK, TYPE_SHIFT
 
-__all__ = ["Ending", "RecordColumns", "Walk", "join_walks", "walk_journal"]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 

@@ -19,8 +19,6 @@ from journal.files import FileSystem
 from journal.journal import Journal, Retired
 from journal.poison import Poison
 
-__all__ = ["RestedJournal", "rest"]
-
 _NO_MAP = mmap.mmap(-1, mmap.PAGESIZE)
 """The map of each: nothing is read from it, and nothing stored."""
 

@@ -15,8 +15,6 @@ from journal.files import FileSystem
 from journal.format import ACTION_SIZE
 from journal.written_map import map_writable
 
-__all__ = ["FIRST_CAPACITY", "FULL", "allocate", "make_room", "whole_pages"]
-
 FIRST_CAPACITY = 12 << 10
 """Bytes that are mapped at first. With the reserve it makes 16 KiB: what an idle queue costs."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["rows_at"]
-
 
 def rows_at(
     units: npt.NDArray[Any], starts: npt.NDArray[np.int64], length: int

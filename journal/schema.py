@@ -16,21 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "Bytes",
-    "FileName",
-    "Int",
-    "ListOf",
-    "Number",
-    "OneOf",
-    "Optional",
-    "Record",
-    "Row",
-    "Shape",
-    "Text",
-    "check",
-]
-
 _SHOWN = 60
 
 

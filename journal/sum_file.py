@@ -17,8 +17,6 @@ from journal.files import FileSystem, PathLike, unlink_if_there
 from journal.room import whole_pages
 from journal.written_map import map_writable
 
-__all__ = ["SumFile"]
-
 _log = logging.getLogger("qindex.journal")
 
 

@@ -22,8 +22,6 @@ from time import perf_counter
 from journal.call_lock import refuse_twice
 from journal.durations import Stopwatch
 
-__all__ = ["GroupCommit"]
-
 
 class _Waiter:
     """A caller of ``commit``, which sleeps until called, once. ``next``: whom it calls then."""

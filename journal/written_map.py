@@ -21,8 +21,6 @@ from journal.beneath import BeneathFileSystem
 from journal.errors import StorageError
 from journal.files import FileSystem, RealFileSystem, pread_all
 
-__all__ = ["WrittenMap", "copies_on_write", "map_writable"]
-
 _COPY_ON_WRITE: Final = frozenset((0x9123683E, 0x2FC12FC1, 0xCA451A4E))
 """``f_type`` of btrfs, ZFS and bcachefs."""
 _STATFS_SIZE: Final = 256

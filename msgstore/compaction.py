@@ -35,8 +35,6 @@ from msgstore.scan import Record, scan_file
 from msgstore.state import State, Worth
 from msgstore.writer import HARMLESS_ERRORS, Writer
 
-__all__ = ["CompactionReport", "Compactor", "StoppedError"]
-
 _LOG = logging.getLogger("qindex.msgstore")
 
 _CHUNK = 1 << 20

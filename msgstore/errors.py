@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from journal.errors import StoreError
 
-__all__ = ["MissingMessageError", "StaleSnapshotError"]
-
 
 class MissingMessageError(StoreError, KeyError):
     """No message of this id (these ids) is in the store. ``msg_ids`` are the ids, 16 bytes each."""

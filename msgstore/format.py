@@ -26,28 +26,6 @@ import enum
 import struct
 from collections.abc import Callable
 
-__all__ = [
-    "END",
-    "END_BYTE",
-    "FRAME",
-    "HEADER",
-    "ID_SIZE",
-    "MAX_RECORD",
-    "NODE_STATE_NAMES",
-    "QUARANTINE",
-    "TAIL_FLAG",
-    "Check",
-    "Kind",
-    "classify_name",
-    "encode",
-    "file_name",
-    "framed_size",
-    "pack_header",
-    "parse_header",
-    "starts_like_a_record",
-    "tmp_name",
-]
-
 Check = Callable[[bytes, bytes], str | None]
 """``check(msg_id, record)`` tells why the record is damaged, or ``None`` when it is sound."""
 

@@ -16,8 +16,6 @@ from collections import OrderedDict
 from journal.files import FileSystem, close_quietly
 from msgstore.format import file_name
 
-__all__ = ["MOST_HANDLES", "Handle", "Handles"]
-
 MOST_HANDLES = 64
 """Files that are open at a time, unless the owner says otherwise."""
 

@@ -19,15 +19,6 @@ from typing import NamedTuple
 from journal.errors import UsageError
 from msgstore.format import ID_SIZE
 
-__all__ = [
-    "MAX_REFERENCES",
-    "Location",
-    "Locations",
-    "Place",
-    "pack_place",
-    "unpack_place",
-]
-
 _REFERENCE_BITS = 32
 _SIZE_BITS = 40
 _OFFSET_BITS = 40

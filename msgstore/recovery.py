@@ -51,8 +51,6 @@ from msgstore.scan import FileScan, read_record, scan_file
 from msgstore.snapshot import load_snapshot
 from msgstore.summary import Summary
 
-__all__ = ["Recovered", "Recovery"]
-
 _DEEP_SCAN_BYTES = 1 << 30
 """Up to this much is read in full to look for missing messages; above it, only files with gaps."""
 _ATTEMPTS = 200

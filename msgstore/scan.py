@@ -30,8 +30,6 @@ from msgstore.format import (
     starts_like_a_record,
 )
 
-__all__ = ["FileScan", "Gap", "Record", "read_record", "scan_file"]
-
 _WINDOW = 1 << 20
 _SMALL = 4096
 """Below this record size (bytes) it is quicker to read everything than to hop over the bodies."""

@@ -16,8 +16,6 @@ from msgstore.errors import StaleSnapshotError
 from msgstore.locations import Locations
 from msgstore.summary import Summary
 
-__all__ = ["dump_snapshot", "load_snapshot"]
-
 _VERSION = 1
 _MOST = (1 << 63) - 1
 _COLUMN = Bytes(0, _MOST)

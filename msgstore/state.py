@@ -21,8 +21,6 @@ from msgstore.handles import MOST_HANDLES, Handles
 from msgstore.locations import Location, Locations
 from msgstore.summary import FileSummary, Summary
 
-__all__ = ["State", "Worth"]
-
 
 class Worth(enum.IntEnum):
     """The work that a removal leaves to compaction."""

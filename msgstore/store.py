@@ -30,8 +30,6 @@ from msgstore.snapshot import dump_snapshot
 from msgstore.state import State, Worth
 from msgstore.writer import Writer
 
-__all__ = ["MessageStore", "StoreStats"]
-
 _REMOVALS_PER_LOCK = 512
 _READS_PER_LOCK = 64
 

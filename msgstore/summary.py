@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["FileSummary", "Summary"]
-
 
 class FileSummary:
     """One file: ``size`` is the end of its last record, ``live`` the bytes of its records that

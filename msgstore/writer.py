@@ -21,8 +21,6 @@ from msgstore.handles import Handle
 from msgstore.locations import MAX_REFERENCES
 from msgstore.state import State
 
-__all__ = ["HARMLESS_ERRORS", "Writer"]
-
 HARMLESS_ERRORS = PASSING | {errno.EFBIG, errno.EINTR}
 """Errors that say nothing about the disk's health: the operation may be tried again later."""
 

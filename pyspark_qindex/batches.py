@@ -19,22 +19,6 @@ from pyspark_qindex.schemas import Table, arrow_schema
 from pyspark_qindex.stores import Store
 from qindex.format.json_value import plain_value
 
-__all__ = [
-    "Maker",
-    "ReadFailedError",
-    "batch_of",
-    "choices",
-    "constant",
-    "damage_batch",
-    "fixed_binaries",
-    "flags",
-    "numbers",
-    "plain_json",
-    "plain_text",
-    "slices",
-    "tell",
-]
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _KEPT = 8
 """Columns of one value that are kept, with some 50 bytes a row each; of bounds, 4 bytes a row."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from pyspark_qindex.jobs.outcome import Outcome
 
-__all__ = ["pipeline_command"]
 
 JOB_NAMES: Final = ("audit", "stats", "build-index", "export", "import", "migrate")
 _NEEDED: Final = ("pyspark", "pyarrow", "pandas")

@@ -12,8 +12,6 @@ from typing import Final
 
 from journal.errors import StoreError
 
-__all__ = ["SparkMissingError", "explain", "one_line"]
-
 _OURS: Final = re.compile(
     r"^\s*(?:journal|msgstore|qindex|rocketstore|pyspark_qindex)(?:\.\w+)*\.(\w+): (.+)$", re.M
 )

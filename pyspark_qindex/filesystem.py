@@ -23,8 +23,6 @@ from journal.errors import UsageError, storage_errors
 from journal.files import REAL, FileSystem, PathLike, RealFileSystem
 from pyspark_qindex.errors import SparkMissingError, one_line
 
-__all__ = ["Place", "RemoteFileSystem", "expand", "file_system", "is_glob", "local_path"]
-
 _GLOB: Final = frozenset("*?[")
 _REMOTE: Final = "://"
 _READ_ONLY: Final = os.O_RDONLY | os.O_CLOEXEC

@@ -18,8 +18,6 @@ from typing import Final
 
 from pyspark_qindex.errors import SparkMissingError
 
-__all__ = ["find_java", "java_version"]
-
 OLDEST: Final = 17
 _SCRIPT: Final = """#!/bin/sh
 # Spark asks for a module that this Java has not.

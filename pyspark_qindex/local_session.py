@@ -25,14 +25,6 @@ from pyspark_qindex.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "CONNECT",
-    "LOOPBACK_ONLY",
-    "active_session",
-    "quiet_environment",
-    "register",
-    "session",
-]
 
 CONNECT: Final = "sc://"
 """How the URL of a Spark Connect server begins."""

@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping
 
 from journal.errors import UsageError
 
-__all__ = ["Places", "check_start", "flatten", "next_places", "share", "unflatten"]
-
 _SHOWN = 10
 """Names that an error lists."""
 

@@ -17,15 +17,6 @@ from pyspark_qindex.schemas import Table
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "ROCKET_TABLES",
-    "TABLES",
-    "ReadOptions",
-    "list_of",
-    "number_of",
-    "read_options",
-    "with_schema",
-]
 
 TABLES: Final[dict[str, Table]] = {
     "messages": schemas.MESSAGES,

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC
 from qindex.format.resynchronise import Data
 
-__all__ = ["PlainRows", "find_plain"]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

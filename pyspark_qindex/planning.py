@@ -40,17 +40,6 @@ from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
 from qindex.view.stored_messages import StoreDirectories
 
-__all__ = [
-    "FailedStore",
-    "QueuePart",
-    "StorePart",
-    "group",
-    "message_files",
-    "narrowed",
-    "plan_queues",
-    "plan_stores",
-]
-
 SHIPPED_BYTES: Final = 64 << 20
 """Bytes of journals that a plan carries."""
 _TASKS_PER_CORE: Final = 3

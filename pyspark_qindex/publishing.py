@@ -32,8 +32,6 @@ from qindex.queue import run_clock
 from qindex.queue.producing import MOST_RESERVED
 from qindex.view.reader import StoreReader
 
-__all__ = ["ForeignPublisherError", "commit_batch", "make_store", "open_waiting"]
-
 STEP: Final = MOST_RESERVED
 """Rows of a step at most."""
 _ROWS_AT_ONCE: Final = 4096

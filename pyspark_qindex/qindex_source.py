@@ -26,8 +26,6 @@ from pyspark_qindex.read_files import read_files, read_stored
 from pyspark_qindex.read_messages import read_messages
 from pyspark_qindex.schemas import spark_schema
 
-__all__ = ["Parts", "QindexReader", "QindexSource", "read_part"]
-
 
 class QindexSource(DataSource):
     """``spark.read.format("qindex").load(paths)``; docs/spark.md has the options."""

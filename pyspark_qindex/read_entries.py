@@ -26,8 +26,6 @@ from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
 from qindex.view.columns import IndexEntries
 from qindex.view.queue_view import QueueView
 
-__all__ = ["read_entries", "seq_bounds", "view_findings"]
-
 _STATES = ("", "published", "delivered", "acked")
 assert (PUBLISHED, DELIVERED, ACKED) == (1, 2, 3)
 

@@ -29,8 +29,6 @@ from qindex.view.freed_room import concerning
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
 
-__all__ = ["read_files", "read_stored"]
-
 
 @dataclass(slots=True)
 class _File:

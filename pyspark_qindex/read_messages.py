@@ -44,8 +44,6 @@ from qindex.format.resynchronise import Data
 from qindex.view.columns import Columns, Source
 from qindex.view.queue_view import QueueView, Row
 
-__all__ = ["read_messages"]
-
 I64 = npt.NDArray[np.int64]
 
 _ROWS_AT_ONCE = 16384

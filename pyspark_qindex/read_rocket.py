@@ -43,8 +43,6 @@ from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 from rocketstore.scan import Records
 from rocketstore.walk import LogWalk, SkipDamage, find_survivor
 
-__all__ = ["read_index", "read_records", "read_rocket_part", "read_units"]
-
 I64 = npt.NDArray[np.int64]
 
 _BAD_BODY = "the body does not match its checksum"

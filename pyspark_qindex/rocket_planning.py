@@ -22,18 +22,6 @@ from rocketstore.layout import Layout, Paths, look
 from rocketstore.log_end import log_end
 from rocketstore.options import Options
 
-__all__ = [
-    "IndexPart",
-    "LogPart",
-    "RocketPart",
-    "UnitsPart",
-    "end_of_log",
-    "is_in_use",
-    "look_at",
-    "open_log",
-    "plan_rocket",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LogPart:

@@ -21,8 +21,6 @@ from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import RocketPart, plan_rocket
 from pyspark_qindex.schemas import spark_schema
 
-__all__ = ["RocketReader", "RocketSource"]
-
 
 class RocketSource(DataSource):
     """``spark.read.format("rocketstore").load(paths)``; docs/spark.md has the options."""

@@ -23,8 +23,6 @@ from pyspark_qindex.streaming import Stream
 from rocketstore.layout import Layout
 from rocketstore.walk import LogWalk, SkipDamage
 
-__all__ = ["LogStream"]
-
 
 @dataclass(slots=True)
 class _Log:

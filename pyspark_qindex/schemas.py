@@ -24,21 +24,6 @@ from journal.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "ENTRIES",
-    "FILES",
-    "INDEX",
-    "MESSAGES",
-    "RECORDS",
-    "STORED",
-    "UNITS",
-    "Table",
-    "arrow_schema",
-    "choose_columns",
-    "columns_of",
-    "spark_schema",
-    "without_damage",
-]
 
 _KEPT = 8
 """Arrow schemas that are kept: every batch asks for one."""

@@ -29,8 +29,6 @@ from pyspark_qindex.sink_rows import check_columns, stage
 from pyspark_qindex.sink_state import Staging
 from pyspark_qindex.stores import local_store
 
-__all__ = ["QueueSink", "QueueWriter", "SinkOptions", "Staged", "sink_options"]
-
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
 _OPTIONS = frozenset({"path", "queue", "locktimeout", "orphanhours"})

@@ -25,7 +25,6 @@ from qindex.transfer.moved import from_plain
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["Outgoing", "check_columns", "read_staged", "stage"]
 
 _TAKEN: Final = {
     "body": ("binary", "string"),

@@ -25,8 +25,6 @@ from journal.errors import DamageError, StorageError, storage_errors
 from journal.files import REAL, make_dirs, names_in, read_optional, replace_file
 from qindex.format import layout
 
-__all__ = ["Progress", "Staging"]
-
 _VERSION: Final = 1
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SUFFIX: Final = ".json"

@@ -20,16 +20,6 @@ from pyspark_qindex.filesystem import Place, expand, file_system
 from qindex.format import layout
 from qindex.index.messages import PERSISTENT_DIRECTORY
 
-__all__ = [
-    "Store",
-    "StoreNotHereError",
-    "find_stores",
-    "is_queue_store",
-    "is_rocket_store",
-    "local_store",
-    "need_store",
-]
-
 _VHOST_FILE: Final = ".vhost"
 _COMMITLOG: Final = "commitlog"
 _DEEPEST: Final = 16

@@ -29,8 +29,6 @@ from pyspark_qindex.planning import SHIPPED_BYTES, QueuePart, group, narrowed, q
 from pyspark_qindex.qindex_source import Parts, read_part
 from pyspark_qindex.stores import find_stores, is_queue_store, need_store
 
-__all__ = ["QueueStream", "Stream"]
-
 _TASK_BYTES = 16 << 20
 
 

@@ -23,8 +23,6 @@ from journal.packed import unpack
 from pyspark_qindex.batches import plain_json
 from qindex.format.json_value import plain_value
 
-__all__ = ["Tables", "json_tables"]
-
 Tables = tuple[pa.Array, pa.Array, npt.NDArray[np.bool_]]
 """Headers, properties (as text), and which rows are sound; the others are null."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.util
 from importlib.machinery import PathFinder
 
-__all__ = ["check", "see"]
-
 _OURS = {"journal": "errors", "msgstore": "store"}
 """The packages that this one is built on, and a module that each of them has."""
 

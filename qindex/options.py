@@ -8,8 +8,6 @@ from typing import Literal, TypedDict, get_args
 from journal.errors import UsageError
 from journal.schema import Int, Number, OneOf, Optional, Text
 
-__all__ = ["Durability", "Format", "OpenOptions", "Options"]
-
 Durability = Literal["os", "fsync", "buffered"]
 Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
 

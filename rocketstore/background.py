@@ -15,8 +15,6 @@ from rocketstore.dispatcher import Dispatcher
 from rocketstore.log_sync import LogSync
 from rocketstore.state import StoreState
 
-__all__ = ["Background"]
-
 _log = logging.getLogger("qindex.rocketstore")
 _CLEAN_SECONDS = 10.0
 

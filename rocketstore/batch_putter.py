@@ -26,8 +26,6 @@ from rocketstore.message import BatchResult
 from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY
 from rocketstore.state import Change, StoreState
 
-__all__ = ["BatchPutter"]
-
 _NONE = np.zeros(0, np.int64)
 Host = str | bytes | tuple[str, int] | None
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-__all__ = ["CHECKPOINT_SIZE", "TIMES_SIZE", "Checkpoint"]
-
 CHECKPOINT_SIZE = 4096
 _TIMES = struct.Struct(">qqq")
 TIMES_SIZE = _TIMES.size

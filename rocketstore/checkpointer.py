@@ -17,8 +17,6 @@ from rocketstore.log_sync import LogSync
 from rocketstore.mapped_files import sync_directories, sync_files
 from rocketstore.state import StoreState
 
-__all__ = ["Checkpointer"]
-
 
 class _Table(Protocol):
     def save(self) -> None: ...

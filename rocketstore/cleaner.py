@@ -10,8 +10,6 @@ from rocketstore.log_sync import LogSync
 from rocketstore.retention import Retention
 from rocketstore.state import Change, StoreState
 
-__all__ = ["Cleaner"]
-
 
 class Cleaner:
     """Retention of one store."""

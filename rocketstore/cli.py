@@ -24,8 +24,6 @@ from rocketstore.reading import TIME_MAX
 from rocketstore.store import Store, open_store
 from rocketstore.verify import verify
 
-__all__ = ["rocket_app"]
-
 rocket_app: typer.Typer = typer.Typer(
     name="rocket",
     help="RocketMQ 4.9.3 message stores: CommitLog, ConsumeQueues, IndexFiles.",

@@ -29,13 +29,6 @@ from rocketstore.properties import (
     java_map_order,
 )
 
-__all__ = [
-    "HEADER_DTYPES",
-    "Columns",
-    "build_columns",
-    "make_properties",
-]
-
 _USUAL = {KEYS, UNIQ_KEY, TAGS}
 Int64Array = npt.NDArray[np.int64]
 Column = str | Sequence[str] | None

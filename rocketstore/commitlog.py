@@ -23,8 +23,6 @@ from rocketstore.commitlog_format import (
 )
 from rocketstore.mapped_files import MappedFile, MappedFiles
 
-__all__ = ["MOST_COPIED", "CommitLog"]
-
 MOST_COPIED = 64 << 10
 """More bytes than these at once are written, and not copied into the map."""
 _ZEROS = bytes(64 << 10)

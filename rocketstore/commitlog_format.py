@@ -35,36 +35,6 @@ from functools import lru_cache
 from journal.errors import UsageError
 from rocketstore.crc import crc32
 
-__all__ = [
-    "BLANK_MAGIC",
-    "BLANK_SIZE",
-    "BODY_LENGTH_AT",
-    "COMMIT",
-    "COMMON_FIELDS",
-    "FIXED_SIZE",
-    "HEADERS",
-    "MESSAGE_MAGIC",
-    "NO_START",
-    "PREPARED",
-    "ROLLBACK",
-    "STAMP",
-    "START",
-    "TRANSACTION_MASK",
-    "V6_BORN",
-    "V6_STORE",
-    "blank_record",
-    "body_crc",
-    "encode_host",
-    "encode_record",
-    "encode_topic",
-    "file_name",
-    "format_host",
-    "host_bytes",
-    "message_id",
-    "parse_message_id",
-    "with_host_bits",
-]
-
 MESSAGE_MAGIC = -626843481
 BLANK_MAGIC = -875286124
 BLANK_SIZE = 8

@@ -18,8 +18,6 @@ from rocketstore.properties import (
     join_keys,
 )
 
-__all__ = ["Delivered", "compose", "join_properties", "raw_properties", "take_raw"]
-
 
 class Delivered(bytes):
     """Properties of a delayed message that is put where it belongs: their delay is over."""

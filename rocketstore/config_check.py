@@ -19,8 +19,6 @@ from rocketstore.layout import Paths
 from rocketstore.offsets import parse_object, save_sane, table_problem
 from rocketstore.quarantine import copy_excess, set_aside
 
-__all__ = ["check_config", "mend_config"]
-
 
 def check_config(fs: FileSystem, paths: Paths) -> Iterator[Finding]:
     """Give a finding for each small file that is there and makes no sense. Raises

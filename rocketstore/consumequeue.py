@@ -30,8 +30,6 @@ from rocketstore.consumequeue_format import (
 )
 from rocketstore.mapped_files import create_file
 
-__all__ = ["ConsumeQueue", "Descriptors", "UnitRun"]
-
 _log = logging.getLogger("qindex.rocketstore")
 _OPEN_MAX = 128
 _RECOVER_FILES = 3

@@ -19,19 +19,6 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "DEFAULT_FILE_SIZE",
-    "MAX_UNIT",
-    "PRE_BLANK",
-    "UNIT",
-    "UNIT_DTYPE",
-    "UNIT_SIZE",
-    "build_units",
-    "count_valid",
-    "parse_units",
-    "round_file_size",
-]
-
 UNIT = struct.Struct(">qiq")
 UNIT_SIZE = UNIT.size
 DEFAULT_UNITS = 300_000

@@ -13,16 +13,6 @@ from collections.abc import Mapping
 from journal.errors import UsageError
 from rocketstore.properties import DELAY, REAL_QUEUE_ID, REAL_TOPIC
 
-__all__ = [
-    "DELAY_SECONDS",
-    "MAX_LEVEL",
-    "SCHEDULE_TOPIC",
-    "delay_level",
-    "deliver_time",
-    "level_of",
-    "schedule",
-]
-
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAY_SECONDS = (
     1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200

@@ -14,8 +14,6 @@ from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC
 from rocketstore.putter import Putter
 from rocketstore.state import StoreState
 
-__all__ = ["DelayedDelivery"]
-
 _log = logging.getLogger("qindex.rocketstore")
 
 

@@ -15,8 +15,6 @@ from rocketstore.mapped_files import Stranger, create_file
 from rocketstore.options import Options
 from rocketstore.quarantine import copy_excess, set_aside
 
-__all__ = ["repair_directory"]
-
 _MISSING_MAX = 1024
 """Most log files made anew in one place: a name that is further away is no file of this log."""
 

@@ -21,8 +21,6 @@ from rocketstore.key_columns import KeyColumns, keys_of_properties
 from rocketstore.properties import DELAY, decode_properties
 from rocketstore.scan import Records
 
-__all__ = ["DispatchBatch", "QueueKey", "from_records"]
-
 QueueKey = tuple[str, int]
 """Topic and queue id."""
 Int64Array = npt.NDArray[np.int64]

@@ -18,8 +18,6 @@ from zlib import crc32
 from journal.files import FileSystem, read_optional, replace_file
 from rocketstore.dispatch import QueueKey
 
-__all__ = ["DispatchNote", "load_note", "save_note"]
-
 _VERSION = 1
 
 

@@ -22,8 +22,6 @@ from rocketstore.key_columns import key_columns
 from rocketstore.properties import Indexed
 from rocketstore.state import Change, StoreState
 
-__all__ = ["PENDING_MAX", "Dispatcher"]
-
 PENDING_MAX = 4096
 """So many single puts are dispatched at once: the call that comes next waits no longer."""
 _FEW = 24 if build() == INTERPRETED else PENDING_MAX

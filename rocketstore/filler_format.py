@@ -22,8 +22,6 @@ from rocketstore.commitlog_format import (
 )
 from rocketstore.scan import Records
 
-__all__ = ["FILLER_TOPIC", "Fillers", "can_fill", "fill_records", "is_filler"]
-
 FILLER_TOPIC = b"SET_ASIDE"
 _MOST = 1 << 20
 """A node reads a whole record into memory: large holes get several."""

@@ -9,8 +9,6 @@ from rocketstore.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
 from rocketstore.consumequeue_format import UNIT_SIZE
 from rocketstore.message import BODY_AT, OTHER_HOSTS, StoredMessage
 
-__all__ = ["GetResult", "GetStatus"]
-
 
 class GetStatus(enum.Enum):
     """The outcome of a request for messages: RocketMQ's names."""

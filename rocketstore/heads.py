@@ -19,8 +19,6 @@ from rocketstore.columns import HEADER_DTYPES
 from rocketstore.commitlog_format import BODY_LENGTH_AT, HEADERS, MESSAGE_MAGIC, V6_BORN
 from rocketstore.message import OTHER_HOSTS
 
-__all__ = ["Head", "Heads", "read_heads"]
-
 Int64Array = npt.NDArray[np.int64]
 
 _SHORTEST, _LENGTH_AT = HEADERS[0].size, BODY_LENGTH_AT[0]

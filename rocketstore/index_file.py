@@ -31,8 +31,6 @@ from rocketstore.index_format import (
 from rocketstore.javahash import BLOCK
 from rocketstore.mapped_files import close_mapped, create_file, map_file, open_file, read_open
 
-__all__ = ["IndexFile", "Numbers"]
-
 _RESERVE_STEP = 16 << 20
 _READ_STEP = 1 << 20
 _INT_MAX = 0x7FFFFFFF

@@ -30,26 +30,6 @@ import numpy as np
 
 from journal.files import ReadBuffer
 
-__all__ = [
-    "DEFAULT_ENTRIES",
-    "DEFAULT_SLOTS",
-    "ENTRY",
-    "ENTRY_DTYPE",
-    "ENTRY_SIZE",
-    "HEADER",
-    "HEADER_SIZE",
-    "SLOT",
-    "SLOT_SIZE",
-    "IndexHeader",
-    "empty_geometry",
-    "entry_at",
-    "file_size",
-    "find_geometry",
-    "fitting_geometry",
-    "index_name",
-    "time_difference",
-]
-
 DEFAULT_SLOTS = 5_000_000
 DEFAULT_ENTRIES = 20_000_000
 

@@ -20,8 +20,6 @@ from rocketstore.index_format import IndexHeader
 from rocketstore.parts import Parts
 from rocketstore.walk import LogWalk, SkipDamage
 
-__all__ = ["IndexCheck", "put_from", "rebuild_index"]
-
 _INT_MAX = 0x7FFFFFFF
 
 

@@ -20,8 +20,6 @@ from rocketstore.dispatch import DispatchBatch
 from rocketstore.index_file import IndexFile, Numbers
 from rocketstore.index_format import index_name
 
-__all__ = ["BATCH_MAX", "IndexService"]
-
 BATCH_MAX = 64
 """Most messages that one query of the real store gives (``maxMsgsNumBatch``)."""
 

@@ -29,8 +29,6 @@ from rocketstore.message import StoredMessage
 from rocketstore.offsets import parse_fastjson
 from rocketstore.scan import Stop, scan_file
 
-__all__ = ["inspect_file"]
-
 Row = dict[str, Any]
 
 

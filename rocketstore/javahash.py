@@ -21,21 +21,6 @@ from journal.compiled import INTERPRETED, build
 from journal.rows import rows_at
 from rocketstore import words
 
-__all__ = [
-    "BLOCK",
-    "Seed",
-    "absolute",
-    "hash_code",
-    "hash_many",
-    "hash_table",
-    "index_hash",
-    "index_hash_many",
-    "index_hashes",
-    "tags_code",
-    "topic_seed",
-    "utf16_length",
-]
-
 UInt32Array = npt.NDArray[np.uint32]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

@@ -18,8 +18,6 @@ from journal.rows import rows_at
 from rocketstore.javahash import Seed, hash_table, index_hash_many, index_hashes, tags_code
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties, index_keys
 
-__all__ = ["KeyColumns", "key_columns", "keys_of_properties"]
-
 BoolArray = npt.NDArray[np.bool_]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

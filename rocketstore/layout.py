@@ -27,8 +27,6 @@ from rocketstore.index_format import (
 from rocketstore.mapped_files import Stranger, scan_directory
 from rocketstore.options import COMMITLOG_FILE_SIZE, Options
 
-__all__ = ["Layout", "Paths", "extend", "look"]
-
 _SETTLE_PAUSES = (0.001, 0.005, 0.02)
 """Seconds between looks at a file that may be being written."""
 

@@ -15,8 +15,6 @@ from journal.errors import LockedError, NotAStoreError, StorageError
 from journal.files import FileSystem, RealFileSystem
 from journal.lock import LockFile
 
-__all__ = ["StoreLock"]
-
 _CONTENT = b"lock"
 _held: dict[tuple[int, str], StoreLock] = {}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Place"]
-
 
 class Place(IntEnum):
     """The places in the order."""

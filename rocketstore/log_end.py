@@ -12,8 +12,6 @@ from rocketstore.commitlog import CommitLog
 from rocketstore.mapped_files import MappedFile
 from rocketstore.walk import LogWalk, SkipDamage, first_sound_record
 
-__all__ = ["log_end"]
-
 _WINDOW = 8 << 20
 """Twice what a message may have at most by default."""
 

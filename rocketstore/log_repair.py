@@ -20,8 +20,6 @@ from rocketstore.parts import Parts
 from rocketstore.quarantine import save_span
 from rocketstore.walk import LogWalk, find_survivor, is_cut_short
 
-__all__ = ["LogRepair"]
-
 
 class LogRepair:
     """Asked by a walk what to do where no record stands.

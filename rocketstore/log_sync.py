@@ -8,8 +8,6 @@ from journal.sync import GroupCommit
 from rocketstore.lock_places import Place
 from rocketstore.state import StoreState
 
-__all__ = ["LogSync"]
-
 
 class LogSync:
     """Make the log durable. ``lock`` is held while descriptors are synced, so that no file is

@@ -32,22 +32,6 @@ from journal.files import (
 )
 from rocketstore.commitlog_format import file_name
 
-__all__ = [
-    "MappedFile",
-    "MappedFiles",
-    "Read",
-    "Stranger",
-    "close_mapped",
-    "create_file",
-    "holds_data",
-    "map_file",
-    "open_file",
-    "read_open",
-    "scan_directory",
-    "sync_directories",
-    "sync_files",
-]
-
 RESERVE_STEP = 16 << 20
 """Bytes of blocks reserved at a time."""
 _OPEN_MAX = 64

@@ -21,11 +21,6 @@ from rocketstore.commitlog_format import (
 from rocketstore.crc import crc32
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
-__all__ = [
-    "BODY_AT", "OTHER_HOSTS",
-    "BatchResult", "PutResult", "StoredMessage",
-]  # fmt: skip
-
 _CHECK = struct.Struct(">ii20xq").unpack_from
 _INT = struct.Struct(">i").unpack_from
 BODY_AT = HEADERS[0].size

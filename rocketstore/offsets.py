@@ -14,18 +14,6 @@ from typing import Any
 from journal.errors import StorageError, UsageError
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 
-__all__ = [
-    "ConsumerOffsets",
-    "DelayOffsets",
-    "int_table",
-    "load_json",
-    "parse_fastjson",
-    "parse_object",
-    "save_json",
-    "save_sane",
-    "table_problem",
-]
-
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 _BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|([{,]\s*)(-?[0-9]+)(\s*:)', re.DOTALL)
 """A text that does not end reaches to the end: looked at once, not from each quote in it."""

@@ -21,8 +21,6 @@ from rocketstore.parts import Parts, build_parts
 from rocketstore.rebuild import Rebuilt, recover_full
 from rocketstore.recovery import recover_compatible, recover_read_only
 
-__all__ = ["open_parts"]
-
 
 def open_parts(options: Options, paths: Paths, *, again: bool) -> tuple[Parts, Rebuilt]:
     """Open the files of a store and recover them.

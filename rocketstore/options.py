@@ -12,8 +12,6 @@ from journal.files import REAL, FileSystem
 from journal.schema import Int, Number, Optional
 from rocketstore.retention import Retention
 
-__all__ = ["Durability", "Options", "Recovery", "clock_ms"]
-
 Durability = Literal["os", "fsync"]
 Recovery = Literal["full", "compatible"]
 

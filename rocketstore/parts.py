@@ -21,8 +21,6 @@ from rocketstore.layout import Layout, Paths
 from rocketstore.mapped_files import sync_files
 from rocketstore.options import Options
 
-__all__ = ["Parts", "build_parts"]
-
 log: logging.Logger = logging.getLogger("qindex.rocketstore")
 
 

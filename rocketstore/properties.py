@@ -15,23 +15,6 @@ from journal.errors import UsageError
 from rocketstore import words
 from rocketstore.javahash import hash_code
 
-__all__ = [
-    "DELAY",
-    "KEYS",
-    "REAL_QUEUE_ID",
-    "REAL_TOPIC",
-    "TAGS",
-    "UNIQ_KEY",
-    "WAIT",
-    "Indexed",
-    "decode_properties",
-    "encode_properties",
-    "encode_usual",
-    "index_keys",
-    "java_map_order",
-    "join_keys",
-]
-
 KEYS = "KEYS"
 TAGS = "TAGS"
 UNIQ_KEY = "UNIQ_KEY"

@@ -27,8 +27,6 @@ from rocketstore.properties import WAIT, encode_usual, join_keys
 from rocketstore.route import NOWHERE
 from rocketstore.state import Change, StoreState
 
-__all__ = ["PutFields", "Putter"]
-
 _HEAD_SIZE = HEADERS[0].size
 
 

@@ -10,8 +10,6 @@ from journal.files import FileSystem, data_ranges, make_dirs, pread_all, write_a
 from rocketstore.commitlog import CommitLog
 from rocketstore.layout import Paths
 
-__all__ = ["copy_excess", "save_span", "set_aside"]
-
 _STEP = 1 << 20
 
 

@@ -16,8 +16,6 @@ from rocketstore.message import StoredMessage
 from rocketstore.reading import get_messages, query_exact
 from rocketstore.state import StoreState
 
-__all__ = ["Reader"]
-
 _LONG_MAX = (1 << 63) - 1
 
 

@@ -17,18 +17,6 @@ from rocketstore.javahash import hash_code, index_hash, topic_seed
 from rocketstore.message import StoredMessage
 from rocketstore.parts import Parts
 
-__all__ = [
-    "TIME_MAX",
-    "get_messages",
-    "message_at",
-    "offset_by_time",
-    "offset_by_time_as_rocketmq",
-    "query_exact",
-    "query_message",
-    "scan_page",
-    "tag_codes",
-]
-
 TIME_MAX = (1 << 63) - 1
 MAX_MESSAGES = 32
 MAX_BYTES = 256 << 10

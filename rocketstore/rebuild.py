@@ -32,8 +32,6 @@ from rocketstore.recovery import cut_log
 from rocketstore.scan import Stop
 from rocketstore.walk import LogWalk
 
-__all__ = ["QueueRepair", "Rebuilt", "recover_full"]
-
 
 @dataclass(slots=True)
 class Rebuilt:

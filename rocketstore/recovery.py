@@ -17,8 +17,6 @@ from rocketstore.mapped_files import MappedFile
 from rocketstore.parts import Parts
 from rocketstore.walk import LogWalk
 
-__all__ = ["cut_log", "recover_compatible", "recover_read_only"]
-
 _RECOVER_FILES = 3
 _INT = struct.Struct(">i").unpack_from
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from journal.errors import UsageError
 from journal.schema import Int, Number
 
-__all__ = ["DISK_FULL_RATIO", "Retention"]
-
 _HOURS, _HOUR, _FILES = Number(0, 1e7), Int(0, 23), Int(1, 1 << 31)
 DISK_FULL_RATIO = 0.90
 """Above this share of the disk, puts are refused (when a retention is set)."""

@@ -8,8 +8,6 @@ from journal.errors import UsageError
 from rocketstore.commitlog_format import encode_topic
 from rocketstore.dispatch import QueueKey
 
-__all__ = ["NOWHERE", "Route"]
-
 _INT_MAX = 0x7FFFFFFF
 _TWO_INTS = struct.Struct(">ii").pack
 

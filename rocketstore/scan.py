@@ -24,8 +24,6 @@ from rocketstore.commitlog_format import (
 from rocketstore.crc import crc32
 from rocketstore.mapped_files import Read
 
-__all__ = ["Records", "Stop", "scan_file", "scan_records"]
-
 Int64Array = npt.NDArray[np.int64]
 
 _SIZE_MAGIC = START.unpack_from

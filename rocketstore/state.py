@@ -30,8 +30,6 @@ from rocketstore.rebuild import Rebuilt
 from rocketstore.route import Route
 from rocketstore.store_clock import StoreClock
 
-__all__ = ["Change", "Pending", "StoreState"]
-
 
 class Pending:
     """Messages in the log that queues and index do not have yet.

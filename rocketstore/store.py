@@ -43,8 +43,6 @@ from rocketstore.reading import MAX_BYTES, MAX_MESSAGES, TIME_MAX
 from rocketstore.rebuild import Rebuilt
 from rocketstore.state import StoreState
 
-__all__ = ["Store", "open_store"]
-
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 

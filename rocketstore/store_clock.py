@@ -11,8 +11,6 @@ from rocketstore import words
 from rocketstore.commitlog_format import STAMP, host_bytes
 from rocketstore.options import Options, clock_ms
 
-__all__ = ["StoreClock"]
-
 _NEVER = (1 << 63) - 1
 
 

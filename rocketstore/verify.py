@@ -24,8 +24,6 @@ from rocketstore.scan import Stop
 from rocketstore.store import Store, open_store
 from rocketstore.walk import LogWalk, SkipDamage
 
-__all__ = ["verify", "verify_parts"]
-
 
 def verify(path: PathLike, **options: object) -> list[Finding]:
     """All findings of a store directory; no process can open it for writing meanwhile.

@@ -11,15 +11,6 @@ from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START
 from rocketstore.mapped_files import MappedFile, holds_data
 from rocketstore.scan import Records, Stop, scan_file
 
-__all__ = [
-    "LogWalk",
-    "OnDamage",
-    "SkipDamage",
-    "find_survivor",
-    "first_sound_record",
-    "is_cut_short",
-]
-
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big", signed=True)
 _PIECE = 1 << 20
 """Bytes that are looked through at a time."""

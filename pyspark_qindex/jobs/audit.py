@@ -31,7 +31,6 @@ from pyspark_qindex.stores import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["AuditResult", "audit"]
 
 _Item = QueueStoreItem | RocketItem
 

@@ -22,8 +22,6 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.tools.verify import Verification
 from qindex.view.reader import StoreReader
 
-__all__ = ["QueueStoreItem", "audit_queue_store", "plan_queue_store"]
-
 _LEAST_WEIGHT: Final = 1 << 14
 
 

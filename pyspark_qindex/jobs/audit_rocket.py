@@ -43,8 +43,6 @@ from rocketstore.parts import Parts, build_parts
 from rocketstore.scan import Stop
 from rocketstore.walk import LogWalk, find_survivor
 
-__all__ = ["RocketItem", "Span", "audit_rocket_item", "plan_rocket_store"]
-
 I64 = npt.NDArray[np.int64]
 
 _UNITS_AT_ONCE: Final = 1 << 16

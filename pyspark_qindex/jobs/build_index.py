@@ -54,7 +54,6 @@ from rocketstore.options import Options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["BuildResult", "build_index"]
 
 STAGING: Final = "build-index.tmp"
 """Where a store's new files stand until they are installed."""

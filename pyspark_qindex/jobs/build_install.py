@@ -38,8 +38,6 @@ from rocketstore.options import Options
 from rocketstore.parts import Parts, build_parts
 from rocketstore.rebuild import QueueRepair
 
-__all__ = ["LastMessage", "install_store", "keep_expired_queues", "last_message"]
-
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 

@@ -27,8 +27,6 @@ from rocketstore.parts import Parts, build_parts
 from rocketstore.scan import Records, Stop
 from rocketstore.walk import LogWalk, find_survivor
 
-__all__ = ["PIECES", "LogFile", "ScanItem", "pack", "scan_log_file", "unpack"]
-
 PIECES: Final[Table] = {
     "row": "string",
     "store": "string",

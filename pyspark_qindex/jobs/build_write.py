@@ -30,16 +30,6 @@ from rocketstore.layout import Layout, Paths
 from rocketstore.rebuild import QueueRepair
 from rocketstore.walk import LogWalk
 
-__all__ = [
-    "BUILT",
-    "IndexPlan",
-    "StorePlan",
-    "compare",
-    "index_place",
-    "write_index_files",
-    "write_queues",
-]
-
 BUILT: Final[Table] = {
     "store": "string",
     "file": "string",

@@ -18,8 +18,6 @@ from pyspark_qindex.jobs.transfer import export_stores, import_stores
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["JOBS", "JobOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:

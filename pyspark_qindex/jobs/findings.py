@@ -17,8 +17,6 @@ from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table
 from pyspark_qindex.stores import Store
 
-__all__ = ["FINDINGS", "RocketKind", "Several", "damage", "finding_row", "grouped"]
-
 FINDINGS: Final[Table] = {
     "store": "string",
     "store_kind": "string",

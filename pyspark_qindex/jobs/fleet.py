@@ -13,8 +13,6 @@ from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.stores import Store, find_stores, is_queue_store, is_rocket_store
 from qindex.recovery import store_directory
 
-__all__ = ["FleetStore", "find_fleet", "new_stores", "store_names"]
-
 _STORES = "stores"
 """Directory below a job's output that holds the stores it made."""
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from pyspark_qindex.stores import Store
 
-__all__ = ["DAMAGED", "LEFT_BEHIND", "committed_offsets", "left_behind"]
 
 DAMAGED: Final = "damaged settings"
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from rocketstore.commitlog_format import COMMON_FIELDS
 from rocketstore.parts import Parts
 
-__all__ = ["have_topic", "record_heads"]
-
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

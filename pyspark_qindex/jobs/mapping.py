@@ -36,17 +36,6 @@ from qindex.format.message import Message
 from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.properties import KEYS, PROPERTIES_MAX, decode_properties, encode_properties
 
-__all__ = [
-    "EXACT",
-    "TOPIC_MAX",
-    "Origin",
-    "RocketRecord",
-    "decode_name",
-    "encode_name",
-    "from_rocket",
-    "to_rocket",
-]
-
 EXACT: Final = "QINDEX"
 """The property that has all of a message."""
 ROCKETMQ: Final = "rocketmq"

@@ -51,7 +51,6 @@ from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["MOVES", "Direction", "MigrateResult", "migrate"]
 
 Direction = Literal["rocketmq", "qindex"]
 """What messages are moved into."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Outcome", "Plot", "Table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Plot:

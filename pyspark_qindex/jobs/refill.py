@@ -42,8 +42,6 @@ from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.message import PutResult
 from rocketstore.options import MAX_MESSAGE_SIZE
 
-__all__ = ["QueueFill", "QueueKept", "RocketFill", "new_store"]
-
 I64 = npt.NDArray[np.int64]
 
 _RECORD_SIZE = 91 + 12

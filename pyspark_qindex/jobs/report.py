@@ -17,8 +17,6 @@ import numpy as np
 
 from pyspark_qindex.jobs.outcome import Outcome, Plot
 
-__all__ = ["render_page"]
-
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
        color: #1c2733; background: #fff }

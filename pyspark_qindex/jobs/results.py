@@ -21,8 +21,6 @@ from journal.errors import StorageError, UsageError
 from pyspark_qindex.jobs.outcome import Outcome
 from pyspark_qindex.jobs.report import render_page
 
-__all__ = ["claim", "write_outcome"]
-
 _ROWS_ON_PAGE: Final = 200
 
 

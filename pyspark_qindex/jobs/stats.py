@@ -20,17 +20,6 @@ from pyspark_qindex.schemas import Table, spark_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "StatsResult",
-    "common",
-    "common_records",
-    "consumer_lag",
-    "file_garbage",
-    "growth",
-    "hot_keys",
-    "queue_stats",
-    "stats",
-]
 
 _MESSAGE_COLUMNS: Final = "store,queue,seq_id,size,timestamp,redelivered,key,error"
 _RECORD_COLUMNS: Final = (

@@ -16,7 +16,6 @@ from pyspark_qindex.schemas import Table, arrow_schema, spark_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Row", "Rows", "batches", "by_row", "run_tasks", "tasks_wanted"]
 
 Item = TypeVar("Item")
 Row = tuple[Any, ...]

@@ -43,16 +43,6 @@ from qindex.view.reader import StoreReader
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "IMPORTED",
-    "ExportResult",
-    "ImportResult",
-    "export_stores",
-    "find_exports",
-    "import_stores",
-    "origin_of",
-    "queues_kept",
-]
 
 _TABLES: Final = ("messages", "queues", "records")
 _ID_BYTES: Final = 16

@@ -9,8 +9,6 @@ from typing import Any, Protocol, overload
 from qindex.format.message import Message, Microseconds, Nanoseconds
 from qindex.queue import delivery as plain
 
-__all__ = ["Batch", "Delivery"]
-
 
 class Settling(Protocol):
     """The part of :class:`qindex.aio.queue.Queue` that a delivery is settled by."""

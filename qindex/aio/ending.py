@@ -20,8 +20,6 @@ from qindex.aio.ports import Ports
 from qindex.aio.threads import Helper, Syncer, to_the_end
 from qindex.engine.engine import Engine
 
-__all__ = ["close_at_the_end"]
-
 _log = logging.getLogger("qindex.aio")
 
 

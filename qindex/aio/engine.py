@@ -24,8 +24,6 @@ from qindex.format.message import Body, Message, as_bytes
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
 
-__all__ = ["Engine", "open"]
-
 T = TypeVar("T")
 
 

@@ -22,8 +22,6 @@ from qindex.aio.threads import Helper, Syncer, Waiting
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
 
-__all__ = ["Port"]
-
 _GivenBack = list[tuple[Delivery, bool]]
 
 _MOST_NOTED = 1024

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator
 from qindex.aio.port import Port
 from qindex.aio.threads import Helper, Syncer
 
-__all__ = ["Ports"]
-
 
 class Ports:
     """One :class:`~qindex.aio.port.Port` for each loop, over one syncer and one helper.

@@ -25,8 +25,6 @@ from qindex.queue.room import WouldWaitError
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
-__all__ = ["Queue"]
-
 T = TypeVar("T")
 
 _LOOK = 63

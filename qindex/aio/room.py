@@ -14,8 +14,6 @@ from qindex.aio.waiting import Waiter
 from qindex.queue.room import Room, WouldWaitError
 from qindex.queue.wake_ups import deadline_after, time_left
 
-__all__ = ["with_room"]
-
 T = TypeVar("T")
 
 

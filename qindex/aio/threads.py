@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 from journal.errors import ClosedError
 from qindex.queue.queue import Queue
 
-__all__ = ["Helper", "Syncer", "Waiting", "to_the_end"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("qindex.aio")

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from qindex.queue.wake_ups import Bell
 
-__all__ = ["Waiter"]
-
 _LONGEST_WAIT = 365 * 86_400.0
 """Seconds: a loop's timers do not take all that a caller may ask for."""
 

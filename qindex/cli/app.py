@@ -45,8 +45,6 @@ from qindex.cli.tools import (
 )
 from qindex.cli.traffic import consume_command, publish_command
 
-__all__ = ["main", "make_app"]
-
 FOUND = 1
 WRONG_USE = 2
 DEFECT = 70

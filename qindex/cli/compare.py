@@ -25,8 +25,6 @@ from qindex.compare.peers import DESIGNS, PEERS, is_installed
 from qindex.compare.run import Plan, Results, compare
 from qindex.compare.workload import PRESETS, Workload, find_preset, make_workload, read_workload
 
-__all__ = ["compare_command"]
-
 _WIDE = 160
 """Columns of a table that is not for a terminal."""
 _ROUNDS = 3

@@ -20,8 +20,6 @@ from qindex.cli.demo_child import CONSUMERS, PUBLISHERS, QUEUE
 from qindex.cli.demo_run import run_and_kill
 from qindex.cli.output import print_json
 
-__all__ = ["run_demo"]
-
 _DRAIN_BATCH = 1000
 _UNEVEN = 0.4
 """A child's life is so much shorter or longer than asked for: kills should fall anywhere."""

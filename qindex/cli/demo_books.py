@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 
 from qindex.cli.demo_log import ACKED, ACKING, DELIVERED, PUBLISHED, Log, body_of
 
-__all__ = ["Balance", "Books", "Drained"]
-
 Message = tuple[int, int]
 """Publisher and number."""
 Drained = tuple[int, int, int, bool, bytes]

@@ -23,8 +23,6 @@ from qindex.cli.demo_log import (
     note,
 )
 
-__all__ = ["CONSUMERS", "PUBLISHERS", "QUEUE", "READY", "main"]
-
 QUEUE = "orders"
 PUBLISHERS = 2
 CONSUMERS = 2

@@ -24,18 +24,6 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ACKED",
-    "ACKING",
-    "DELIVERED",
-    "PUBLISHED",
-    "RECORD",
-    "Log",
-    "body_of",
-    "key_of",
-    "note",
-]
-
 PUBLISHED, DELIVERED, ACKING, ACKED = b"PDTA"
 
 RECORD = np.dtype(

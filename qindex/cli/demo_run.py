@@ -17,8 +17,6 @@ from journal.errors import StoreError
 from qindex.cli.demo_child import READY
 from qindex.cli.demo_log import ACKED, PUBLISHED, RECORD, Log
 
-__all__ = ["ChildError", "run_and_kill"]
-
 _TICK = 0.05
 _PATIENCE = 30.0
 _PIPE_READ = 1 << 16

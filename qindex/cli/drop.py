@@ -15,8 +15,6 @@ from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.output import print_result
 from qindex.view.reader import StoreReader
 
-__all__ = ["compact_command", "delete_command", "purge_command"]
-
 
 def purge_command(directory: Directory, queue: QueueName, as_json: JsonOption = False) -> int:
     """Drop all messages of a queue; the queue and its settings stay.

@@ -21,8 +21,6 @@ from qindex.following import Gap, follow
 from qindex.following.follower import Start
 from qindex.queue.delivery import Delivery
 
-__all__ = ["follow_command"]
-
 _GAP_FOUND = 1
 
 

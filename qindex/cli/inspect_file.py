@@ -31,8 +31,6 @@ from qindex.format.segment import DEFAULT_ENTRY_COUNT, STEP_SIZE, file_number
 from qindex.index.messages import check_record
 from qindex.recovery import store_directory
 
-__all__ = ["inspect_command"]
-
 _ROCKET_FILE = re.compile(r"[0-9]{17}|[0-9]{20}|checkpoint|.*\.json|.*\.json\.bak")
 _FORMATS = {0x83: "rabbitmq", record_format.MAGIC[0]: "qindex"}
 _RECORDS = (".rdq", ".rdt", ".rdq.tmp")

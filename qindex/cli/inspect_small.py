@@ -36,8 +36,6 @@ from qindex.tools.marker_check import check_halves
 from qindex.tools.queue_check import check_slots
 from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 
-__all__ = ["SMALL", "inspect_small"]
-
 Row = dict[str, Any]
 _CLEAN_DOT = "clean.dot"
 SMALL = (

@@ -19,8 +19,6 @@ from qindex.format.segment import file_number
 from qindex.index.pair_scan import Depth, entry_count_of, pin_pairs, read_pair
 from qindex.view.columns import Source, pair_source
 
-__all__ = ["inspect_pair"]
-
 Row = dict[str, Any]
 _PLACES = {0: "memory", 1: "message store", 2: "queue store"}
 

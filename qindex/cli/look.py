@@ -24,16 +24,6 @@ from qindex.metrics import exposition, store_families
 from qindex.view.reader import MessageStoreSummary, QueueReader, QueueSummary, Row, StoreReader
 from qindex.view.row_json import row_json
 
-__all__ = [
-    "Directory",
-    "JsonOption",
-    "QueueName",
-    "cat_command",
-    "complete_queue",
-    "list_command",
-    "stats_command",
-]
-
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="The store's directory.", show_default=False)
 ]

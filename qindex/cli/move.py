@@ -22,8 +22,6 @@ from qindex.cli.output import (
 )
 from qindex.view.reader import StoreReader
 
-__all__ = ["export_command", "import_command", "pull_command", "push_command"]
-
 FormatOption = Annotated[
     str | None,
     typer.Option("--format", help="jsonl or parquet; default: as the file's name ends."),

@@ -13,21 +13,6 @@ from qindex.format.settings import NO_SETTINGS, QueueSettings
 from qindex.queue.delivery import Delivery
 from qindex.view.row_json import body_fields, json_line, message_fields
 
-__all__ = [
-    "delivery_json",
-    "flush",
-    "key_text",
-    "preview",
-    "print_findings",
-    "print_json",
-    "print_line",
-    "print_note",
-    "print_result",
-    "progress_bar",
-    "settings_text",
-    "write_out",
-]
-
 _PREVIEW = 60
 
 

@@ -13,8 +13,6 @@ from qindex.cli.look import Directory, JsonOption, QueueName
 from qindex.cli.output import print_json, print_line
 from qindex.format.settings import UNSET, QueueSettings
 
-__all__ = ["queue_command"]
-
 
 def queue_command(
     directory: Directory,

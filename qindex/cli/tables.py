@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from qindex.cli.output import key_text, print_line, settings_text
 from qindex.view.reader import QueueSummary
 
-__all__ = ["human_count", "human_size", "print_flowing", "print_queues", "width"]
-
 _WIDE = (
     "name",
     "messages",

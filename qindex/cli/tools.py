@@ -16,8 +16,6 @@ from qindex.cli.output import key_text, print_json, print_line, print_note, prog
 from qindex.tools.saved import SaveReport
 from qindex.tools.verify import Verification
 
-__all__ = ["convert_command", "repair_command", "salvage_command", "verify_command"]
-
 _ROCKET_DIRECTORIES = ("commitlog", os.path.join("store", "commitlog"))
 
 Out = Annotated[

@@ -20,8 +20,6 @@ from qindex.cli.output import key_text, print_json, print_line
 from qindex.format.json_value import plain_value
 from qindex.view.live_figures import Look, Looker, QueueLook, Rates, SegmentLook
 
-__all__ = ["run_top"]
-
 _MAP_CELLS = 24
 _IDLE_SHARE = 4
 _FEW_FILES = 5

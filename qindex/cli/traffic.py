@@ -35,8 +35,6 @@ from qindex.queue.leases import check_lease
 from qindex.view.reader import QueueReader, StoreReader
 from qindex.view.row_json import json_line, row_json
 
-__all__ = ["consume_command", "publish_command"]
-
 _CHUNK = 1 << 16
 _BATCH = 500
 

@@ -26,8 +26,6 @@ from qindex.compare.load import Bodies, Run
 from qindex.compare.peers import CONTENDERS
 from qindex.compare.workload import Workload, make_workload
 
-__all__ = ["main"]
-
 _SAMPLE_SECONDS = 0.05
 _SETTLE_SECONDS = 1.0
 _FILL_BATCH = 500

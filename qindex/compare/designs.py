@@ -18,8 +18,6 @@ import qindex
 import rocketstore
 from qindex.compare.workload import Workload
 
-__all__ = ["POLL_SECONDS", "Contender", "QueueIndexDesign", "Receiver", "RocketDesign"]
-
 POLL_SECONDS = 0.001
 """How often an empty queue is asked again where a get does not wait by itself."""
 

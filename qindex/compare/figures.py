@@ -11,9 +11,6 @@ from qindex.compare.designs import Contender
 from qindex.compare.load import QUANTILES
 from qindex.compare.run import Plan, Results
 
-__all__ = ["Figure", "Verdict", "clear_best", "figures_of", "show_range", "show_value", "verdict"]
-
-
 _LEAST_ROUNDS = 3
 _CLEAR = 1.1
 

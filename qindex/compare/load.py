@@ -21,8 +21,6 @@ from journal.errors import StoreError
 from qindex.compare.designs import Contender, Receiver
 from qindex.compare.workload import HEADER_BYTES, Workload
 
-__all__ = ["QUANTILES", "Bodies", "LoadError", "Run"]
-
 _HEADER = struct.Struct("<QQ")
 _FILLER_BYTES = 1 << 20
 _TIMEOUT = 0.05

@@ -17,8 +17,6 @@ from qindex.compare.plots import Axis, Line, line_plot
 from qindex.compare.run import Plan, Results
 from qindex.compare.workload import PRESETS, Workload
 
-__all__ = ["describe", "make_page"]
-
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The browser itself refuses whatever the page might load or run."""
 _BINS = 40

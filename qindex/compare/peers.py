@@ -16,8 +16,6 @@ from qindex.compare.designs import (
 )
 from qindex.compare.workload import Workload
 
-__all__ = ["CONTENDERS", "DESIGNS", "PEERS", "is_installed"]
-
 
 class _Queuelib(PeerQueue):
     def __init__(self, place: Path) -> None:

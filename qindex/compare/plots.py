@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-__all__ = ["Axis", "Line", "line_plot", "short"]
-
 _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 26, 48
 _PLOT_WIDTH = _WIDTH - _LEFT - _RIGHT

@@ -18,8 +18,6 @@ from journal.errors import StoreError, UsageError
 from qindex.compare.designs import Contender
 from qindex.compare.workload import Workload
 
-__all__ = ["ContenderError", "Plan", "Results", "compare"]
-
 _MOST_BACKLOG = 100_000
 _QUICK_BACKLOG = 8_000
 _MOST_BACKLOG_BYTES = 64 << 20

@@ -12,8 +12,6 @@ from typing import Any
 
 from journal.errors import UsageError
 
-__all__ = ["HEADER_BYTES", "PRESETS", "Workload", "find_preset", "make_workload", "read_workload"]
-
 HEADER_BYTES = 16
 """Each body starts with the time it was due and its number: the smallest body there can be."""
 

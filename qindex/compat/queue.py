@@ -20,8 +20,6 @@ from qindex.engine.engine import Engine
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import take_last
 
-__all__ = ["Codec", "PersistentLifoQueue", "PersistentQueue", "Serializer", "Taken", "codec_of"]
-
 
 class Serializer(Protocol):
     """Turns items into bytes and back: ``pickle``, ``marshal``, ``json`` with bytes, ..."""

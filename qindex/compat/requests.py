@@ -26,8 +26,6 @@ from qindex.compat.set_aside import set_aside
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import peek_last, take_at, take_last
 
-__all__ = ["SEEN", "UNREADABLE", "WAITING", "Popped", "Requests", "Waiting"]
-
 _log = logging.getLogger("qindex.scrapy")
 
 WAITING = "requests.waiting"

@@ -17,8 +17,6 @@ from qindex.queue.dead_letter import Letter, with_death
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
 
-__all__ = ["EXCEPTION", "UnreadableItemError", "bring_back", "item_of", "set_aside"]
-
 EXCEPTION = "x-exception"
 """The header that says what was raised."""
 

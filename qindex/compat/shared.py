@@ -19,8 +19,6 @@ import qindex
 from journal.call_lock import CallLock, refuse_twice
 from journal.errors import StoreError, UsageError
 
-__all__ = ["Shared", "acquire", "join", "leave", "release"]
-
 _log = logging.getLogger("qindex.compat")
 
 _LOOK_AGAIN = 1.0

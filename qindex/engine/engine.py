@@ -63,8 +63,6 @@ from qindex.recovery.settings_file import adopt_settings, read_settings
 from qindex.recovery.snapshot import RestingQueue, write_snapshot
 from qindex.recovery.store_recovery import StoreRecovery, remove_journal
 
-__all__ = ["Engine", "unmasked"]
-
 _log = logging.getLogger("qindex.engine")
 
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})

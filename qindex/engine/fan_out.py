@@ -8,8 +8,6 @@ from qindex.format.message import Message
 from qindex.queue.prepared_message import Prepared
 from qindex.queue.producing import Producer
 
-__all__ = ["publish_to_all"]
-
 
 def publish_to_all(
     queues: Sequence[Producer],

@@ -16,8 +16,6 @@ from qindex.engine.idle_queues import Roster
 from qindex.queue.flushing import Flusher
 from qindex.queue.parts import QueueParts
 
-__all__ = ["Housekeeper"]
-
 _log = logging.getLogger("qindex.engine")
 
 _BURST_LOOK = 0.005

@@ -23,8 +23,6 @@ from journal.lock_order import LockOrder, Rank
 from qindex.queue.parts import QueueParts
 from qindex.queue.state import QueueState
 
-__all__ = ["Roster"]
-
 _log = logging.getLogger("qindex.engine")
 
 _PART_SPARE = 8

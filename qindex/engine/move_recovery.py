@@ -27,8 +27,6 @@ from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED
 from qindex.queue.parts import QueueParts
 
-__all__ = ["finish_moves"]
-
 _log = logging.getLogger("qindex.moves")
 
 _ID_SIZE = 16

@@ -45,8 +45,6 @@ from qindex.queue.producing import Producer
 from qindex.queue.state import QueueState
 from qindex.queue.timer import Alarm
 
-__all__ = ["Moves"]
-
 _log = logging.getLogger("qindex.moves")
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

@@ -22,8 +22,6 @@ from qindex.format.settings import QueueSettings
 from qindex.queue.delivery import Delivery, make_delivery
 from qindex.view.reader import QueueReader, QueueSummary, Row, StoreReader
 
-__all__ = ["ReadOnlyEngine", "ReadOnlyQueue", "ReadOnlyStats"]
-
 _log = logging.getLogger("qindex.engine")
 
 

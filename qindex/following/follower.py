@@ -41,8 +41,6 @@ from qindex.recovery import store_directory
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
 
-__all__ = ["Follower", "QueueGoneError", "Start", "follow"]
-
 _log = logging.getLogger("qindex.following")
 
 Start = Literal["earliest", "latest"] | int

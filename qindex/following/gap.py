@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GONE", "MISSING", "UNSOUND", "Gap"]
-
 GONE = "acknowledged and removed before the follower came to them"
 MISSING = "its message is not in the message store any more"
 UNSOUND = "damaged"

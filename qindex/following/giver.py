@@ -18,8 +18,6 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.queue.delivery import Delivery, make_delivery
 from qindex.view.store_tail import StoreTail
 
-__all__ = ["Giver"]
-
 
 class Giver:
     """Gives the messages of pieces; ``report`` is called for each that can't be given."""

@@ -29,8 +29,6 @@ from qindex.format.resynchronise import Data, read_soundly
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.seq_ids import SeqFile
 
-__all__ = ["Change", "JournalTail"]
-
 _PROBE = 4096
 _MOST = 1 << 18
 """Bytes of one read, unless one record is longer: they are still in the processor's cache when they

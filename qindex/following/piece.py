@@ -14,8 +14,6 @@ from qindex.format.publish_check import sound_publishes
 from qindex.format.resynchronise import Data
 from qindex.format.stored_id import sound_ids
 
-__all__ = ["Decoded", "Piece", "decode", "sound_records"]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -11,8 +11,6 @@ from qindex.following.piece import Piece
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
 from qindex.index.segment_scan import read_healed, scan_segment
 
-__all__ = ["SegmentFiles"]
-
 
 class SegmentFiles:
     """The segment files of a queue in ``directory``; ``entry_count``: entries in each.

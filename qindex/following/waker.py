@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
-__all__ = ["Waker"]
 
 _log = logging.getLogger("qindex.following")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from journal.format import SEQ_MASK
 
-__all__ = ["ALL_REDELIVERED", "DirectoryRules", "Transient"]
-
 ALL_REDELIVERED = SEQ_MASK + 1
 
 

@@ -21,20 +21,6 @@ from qindex.format import message_record as record_format
 from qindex.format.message import Message
 from qindex.format.publish_check import correct_bit
 
-__all__ = [
-    "Entry",
-    "Reader",
-    "decode_any",
-    "is_only_stored",
-    "is_special",
-    "journal_words",
-    "make_entry",
-    "plain_entries",
-    "read_entry",
-    "read_one_by_one",
-    "read_unnamed",
-]
-
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 

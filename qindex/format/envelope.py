@@ -15,8 +15,6 @@ from qindex.format.message import Message
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq, message_of
 from qindex.format.rabbitmq.record import decode_message
 
-__all__ = ["make_envelope", "open_envelope"]
-
 
 def make_envelope(message: Message) -> bytes:
     """Give the envelope of a message that was read from a store."""

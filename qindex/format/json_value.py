@@ -24,10 +24,6 @@ from typing import Any
 
 import msgpack
 
-__all__ = [
-    "plain_value",
-]
-
 
 def plain_value(value: Any) -> Any:
     """Give a value in what JSON has; see the module's text."""

@@ -28,26 +28,6 @@ from journal.packed import unpack
 from journal.schema import Int, OneOf, Record, Text
 from qindex.format.segment import MAX_ENTRY_COUNT
 
-__all__ = [
-    "CONFIG",
-    "DELETED_SUFFIX",
-    "LOCK",
-    "MARKER",
-    "MARKER_SHAPE",
-    "MAX_NAME_BYTES",
-    "MOVES",
-    "QUEUES",
-    "QUEUE_NAME",
-    "RECOVERY_TERMS",
-    "SETTINGS",
-    "STAGING",
-    "VERSIONS",
-    "StoreMarker",
-    "pack_checked",
-    "pack_marker",
-    "unpack_checked",
-]
-
 MARKER = "qindex.store"
 LOCK = "qindex.lock"
 QUEUES = "queues"

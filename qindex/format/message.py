@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 
 from journal.errors import UsageError
 
-__all__ = ["Body", "Message", "Microseconds", "Nanoseconds", "as_bytes", "make_message"]
-
 Body: TypeAlias = bytes | bytearray | memoryview
 """A body to publish; a body that is read is bytes."""
 Nanoseconds: TypeAlias = int

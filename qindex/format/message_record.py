@@ -46,36 +46,6 @@ from journal.rows import rows_at
 from qindex.format import tables
 from qindex.format.message import Message, make_message
 
-__all__ = [
-    "CHECK_OFFSET",
-    "CHECK_SIZE",
-    "MAGIC",
-    "MAX_OVERHEAD",
-    "NOTHING",
-    "PLAIN_HEAD_SIZE",
-    "RecordError",
-    "all_plain",
-    "column",
-    "decode_record",
-    "embedded_is_sound",
-    "embedded_length",
-    "encode_front",
-    "encode_middle",
-    "encode_record",
-    "gather_bytes",
-    "gather_rows",
-    "join_front",
-    "plain_body_head",
-    "plain_body_size",
-    "row_sums",
-    "seal_embedded",
-    "seal_stored",
-    "sealed_parts",
-    "stored_is_sound",
-    "timestamps",
-    "verify_rows",
-]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]

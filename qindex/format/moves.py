@@ -29,8 +29,6 @@ from journal.packed import unpack
 from journal.schema import Bytes, Int, ListOf, Record, Text, check
 from qindex.format.layout import MAX_NAME_BYTES
 
-__all__ = ["DONE", "Intent", "pack_intent", "sound_moves", "unpack_moves"]
-
 DONE = b"\1"
 _HEAD = struct.Struct(">I8s")
 _NAME = Text(MAX_NAME_BYTES, least=1)

@@ -24,21 +24,6 @@ from qindex.format.message_record import (
     plain_body_head,
 )
 
-__all__ = [
-    "CHECK_END",
-    "CHECK_START",
-    "PLAIN_TAILS",
-    "SECOND_AT",
-    "SHORTEST_RUN",
-    "SIZES",
-    "SIZES_AT",
-    "STAMP_AT",
-    "TAG",
-    "TAG_AT",
-    "plain_parts",
-    "read_plain",
-]
-
 CHECK_START = PUBLISH_HEAD_SIZE + CHECK_OFFSET
 CHECK_END = CHECK_START + 8
 SHORTEST_RUN = 64

@@ -32,8 +32,6 @@ from qindex.format.plain_record import (
 )
 from qindex.format.segment import STEP_SIZE
 
-__all__ = ["read_run"]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 _Columns = tuple[list[bytes], "array[int]"]

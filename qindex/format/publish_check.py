@@ -20,8 +20,6 @@ from journal.files import ReadBuffer
 from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from qindex.format import message_record as record_format
 
-__all__ = ["Correction", "correct_bit", "correct_head", "publish_starts", "sound_publishes"]
-
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]

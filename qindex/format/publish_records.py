@@ -17,8 +17,6 @@ from qindex.format.message_record import (
 )
 from qindex.format.plain_record import CHECK_END, CHECK_START, PLAIN_TAILS
 
-__all__ = ["framed_batch", "framed_record", "plain_batch", "plain_record"]
-
 I64 = npt.NDArray[np.int64]
 
 _RECORD_START = MAGIC + bytes(CHECK_SIZE) + b"\xcf"

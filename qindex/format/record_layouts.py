@@ -9,8 +9,6 @@ from qindex.format import segment as segment_format
 from qindex.format.resynchronise import Data, Elsewhere, Layout
 from qindex.format.segment_walk import walk_segment
 
-__all__ = ["journal_layout", "segment_layout"]
-
 _MAX_EMBEDDED = (1 << 32) - 1
 
 

@@ -41,8 +41,6 @@ from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedd
 from qindex.format.publish_check import correct_bit, correct_head, publish_starts, sound_publishes
 from qindex.format.stored_id import sound_ids
 
-__all__ = ["NO_WALK", "Elsewhere", "Layout", "Patch", "Reading", "read_soundly"]
-
 _FIRST_CHUNK = 2048
 _MAX_CHUNK = 1 << 16
 _MAX_CORRECTED = 8 << 10

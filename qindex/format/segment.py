@@ -30,21 +30,6 @@ import struct
 
 from journal.format import PAYLOAD_SIZE
 
-__all__ = [
-    "DEFAULT_ENTRY_COUNT",
-    "MAX_ENTRY_COUNT",
-    "NEXT_STEP",
-    "PERSISTENT",
-    "PUBLISH",
-    "PUBLISH_HEAD",
-    "PUBLISH_HEAD_SIZE",
-    "REL_MASK",
-    "STEP_SIZE",
-    "SUFFIX",
-    "file_name",
-    "file_number",
-]
-
 SUFFIX = ".idx"
 MAX_ENTRY_COUNT = 1 << 14
 DEFAULT_ENTRY_COUNT = MAX_ENTRY_COUNT

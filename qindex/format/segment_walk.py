@@ -23,9 +23,6 @@ from qindex.format.segment import (
     STEP_SIZE,
 )
 
-__all__ = ["walk_segment"]
-
-
 U16 = npt.NDArray[np.uint16]
 
 _EMBEDDED = PUBLISH_HEAD_SIZE - 4

@@ -32,19 +32,6 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
 from journal.format import MAX_SEQ_ID
 
-__all__ = [
-    "FILE_NAME",
-    "FILE_SIZE",
-    "FLOOR_SLOTS",
-    "RESERVE_SLOTS",
-    "SLOT_SIZE",
-    "SeqSlot",
-    "pack_slot",
-    "short_boot_id",
-    "sound_slot",
-    "sound_slots",
-]
-
 FILE_NAME = "qindex.seq"
 _SLOT = struct.Struct(">QQ16s")
 _CHECK_SIZE = 8

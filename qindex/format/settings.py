@@ -19,18 +19,6 @@ from journal.errors import UsageError
 from journal.schema import Int, Number, OneOf, Optional, Record, Text, check
 from qindex.format import layout
 
-__all__ = [
-    "NO_SETTINGS",
-    "UNSET",
-    "Overflow",
-    "QueueSettings",
-    "Unset",
-    "checked_name",
-    "differences",
-    "pack_settings",
-    "unpack_settings",
-]
-
 Overflow = Literal["reject", "drop-head", "block"]
 
 

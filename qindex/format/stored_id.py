@@ -23,8 +23,6 @@ from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import gather_bytes, row_sums
 
-__all__ = ["COUNTS", "RUN_SIZE", "make_id", "sound_ids", "vouches"]
-
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgpack
 
-__all__ = ["pack_usual"]
-
 _SHORT_TEXT_HEADS = tuple(b"%c" % (0xA0 | size) for size in range(1 << 5))
 _NIL = b"\xc0"
 

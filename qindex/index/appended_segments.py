@@ -32,8 +32,6 @@ from qindex.index.segment import ABSENT, ACKED, PUBLISHED
 from qindex.index.segment_form import Known, Places, SegmentForm, SegmentPlan
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
 
-__all__ = ["APPENDED", "append_sums", "remove_sums", "size_of"]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import resource
 
-__all__ = ["FileBudget"]
-
 _FOR_A_JOURNAL = 3
 """Handles: of the file, of its map (the interpreter keeps one), of its checksums."""
 _FOR_OTHERS = 16

@@ -29,8 +29,6 @@ from journal.errors import StorageError
 from journal.files import FileSystem, ReadBuffer
 from qindex.index.segment_form import SegmentForm, SegmentPlan
 
-__all__ = ["FlushPlan", "write_plan"]
-
 
 @dataclass(slots=True)
 class FlushPlan:

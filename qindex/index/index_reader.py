@@ -30,8 +30,6 @@ from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, S
 from qindex.index.segment_form import Known, SegmentForm
 from qindex.index.segment_scan import SegmentScan, empty_scan, stored_entries
 
-__all__ = ["FEW", "IndexReader"]
-
 I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger("qindex.index")

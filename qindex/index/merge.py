@@ -26,8 +26,6 @@ from journal.replay import Walk
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, segment_numbers
 from qindex.index.segment_scan import last_of_each, places
 
-__all__ = ["JournalRecords", "Merged"]
-
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 

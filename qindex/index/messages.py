@@ -26,14 +26,6 @@ from qindex.format.stored_id import COUNTS, RUN_SIZE, make_id
 from qindex.index.file_budget import FileBudget
 from qindex.options import Options
 
-__all__ = [
-    "PERSISTENT_DIRECTORY",
-    "TRANSIENT_DIRECTORY",
-    "Messages",
-    "check_record",
-    "has_message_store",
-]
-
 _log = logging.getLogger("qindex.index")
 
 PERSISTENT_DIRECTORY = "msg_store_persistent"

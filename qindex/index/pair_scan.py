@@ -34,17 +34,6 @@ from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE, HEADER_SIZE
 from qindex.format.rabbitmq.usual_records import read_usual
 from qindex.format.segment import file_number
 
-__all__ = [
-    "HEAD",
-    "Depth",
-    "Pair",
-    "PinnedPair",
-    "PinnedPairs",
-    "pin_pairs",
-    "read_pair",
-    "scan_pair",
-]
-
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]

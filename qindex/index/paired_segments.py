@@ -47,8 +47,6 @@ from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED
 from qindex.index.segment_form import Known, Places, SegmentForm, SegmentPlan
 from qindex.index.segment_scan import SegmentScan, healed_findings, read_healed
 
-__all__ = ["PAIRED", "form_of"]
-
 I64 = npt.NDArray[np.int64]
 
 _BATCH_BYTES = 4 << 20

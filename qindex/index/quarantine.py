@@ -14,8 +14,6 @@ from itertools import count
 from journal.files import FileSystem, make_dirs, read_file, read_optional, replace_file
 from journal.findings import Finding
 
-__all__ = ["DIRECTORY", "quarantine", "quarantine_findings"]
-
 DIRECTORY = "quarantine"
 
 

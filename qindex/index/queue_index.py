@@ -50,8 +50,6 @@ from qindex.index.segment import (
 from qindex.index.segment_form import SegmentForm, SegmentPlan, plan_segment
 from qindex.index.seq_ids import SeqFile
 
-__all__ = ["QueueIndex"]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Seqs = range | I64

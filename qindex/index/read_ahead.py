@@ -14,8 +14,6 @@ from journal import words
 from qindex.format.entries import Entry, is_special
 from qindex.index.segment import PUBLISHED, Segment
 
-__all__ = ["EMPTY_WINDOW", "Extras", "ReadAhead", "Window"]
-
 I64 = npt.NDArray[np.int64]
 Extras: TypeAlias = MutableSequence[Any]
 """Of each message its timestamp or its :class:`Entry`: an array where all are timestamps, or a

@@ -19,19 +19,6 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ABSENT",
-    "ACKED",
-    "DELIVERED",
-    "MOVING",
-    "OUT",
-    "PUBLISHED",
-    "Segment",
-    "Segments",
-    "as_filed",
-    "segment_numbers",
-]
-
 ABSENT = 0
 """Not published, or published and acknowledged without ever reaching a segment file."""
 PUBLISHED = 1

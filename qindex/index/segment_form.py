@@ -21,8 +21,6 @@ from qindex.format.resynchronise import Elsewhere
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed
 from qindex.index.segment_scan import SegmentScan
 
-__all__ = ["Known", "SegmentForm", "SegmentPlan", "plan_segment"]
-
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Places = TypeVar("Places", int, I64)

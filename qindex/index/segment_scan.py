@@ -20,20 +20,6 @@ from qindex.format.record_layouts import segment_layout
 from qindex.format.resynchronise import Data, Elsewhere, read_soundly
 from qindex.index.segment import ABSENT, ACKED, PUBLISHED
 
-__all__ = [
-    "DROPPED",
-    "MSG_ID_SIZE",
-    "SegmentScan",
-    "empty_scan",
-    "healed_findings",
-    "last_of_each",
-    "places",
-    "read_healed",
-    "scan_segment",
-    "stored_entries",
-]
-
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 

@@ -19,8 +19,6 @@ from qindex.format.seq_ids import (
     sound_slot,
 )
 
-__all__ = ["RESERVE", "SeqFile"]
-
 RESERVE = 1 << 20
 """seq_ids reserved at once: one sync for each million messages."""
 _SLOTS_AT = range(0, FILE_SIZE, SLOT_SIZE)

@@ -21,17 +21,6 @@ from typing import Any, Literal
 from journal.errors import QueueFullError, StoreError
 from qindex.format.message import Message
 
-__all__ = [
-    "DEATHS",
-    "FIRST_QUEUE",
-    "FIRST_REASON",
-    "Letter",
-    "NotMovedError",
-    "Reason",
-    "goes_round",
-    "with_death",
-]
-
 Reason = Literal["rejected", "expired", "limit", "overflow"]
 """``reject()``; its time was up; ``delivery_limit``; dropped from the head of a queue
 that was full."""

@@ -22,8 +22,6 @@ from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import deadline_after, time_left
 
-__all__ = ["LONG_HELD", "READ_AHEAD", "Deliverer", "warn_of_full_prefetch"]
-
 _log = logging.getLogger("qindex.queue")
 
 READ_AHEAD = 2048

@@ -14,16 +14,6 @@ from qindex.format.message import Message, Microseconds, Nanoseconds
 from qindex.index.read_ahead import Extras
 from qindex.index.segment import DELIVERED
 
-__all__ = [
-    "LAPSED",
-    "Batch",
-    "BatchDelivery",
-    "Delivery",
-    "Settles",
-    "lease_expired",
-    "make_delivery",
-]
-
 
 class Settles(Protocol):
     """The part of a queue that its deliveries need."""

@@ -28,16 +28,6 @@ from xxhash import xxh3_64_intdigest
 from journal.errors import StorageError
 from journal.files import FileSystem, pwrite_all, read_optional, replace_file
 
-__all__ = [
-    "FILE_NAME",
-    "RECORD_SIZE",
-    "DeliveryCounts",
-    "pack_count",
-    "pack_counts",
-    "unpack_count",
-    "unpack_counts",
-]
-
 _log = logging.getLogger("qindex.queue")
 
 FILE_NAME = "qindex.deliveries"

@@ -15,8 +15,6 @@ from qindex.queue.delivering import Deliverer
 from qindex.queue.flushing import Flusher
 from qindex.queue.state import QueueState
 
-__all__ = ["Expirer"]
-
 _LOOK = 1.0
 """Seconds between two looks at a head that does not expire."""
 

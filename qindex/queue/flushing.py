@@ -19,8 +19,6 @@ from qindex.queue.dead_letters import Mover
 from qindex.queue.state import LOOK_AGAIN, QueueState
 from qindex.recovery.snapshot import RestingQueue
 
-__all__ = ["Flusher"]
-
 _log = logging.getLogger("qindex.queue")
 
 _BACKLOG_FACTOR = 16

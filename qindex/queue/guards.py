@@ -6,8 +6,6 @@ import os
 import weakref
 from typing import Protocol
 
-__all__ = ["forget_at_fork", "refuse_in_child"]
-
 
 class _Forkable(Protocol):
     def _forked(self) -> None: ...

@@ -16,7 +16,6 @@ from qindex.format.entries import Entry
 if TYPE_CHECKING:
     from qindex.queue.delivery import Delivery
 
-__all__ = ["Lease", "Leases", "check_lease"]
 
 _MOST = 1e9
 _SPARE = 1024

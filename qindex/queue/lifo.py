@@ -10,8 +10,6 @@ from __future__ import annotations
 from qindex.queue.delivery import Delivery
 from qindex.queue.queue import Queue
 
-__all__ = ["peek_last", "take_at", "take_last"]
-
 
 def take_last(queue: Queue, *, waits: bool = True) -> Delivery | None:
     """Take the newest message that is ready, or give ``None``; it is settled as any other.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from qindex.format.settings import QueueSettings
 
-__all__ = ["Limits"]
-
 
 class Limits:
     """The limits of one queue, whose lock is held for every call.

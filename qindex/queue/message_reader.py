@@ -15,8 +15,6 @@ from qindex.format.entries import Entry, make_entry
 from qindex.index.quarantine import quarantine
 from qindex.queue.state import QueueState
 
-__all__ = ["MessageReader"]
-
 _log = logging.getLogger("qindex.queue")
 
 _LONG_AGO = 1 << 50

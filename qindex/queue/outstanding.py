@@ -14,8 +14,6 @@ from qindex.index.segment import OUT
 from qindex.queue.delivery import Batch, BatchDelivery, Delivery, Settles, lease_expired
 from qindex.queue.state import QueueState
 
-__all__ = ["Outstanding", "ascending", "no_delivery"]
-
 Seqs = range | npt.NDArray[np.int64]
 
 _DELIVERIES = {Delivery, BatchDelivery}

@@ -23,8 +23,6 @@ from qindex.queue.stats import QueueStats
 from qindex.queue.tally import by_reason
 from qindex.queue.timer import Alarm
 
-__all__ = ["QueueParts"]
-
 
 class QueueParts:
     """The parts of a queue over one state: one each produces, delivers, settles and flushes.

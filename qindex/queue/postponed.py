@@ -13,8 +13,6 @@ from typing import get_args
 
 from qindex.queue.dead_letter import Reason
 
-__all__ = ["MOST_WAITING", "Postponed"]
-
 MOST_WAITING = 1024
 """Messages of one queue that wait in memory for their dead-letter queue."""
 _REASONS: tuple[Reason, ...] = get_args(Reason)

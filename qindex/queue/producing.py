@@ -37,8 +37,6 @@ from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
 
-__all__ = ["MOST_RESERVED", "Producer", "batch_bytes"]
-
 I64 = npt.NDArray[np.int64]
 Given = TypeVar("Given")
 Made = TypeVar("Made")

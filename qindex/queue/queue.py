@@ -12,8 +12,6 @@ from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.parts import QueueParts
 from qindex.queue.stats import QueueStats
 
-__all__ = ["Queue"]
-
 
 class Queue:
     """One durable queue, first in, first out. Made by :meth:`qindex.engine.engine.Engine.queue`.

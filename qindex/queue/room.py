@@ -20,8 +20,6 @@ from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import deadline_after, time_left
 
-__all__ = ["Room", "WouldWaitError"]
-
 _log = logging.getLogger("qindex.queue")
 
 

@@ -13,8 +13,6 @@ import time
 
 from journal import words
 
-__all__ = ["time_ns"]
-
 # A clock that goes on while the machine sleeps, where the system has one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _ATTEMPTS = 5

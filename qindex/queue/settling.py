@@ -20,8 +20,6 @@ from qindex.queue.leases import Lease, check_lease
 from qindex.queue.outstanding import Outstanding, no_delivery
 from qindex.queue.state import QueueState
 
-__all__ = ["Settler"]
-
 Seqs = range | npt.NDArray[np.int64]
 
 _RETRY = 1.0

@@ -24,8 +24,6 @@ from qindex.queue.tally import Tally
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import Bell
 
-__all__ = ["LOOK_AGAIN", "QueueState"]
-
 LOOK_AGAIN = 1.0
 """Seconds after which a call that waits for a flush looks whether it is over: one that a signal's
 handler has cut short may not have told."""

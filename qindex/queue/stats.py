@@ -8,8 +8,6 @@ from journal.durations import NO_DURATIONS, Durations
 from msgstore import StoreStats
 from qindex.format.settings import NO_SETTINGS, QueueSettings
 
-__all__ = ["ByReason", "EngineStats", "QueueStats"]
-
 
 @dataclass(frozen=True, slots=True)
 class ByReason:

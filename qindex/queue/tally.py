@@ -7,8 +7,6 @@ from collections import Counter
 from qindex.queue.dead_letter import Reason
 from qindex.queue.stats import ByReason
 
-__all__ = ["Tally", "by_reason"]
-
 
 class Tally:
     """Counts of one queue since it was opened; its lock is held for every change.

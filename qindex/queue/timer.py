@@ -15,8 +15,6 @@ from journal.background import Background
 from journal.errors import ClosedError, StoreError
 from journal.lock_order import LockOrder, Rank
 
-__all__ = ["Alarm", "Sleeper"]
-
 _log = logging.getLogger("qindex.queue")
 
 

@@ -14,8 +14,6 @@ from time import monotonic
 from journal.errors import UsageError
 from journal.patience import PatientLock
 
-__all__ = ["Bell", "Listener", "deadline_after", "has_time", "time_left"]
-
 Listener = Callable[[], bool]
 """Wakes the waiter that left it, from any thread, with the queue's lock held; false: it is gone."""
 

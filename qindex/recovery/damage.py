@@ -10,8 +10,6 @@ from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
 from qindex.index.quarantine import quarantine_findings
 
-__all__ = ["judge", "report", "set_aside", "without_message"]
-
 _log = logging.getLogger("qindex.recovery")
 
 

@@ -14,8 +14,6 @@ from journal.findings import Cause, Finding, Kind
 from journal.format import ACK, ACTION_SIZE, DELIVER
 from journal.replay import Walk
 
-__all__ = ["ahead_findings", "ahead_of_publishes"]
-
 Bools = npt.NDArray[np.bool_]
 
 

@@ -14,8 +14,6 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, has_message_store
 from qindex.index.segment_form import SegmentForm
 from qindex.recovery.snapshot import RestingQueue, files_agree
 
-__all__ = ["is_as_closed", "segment_files", "take_back", "was_with_a_node"]
-
 
 def segment_files(form: SegmentForm, names: Iterable[str]) -> list[int]:
     """Give the numbers of the segments that have files, of those in a queue's directory

@@ -11,8 +11,6 @@ from journal.findings import Cause, Finding, Kind
 from qindex.format import layout
 from qindex.format.rabbitmq.names import parse_queue_name
 
-__all__ = ["remove_queue_directory", "stored_name"]
-
 _log = logging.getLogger("qindex.recovery")
 
 

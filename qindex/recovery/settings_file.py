@@ -21,12 +21,6 @@ from qindex.format.settings import (
 )
 from qindex.index.quarantine import quarantine
 
-__all__ = [
-    "adopt_settings",
-    "read_settings",
-]
-
-
 _log = logging.getLogger("qindex.engine")
 
 

@@ -34,17 +34,6 @@ from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record
 from qindex.format.segment import MAX_ENTRY_COUNT
 from qindex.index.segment_form import SegmentForm
 
-__all__ = [
-    "FILE_NAME",
-    "RestingQueue",
-    "files_agree",
-    "missing_bytes",
-    "read_snapshot",
-    "remove_snapshot",
-    "unpack_snapshot",
-    "write_snapshot",
-]
-
 _log = logging.getLogger("qindex.recovery")
 
 FILE_NAME = "qindex.clean"

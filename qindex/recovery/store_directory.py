@@ -19,14 +19,6 @@ from qindex.format.layout import (
     unpack_checked,
 )
 
-__all__ = [
-    "Kind",
-    "is_empty_store",
-    "read_marker",
-    "store_kind",
-]
-
-
 _OURS_BEFORE_MARKER = frozenset({LOCK, MARKER + ".tmp"})
 
 

@@ -62,8 +62,6 @@ from qindex.recovery.snapshot import (
     remove_snapshot,
 )
 
-__all__ = ["LoadedQueue", "RecoveredStore", "StoreRecovery", "load_queue"]
-
 _log = logging.getLogger("qindex.recovery")
 
 _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE

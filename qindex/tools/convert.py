@@ -65,8 +65,6 @@ from qindex.tools.staging import Staging, sync_directories, sync_tree
 from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE, QueueDirectory, find_vhosts
 from qindex.view.reader import StoreReader
 
-__all__ = ["Version", "convert"]
-
 Version = Literal[1, 2]
 Progress = Callable[[int, int], None]
 

@@ -68,8 +68,6 @@ from qindex.tools.verify import Figures, StoreVerification
 from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory
 from qindex.view.reader import StoreReader
 
-__all__ = ["StoreCopy", "for_salvage"]
-
 I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger("qindex.tools")

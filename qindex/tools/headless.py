@@ -15,8 +15,6 @@ from journal.findings import Finding
 from msgstore.format import FRAME, HEADER, ID_SIZE, Check, parse_header
 from msgstore.scan import Record, read_record
 
-__all__ = ["find_headless"]
-
 
 def find_headless(
     fs: FileSystem, path: str, gaps: Iterable[Finding], missing: set[bytes], check: Check

@@ -21,8 +21,6 @@ from qindex.format.segment import STEP_SIZE
 from qindex.format.stored_id import vouches
 from qindex.tools.thorough_view import Batch
 
-__all__ = ["QueueIds"]
-
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 

@@ -38,8 +38,6 @@ from qindex.index.paired_segments import PAIRED
 from qindex.recovery import store_directory
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 
-__all__ = ["check_halves", "check_marker"]
-
 _MOST_EMBEDDED = 1 << 20
 
 

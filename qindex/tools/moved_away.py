@@ -23,8 +23,6 @@ from qindex.format.rabbitmq.names import directory_name
 from qindex.format.settings import checked_name
 from qindex.tools.saved import loses
 
-__all__ = ["moved_away", "names_of", "read_moves"]
-
 I64 = npt.NDArray[np.int64]
 Move = tuple[Intent, bool]
 KeptEntries = Callable[[str], Iterable[tuple[int, bytes]]]

@@ -24,8 +24,6 @@ from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 
-__all__ = ["check_names"]
-
 _UNFINISHED_SUFFIXES = (".tmp", ".new")
 _ROOT_FILES = frozenset(
     (

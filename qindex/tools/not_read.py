@@ -10,8 +10,6 @@ from contextlib import suppress
 from journal.files import FileSystem, names_in, read_optional
 from journal.findings import Cause, Finding, Kind
 
-__all__ = ["node_directories", "queues_not_read"]
-
 _CONFIG = "config"
 _LARGEST_CONFIG = 1 << 20
 _RESOURCE = re.compile(rb'\{resource,\s*<<"([^"]*)">>,\s*queue,\s*<<"([^"]*)"')

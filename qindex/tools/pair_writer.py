@@ -18,8 +18,6 @@ from qindex.index.segment import segment_numbers
 from qindex.tools.queue_writer import write_name
 from qindex.tools.thorough_view import Batch
 
-__all__ = ["PairWriter"]
-
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 

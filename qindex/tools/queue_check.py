@@ -36,8 +36,6 @@ from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader, lacks_its_name
 
-__all__ = ["CheckedQueue", "StoredEntries", "check_queue", "check_slots", "size_finding"]
-
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]

@@ -27,8 +27,6 @@ from qindex.index.appended_segments import append_sums
 from qindex.index.segment import segment_numbers
 from qindex.tools.thorough_view import Batch
 
-__all__ = ["QueueWriter", "write_name"]
-
 I64 = npt.NDArray[np.int64]
 
 _COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 30, 34))

@@ -36,8 +36,6 @@ from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging
 from qindex.view.reader import StoreReader
 
-__all__ = ["NAMELESS", "begin_store", "repair", "reserve_seq_ids", "settle"]
-
 NAMELESS = "recovered-"
 """How the name of a queue begins that has lost its own; its directory's follows."""
 

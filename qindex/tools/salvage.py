@@ -40,8 +40,6 @@ from qindex.view.rabbitmq_vhost import (
 )
 from qindex.view.reader import StoreReader
 
-__all__ = ["Format", "salvage"]
-
 Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
 
 _LOOKED_AT = 100

@@ -15,8 +15,6 @@ from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_number
 
-__all__ = ["SaveReport", "SavedQueue", "loses"]
-
 _ALWAYS = frozenset((Kind.ENTRY_WITHOUT_MESSAGE,))
 _HARMLESS_IN_INDEX = frozenset(
     (Kind.CORRECTED, Kind.CHECKSUM, Kind.STEP, Kind.PERSISTENCE, Kind.SIZE)

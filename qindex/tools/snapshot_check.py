@@ -20,8 +20,6 @@ from qindex.recovery.snapshot import FILE_NAME, RestingQueue
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.store_check import StoreCheck
 
-__all__ = ["check_messages", "check_queues"]
-
 _ID = f"S{ID_SIZE}"
 _LOST = "its messages are lost"
 

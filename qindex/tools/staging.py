@@ -20,8 +20,6 @@ from journal.files import FileSystem, PathLike, RealFileSystem, is_there, make_d
 from journal.lock import DirectoryLock
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 
-__all__ = ["Staging", "sync_directories", "sync_tree"]
-
 _SUFFIX = ".partial"
 _LOCK = "lock"
 _SYNCS = 32

@@ -38,8 +38,6 @@ from qindex.tools.headless import find_headless
 from qindex.tools.queue_check import StoredEntries, size_finding
 from qindex.view.freed_room import concerning
 
-__all__ = ["ScannedFile", "StoreCheck", "is_in", "pack_ids"]
-
 Ids = npt.NDArray[np.bytes_]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]

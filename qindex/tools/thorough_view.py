@@ -21,8 +21,6 @@ from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.index.segment_scan import SegmentScan
 from qindex.view.queue_view import QueueView
 
-__all__ = ["Batch", "ThoroughView"]
-
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]

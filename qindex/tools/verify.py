@@ -32,8 +32,6 @@ from qindex.tools.thorough_view import ThoroughView
 from qindex.view.rabbitmq_vhost import find_vhosts
 from qindex.view.reader import StoreReader
 
-__all__ = ["Figures", "Report", "StoreVerification", "Verification", "check_store", "verify"]
-
 
 @dataclass(slots=True)
 class Figures:

@@ -37,19 +37,6 @@ from qindex.queue import run_clock
 from qindex.queue.delivery import Delivery
 from qindex.transfer.moved import Moved
 
-__all__ = [
-    "ENVELOPE_HEADER",
-    "BrokerError",
-    "GuardedConnection",
-    "answered_within",
-    "blocking_connection",
-    "broker_errors",
-    "incoming",
-    "outgoing",
-    "parameters_of",
-    "raw_properties",
-]
-
 # pika logs each failed attempt: what there is to say is in the exception.
 logging.getLogger("pika").addHandler(logging.NullHandler())
 

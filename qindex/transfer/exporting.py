@@ -29,8 +29,6 @@ from qindex.transfer.files import FileFormat, NamedRow, format_of
 from qindex.transfer.jsonl import line_of
 from qindex.view.reader import StoreReader
 
-__all__ = ["ExportReport", "Progress", "export_messages", "stream_messages"]
-
 Progress = Callable[[int, int], None]
 """Told from time to time: messages done, and of how many (0: unknown)."""
 

@@ -14,8 +14,6 @@ from journal.files import REAL, refuse_hole
 from qindex.transfer.moved import Moved
 from qindex.view.reader import Row
 
-__all__ = ["FORMATS", "FileFormat", "FormatError", "NamedRow", "format_of", "open_input"]
-
 FORMATS = {"jsonl": "qindex.transfer.jsonl", "parquet": "qindex.transfer.parquet"}
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 

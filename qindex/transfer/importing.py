@@ -41,8 +41,6 @@ from qindex.transfer.files import FileFormat, format_of
 from qindex.transfer.moved import Moved
 from qindex.transfer.restore import mark_delivered, restore
 
-__all__ = ["IMPORT_FILE", "ImportReport", "import_messages"]
-
 IMPORT_FILE = "qindex.import"
 """Name, in the store's directory, of the note about an import that is not finished."""
 _BATCH = 1000

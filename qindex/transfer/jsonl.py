@@ -29,8 +29,6 @@ from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain
 from qindex.view.reader import Row
 from qindex.view.row_json import json_line, row_json
 
-__all__ = ["line_of", "merge", "read", "write_chunk"]
-
 _HEADER = "qindex_messages"
 _TOO_DEEP = "is nested too deeply"
 

@@ -21,8 +21,6 @@ from qindex.format.message import Message
 from qindex.format.settings import checked_name
 from qindex.view.reader import Row
 
-__all__ = ["FORMAT_VERSION", "Moved", "envelope_of", "from_plain", "moved_of"]
-
 FORMAT_VERSION = 1
 """Of the files that :mod:`qindex.transfer` writes."""
 _MOST_EXPIRY = 1 << 63

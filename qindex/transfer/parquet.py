@@ -20,8 +20,6 @@ from qindex.format.json_value import plain_value
 from qindex.transfer.files import FormatError, NamedRow, open_input
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
 
-__all__ = ["SCHEMA", "merge", "read", "write_chunk"]
-
 _VERSION_KEY = b"qindex_messages"
 _BATCH_ROWS = 1000
 

@@ -20,8 +20,6 @@ from qindex.queue.producing import Producer
 from qindex.queue.queue import Queue
 from qindex.transfer.moved import Moved
 
-__all__ = ["give_back_uncounted", "mark_delivered", "restore", "take_uncounted"]
-
 
 def restore(queue: Queue, moved: Sequence[Moved]) -> range:
     """Append messages, in order; gives the range of their seq_ids.

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["ready_and_unacked"]
-
 
 def ready_and_unacked(
     messages: int, delivered_before: int | None, in_use: Callable[[], bool]

@@ -16,17 +16,6 @@ from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.pair_scan import HEAD, Pair
 from qindex.index.segment_scan import MSG_ID_SIZE, places
 
-__all__ = [
-    "Columns",
-    "IndexEntries",
-    "Location",
-    "Source",
-    "all_entries",
-    "entry_heads",
-    "pair_source",
-    "source_of",
-]
-
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

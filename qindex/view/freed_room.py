@@ -16,8 +16,6 @@ from msgstore.format import HEADER
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX
 from qindex.format.rabbitmq.record import MSG_ID_BYTES
 
-__all__ = ["concerning", "frees_room_inside"]
-
 _PIECE = 1 << 20
 _ID_HEAD = b"m\0\0\0\x10"
 _CONTAINERS = tuple(

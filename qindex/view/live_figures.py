@@ -25,8 +25,6 @@ from qindex.view.reader import QueueReader, StoreReader
 from qindex.view.store_tail import StoreTail
 from qindex.view.unchanged import Stillness, seq_mark
 
-__all__ = ["FileLook", "Look", "Looker", "QueueLook", "Rates", "SegmentLook"]
-
 
 @dataclass(frozen=True, slots=True)
 class SegmentLook:

@@ -38,8 +38,6 @@ from qindex.index.pair_scan import PinnedPairs, pin_pairs
 from qindex.index.segment_form import SegmentForm
 from qindex.index.segment_scan import healed_findings
 
-__all__ = ["BusyError", "Pinned", "PinnedSegment", "has_moved_on", "pin_queue", "read_segment"]
-
 _ATTEMPTS = 200
 _LONGEST_PAUSE = 0.02
 _SETTLE_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)

@@ -38,15 +38,6 @@ from qindex.format.rabbitmq.recovery_terms import QueueTerms, read_recovery_term
 from qindex.format.rabbitmq.term_format import TermError
 from qindex.format.rabbitmq.vhost_config import LEGACY_SEGMENT_ENTRY_COUNT, parse_vhost_config
 
-__all__ = [
-    "DEFAULT_VHOST",
-    "QueueDirectory",
-    "Vhost",
-    "find_vhosts",
-    "group_queues",
-    "refuse_node_directory",
-]
-
 VHOST_FILE: Final = ".vhost"
 RECOVERY_TERMS: Final = layout.RECOVERY_TERMS
 PERSISTENT_STORE: Final = "msg_store_persistent"

@@ -10,13 +10,6 @@ from typing import Any
 from qindex.format.json_value import plain_value
 from qindex.view.reader import Row
 
-__all__ = [
-    "body_fields",
-    "json_line",
-    "message_fields",
-    "row_json",
-]
-
 
 def json_line(value: Mapping[str, Any]) -> bytes:
     """Give one object as one line of UTF-8."""

@@ -26,8 +26,6 @@ from msgstore.format import (
 from msgstore.scan import read_record, scan_file
 from qindex.index.messages import check_record
 
-__all__ = ["StoreTail"]
-
 _ATTEMPTS = 64
 
 

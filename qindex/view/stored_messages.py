@@ -34,15 +34,6 @@ from msgstore.scan import scan_file
 from qindex.index.messages import check_record
 from qindex.view.freed_room import concerning
 
-__all__ = [
-    "MessageStoreSummary",
-    "StoreDirectories",
-    "StoredIds",
-    "StoredMessages",
-    "stored_ids",
-    "summarise_store",
-]
-
 _ATTEMPTS = 64
 
 

@@ -21,8 +21,6 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.segment_form import SegmentForm
 from qindex.view.point_in_time import Pinned
 
-__all__ = ["SeqMark", "Stillness", "seq_mark"]
-
 SeqMark = tuple[int, int, int]
 
 _HEAD = journal_format.PUBLISH_HEAD_SIZE

@@ -31,17 +31,6 @@ from typing import Any, Final, TypeAlias
 
 from qindex.format.rabbitmq.term_format import TermError
 
-__all__ = [
-    "APPLICATION_PROPERTIES",
-    "DATA",
-    "FOOTER",
-    "MAX_DEPTH",
-    "PROPERTIES",
-    "Value",
-    "data_body",
-    "decode_section",
-]
-
 PROPERTIES: Final = 0x73
 APPLICATION_PROPERTIES: Final = 0x74
 DATA: Final = 0x75

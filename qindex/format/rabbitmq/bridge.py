@@ -28,18 +28,6 @@ from qindex.format.rabbitmq.record import (
 from qindex.format.rabbitmq.table_format import Field, Table, field, plain_table
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
 
-__all__ = [
-    "RAW",
-    "TERM",
-    "RabbitHeaders",
-    "RabbitProperties",
-    "basic_message",
-    "decode_rabbitmq",
-    "encode_rabbitmq",
-    "message_of",
-    "read_rabbitmq",
-]
-
 RAW = "_raw"
 """Name of the one property, beside ``exchange``, of a message whose properties are malformed:
 all their bytes, in hex."""

@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 from qindex.format.rabbitmq.term_format import Atom, TermError
 from qindex.format.rabbitmq.text_terms import parse_terms
 
-__all__ = ["CleanDot", "message_store_clean", "parse_clean_dot"]
-
 INDEX_MODULE: Final = "rabbit_msg_store_ets_index"
 
 

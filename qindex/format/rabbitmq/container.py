@@ -54,8 +54,6 @@ from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_co
 from qindex.format.rabbitmq.table_format import Field, Table
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError
 
-__all__ = ["decode_container", "is_container", "states_more"]
-
 Notes: TypeAlias = dict[Term, Term]
 """The annotations of a container."""
 

@@ -40,8 +40,6 @@ from typing import Final
 
 from qindex.format.rabbitmq.term_format import Term, TermError, decode
 
-__all__ = ["DetsTable", "read_table"]
-
 COOKIE: Final = 0x00AB_CDEF
 VERSION: Final = 9
 TYPE_SET: Final = 1

@@ -20,14 +20,6 @@ from typing import Final, NamedTuple
 
 from journal.errors import StoreError, UsageError
 
-__all__ = [
-    "QueueName",
-    "QueueNameError",
-    "directory_name",
-    "format_queue_name",
-    "parse_queue_name",
-]
-
 MAX_PRIORITY: Final = 255
 
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -49,32 +49,6 @@ from qindex.format.message_record import column
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-__all__ = [
-    "DEFAULT_ENTRY_COUNT",
-    "ENTRY",
-    "ENTRY_SIZE",
-    "HEADER_SIZE",
-    "IN_MEMORY",
-    "IN_QUEUE_STORE",
-    "IN_SHARED_STORE",
-    "MAX_ENTRY_COUNT",
-    "PERSISTENT",
-    "SLOTS",
-    "WHERE_SIZE",
-    "Header",
-    "all_slots",
-    "delivered",
-    "file_name",
-    "full_size",
-    "pack_header",
-    "pack_index",
-    "pack_places",
-    "pack_slots",
-    "parse_header",
-    "places",
-    "slots",
-    "sums_at",
-]
 
 MAGIC: Final = b"RCQI"
 VERSION: Final = 2

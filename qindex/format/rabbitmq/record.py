@@ -47,17 +47,6 @@ from qindex.format.rabbitmq.properties_format import (
 )
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode
 
-__all__ = [
-    "MAX_FRAGMENT",
-    "MSG_ID_BYTES",
-    "RabbitMessage",
-    "decode_content",
-    "decode_message",
-    "decode_usual",
-    "encode_message",
-    "message_of_term",
-]
-
 MSG_ID_BYTES: Final = 16
 MAX_FRAGMENT: Final = 131064
 """Bytes of body in one fragment: a frame of 131072 bytes less its 8 of head and end."""

@@ -23,8 +23,6 @@ from typing import Final
 from qindex.format.rabbitmq.dets_format import read_table
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError, charlist
 
-__all__ = ["QueueTerms", "RecoveryTerms", "read_recovery_terms"]
-
 _REF_BYTES: Final = 16
 
 

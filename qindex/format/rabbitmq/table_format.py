@@ -39,22 +39,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from journal.errors import StoreError
 from qindex.format.rabbitmq.term_format import Atom, Term
 
-__all__ = [
-    "MAX_DEPTH",
-    "Field",
-    "PropertiesError",
-    "Table",
-    "decode_shortstr",
-    "decode_table",
-    "encode_shortstr",
-    "encode_table",
-    "field",
-    "plain_table",
-    "shortstr_of_term",
-    "table",
-    "table_of_term",
-]
-
 MAX_DEPTH: Final = 64
 """Levels of tables and arrays that are read or written."""
 

@@ -46,18 +46,6 @@ from typing import Any, Final, TypeAlias
 
 from journal.errors import StoreError
 
-__all__ = [
-    "MAX_DECOMPRESSED",
-    "MAX_DEPTH",
-    "VERSION",
-    "Atom",
-    "Term",
-    "TermError",
-    "charlist",
-    "decode",
-    "encode",
-]
-
 VERSION: Final = 131
 MAX_DEPTH: Final = 256
 """Levels of nesting that are read or written. A message with headers nested 64 deep takes 140."""

@@ -19,8 +19,6 @@ from typing import Final
 
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError
 
-__all__ = ["parse_terms"]
-
 MAX_DEPTH: Final = 32
 """Levels of nesting that are read; the files in question need three."""
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from qindex.format.message_record import column, gather_bytes
 from qindex.format.rabbitmq.record import MSG_ID_BYTES
 
-__all__ = ["Usual", "read_usual"]
-
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]

@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 from qindex.format.rabbitmq.term_format import TermError
 from qindex.format.rabbitmq.text_terms import parse_terms
 
-__all__ = ["LEGACY_SEGMENT_ENTRY_COUNT", "VhostConfig", "format_vhost_config", "parse_vhost_config"]
-
 LEGACY_SEGMENT_ENTRY_COUNT: Final = 16384
 MAX_SEGMENT_ENTRY_COUNT: Final = 1 << 14
 
