@@ -17,7 +17,7 @@ cdef class _Sleeper:
 cdef class OwnedLock:
     cdef unsigned long _kept_for, _owner
     cdef Py_ssize_t _asleep, _depth
-    cdef object _sleepers
+    cdef list _sleepers
 
     cpdef bint is_mine(self)
     @cython.locals(me="unsigned long")

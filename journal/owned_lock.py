@@ -17,7 +17,6 @@ modules.
 from __future__ import annotations
 
 from _thread import RLock, allocate_lock
-from collections import deque
 from time import monotonic
 
 from journal import words
@@ -54,7 +53,7 @@ class OwnedLock:
         self._depth: int = 0
         self._kept_for: int = 0
         self._asleep: int = 0
-        self._sleepers: deque[_Sleeper] = deque()
+        self._sleepers: list[_Sleeper] = []
 
     def is_mine(self) -> bool:
         """Tell whether the calling thread has it."""
@@ -81,7 +80,7 @@ class OwnedLock:
         for other in self._sleepers:
             if other.thread == me:
                 # A signal's handler waits, and what it interrupted can't run before it.
-                self._sleepers.appendleft(sleeper)
+                self._sleepers.insert(0, sleeper)
                 break
         else:
             self._sleepers.append(sleeper)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -91,8 +90,8 @@ def _handler_waits_behind_its_thread() -> None:
 
     real = LockByOwner.__init__
 
-    class Sleepers(deque):  # type: ignore[type-arg]
-        def appendleft(self, sleeper: object) -> None:
+    class Sleepers(list):  # type: ignore[type-arg]
+        def insert(self, _at: object, sleeper: object) -> None:
             self.append(sleeper)
 
     def __init__(lock: LockByOwner) -> None:
