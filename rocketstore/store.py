@@ -368,17 +368,17 @@ class Store:
             try:
                 if not self.options.read_only and state.poison.reason is None:
                     self._checkpointer.checkpoint_alone()
-            except BaseException:
-                self._refuse_calls()
-                raise
-            else:
                 clean = state.refusal is None and state.poison.reason is None
                 self._refuse_calls()
                 # Only now: no call may follow that no ``abort`` stands for.
                 if clean:
                     self._remove_abort()
             finally:
-                self._release()
+                try:
+                    # Whatever has ended this before, a signal's handler in the call above included.
+                    self._refuse_calls()
+                finally:
+                    self._release()
 
     def _refuse_calls(self) -> None:
         self._state.refuse(ClosedError(f"{self.path}: the store is closed"))
