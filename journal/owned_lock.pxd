@@ -16,7 +16,7 @@ cdef class _Sleeper:
 
 cdef class OwnedLock:
     cdef unsigned long _kept_for, _owner
-    cdef Py_ssize_t _asleep, _depth
+    cdef Py_ssize_t _depth
     cdef list _sleepers
 
     cpdef bint is_mine(self)

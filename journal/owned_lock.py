@@ -45,14 +45,13 @@ class _Sleeper:
 class OwnedLock:
     """A lock that knows its owner, who may take it again. It may be the lock of a condition."""
 
-    __slots__ = ("_asleep", "_depth", "_kept_for", "_owner", "_sleepers")
+    __slots__ = ("_depth", "_kept_for", "_owner", "_sleepers")
 
     def __init__(self) -> None:
         # The owner's thread; 0: it is free.
         self._owner: int = 0
         self._depth: int = 0
         self._kept_for: int = 0
-        self._asleep: int = 0
         self._sleepers: list[_Sleeper] = []
 
     def is_mine(self) -> bool:
@@ -84,7 +83,6 @@ class OwnedLock:
                 break
         else:
             self._sleepers.append(sleeper)
-        self._asleep += 1
         try:
             while not self._may_have_it(me):
                 waited = monotonic() - began
@@ -101,7 +99,6 @@ class OwnedLock:
             return True
         finally:
             self._sleepers.remove(sleeper)
-            self._asleep -= 1
             if sleeper.is_awake and self._may_have_it(me):
                 # It gave up.
                 self._free()
@@ -112,7 +109,7 @@ class OwnedLock:
     def _free(self) -> None:
         """Let the first sleeper take it, or anybody where that one has not waited for long."""
         self._owner = 0
-        if self._asleep:
+        if self._sleepers:
             first = self._sleepers[0]
             if first.is_late:
                 self._owner, self._kept_for = _KEPT, first.thread

@@ -66,6 +66,20 @@ cdef extern from *:
         return (PyObject *)Py_TYPE(it) == kind;
     }
 
+    /* A function in C that the library of a module of Python names; NULL where there is none. The
+       module stays loaded. */
+    static inline void *words_named_by(const char *module_name, const char *name) {
+        PyObject *module = PyImport_ImportModule(module_name);
+        PyObject *file = module ? PyObject_GetAttrString(module, "__file__") : NULL;
+        const char *path = file ? PyUnicode_AsUTF8(file) : NULL;
+        void *library = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+        void *found = library ? dlsym(library, name) : NULL;
+        Py_XDECREF(file);
+        Py_XDECREF(module);
+        PyErr_Clear();
+        return found;
+    }
+
     /* xxh3 of 64 bits: the function in C of the package of Python, without a call of Python where
        its library names it. Gives -1 with an exception set. */
     typedef uint64_t (*words_xxh3_type)(const void *, size_t);
@@ -73,15 +87,8 @@ cdef extern from *:
         static words_xxh3_type found = NULL;
         static int looked = 0;
         if (!looked) {
-            PyObject *module = PyImport_ImportModule("xxhash._xxhash");
-            PyObject *file = module ? PyObject_GetAttrString(module, "__file__") : NULL;
-            const char *path = file ? PyUnicode_AsUTF8(file) : NULL;
-            void *library = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-            if (library != NULL) *(void **)&found = dlsym(library, "XXH3_64bits");
+            *(void **)&found = words_named_by("xxhash._xxhash", "XXH3_64bits");
             if (found != NULL && found("", 0) != UINT64_C(0x2d06800538d394c2)) found = NULL;
-            Py_XDECREF(file);
-            Py_XDECREF(module);
-            PyErr_Clear();
             looked = 1;
         }
         return found;

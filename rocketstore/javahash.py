@@ -55,7 +55,7 @@ def index_hash(topic_and_key: str, seed: int = 0) -> int:
 
 
 def absolute(value: int) -> int:
-    """What an IndexFile keeps of a hash code: :func:`index_hash`."""
+    """Give the part of a hash code that an IndexFile keeps: :func:`index_hash`."""
     if value >= 0:
         return value
     return 0 if value == -(1 << 31) else -value

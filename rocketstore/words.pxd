@@ -9,6 +9,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from journal.read_words cimport u32, u64
 from journal.words cimport now_ns, push, words_big64, words_commit_word, words_is_map
 
 cdef extern from *:
@@ -18,8 +19,6 @@ cdef extern from *:
     #else
     #define rocket_big32(x) (x)
     #endif
-
-    #include <dlfcn.h>
 
     /* CRC-32, eight bytes at a time; long bodies are left to the package, which is faster there
        than a call of it costs. */
@@ -58,10 +57,6 @@ cdef extern from *:
         static rocket_crc_type found = NULL;
         static int looked = 0;
         if (!looked) {
-            PyObject *module = PyImport_ImportModule("isal.isal_zlib");
-            PyObject *file = module ? PyObject_GetAttrString(module, "__file__") : NULL;
-            const char *path = file ? PyUnicode_AsUTF8(file) : NULL;
-            void *library = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
     #ifdef __x86_64__
             const char *name =
                 __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1")
@@ -69,12 +64,9 @@ cdef extern from *:
     #else
             const char *name = "crc32_gzip_refl";
     #endif
-            if (library != NULL && name != NULL) *(void **)&found = dlsym(library, name);
+            if (name != NULL) *(void **)&found = words_named_by("isal.isal_zlib", name);
             if (found != NULL && found(0, (const unsigned char *)"123456789", 9) != 0xCBF43926u)
                 found = NULL;
-            Py_XDECREF(file);
-            Py_XDECREF(module);
-            PyErr_Clear();
             looked = 1;
         }
         return found;
@@ -241,19 +233,11 @@ cdef inline bytes piece(object view, Py_ssize_t at, Py_ssize_t end):
 
 
 cdef inline int64_t int32_in(const unsigned char[::1] data, Py_ssize_t at) except? -1:
-    cdef uint32_t number
-    if at < 0 or at > data.shape[0] - 4:
-        raise IndexError("the number is not within the bytes")
-    memcpy(&number, &data[at], 4)
-    return <int32_t> rocket_big32(number)
+    return <int32_t> u32(data, at)
 
 
 cdef inline int64_t int64_in(const unsigned char[::1] data, Py_ssize_t at) except? -1:
-    cdef uint64_t number
-    if at < 0 or at > data.shape[0] - 8:
-        raise IndexError("the number is not within the bytes")
-    memcpy(&number, &data[at], 8)
-    return <int64_t> words_big64(number)
+    return <int64_t> u64(data, at)
 
 
 cdef inline Py_ssize_t place_of(

@@ -86,7 +86,8 @@ class Held:
 
 
 class Items:
-    """What the two kinds of queues, for threads and for coroutines, make of the engine's queue."""
+    """The items of a queue of the engine: the part that the faces for threads and for coroutines
+    share."""
 
     _codec: Serializer
     _name: str
