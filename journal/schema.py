@@ -12,234 +12,134 @@ ValueError: field 'version' is 0, not an integer from 1 to 9
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 _SHOWN = 60
 
 
+def _no_parts(_value: Any) -> list[tuple[str, Any, Shape]]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """The values that a field may have; ``wanted`` says them in words."""
+    """The values that a field may have; ``wanted`` says them in words, for an error.
 
-    @property
-    def wanted(self) -> str:
-        """Say what is right, for an error."""
-        raise NotImplementedError
+    ``fits`` tells whether a value itself is right, whatever is in it; ``inner`` gives what is in
+    it: name, value, and shape of each part.
+    """
 
-    def fits(self, value: Any) -> bool:
-        """Tell whether the value itself is right, whatever is in it."""
-        raise NotImplementedError
-
-    def inner(self, value: Any) -> list[tuple[str, Any, Shape]]:
-        """Give what is in it: name, value, and shape of each part."""
-        return []
+    wanted: str
+    fits: Callable[[Any], bool]
+    inner: Callable[[Any], list[tuple[str, Any, Shape]]] = _no_parts
 
 
-@dataclass(frozen=True)
-class Int(Shape):
+def Int(low: int, high: int) -> Shape:
     """An integer, both bounds included."""
 
-    low: int
-    high: int
+    def fits(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return f"an integer from {self.low} to {self.high}"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is one."""
-        return isinstance(value, int) and not isinstance(value, bool) and self._in(value)
-
-    def _in(self, value: int) -> bool:
-        return self.low <= value <= self.high
+    return Shape(f"an integer from {low} to {high}", fits)
 
 
-@dataclass(frozen=True)
-class Number(Shape):
+def Number(low: float, below: float) -> Shape:
     """An integer or a float, from ``low`` on and below ``below``."""
 
-    low: float
-    below: float
-
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return f"a number from {self.low:g}, below {self.below:g}"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is one."""
+    def fits(value: Any) -> bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and self.low <= value < self.below
+        return is_number and low <= value < below
+
+    return Shape(f"a number from {low:g}, below {below:g}", fits)
 
 
-@dataclass(frozen=True)
-class Text(Shape):
+def Text(most: int, least: int = 0) -> Shape:
     """A text of ``least`` to ``most`` bytes as UTF-8, without NUL."""
 
-    most: int
-    least: int = 0
-
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return f"a text of {self.least} to {self.most} bytes without NUL"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is one."""
+    def fits(value: Any) -> bool:
         if not isinstance(value, str) or "\0" in value:
             return False
         try:
-            return self.least <= len(value.encode()) <= self.most
+            return least <= len(value.encode()) <= most
         except UnicodeEncodeError:
             return False
 
-
-@dataclass(frozen=True)
-class FileName(Text):
-    """A text that is one name in a directory."""
-
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return "the name of a file"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is one."""
-        return super().fits(value) and "/" not in value and value not in ("", ".", "..")
+    return Shape(f"a text of {least} to {most} bytes without NUL", fits)
 
 
-@dataclass(frozen=True)
-class Bytes(Shape):
+def FileName(most: int) -> Shape:
+    """A text of at most so many bytes that is one name in a directory."""
+    text = Text(most)
+
+    def fits(value: Any) -> bool:
+        return text.fits(value) and "/" not in value and value not in ("", ".", "..")
+
+    return Shape("the name of a file", fits)
+
+
+def Bytes(low: int, high: int) -> Shape:
     """Bytes of a length, both bounds included."""
 
-    low: int
-    high: int
+    def fits(value: Any) -> bool:
+        return isinstance(value, bytes) and low <= len(value) <= high
 
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return f"{self.low} to {self.high} bytes"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is that."""
-        return isinstance(value, bytes) and self.low <= len(value) <= self.high
+    return Shape(f"{low} to {high} bytes", fits)
 
 
-@dataclass(frozen=True)
-class OneOf(Shape):
+def OneOf(values: tuple[Any, ...]) -> Shape:
     """One of some values."""
 
-    values: tuple[Any, ...]
+    def fits(value: Any) -> bool:
+        return any(type(value) is type(one) and value == one for one in values)
 
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return "one of " + ", ".join(map(repr, self.values))
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is one."""
-        return any(type(value) is type(one) and value == one for one in self.values)
+    return Shape("one of " + ", ".join(map(repr, values)), fits)
 
 
-@dataclass(frozen=True)
-class Optional(Shape):
+def Optional(shape: Shape) -> Shape:
     """Nothing, or what ``shape`` says."""
-
-    shape: Shape
-
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return f"nil or {self.shape.wanted}"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is that."""
-        return value is None or self.shape.fits(value)
-
-    def inner(self, value: Any) -> list[tuple[str, Any, Shape]]:
-        """Give what is in it."""
-        return [] if value is None else self.shape.inner(value)
+    return Shape(
+        f"nil or {shape.wanted}",
+        lambda value: value is None or shape.fits(value),
+        lambda value: [] if value is None else shape.inner(value),
+    )
 
 
-@dataclass(frozen=True)
-class ListOf(Shape):
+def ListOf(shape: Shape) -> Shape:
     """A list of any length, each element of one shape."""
-
-    shape: Shape
-
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return "a list"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is a list."""
-        return isinstance(value, list)
-
-    def inner(self, value: Any) -> list[tuple[str, Any, Shape]]:
-        """Give its elements."""
-        return [(f"[{at}]", one, self.shape) for at, one in enumerate(value)]
+    return Shape(
+        "a list",
+        lambda value: isinstance(value, list),
+        lambda value: [(f"[{at}]", one, shape) for at, one in enumerate(value)],
+    )
 
 
-@dataclass(frozen=True)
-class Row(Shape):
+def Row(shapes: tuple[Shape, ...]) -> Shape:
     """A list with one element of each of these shapes, in order."""
 
-    shapes: tuple[Shape, ...]
-
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return f"a list of {len(self.shapes)}"
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it has the length."""
-        return isinstance(value, list) and len(value) == len(self.shapes)
-
-    def inner(self, value: Any) -> list[tuple[str, Any, Shape]]:
-        """Give its elements."""
-        parts = zip(value, self.shapes, strict=True)
+    def inner(value: Any) -> list[tuple[str, Any, Shape]]:
+        parts = zip(value, shapes, strict=True)
         return [(f"[{at}]", one, shape) for at, (one, shape) in enumerate(parts)]
 
+    return Shape(
+        f"a list of {len(shapes)}",
+        lambda value: isinstance(value, list) and len(value) == len(shapes),
+        inner,
+    )
 
-@dataclass(frozen=True)
-class Record(Shape):
+
+def Record(fields: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
     """A map with these fields and no others; those in ``optional`` may be missing."""
-
-    fields: Mapping[str, Shape]
-    optional: Mapping[str, Shape] = field(default_factory=dict)
-
-    @property
-    def wanted(self) -> str:
-        """Say what is right."""
-        return "a map with " + ", ".join(self.fields or self.optional)
-
-    def fits(self, value: Any) -> bool:
-        """Tell whether it is a map with all its fields."""
-        return isinstance(value, dict) and self.fields.keys() <= value.keys()
-
-    def inner(self, value: Any) -> list[tuple[str, Any, Shape]]:
-        """Give its fields."""
-        known = {**self.optional, **self.fields}
-        return [(f".{name}", one, known.get(name, _NOTHING)) for name, one in value.items()]
+    known = {**(optional or {}), **fields}
+    return Shape(
+        "a map with " + ", ".join(fields or known),
+        lambda value: isinstance(value, dict) and fields.keys() <= value.keys(),
+        lambda value: [(f".{name}", one, known.get(name, _NOTHING)) for name, one in value.items()],
+    )
 
 
-class _Nothing(Shape):
-    """No value is right here."""
-
-    @property
-    def wanted(self) -> str:
-        """Say so."""
-        return "a field that is known"
-
-    def fits(self, value: Any) -> bool:
-        """Refuse it."""
-        return False
-
-
-_NOTHING = _Nothing()
+_NOTHING = Shape("a field that is known", lambda _value: False)
 
 
 def check(value: Any, shape: Shape) -> None:
