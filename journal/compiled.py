@@ -60,7 +60,6 @@ MODULES = (
     "rocketstore.putter",
     "rocketstore.get_result",
     "rocketstore.reading",
-    "rocketstore.reader",
     "rocketstore.store",
 )
 """All that is compiled: one ``.py`` and one ``.pxd`` each."""

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from journal.errors import StorageError, UsageError
-from rocketstore.columns import build_columns, make_properties
-from rocketstore.commitlog_format import (
-    BLANK_SIZE,
-    TRANSACTION_MASK,
-    host_bytes,
-    with_host_bits,
-)
+from rocketstore.columns import Batch, Host, make_properties
+from rocketstore.commitlog_format import BLANK_SIZE, TRANSACTION_MASK
 from rocketstore.compose import join_properties, raw_properties
-from rocketstore.dispatch import DispatchBatch, Int64Array
+from rocketstore.dispatch import Int64Array
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.javahash import topic_seed
-from rocketstore.key_columns import KeyColumns, keys_of_properties
+from rocketstore.key_columns import keys_of_properties
 from rocketstore.log_sync import LogSync
 from rocketstore.message import BatchResult
 from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY
 from rocketstore.state import Change, StoreState
 
 _NONE = np.zeros(0, np.int64)
-Host = str | bytes | tuple[str, int] | None
 
 
 class BatchPutter:
@@ -63,7 +56,7 @@ class BatchPutter:
         given: dict[str, Any] = dict(properties or {})
         given.update({TAGS: tags, KEYS: keys, UNIQ_KEY: unique_keys})
         data, key_columns = make_properties(len(bodies), topic, given)
-        batch = _Batch(
+        batch = Batch(
             self._state,
             topic,
             queue_id,
@@ -98,7 +91,7 @@ class BatchPutter:
         rows = [raw_properties(own) for _, _, own in messages]
         if shared:
             rows = [join_properties(own, shared) for own in rows]
-        batch = _Batch(
+        batch = Batch(
             self._state,
             topic,
             queue_id,
@@ -112,20 +105,21 @@ class BatchPutter:
             store_host,
         )
         most = min(self._state.options.max_message_size, self._record_max())
-        if batch.total > most:
-            raise UsageError(f"batch of {batch.total} bytes: the limit is {most}")
+        total = int(batch.sizes.sum())
+        if total > most:
+            raise UsageError(f"batch of {total} bytes: the limit is {most}")
         return self._put(batch, whole=True, wait=wait)
 
     def _record_max(self) -> int:
         return self._state.commitlog.file_size - BLANK_SIZE
 
-    def _put(self, batch: _Batch, *, whole: bool, wait: bool) -> BatchResult:
+    def _put(self, batch: Batch, *, whole: bool, wait: bool) -> BatchResult:
         """Append a batch to the log and dispatch it.
 
         ``whole`` keeps it in one file, as RocketMQ's batches are; otherwise each file is filled.
         """
         state = self._state
-        count = batch.count
+        count = len(batch.sizes)
         if batch.largest > self._record_max():
             raise UsageError(
                 f"record of {batch.largest} bytes: a file of the commit log holds "
@@ -159,19 +153,19 @@ class BatchPutter:
             self._log_sync.commit()
         return BatchResult(
             offsets[0] if len(offsets) == 1 else np.concatenate([_NONE, *offsets]),
-            batch.columns.sizes,
+            batch.sizes,
             batch.route.queue_id,
             first,
             batch.store_time,
             batch.store_host,
         )
 
-    def _append_part(self, batch: _Batch, start: int, first: int, *, whole: bool) -> Int64Array:
+    def _append_part(self, batch: Batch, start: int, first: int, *, whole: bool) -> Int64Array:
         """Write as many records from number ``start`` on as the present file takes; gives their
         offsets. ``first``: ordinal of the batch's first message."""
         state = self._state
         log = state.commitlog
-        sizes = batch.columns.sizes[start:]
+        sizes = batch.sizes[start:]
         ends = np.cumsum(sizes)
         part = len(ends)
         if not whole:
@@ -188,100 +182,3 @@ class BatchPutter:
             raise
         log.last = (int(places[-1]), int(sizes[part - 1]))
         return places
-
-
-class _Batch:
-    """The records of a batch in columns; ``store_time`` is set when they are stored."""
-
-    __slots__ = (
-        "_born_host",
-        "_born_timestamp",
-        "_keys",
-        "_sys_flag",
-        "columns",
-        "route",
-        "store_host",
-        "store_time",
-    )
-
-    def __init__(
-        self,
-        state: StoreState,
-        topic: str,
-        queue_id: int,
-        bodies: list[bytes],
-        properties: list[bytes] | bytes,
-        keys: KeyColumns,
-        flags: Sequence[int] | int,
-        sys_flag: int,
-        born_timestamp: int | None,
-        born_host: Host,
-        store_host: Host,
-    ) -> None:
-        self.route = state.route(topic, queue_id)
-        self.store_host = state.clock.host if store_host is None else host_bytes(store_host)
-        self._born_host = self.store_host if born_host is None else host_bytes(born_host)
-        self._born_timestamp = born_timestamp
-        self._sys_flag = with_host_bits(sys_flag, self._born_host, self.store_host)
-        self._keys = keys
-        topic_length = len(self.route.field) - 1
-        largest = state.options.max_message_size
-        self.columns = build_columns(
-            bodies, properties, topic_length, self._sys_flag, flags, largest
-        )
-        self.store_time = 0
-
-    @property
-    def count(self) -> int:
-        """Messages in the batch."""
-        return len(self.columns.sizes)
-
-    @property
-    def total(self) -> int:
-        """Bytes of all records."""
-        return int(self.columns.sizes.sum())
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest record."""
-        return int(self.columns.sizes.max()) if self.count else 0
-
-    def encode(self, start: int, places: Int64Array, first: int) -> bytes:
-        """Give the records from number ``start`` on that stand at ``places``; ``first`` is the
-        ordinal of the batch's first message. Raises :class:`UsageError`."""
-        now = self.store_time
-        try:
-            return self.columns.encode(
-                start,
-                start + len(places),
-                places,
-                topic_field=self.route.field,
-                queue_id=self.route.queue_id,
-                queue_offset=first + start,
-                sys_flag=self._sys_flag,
-                born_timestamp=now if self._born_timestamp is None else self._born_timestamp,
-                born_host=self._born_host,
-                store_timestamp=now,
-                store_host=self.store_host,
-            )
-        except (OverflowError, TypeError, ValueError, struct.error) as error:
-            raise UsageError(f"a field does not fit into the record: {error}") from error
-
-    def dispatch_of(self, start: int, places: Int64Array, first: int) -> DispatchBatch:
-        """Give the dispatch of these records, for queues and index."""
-        count = len(places)
-        keys = self._keys
-        if count != self.count:
-            keys = keys.part(start, start + count)
-        return DispatchBatch(
-            queues=[self.route.key],
-            queue_numbers=np.zeros(count, np.int64),
-            offsets=places,
-            sizes=self.columns.sizes[start : start + count],
-            queue_offsets=np.arange(first + start, first + start + count),
-            tags_codes=keys.tags_codes,
-            store_times=np.full(count, self.store_time, np.int64),
-            transactions=np.full(count, self._sys_flag & TRANSACTION_MASK, np.int64),
-            key_hashes=keys.hashes,
-            key_messages=keys.messages,
-        )

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from journal.errors import DamageError, UsageError
-from journal.findings import Cause, Finding
+from journal.findings import Cause
 from rocketstore.inspection import inspect_file
 from rocketstore.message import StoredMessage
 from rocketstore.reading import TIME_MAX
@@ -76,17 +76,6 @@ def _text(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
         return text if text.isprintable() else json.dumps(value)
     return str(value)
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "path": finding.path,
-        "offset": finding.offset,
-        "length": finding.length,
-        "cause": finding.cause.value,
-        "what": finding.what,
-        "consequence": finding.consequence,
-    }
 
 
 def _finish(damaged: int) -> None:
@@ -223,7 +212,7 @@ def consume(
 def verify_command(directory: Directory, as_json: AsJson = False) -> None:
     """Check every record, unit and index entry; a line for each finding."""
     findings = verify(directory)
-    _print((_finding(finding) for finding in findings), as_json)
+    _print((finding.to_dict() for finding in findings), as_json)
     _finish(len(findings))
     if not as_json:
         _line(f"{directory}: sound")

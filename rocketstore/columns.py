@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from journal.errors import UsageError
 from rocketstore import words
-from rocketstore.commitlog_format import COMMON_FIELDS, HEADERS
+from rocketstore.commitlog_format import HEADERS, TRANSACTION_MASK, host_bytes, with_host_bits
+from rocketstore.dispatch import DispatchBatch, Int64Array
 from rocketstore.javahash import index_hash_many, tags_code, topic_seed
 from rocketstore.key_columns import KeyColumns, keys_of_properties
 from rocketstore.properties import (
@@ -28,119 +27,140 @@ from rocketstore.properties import (
     index_keys,
     java_map_order,
 )
+from rocketstore.state import StoreState
 
 _USUAL = {KEYS, UNIQ_KEY, TAGS}
-Int64Array = npt.NDArray[np.int64]
+Host = str | bytes | tuple[str, int] | None
 Column = str | Sequence[str] | None
 
 
-def _header_dtype(number: int) -> np.dtype[np.void]:
-    born, store = (20 if number & 1 else 8), (20 if number & 2 else 8)
-    return np.dtype(
-        [
-            *COMMON_FIELDS,
-            ("born_host", f"V{born}"),
-            ("store", ">i8"),
-            ("store_host", f"V{store}"),
-            ("reconsume", ">i4"),
-            ("prepared", ">i8"),
-            ("body_length", ">i4"),
-        ]
-    )
-
-
-HEADER_DTYPES = tuple(_header_dtype(number) for number in range(4))
-"""The record up to its body, by ``(sysFlag >> 4) & 3``."""
 _START_FIELDS = struct.Struct(">ii").pack
-_BORN = _REST = struct.Struct(">iq").pack
+_BORN = struct.Struct(">iq").pack
 _STORED = struct.Struct(">q").pack
+_REST = bytes(12)
+"""No reconsume times, and no prepared transaction."""
 
 
-@dataclass(slots=True)
-class Columns:
-    """Bodies and properties of a batch, and all else that is the same wherever it is stored."""
+class Batch:
+    """The records of many messages of one topic and queue, in columns.
 
-    bodies: list[bytes]
-    properties: list[bytes] | bytes
-    """One for each message, or one for all."""
-    sizes: Int64Array
-    crcs: Int64Array
-    flags: Int64Array | int
+    ``properties`` and ``flags``: one for each message, or one for all. ``sizes``: bytes of the
+    records. ``store_time`` (ms) is set when they are stored. Raises :class:`UsageError` naming the
+    message and the limit.
+    """
 
-    def encode(
-        self,
-        first: int,
-        last: int,
-        offsets: Int64Array,
-        *,
-        topic_field: bytes,
-        queue_id: int,
-        queue_offset: int,
-        sys_flag: int,
-        born_timestamp: int,
-        born_host: bytes,
-        store_timestamp: int,
-        store_host: bytes,
-        reconsume_times: int = 0,
-    ) -> bytes:
-        """The records of messages ``first`` to ``last``, to stand at ``offsets``."""
-        stamp = b"".join(
-            (
-                _BORN(sys_flag, born_timestamp), born_host,
-                _STORED(store_timestamp), store_host,
-                _REST(reconsume_times, 0),
-            )
-        )  # fmt: skip
-        flags, whole = (None, self.flags) if isinstance(self.flags, int) else (self.flags, 0)
-        return words.batch_records(
-            self.bodies, self.properties, self.sizes, self.crcs, flags, first, last,
-            int(offsets[0]) if last > first else 0, _START_FIELDS(queue_id, whole),
-            queue_offset - first, stamp, topic_field,
-        )  # fmt: skip
-
-
-def build_columns(
-    bodies: list[bytes],
-    properties: list[bytes] | bytes,
-    topic_length: int,
-    sys_flag: int,
-    flags: Sequence[int] | int,
-    most: int,
-) -> Columns:
-    """Check and measure a batch. Raises :class:`UsageError` naming the message and the limit."""
-    count = len(bodies)
-    body_lengths, crcs = np.empty(count, np.int64), np.empty(count, np.int64)
-    if not words.measure(bodies, body_lengths, crcs):
-        for number, body in enumerate(bodies):
-            if not isinstance(body, bytes):
-                raise UsageError(f"body {number} is {type(body).__name__}: bytes are right")
-        bodies = [bytes(body) for body in bodies]
-        words.measure(bodies, body_lengths, crcs)
-    if isinstance(properties, bytes):
-        property_lengths = np.full(count, len(properties), np.int64)
-    else:
-        property_lengths = np.fromiter(map(len, properties), np.int64, count)
-    if count and int(property_lengths.max()) > PROPERTIES_MAX:
-        number = int(property_lengths.argmax())
-        raise UsageError(
-            f"message {number}: properties of {property_lengths[number]} bytes: "
-            f"the limit is {PROPERTIES_MAX}"
-        )
-    fixed = HEADERS[(sys_flag >> 4) & 3].size + 3 + topic_length
-    sizes = body_lengths + property_lengths + fixed
-    if count and int(sizes.max()) > most:
-        number = int(sizes.argmax())
-        raise UsageError(f"message {number}: record of {sizes[number]} bytes: the limit is {most}")
-    whole = flags if isinstance(flags, int) else np.array(flags, object)
-    if count and not np.all((np.asarray(whole) >= -(1 << 31)) & (np.asarray(whole) < 1 << 31)):
-        raise UsageError("a flag does not fit into 32 bits")
-    return Columns(
-        bodies=bodies,
-        properties=properties,
-        sizes=sizes,
-        crcs=crcs,
-        flags=flags if isinstance(flags, int) else np.array(flags, np.int64),
+    __slots__ = (
+        "_bodies",
+        "_born_host",
+        "_born_timestamp",
+        "_crcs",
+        "_flags",
+        "_keys",
+        "_properties",
+        "_sys_flag",
+        "route",
+        "sizes",
+        "store_host",
+        "store_time",
     )
+
+    def __init__(
+        self,
+        state: StoreState,
+        topic: str,
+        queue_id: int,
+        bodies: list[bytes],
+        properties: list[bytes] | bytes,
+        keys: KeyColumns,
+        flags: Sequence[int] | int,
+        sys_flag: int,
+        born_timestamp: int | None,
+        born_host: Host,
+        store_host: Host,
+    ) -> None:
+        self.route = state.route(topic, queue_id)
+        self.store_host = state.clock.host if store_host is None else host_bytes(store_host)
+        self.store_time = 0
+        self._born_host = self.store_host if born_host is None else host_bytes(born_host)
+        self._born_timestamp = born_timestamp
+        self._sys_flag = with_host_bits(sys_flag, self._born_host, self.store_host)
+        self._keys = keys
+        self._properties = properties
+        count = len(bodies)
+        body_lengths, self._crcs = np.empty(count, np.int64), np.empty(count, np.int64)
+        if not words.measure(bodies, body_lengths, self._crcs):
+            for number, body in enumerate(bodies):
+                if not isinstance(body, bytes):
+                    raise UsageError(f"body {number} is {type(body).__name__}: bytes are right")
+            bodies = [bytes(body) for body in bodies]
+            words.measure(bodies, body_lengths, self._crcs)
+        self._bodies = bodies
+        if isinstance(properties, bytes):
+            property_lengths = np.full(count, len(properties), np.int64)
+        else:
+            property_lengths = np.fromiter(map(len, properties), np.int64, count)
+        if count and int(property_lengths.max()) > PROPERTIES_MAX:
+            number = int(property_lengths.argmax())
+            raise UsageError(
+                f"message {number}: properties of {property_lengths[number]} bytes: "
+                f"the limit is {PROPERTIES_MAX}"
+            )
+        fixed = HEADERS[(self._sys_flag >> 4) & 3].size + 2 + len(self.route.field)
+        self.sizes: Int64Array = body_lengths + property_lengths + fixed
+        most = state.options.max_message_size
+        if self.largest > most:
+            number = int(self.sizes.argmax())
+            raise UsageError(
+                f"message {number}: record of {self.sizes[number]} bytes: the limit is {most}"
+            )
+        given = np.asarray(flags, object)
+        if count and not np.all((given >= -(1 << 31)) & (given < 1 << 31)):
+            raise UsageError("a flag does not fit into 32 bits")
+        self._flags = flags if isinstance(flags, int) else np.array(flags, np.int64)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest record."""
+        return int(self.sizes.max(initial=0))
+
+    def encode(self, start: int, places: Int64Array, first: int) -> bytes:
+        """Give the records from number ``start`` on that stand at ``places``; ``first`` is the
+        ordinal of the batch's first message. Raises :class:`UsageError`."""
+        now, born = self.store_time, self._born_timestamp
+        flags, whole = (None, self._flags) if isinstance(self._flags, int) else (self._flags, 0)
+        try:
+            stamp = b"".join(
+                (
+                    _BORN(self._sys_flag, now if born is None else born), self._born_host,
+                    _STORED(now), self.store_host, _REST,
+                )
+            )  # fmt: skip
+            return words.batch_records(
+                self._bodies, self._properties, self.sizes, self._crcs, flags, start,
+                start + len(places), int(places[0]), _START_FIELDS(self.route.queue_id, whole),
+                first, stamp, self.route.field,
+            )  # fmt: skip
+        except (OverflowError, TypeError, ValueError, struct.error) as error:
+            raise UsageError(f"a field does not fit into the record: {error}") from error
+
+    def dispatch_of(self, start: int, places: Int64Array, first: int) -> DispatchBatch:
+        """Give the dispatch of these records, for queues and index."""
+        count = len(places)
+        keys = self._keys
+        if count != len(self.sizes):
+            keys = keys.part(start, start + count)
+        return DispatchBatch(
+            queues=[self.route.key],
+            queue_numbers=np.zeros(count, np.int64),
+            offsets=places,
+            sizes=self.sizes[start : start + count],
+            queue_offsets=np.arange(first + start, first + start + count),
+            tags_codes=keys.tags_codes,
+            store_times=np.full(count, self.store_time, np.int64),
+            transactions=np.full(count, self._sys_flag & TRANSACTION_MASK, np.int64),
+            key_hashes=keys.hashes,
+            key_messages=keys.messages,
+        )
 
 
 def make_properties(
@@ -181,19 +201,17 @@ def make_properties(
         return data_list, keys_of_properties(data_list, topic_seed(topic))
     if columns.keys() <= _USUAL:
         data_list = _encode_usual_each(count, common, several)
-        if " " in joined.get(KEYS, "") or UNIQ_KEY in common or KEYS in common:
-            return data_list, keys_of_properties(data_list, topic_seed(topic))
-        return data_list, _column_keys(count, topic, common, several)
-    # Names and common values are checked by encoding them once.
-    encode_properties({name: common.get(name, "-") for name in columns})
-    template: list[str] = []
-    order = java_map_order(tuple(columns))
-    for name in order:
-        value = common[name].replace("%", "%%") if name in common else "%s"
-        template.append(f"{name.replace('%', '%%')}\x01{value}")
-    rendered = "\x02".join(template)
-    lists = [several[name] for name in order if name in several]
-    data_list = [(rendered % row).encode() for row in zip(*lists, strict=True)]
+    else:
+        # Names and common values are checked by encoding them once.
+        encode_properties({name: common.get(name, "-") for name in columns})
+        template: list[str] = []
+        order = java_map_order(tuple(columns))
+        for name in order:
+            value = common[name].replace("%", "%%") if name in common else "%s"
+            template.append(f"{name.replace('%', '%%')}\x01{value}")
+        rendered = "\x02".join(template)
+        lists = [several[name] for name in order if name in several]
+        data_list = [(rendered % row).encode() for row in zip(*lists, strict=True)]
     if " " in joined.get(KEYS, "") or UNIQ_KEY in common or KEYS in common:
         return data_list, keys_of_properties(data_list, topic_seed(topic))
     return data_list, _column_keys(count, topic, common, several)

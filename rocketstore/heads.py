@@ -15,12 +15,35 @@ import numpy.typing as npt
 from journal.errors import DamageError
 from journal.rows import rows_at
 from rocketstore import words
-from rocketstore.columns import HEADER_DTYPES
-from rocketstore.commitlog_format import BODY_LENGTH_AT, HEADERS, MESSAGE_MAGIC, V6_BORN
+from rocketstore.commitlog_format import (
+    BODY_LENGTH_AT,
+    COMMON_FIELDS,
+    HEADERS,
+    MESSAGE_MAGIC,
+    V6_BORN,
+)
 from rocketstore.message import OTHER_HOSTS
 
 Int64Array = npt.NDArray[np.int64]
 
+
+def _header_dtype(number: int) -> np.dtype[np.void]:
+    born, store = (20 if number & 1 else 8), (20 if number & 2 else 8)
+    return np.dtype(
+        [
+            *COMMON_FIELDS,
+            ("born_host", f"V{born}"),
+            ("store", ">i8"),
+            ("store_host", f"V{store}"),
+            ("reconsume", ">i4"),
+            ("prepared", ">i8"),
+            ("body_length", ">i4"),
+        ]
+    )
+
+
+_HEADER_DTYPES = tuple(_header_dtype(number) for number in range(4))
+"""The record up to its body, by ``(sysFlag >> 4) & 3``."""
 _SHORTEST, _LENGTH_AT = HEADERS[0].size, BODY_LENGTH_AT[0]
 
 
@@ -81,7 +104,7 @@ def read_heads(data: npt.NDArray[np.uint8], places: Int64Array, base: int) -> He
     """The heads of the records at these positions of a buffer that begins at physical offset
     ``base`` and ends behind the last of them. Raises :class:`DamageError` when they are not
     there, one behind the other."""
-    rows: Any = rows_at(data, places, HEADERS[0].size).view(HEADER_DTYPES[0]).reshape(-1)
+    rows: Any = rows_at(data, places, HEADERS[0].size).view(_HEADER_DTYPES[0]).reshape(-1)
     sizes = np.diff(places, append=len(data))
     sys_flags = rows["sys_flag"].astype(np.int64)
     store_times = rows["store"].astype(np.int64)
@@ -93,7 +116,7 @@ def read_heads(data: npt.NDArray[np.uint8], places: Int64Array, base: int) -> He
             chosen = np.flatnonzero((kinds == kind) & (sizes >= HEADERS[kind].size))
             if len(chosen):
                 size = HEADERS[kind].size
-                wide: Any = rows_at(data, places[chosen], size).view(HEADER_DTYPES[kind])
+                wide: Any = rows_at(data, places[chosen], size).view(_HEADER_DTYPES[kind])
                 store_times[chosen] = wide["store"].reshape(-1)
                 body_ends[chosen] = wide["body_length"].reshape(-1) + (places[chosen] + size)
     ends = places + sizes

@@ -21,7 +21,7 @@ that of ``topic#key``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any
@@ -133,15 +133,27 @@ def index_name(now_ms: int) -> str:
     return moment.strftime("%Y%m%d%H%M%S") + f"{now_ms % 1000:03d}"
 
 
-def find_geometry(read: Read, length: int) -> tuple[int, int] | None:
+def find_geometry(
+    read: Read, length: int, likely: tuple[int, int] | None = None
+) -> tuple[int, int] | None:
     """Find the number of slots and entries of a file of ``length`` bytes that has entries; ``None``
     if it has none.
 
     They are configuration, not in the file, but its first and last entry must stand where the
-    header and the slots say. The default is tried first, then every pair that gives the length.
+    header and the slots say. What is ``likely`` is tried first: five small pieces are read for it.
+    Then the default, then every pair that gives the length.
     """
-    header = _header(read)
-    if header.count <= 1 or length > _LENGTH_MAX:
+    header = IndexHeader.parse(read(0, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"))
+    if header.count <= 1:
+        return None
+    if (
+        likely is not None
+        and file_size(*likely) == length
+        and header.count <= likely[1]
+        and any(_fits(read, header, *likely, least) for least in _LEAST_HASHES)
+    ):
+        return likely
+    if length > _LENGTH_MAX:
         return None
     default = [DEFAULT_SLOTS] if length == file_size(DEFAULT_SLOTS, DEFAULT_ENTRIES) else []
     for least in _LEAST_HASHES:
@@ -165,26 +177,6 @@ def _slots_that_fit(read: Read, header: IndexHeader, length: int, least: int) ->
         for number in np.flatnonzero(fit[: len(slots) - first]).tolist():
             if header.count <= _entries(length, slots[first + number]):
                 yield slots[first + number]
-
-
-def fitting_geometry(
-    read: Read, length: int, pairs: Sequence[tuple[int, int]]
-) -> tuple[int, int] | None:
-    """Find the first of ``pairs`` (slots, entries) that fits a file with entries, ``None`` if none
-    does. ``read(at, count)`` gives its bytes; five small pieces are read for a pair."""
-    header = _header(read)
-    if header.count <= 1:
-        return None
-    for least in _LEAST_HASHES:
-        for slots, entries in pairs:
-            fits = file_size(slots, entries) == length and header.count <= entries
-            if fits and _fits(read, header, slots, entries, least):
-                return slots, entries
-    return None
-
-
-def _header(read: Read) -> IndexHeader:
-    return IndexHeader.parse(read(0, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"))
 
 
 def _unpack(format: struct.Struct, read: Read, at: int) -> tuple[Any, ...]:

@@ -6,11 +6,10 @@ import itertools
 import os
 import stat
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from time import sleep
 
 from journal.errors import NotAStoreError, StorageError
-from journal.files import FileSystem, pread_all
+from journal.files import FileSystem, opened, pread_all, read_file
 from rocketstore.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
 from rocketstore.dispatch import QueueKey
 from rocketstore.dispatch_note import load_note
@@ -22,7 +21,6 @@ from rocketstore.index_format import (
     empty_geometry,
     file_size,
     find_geometry,
-    fitting_geometry,
 )
 from rocketstore.mapped_files import Stranger, scan_directory
 from rocketstore.options import COMMITLOG_FILE_SIZE, Options
@@ -31,71 +29,29 @@ _SETTLE_PAUSES = (0.001, 0.005, 0.02)
 """Seconds between looks at a file that may be being written."""
 
 
-@dataclass(frozen=True)
 class Paths:
-    """All names of files in a store directory are made here, each once."""
+    """All names of files in a store directory are made here, each once.
 
-    root: str
+    ``abort`` is there while the store is open for writing, and after a crash. ``dispatch_note`` is
+    ours (:mod:`rocketstore.dispatch_note`). ``local_offset`` has the offsets of broadcast
+    consumers, which belong to this process's machine, ``delay_offset`` the next message to deliver
+    of each delay level. In ``quarantine`` damaged bytes and foreign files are set aside.
+    """
 
-    @cached_property
-    def commitlog(self) -> str:
-        """Directory of the CommitLog."""
-        return os.path.join(self.root, "commitlog")
-
-    @cached_property
-    def consumequeue(self) -> str:
-        """Directory of the ConsumeQueues."""
-        return os.path.join(self.root, "consumequeue")
-
-    @cached_property
-    def index(self) -> str:
-        """Directory of the IndexFiles."""
-        return os.path.join(self.root, "index")
-
-    @cached_property
-    def config(self) -> str:
-        """Directory of the JSON files."""
-        return os.path.join(self.root, "config")
-
-    @cached_property
-    def checkpoint(self) -> str:
-        """RocketMQ's checkpoint."""
-        return os.path.join(self.root, "checkpoint")
-
-    @cached_property
-    def abort(self) -> str:
-        """There while the store is open for writing, and after a crash."""
-        return os.path.join(self.root, "abort")
-
-    @cached_property
-    def lock(self) -> str:
-        """RocketMQ's lock file."""
-        return os.path.join(self.root, "lock")
-
-    @cached_property
-    def dispatch_note(self) -> str:
-        """Ours: the note of the last checkpoint (:mod:`rocketstore.dispatch_note`)."""
-        return os.path.join(self.config, "rocketstore.json")
-
-    @cached_property
-    def consumer_offset(self) -> str:
-        """Offsets of consumer groups."""
-        return os.path.join(self.config, "consumerOffset.json")
-
-    @cached_property
-    def local_offset(self) -> str:
-        """Offsets of broadcast consumers, which belong to this process's machine."""
-        return os.path.join(self.config, "localOffset.json")
-
-    @cached_property
-    def delay_offset(self) -> str:
-        """The next message to deliver of each delay level."""
-        return os.path.join(self.config, "delayOffset.json")
-
-    @cached_property
-    def quarantine(self) -> str:
-        """Where damaged bytes and foreign files are set aside."""
-        return os.path.join(self.root, "quarantine")
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.commitlog = os.path.join(root, "commitlog")
+        self.consumequeue = os.path.join(root, "consumequeue")
+        self.index = os.path.join(root, "index")
+        self.quarantine = os.path.join(root, "quarantine")
+        self.checkpoint = os.path.join(root, "checkpoint")
+        self.abort = os.path.join(root, "abort")
+        self.lock = os.path.join(root, "lock")
+        self.config = os.path.join(root, "config")
+        self.dispatch_note = os.path.join(self.config, "rocketstore.json")
+        self.consumer_offset = os.path.join(self.config, "consumerOffset.json")
+        self.local_offset = os.path.join(self.config, "localOffset.json")
+        self.delay_offset = os.path.join(self.config, "delayOffset.json")
 
 
 @dataclass(slots=True)
@@ -259,7 +215,8 @@ def _index_geometry(
     lengths = {name: fs.stat(os.path.join(paths.index, name)).st_size for name in names}
     if file_size(*default) in lengths.values():
         return default
-    likely = _noted_geometry(fs, paths)
+    note = load_note(fs, paths.dispatch_note)
+    likely = (note.sizes[2], note.sizes[3]) if note is not None else None
     for name, length in lengths.items():
         if length < HEADER_SIZE:
             continue
@@ -276,37 +233,16 @@ def _index_geometry(
     return default
 
 
-def _noted_geometry(fs: FileSystem, paths: Paths) -> tuple[int, int] | None:
-    """Give what a former open noted."""
-    note = load_note(fs, paths.dispatch_note)
-    return (note.sizes[2], note.sizes[3]) if note is not None else None
-
-
 def _geometry_of(
     fs: FileSystem, path: str, length: int, likely: tuple[int, int] | None
 ) -> tuple[int, int] | None:
     """Find the geometry of a file; only where what is likely does not fit, all of it is read."""
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-
-        def read(at: int, count: int) -> bytes:
-            return pread_all(fs, fd, count, at)
-
-        if likely is not None and fitting_geometry(read, length, [likely]):
-            return likely
-        if IndexHeader.parse(read(0, HEADER_SIZE)).count <= 1:
-            return None
-        return find_geometry(read, length)
-    finally:
-        fs.close(fd)
+    with opened(fs, path) as fd:
+        return find_geometry(lambda at, count: pread_all(fs, fd, count, at), length, likely)
 
 
 def _has_entries(fs: FileSystem, path: str) -> bool:
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return IndexHeader.parse(pread_all(fs, fd, HEADER_SIZE, 0)).count > 1
-    finally:
-        fs.close(fd)
+    return IndexHeader.parse(read_file(fs, path, HEADER_SIZE)).count > 1
 
 
 def _listdir(fs: FileSystem, directory: str) -> list[str]:

@@ -17,7 +17,8 @@ from rocketstore.javahash import hash_code, index_hash, topic_seed
 from rocketstore.message import StoredMessage
 from rocketstore.parts import Parts
 
-TIME_MAX = (1 << 63) - 1
+LONG_MAX = TIME_MAX = (1 << 63) - 1
+"""The largest offset, and the latest time."""
 MAX_MESSAGES = 32
 MAX_BYTES = 256 << 10
 _DISK_MESSAGES = 8

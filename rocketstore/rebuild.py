@@ -9,9 +9,7 @@ to the first entry that differs and built anew from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from zlib import crc32
 
 import numpy as np
@@ -20,7 +18,7 @@ import numpy.typing as npt
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import MAX_UNIT, UNIT_SIZE, build_units, count_valid
-from rocketstore.dispatch import QueueKey, from_records
+from rocketstore.dispatch import DispatchBatch, QueueKey, from_records
 from rocketstore.dispatch_note import DispatchNote
 from rocketstore.filler_format import Fillers
 from rocketstore.index_format import IndexHeader
@@ -29,7 +27,7 @@ from rocketstore.log_repair import LogRepair
 from rocketstore.parts import Parts
 from rocketstore.quarantine import save_span
 from rocketstore.recovery import cut_log
-from rocketstore.scan import Stop
+from rocketstore.scan import Records, Stop
 from rocketstore.walk import LogWalk
 
 
@@ -69,22 +67,11 @@ def recover_full(parts: Parts, note: DispatchNote | None, *, crashed: bool) -> R
         keep_bad_bodies=True,
         on_damage=log_repair,
     )
-    fillers = Fillers()
-    repair_of = partial(QueueRepair, fillers=fillers, from_zero=first == 0)
-    repairs: dict[QueueKey, QueueRepair] = {}
-    if known is not None:
-        for key, queue in parts.queues.items():
-            bounds = known.queues.get(key)
-            repairs[key] = repair_of(queue, bounds[1] if bounds else None)
+    queues = QueueRepairs(parts, known)
     index = IndexCheck(parts, known, crashed=crashed)
     for base, records in walk:
-        fillers.see(records, base)
         batch = from_records(records, base)
-        for key, chosen in batch.by_queue():
-            repair = repairs.get(key)
-            if repair is None:
-                repair = repairs[key] = repair_of(parts.queue(*key), None)
-            repair.put(*batch.units(chosen))
+        queues.put(batch, records, base)
         index.put(batch)
         if len(batch):
             parts.checkpoint.logical = int(batch.store_times[-1])
@@ -95,7 +82,7 @@ def recover_full(parts: Parts, note: DispatchNote | None, *, crashed: bool) -> R
     _end_of_log(parts, walk, log_repair)
     if note is not None and result.end < note.offset:
         _ends_early(parts, result.end, note.offset)
-    _finish_queues(parts, repairs, repair_of, result)
+    result.queues_changed = queues.finish(result.end)
     result.index_from = index.finish(result.end)
     return result
 
@@ -169,9 +156,19 @@ class QueueRepair:
     ``next_unit`` is the place of the next unit; ``None`` until the first one is known. ``last`` is
     the physical offset of the queue's message before it, -1 if this walk has not met any.
     ``from_zero``: the log still has its first byte, so each queue's first ordinal was 0.
+    ``dry``: nothing is written. ``bad_unit``: the first one that differs, -1 if none does.
     """
 
-    __slots__ = ("_fillers", "_from_zero", "changed", "last", "next_unit", "queue")
+    __slots__ = (
+        "_dry",
+        "_fillers",
+        "_from_zero",
+        "bad_unit",
+        "changed",
+        "last",
+        "next_unit",
+        "queue",
+    )
 
     def __init__(
         self,
@@ -180,14 +177,17 @@ class QueueRepair:
         fillers: Fillers,
         *,
         from_zero: bool,
+        dry: bool = False,
     ) -> None:
         self.queue: ConsumeQueue = queue
         self.next_unit = next_unit
         self.last: int = -1
         self._fillers = fillers
         self._from_zero = from_zero
+        self._dry = dry
+        self.bad_unit: int = -1
         self.changed: bool = False
-        if queue.starts and not _contiguous(queue):
+        if not dry and queue.starts and not _contiguous(queue):
             queue.destroy()
             self.changed = True
 
@@ -216,23 +216,36 @@ class QueueRepair:
         if count == 0:
             return
         wanted = build_units(offsets, sizes, codes, count)
-        if queue.units(self.next_unit, self.next_unit + count).tobytes() != wanted:
-            queue.overwrite(self.next_unit, wanted)
-            self.changed = True
+        have = queue.units(self.next_unit, self.next_unit + count).tobytes()
+        if have != wanted:
+            self._differs(self.next_unit, have, wanted)
         self.next_unit += count
         self.last = int(offsets[-1])
-        queue.max_physical = int(offsets[-1] + sizes[-1])
+        if not self._dry:
+            queue.max_physical = int(offsets[-1] + sizes[-1])
+
+    def _differs(self, first: int, have: bytes, wanted: bytes) -> None:
+        if self.bad_unit < 0:
+            at = 0
+            while have[at : at + UNIT_SIZE] == wanted[at : at + UNIT_SIZE]:
+                at += UNIT_SIZE
+            self.bad_unit = first + at // UNIT_SIZE
+        if not self._dry:
+            self.queue.overwrite(first, wanted)
+            self.changed = True
 
     def _start(self, first: int) -> None:
         queue = self.queue
         position = first * UNIT_SIZE
+        self.next_unit = first
+        if self._dry:
+            return
         if queue.starts and not queue.starts[0] <= position <= queue.wrote:
             queue.destroy()
             self.changed = True
         if not queue.starts and first:
             queue.begin(position)
             self.changed = True
-        self.next_unit = first
 
     def finish(self, log_end: int, min_offset: int) -> None:
         """Drop what stands after the last unit."""
@@ -262,32 +275,57 @@ def _expired_units(queue: ConsumeQueue, min_offset: int) -> int:
     return end
 
 
-def _finish_queues(
-    parts: Parts,
-    repairs: dict[QueueKey, QueueRepair],
-    repair_of: Callable[[ConsumeQueue, None], QueueRepair],
-    result: Rebuilt,
-) -> None:
-    minimum = max(parts.commitlog.min_offset, 0)
-    for key, queue in parts.queues.items():
-        if key not in repairs:
-            repairs[key] = repair_of(queue, None)
-    for key, repair in repairs.items():
-        repair.finish(result.end, minimum)
-        repair.queue.correct_min(minimum)
-        if repair.changed:
-            result.queues_changed.add(key)
-            parts.finding(
-                Finding(
-                    repair.queue.directory,
-                    0,
-                    0,
-                    Cause.CRASH,
-                    "the consume queue did not agree with the commit log",
-                    "rebuilt",
-                    Kind.MISMATCH,
+class QueueRepairs:
+    """All queues of a store, each held against the log as it is walked. ``dry``: nothing is
+    written. ``each``: those that were met so far."""
+
+    def __init__(self, parts: Parts, known: DispatchNote | None, *, dry: bool = False) -> None:
+        self._parts = parts
+        self._fillers = Fillers()
+        self._dry = dry
+        self.each: dict[QueueKey, QueueRepair] = {}
+        if known is not None:
+            for key in parts.queues:
+                bounds = known.queues.get(key)
+                self._add(key, bounds[1] if bounds else None)
+
+    def _add(self, key: QueueKey, next_unit: int | None) -> QueueRepair:
+        from_zero = self._parts.commitlog.min_offset <= 0
+        queue = self._parts.queue(*key)
+        repair = QueueRepair(queue, next_unit, self._fillers, from_zero=from_zero, dry=self._dry)
+        self.each[key] = repair
+        return repair
+
+    def put(self, batch: DispatchBatch, records: Records, base: int) -> None:
+        """The log's next messages: the ``records`` of the file that begins at ``base``."""
+        self._fillers.see(records, base)
+        for key, chosen in batch.by_queue():
+            repair = self.each.get(key) or self._add(key, None)
+            repair.put(*batch.units(chosen))
+
+    def finish(self, end: int) -> set[QueueKey]:
+        """The log ends here: drop what the queues have behind it. Gives those that differed."""
+        parts = self._parts
+        minimum = max(parts.commitlog.min_offset, 0)
+        for key in parts.queues:
+            if key not in self.each:
+                self._add(key, None)
+        for repair in self.each.values():
+            repair.finish(end, minimum)
+            repair.queue.correct_min(minimum)
+            if repair.changed:
+                parts.finding(
+                    Finding(
+                        repair.queue.directory,
+                        0,
+                        0,
+                        Cause.CRASH,
+                        "the consume queue did not agree with the commit log",
+                        "rebuilt",
+                        Kind.MISMATCH,
+                    )
                 )
-            )
+        return {key for key, repair in self.each.items() if repair.changed}
 
 
 def _ends_early(parts: Parts, end: int, durable: int) -> None:

@@ -17,18 +17,21 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from journal.beneath import beneath, leave
-from journal.call_lock import check_alone
+from journal.call_lock import check_alone, refuse_twice
 from journal.errors import ClosedError, ForkedError, StorageError, UsageError
 from journal.files import FileSystem, PathLike, checked_path, make_dirs
 from journal.findings import Finding
 from journal.patience import PatientLock
+from rocketstore import reading
 from rocketstore.background import Background
 from rocketstore.batch_putter import BatchPutter
 from rocketstore.checkpointer import Checkpointer
 from rocketstore.cleaner import Cleaner
+from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_message_id
 from rocketstore.delayed_delivery import DelayedDelivery
 from rocketstore.dispatch import QueueKey
 from rocketstore.dispatcher import Dispatcher
+from rocketstore.filler_format import is_filler
 from rocketstore.get_result import GetResult
 from rocketstore.layout import Paths, look
 from rocketstore.lock import StoreLock
@@ -38,8 +41,15 @@ from rocketstore.offsets import ConsumerOffsets
 from rocketstore.options import Options
 from rocketstore.parts import Parts
 from rocketstore.putter import PutFields, Putter
-from rocketstore.reader import Reader
-from rocketstore.reading import MAX_BYTES, MAX_MESSAGES, TIME_MAX
+from rocketstore.reading import (
+    LONG_MAX,
+    MAX_BYTES,
+    MAX_MESSAGES,
+    TIME_MAX,
+    get_messages,
+    query_exact,
+    query_message,
+)
 from rocketstore.rebuild import Rebuilt
 from rocketstore.state import StoreState
 
@@ -112,7 +122,6 @@ class Store:
         self._local_offsets = ConsumerOffsets(options.fs, paths.local_offset, writable=writable)
         self._dispatcher = Dispatcher(state)
         self._log_sync = LogSync(state)
-        self._reader = Reader(state, self._dispatcher)
         self._putter = Putter(state, self._dispatcher, self._log_sync)
         self._batch_putter = BatchPutter(state, self._dispatcher, self._log_sync)
         self._delayed = DelayedDelivery(state, self._dispatcher, self._putter)
@@ -233,12 +242,43 @@ class Store:
         """Messages of a queue from ordinal ``offset`` on, with the status and next offset that
         RocketMQ gives. ``tags`` is ``"A || B"``, matched by hash. ``most`` and ``max_bytes`` are
         RocketMQ's caps on one answer. O(messages)."""
-        return self._reader.get(topic, queue_id, offset, max_num, tags, most, max_bytes)
+        state = self._state
+        if state.lock.is_mine():
+            refuse_twice()
+        try:
+            state.take()
+            self._dispatcher.catch_up()
+            found = get_messages(
+                state.parts, topic, queue_id, offset, max_num, tags, most, max_bytes
+            )
+        except BaseException:
+            state.lock.let_go()
+            raise
+        state.lock.release()
+        return found
 
     def lookup(self, offset: int | str) -> StoredMessage | None:
         """The message at a physical offset, or with an offset message id; ``None`` if no record
         stands there. A filler of a hole in the log is no message. O(1)."""
-        return self._reader.lookup(offset)
+        if isinstance(offset, str):
+            offset = parse_message_id(offset)[1]
+        if offset < 0:
+            raise UsageError(f"offset {offset}: it must not be negative")
+        if offset > LONG_MAX:
+            return None
+        state = self._state
+        with state.lock:
+            if state.changing or state.refusal is not None:
+                state.begin_read()
+            raw = state.commitlog.read_record(offset)
+        if raw is None or int.from_bytes(raw[28:36], "big") != offset:
+            return None
+        message = StoredMessage(raw, offset)
+        if raw[39] & TRANSACTION_MASK == ROLLBACK and is_filler(
+            message.topic.encode(), ROLLBACK, len(raw)
+        ):
+            return None
+        return message
 
     def query(
         self,
@@ -256,7 +296,28 @@ class Store:
         Otherwise what RocketMQ answers: at most 64, hash twins and duplicates among them, times
         rounded to seconds. Cost: the length of the key's chain, not the size of the store.
         """
-        return self._reader.query(topic, key, max_num, begin, end, exact)
+        if not isinstance(key, str) or (exact and not key):
+            raise UsageError("the key is empty or no text")
+        if max_num < 0:
+            raise UsageError(f"max_num {max_num}: it must not be negative")
+        if begin < -LONG_MAX or begin > LONG_MAX or end > LONG_MAX or end < -LONG_MAX:
+            raise UsageError(f"times {begin} to {end}: the limit is {LONG_MAX} ms")
+        state = self._state
+        found: list[StoredMessage] = []
+        if state.lock.is_mine():
+            refuse_twice()
+        try:
+            state.take()
+            self._dispatcher.catch_up()
+            if exact and max_num:
+                found = query_exact(state.parts, topic, key, max_num, begin, end)
+            elif max_num:
+                found = query_message(state.parts, topic, key, max_num, begin, end)
+        except BaseException:
+            state.lock.let_go()
+            raise
+        state.lock.release()
+        return found
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, *, as_rocketmq: bool = False
@@ -266,19 +327,37 @@ class Store:
         ``as_rocketmq``: what 4.9.3 answers, the nearest unit within one file, which it picks by
         modification time.
         """
-        return self._reader.offset_by_time(topic, queue_id, timestamp, as_rocketmq=as_rocketmq)
+        ask = reading.offset_by_time_as_rocketmq if as_rocketmq else reading.offset_by_time
+        with self._state.lock:
+            self._dispatcher.catch_up()
+            return ask(self._parts, topic, queue_id, timestamp)
 
     def at(self, topic: str, queue_id: int, queue_offset: int) -> StoredMessage | None:
         """The message with an ordinal in a queue; ``None`` if there is none (any more)."""
-        return self._reader.at(topic, queue_id, queue_offset)
+        with self._state.lock:
+            self._dispatcher.catch_up()
+            return reading.message_at(self._parts, topic, queue_id, queue_offset)
 
     def messages(self, topic: str, queue_id: int, offset: int = 0) -> Iterator[StoredMessage]:
         """All messages of a queue from an ordinal on, those put meanwhile too; changes nothing."""
-        return self._reader.messages(topic, queue_id, offset)
+        while True:
+            with self._state.lock:
+                self._dispatcher.catch_up()
+                page, after = reading.scan_page(self._parts, topic, queue_id, offset)
+            yield from page
+            if after <= max(offset, 0):
+                return
+            offset = after
 
     def queues(self) -> dict[QueueKey, tuple[int, int]]:
         """``(topic, queue id)`` to its min and max offset, for each queue that has messages."""
-        return self._reader.queues()
+        with self._state.lock:
+            self._dispatcher.catch_up()
+            return {
+                key: (queue.min_offset, queue.max_offset)
+                for key, queue in sorted(self._parts.queues.items())
+                if queue.max_offset
+            }
 
     @property
     def min_offset(self) -> int:
@@ -288,7 +367,11 @@ class Store:
     @property
     def max_offset(self) -> int:
         """Physical offset after the last record."""
-        return self._reader.max_offset()
+        state = self._state
+        with state.lock:
+            if state.changing and state.refusal is None:
+                state.read_again()
+            return state.commitlog.max_offset
 
     @property
     def findings(self) -> list[Finding]:

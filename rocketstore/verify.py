@@ -12,14 +12,13 @@ import numpy as np
 from journal.beneath import beneath, special
 from journal.files import REAL, FileSystem, PathLike, checked_path
 from journal.findings import Cause, Finding, Kind
-from rocketstore.consumequeue import ConsumeQueue
-from rocketstore.consumequeue_format import UNIT_SIZE, build_units
-from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey, from_records
-from rocketstore.filler_format import Fillers
+from rocketstore.consumequeue_format import UNIT_SIZE
+from rocketstore.dispatch import from_records
 from rocketstore.index_rebuild import IndexCheck
 from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock
 from rocketstore.parts import Parts
+from rocketstore.rebuild import QueueRepairs
 from rocketstore.scan import Stop
 from rocketstore.store import Store, open_store
 from rocketstore.walk import LogWalk, SkipDamage
@@ -69,8 +68,7 @@ def verify_parts(store: Store) -> Iterator[Finding]:
     """
     parts = store._parts
     yield from parts.findings
-    checks: dict[QueueKey, _QueueCheck] = {}
-    fillers = Fillers()
+    queues = QueueRepairs(parts, None, dry=True)
     index = IndexCheck(parts, None, crashed=False, dry=True)
     commitlog = parts.commitlog
     holes = SkipDamage(commitlog)
@@ -86,9 +84,8 @@ def verify_parts(store: Store) -> Iterator[Finding]:
             at = base + int(records.positions[0])
             yield _damage(parts, at, "store timestamps run backwards", Kind.GAP)
         previous = int(records.store_times[-1])
-        fillers.see(records, base)
         batch = from_records(records, base)
-        _check_queues(parts, batch, checks, fillers)
+        queues.put(batch, records, base)
         if parts.options.index:
             index.put(batch)
     for offset in walk.bad_bodies:
@@ -101,7 +98,7 @@ def verify_parts(store: Store) -> Iterator[Finding]:
         yield _damage(parts, offset, "no record stands here, but sound ones follow")
     if holes.skipped:
         return
-    yield from _finish_queues(parts, checks)
+    yield from _finish_queues(queues)
     problem = index.problem()
     if problem is not None:
         yield problem
@@ -131,60 +128,11 @@ def _torn_end(parts: Parts, end: int) -> Iterator[Finding]:
         )
 
 
-class _QueueCheck:
-    """Compares one queue with the log; keeps the first unit that differs."""
-
-    def __init__(self, queue: ConsumeQueue, fillers: Fillers, *, from_zero: bool) -> None:
-        self.queue = queue
-        self._from_zero = from_zero
-        self._fillers = fillers
-        self._last = -1
-        self.next_unit = -1
-        self.bad_unit = -1
-
-    def put(self, batch: DispatchBatch, chosen: Int64Array) -> None:
-        queue_offsets = batch.queue_offsets[chosen]
-        offsets, sizes = batch.offsets[chosen], batch.sizes[chosen]
-        codes = batch.tags_codes[chosen]
-        if self.next_unit < 0:
-            first = int(queue_offsets[0])
-            lost = first <= self._fillers.most_lost(-1, int(offsets[0]))
-            self.next_unit = 0 if lost and self._from_zero else first
-        keep = self._fillers.place(
-            queue_offsets.tolist(), offsets.tolist(), self.next_unit, self._last
-        )
-        if keep:
-            self._last = int(offsets[keep[-1]])
-        wanted = build_units(offsets[keep], sizes[keep], codes[keep], len(keep))
-        have = self.queue.units(self.next_unit, self.next_unit + len(keep)).tobytes()
-        if have != wanted and self.bad_unit < 0:
-            same = 0
-            while have[same * UNIT_SIZE :][:UNIT_SIZE] == wanted[same * UNIT_SIZE :][:UNIT_SIZE]:
-                same += 1
-            self.bad_unit = self.next_unit + same
-        self.next_unit += len(keep)
-
-
-def _check_queues(
-    parts: Parts, batch: DispatchBatch, checks: dict[QueueKey, _QueueCheck], fillers: Fillers
-) -> None:
-    for key, chosen in batch.by_queue():
-        check = checks.get(key)
-        if check is None:
-            check = checks[key] = _QueueCheck(
-                parts.queue(*key), fillers, from_zero=parts.commitlog.min_offset == 0
-            )
-        check.put(batch, chosen)
-
-
-def _finish_queues(parts: Parts, checks: dict[QueueKey, _QueueCheck]) -> Iterator[Finding]:
-    for key, queue in sorted(parts.queues.items()):
-        check = checks.get(key)
-        if check is None:
-            continue
-        unit = check.bad_unit
-        if unit < 0 and queue.max_offset > check.next_unit:
-            unit = check.next_unit
+def _finish_queues(queues: QueueRepairs) -> Iterator[Finding]:
+    for _, repair in sorted(queues.each.items()):
+        queue, unit, end = repair.queue, repair.bad_unit, repair.next_unit
+        if unit < 0 and end is not None and queue.max_offset > end:
+            unit = end
         if unit >= 0:
             yield Finding(
                 queue.directory,

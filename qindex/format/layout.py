@@ -46,11 +46,12 @@ MAX_NAME_BYTES = 255
 
 VERSIONS = (1, 2)
 """Of a store: that of RabbitMQ's whose queue files its segments have."""
+VHOST_SHAPE = Text(MAX_NAME_BYTES)
 MARKER_SHAPE = Record(
     {
         "qindex": OneOf(VERSIONS),
         "segment_entry_count": Int(1, MAX_ENTRY_COUNT),
-        "vhost": Text(MAX_NAME_BYTES),
+        "vhost": VHOST_SHAPE,
     }
 )
 

@@ -231,4 +231,4 @@ def _text_of(vhost: bytes) -> str:
 
 def _fits(vhost: bytes) -> bool:
     """Tell whether a store can have this virtual host's name in its marker."""
-    return layout.MARKER_SHAPE.fields["vhost"].fits(_text_of(vhost))
+    return layout.VHOST_SHAPE.fits(_text_of(vhost))
