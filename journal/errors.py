@@ -8,8 +8,6 @@ traceback names them (``__module__``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class StoreError(Exception):
@@ -91,13 +89,20 @@ class StorageError(StoreError):
         super().__init__(f"{self.path}: {doing}: {cause.strerror or cause}")
 
 
-@contextmanager
-def storage_errors(path: str | os.PathLike[str], doing: str) -> Iterator[None]:
+class storage_errors:
     """Raise an error of the system in the block behind ``with`` as a :class:`StorageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(path, doing, error) from error
+
+    __slots__ = ("_doing", "_path")
+
+    def __init__(self, path: str | os.PathLike[str], doing: str) -> None:
+        self._path = path
+        self._doing = doing
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OSError):
+            raise StorageError(self._path, self._doing, error) from error
 
 
 class UnopenedError(OSError):

@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Protocol
 
-from journal.errors import StorageError, UnopenedError, UnsafeFileError, UsageError
+from journal.errors import UnopenedError, UnsafeFileError, UsageError, storage_errors
 
 PathLike = str | os.PathLike[str]
 ReadBuffer = bytes | bytearray | memoryview | _mmap.mmap
@@ -335,12 +335,9 @@ def data_ranges(fs: FileSystem, fd: int, start: int, end: int) -> Iterator[tuple
 def read_file(fs: FileSystem, path: PathLike, most: int | None = None) -> bytes:
     """Read a whole file, or its first ``most`` bytes. Raises :class:`FileNotFoundError` and other
     :class:`OSError`."""
-    fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(fs, path) as fd:
         size = fs.fstat(fd).st_size
         return pread_all(fs, fd, size if most is None else min(size, most), 0)
-    finally:
-        fs.close(fd)
 
 
 def read_optional(fs: FileSystem, path: PathLike, most: int | None = None) -> bytes | None:
@@ -359,17 +356,12 @@ def replace_file(fs: FileSystem, path: PathLike, data: bytes) -> None:
     """
     path = os.fspath(path)
     tmp = path + _TMP_SUFFIX
-    try:
-        fd = fs.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
+    with storage_errors(path, "can't be written"):
+        with opened(fs, tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             write_all(fs, fd, data)
             fs.fdatasync(fd)
-        finally:
-            fs.close(fd)
         fs.rename(tmp, path)
         fs.sync_dir(os.path.dirname(path) or ".")
-    except OSError as error:
-        raise StorageError(path, "can't be written", error) from error
 
 
 def unlink_if_there(fs: FileSystem, path: PathLike) -> bool:

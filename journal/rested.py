@@ -14,8 +14,8 @@ import os
 from collections.abc import Callable
 
 from journal.durations import NO_DURATIONS, Durations
-from journal.errors import ClosedError, StorageError
-from journal.files import FileSystem
+from journal.errors import ClosedError, storage_errors
+from journal.files import FileSystem, opened
 from journal.journal import Journal, Retired
 from journal.poison import Poison
 
@@ -107,15 +107,9 @@ class RestedJournal(Journal):
         self._closed = True
         if not (cut and self.used):
             return
-        fs = self._fs
-        try:
-            fd = fs.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                fs.truncate(fd, 0)
-            finally:
-                fs.close(fd)
-        except OSError as error:
-            raise StorageError(self.path, "the journal can't be closed", error) from error
+        closing = storage_errors(self.path, "the journal can't be closed")
+        with closing, opened(self._fs, self.path, os.O_WRONLY) as fd:
+            self._fs.truncate(fd, 0)
 
     # -- what wakes it --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import os
 
 from journal.block_sums import HEAD_SIZE, SUFFIX
 from journal.errors import StorageError
-from journal.files import FileSystem, PathLike, unlink_if_there
+from journal.files import FileSystem, PathLike, opened, unlink_if_there
 from journal.room import whole_pages
 from journal.written_map import map_writable
 
@@ -61,13 +61,10 @@ class SumFile:
         fs = self._fs
         had = 0 if self._map is None else len(self._map)
         size = whole_pages(max(end, 2 * had))
-        flags = os.O_RDWR | os.O_CLOEXEC | (0 if had else os.O_CREAT | os.O_TRUNC)
-        fd = fs.open(self.path, flags, 0o644)
-        try:
+        flags = os.O_RDWR | (0 if had else os.O_CREAT | os.O_TRUNC)
+        with opened(fs, self.path, flags) as fd:
             fs.fallocate(fd, 0, size)
             room = map_writable(fs, fd, size)
-        finally:
-            fs.close(fd)
         self._unmap()
         self._map = room
         return room
@@ -95,10 +92,7 @@ class SumFile:
             return
         self._unmap()
         try:
-            fd = self._fs.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
+            with opened(self._fs, self.path, os.O_WRONLY) as fd:
                 self._fs.truncate(fd, self._at)
-            finally:
-                self._fs.close(fd)
         except OSError as error:
             _log.warning("%s: the room behind its end can't be cut off: %s", self.path, error)

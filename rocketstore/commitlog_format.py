@@ -32,8 +32,8 @@ import socket
 import struct
 from functools import lru_cache
 
+from journal.crc import crc32
 from journal.errors import UsageError
-from rocketstore.crc import crc32
 
 MESSAGE_MAGIC = -626843481
 BLANK_MAGIC = -875286124

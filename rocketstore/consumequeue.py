@@ -14,7 +14,7 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import DamageError, StorageError
+from journal.errors import DamageError, StorageError, storage_errors
 from journal.files import FileSystem, close_quietly, make_dirs, pread_all, pwrite_all
 from rocketstore import words
 from rocketstore.commitlog_format import file_name
@@ -53,20 +53,16 @@ class Descriptors:
         if fd is not None:
             self._open.move_to_end(path)
             return fd
-        try:
+        with storage_errors(path, "can't be opened"):
             fd = self._fs.open(path, self._flags)
-        except OSError as error:
-            raise StorageError(path, "can't be opened", error) from error
         self._keep(path, fd)
         return fd
 
     def create(self, path: str, size: int) -> None:
         """Make a file of zeros. Raises :class:`StorageError`."""
         directory = os.path.dirname(path)
-        try:
+        with storage_errors(directory, "can't be created"):
             make_dirs(self._fs, directory)
-        except OSError as error:
-            raise StorageError(directory, "can't be created", error) from error
         fd = create_file(self._fs, path, size)
         self._keep(path, fd)
         self.mark_dirty(path)

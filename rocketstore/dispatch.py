@@ -15,11 +15,10 @@ import numpy.typing as npt
 from journal.errors import UsageError
 from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK, encode_topic
 from rocketstore.delay import SCHEDULE_TOPIC, deliver_time, level_of
-from rocketstore.heads import Heads
 from rocketstore.javahash import topic_seed
 from rocketstore.key_columns import KeyColumns, keys_of_properties
 from rocketstore.properties import DELAY, decode_properties
-from rocketstore.scan import Records
+from rocketstore.scan import Heads, Records
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""

@@ -15,11 +15,12 @@ from rocketstore import words
 from rocketstore.commitlog_format import COMMIT, ROLLBACK, TRANSACTION_MASK
 from rocketstore.consumequeue import UnitRun
 from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
-from rocketstore.heads import Head, read_heads
+from rocketstore.heads import Head, changed
 from rocketstore.index_rebuild import rebuild_index
 from rocketstore.javahash import absolute, topic_seed
 from rocketstore.key_columns import key_columns
 from rocketstore.properties import Indexed
+from rocketstore.scan import read_heads
 from rocketstore.state import Change, StoreState
 
 PENDING_MAX = 4096
@@ -164,7 +165,11 @@ class Dispatcher:
         first = pending.offsets[0]
         assert log.view is not None
         data = np.frombuffer(log.view, np.uint8, log.max_offset - first, first - log.base)
-        heads = read_heads(data, offsets - first, first)
+        places = offsets - first
+        heads = read_heads(data, places, np.diff(places, append=len(data)))
+        sound = heads.sound & (heads.offsets == offsets)
+        if not sound.all():
+            raise changed(int(offsets[sound.argmin()]))
         numbers = {key: number for number, key in enumerate(dict.fromkeys(pending.queues.values()))}
         starts = _places(pending.queues, offsets)
         queue_numbers = np.repeat(

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import StorageError
-from journal.files import FileSystem, close_quietly
+from journal.errors import storage_errors
+from journal.files import FileSystem, close_quietly, read_file
 from rocketstore import words
 from rocketstore.index_format import (
     ENTRY_DTYPE,
@@ -110,14 +110,8 @@ class IndexFile:
 
     def load(self) -> None:
         """Read the header. Raises :class:`StorageError`."""
-        try:
-            fd = self._fs.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                data = self._fs.pread(fd, HEADER_SIZE, 0)
-            finally:
-                self._fs.close(fd)
-        except OSError as error:
-            raise StorageError(self.path, "can't be read", error) from error
+        with storage_errors(self.path, "can't be read"):
+            data = read_file(self._fs, self.path, HEADER_SIZE)
         self.header = IndexHeader.parse(data.ljust(HEADER_SIZE, b"\0"))
         # Nothing may be read behind the file's end, whatever a damaged count says.
         self.header.count = min(self.header.count, self.entries)
@@ -174,10 +168,8 @@ class IndexFile:
         self.map()
         size = file_size(self.slots, self.entries)
         target = min(size, max(end, self._reserved + _RESERVE_STEP))
-        try:
+        with storage_errors(self.path, "can't reserve space"):
             self._fs.fallocate(self.fd, self._reserved, target - self._reserved)
-        except OSError as error:
-            raise StorageError(self.path, "can't reserve space", error) from error
         self._reserved = target
 
     def _store_header(self) -> None:

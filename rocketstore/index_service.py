@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from journal.errors import StorageError
+from journal.errors import storage_errors
 from journal.files import FileSystem, make_dirs, unlink_if_there
 from rocketstore.commitlog_format import ROLLBACK
 from rocketstore.dispatch import DispatchBatch
@@ -139,10 +139,8 @@ class IndexService:
             name = str(int(self.files[-1].name) + 1)
         previous = self.files[-1].header if self.files else None
         path = os.path.join(self.directory, name)
-        try:
+        with storage_errors(self.directory, "can't be created"):
             make_dirs(self._fs, self.directory)
-        except OSError as error:
-            raise StorageError(self.directory, "can't be created", error) from error
         file = IndexFile.create(self._fs, path, self.slots, self.entries, previous)
         file.on_open = self._make_room
         self._make_room(file)
@@ -150,29 +148,24 @@ class IndexService:
         self.names_changed = True
         return file
 
-    def drop_file(self, number: int) -> None:
-        """Delete the file with this number. Raises :class:`StorageError`."""
-        self._remove(number)
-
     def drop_from(self, number: int) -> None:
         """Delete the file with this number and all after it. Raises :class:`StorageError`."""
         while len(self.files) > number:
-            self._remove(len(self.files) - 1)
+            self.drop_file(len(self.files) - 1)
 
     def delete_expired(self, min_offset: int) -> int:
         """Delete leading files that end before ``min_offset``, never the last; their number."""
         removed = 0
         while len(self.files) > 1 and self.files[0].header.end_offset < min_offset:
-            self._remove(0)
+            self.drop_file(0)
             removed += 1
         return removed
 
-    def _remove(self, number: int) -> None:
+    def drop_file(self, number: int) -> None:
+        """Delete the file with this number. Raises :class:`StorageError`."""
         file = self.files[number]
-        try:
+        with storage_errors(file.path, "can't be removed"):
             unlink_if_there(self._fs, file.path)
-        except OSError as error:
-            raise StorageError(file.path, "can't be removed", error) from error
         file.close()
         del self.files[number]
         self.names_changed = True

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass, field, replace
 from time import sleep
 
-from journal.errors import NotAStoreError, StorageError
+from journal.errors import NotAStoreError, StorageError, storage_errors
 from journal.files import FileSystem, opened, pread_all, read_file
 from rocketstore.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
 from rocketstore.dispatch import QueueKey
@@ -255,12 +255,7 @@ def _listdir(fs: FileSystem, directory: str) -> list[str]:
 def extend(fs: FileSystem, stranger: Stranger) -> None:
     """Give a file its full length back: a crash took zeros from its end, or bytes that were never
     synced. Raises :class:`StorageError`."""
-    try:
-        fd = fs.open(stranger.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fs.truncate(fd, stranger.wanted)
-            fs.fdatasync(fd)
-        finally:
-            fs.close(fd)
-    except OSError as error:
-        raise StorageError(stranger.path, "can't be extended", error) from error
+    path = stranger.path
+    with storage_errors(path, "can't be extended"), opened(fs, path, os.O_RDWR) as fd:
+        fs.truncate(fd, stranger.wanted)
+        fs.fdatasync(fd)

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from journal.errors import StorageError
+from journal.errors import StorageError, storage_errors
 from journal.files import (
     FileSystem,
     ReadBuffer,
@@ -48,7 +48,7 @@ def create_file(fs: FileSystem, path: str, size: int) -> int:
 
     Raises :class:`StorageError`; no file is left behind then.
     """
-    try:
+    with storage_errors(path, "can't be created"):
         fd = fs.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fs.truncate(fd, size)
@@ -58,18 +58,14 @@ def create_file(fs: FileSystem, path: str, size: int) -> int:
             with contextlib.suppress(OSError):
                 fs.unlink(path)
             raise
-    except OSError as error:
-        raise StorageError(path, "can't be created", error) from error
     return fd
 
 
 def open_file(fs: FileSystem, path: str, *, writable: bool) -> int:
     """Open a file; gives a descriptor. Raises :class:`StorageError`."""
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
-    try:
+    with storage_errors(path, "can't be opened"):
         return fs.open(path, flags)
-    except OSError as error:
-        raise StorageError(path, "can't be opened", error) from error
 
 
 def map_file(fs: FileSystem, fd: int, path: str, size: int) -> mmap.mmap:
@@ -207,20 +203,16 @@ class MappedFile:
         """
         self.map()
         target = min(self.size, max(end, self.reserved + RESERVE_STEP))
-        try:
+        with storage_errors(self.path, "can't reserve space"):
             self._fs.fallocate(self.fd, self.reserved, target - self.reserved)
-        except OSError as error:
-            raise StorageError(self.path, "can't reserve space", error) from error
         self.reserved = target
         return target
 
     def write(self, data: ReadBuffer, position: int) -> None:
         """Write into a mapped file, where blocks are reserved. Raises :class:`StorageError`; a part
         may have been written then."""
-        try:
+        with storage_errors(self.path, "can't be written"):
             pwrite_all(self._fs, self.fd, data, position)
-        except OSError as error:
-            raise StorageError(self.path, "can't be written", error) from error
 
     def zero_from(self, position: int) -> bool:
         """Zero every byte from ``position`` on that is not zero; tells whether any was."""
@@ -329,11 +321,9 @@ class MappedFiles:
         """Create the next file, at full length. Raises :class:`StorageError`."""
         path = os.path.join(self.directory, file_name(start))
         close_quietly(self._fs, create_file(self._fs, path, self.size), path)
-        try:
+        with storage_errors(path, "can't be created"):
             # Names reach the disk in order: no crash can leave a gap between files.
             self._fs.sync_dir(self.directory)
-        except OSError as error:
-            raise StorageError(path, "can't be created", error) from error
         file = self._add(start)
         file.wrote = 0
         return file
@@ -342,13 +332,11 @@ class MappedFiles:
         """Delete the first or last file, durably. Raises :class:`StorageError`; it then still
         counts."""
         file = self.files[start]
-        try:
+        with storage_errors(file.path, "can't be removed"):
             # A former try may have removed it, and failed only at making that durable.
             unlink_if_there(self._fs, file.path)
             # One name at a time: a crash can't take a later file first and leave a gap.
             self._fs.sync_dir(self.directory)
-        except OSError as error:
-            raise StorageError(file.path, "can't be removed", error) from error
         file.close()
         del self.files[start]
         self._recent.pop(start, None)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from journal.crc import crc32
 from journal.errors import DamageError
 from rocketstore.commitlog_format import (
     BODY_LENGTH_AT,
@@ -18,7 +19,6 @@ from rocketstore.commitlog_format import (
     format_host,
     message_id,
 )
-from rocketstore.crc import crc32
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
 _CHECK = struct.Struct(">ii20xq").unpack_from

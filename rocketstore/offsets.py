@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from journal.errors import StorageError, UsageError
+from journal.errors import UsageError, storage_errors
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -93,10 +93,8 @@ def save_json(fs: FileSystem, path: str, content: dict[str, Any]) -> None:
     Raises :class:`journal.errors.StorageError`.
     """
     data = json.dumps(content, indent="\t", ensure_ascii=False).encode()
-    try:
+    with storage_errors(path, "can't be read"):
         old = read_optional(fs, path)
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
     if old == data:
         return
     # Not a damaged one: the .bak may be all that there is until the new content stands.
@@ -155,10 +153,8 @@ class ConsumerOffsets:
             for name, offsets in self._table.items()
         }
         directory = self._path.rpartition("/")[0]
-        try:
+        with storage_errors(directory, "can't be created"):
             make_dirs(self._fs, directory)
-        except OSError as error:
-            raise StorageError(directory, "can't be created", error) from error
         save_json(self._fs, self._path, {**self._content, "offsetTable": table})
         self._changed = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from journal.errors import DamageError, StorageError
+from journal.errors import DamageError, storage_errors
 from journal.files import FileSystem, make_dirs, read_optional
 from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.config_check import check_config, mend_config
@@ -65,14 +65,12 @@ def open_parts(options: Options, paths: Paths, *, again: bool) -> tuple[Parts, R
 
 def _mark_open(fs: FileSystem, paths: Paths) -> None:
     """Make the directories and ``abort``, durably. Raises :class:`StorageError`."""
-    try:
+    with storage_errors(paths.abort, "can't be made"):
         for directory in (paths.commitlog, paths.consumequeue, paths.index, paths.config):
             make_dirs(fs, directory)
         fd = fs.open(paths.abort, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
         fs.close(fd)
         fs.sync_dir(paths.root)
-    except OSError as error:
-        raise StorageError(paths.abort, "can't be made", error) from error
 
 
 def _unmark_open(fs: FileSystem, paths: Paths) -> None:

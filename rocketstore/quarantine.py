@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from journal.errors import StorageError
-from journal.files import FileSystem, data_ranges, make_dirs, pread_all, write_all
+from journal.errors import storage_errors
+from journal.files import FileSystem, data_ranges, make_dirs, opened, pread_all, write_all
 from rocketstore.commitlog import CommitLog
 from rocketstore.layout import Paths
 
@@ -33,22 +33,16 @@ def save_span(fs: FileSystem, paths: Paths, commitlog: CommitLog, start: int, en
 def copy_excess(fs: FileSystem, paths: Paths, path: str, length: int) -> str:
     """Copy what stands in a file behind its first ``length`` bytes into ``quarantine/``; gives
     the copy's path. Its holes stay holes. Durable on return. Raises :class:`StorageError`."""
-    try:
-        size = fs.stat(path).st_size
-        fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
+    with storage_errors(path, "can't be read"), opened(fs, path) as fd:
+        size = fs.fstat(fd).st_size
 
-    def parts() -> Iterator[tuple[int, bytes]]:
-        for start, end in data_ranges(fs, fd, length, size):
-            for at in range(start, end, _STEP):
-                yield at - length, pread_all(fs, fd, min(_STEP, end - at), at)
+        def parts() -> Iterator[tuple[int, bytes]]:
+            for start, end in data_ranges(fs, fd, length, size):
+                for at in range(start, end, _STEP):
+                    yield at - length, pread_all(fs, fd, min(_STEP, end - at), at)
 
-    try:
         name = f"{_flat_name(paths, path)}+{length}"
         return _save(fs, paths, name, parts(), size - length)
-    finally:
-        fs.close(fd)
 
 
 def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
@@ -56,23 +50,20 @@ def set_aside(fs: FileSystem, paths: Paths, path: str) -> str:
 
     Raises :class:`StorageError`.
     """
-    try:
+    with storage_errors(path, "can't be set aside"):
         new = _free_name(fs, paths, _flat_name(paths, path))
         fs.rename(path, new)
         fs.sync_dir(paths.quarantine)
         fs.sync_dir(os.path.dirname(path))
-    except OSError as error:
-        raise StorageError(path, "can't be set aside", error) from error
     return new
 
 
 def _save(
     fs: FileSystem, paths: Paths, name: str, parts: Iterable[tuple[int, bytes]], size: int
 ) -> str:
-    try:
+    with storage_errors(paths.quarantine, "can't be written"):
         target = _free_name(fs, paths, name)
-        fd = fs.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-        try:
+        with opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666) as fd:
             end = 0
             for at, data in parts:
                 if at > end:
@@ -82,11 +73,7 @@ def _save(
             if end < size:
                 fs.truncate(fd, size)
             fs.fdatasync(fd)
-        finally:
-            fs.close(fd)
         fs.sync_dir(paths.quarantine)
-    except OSError as error:
-        raise StorageError(paths.quarantine, "can't be written", error) from error
     return target
 
 

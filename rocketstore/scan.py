@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from journal.crc import crc32
+from journal.rows import rows_at
 from rocketstore.commitlog_format import (
     BLANK_MAGIC,
     COMMON_FIELDS,
@@ -21,7 +23,6 @@ from rocketstore.commitlog_format import (
     MESSAGE_MAGIC,
     START,
 )
-from rocketstore.crc import crc32
 from rocketstore.mapped_files import Read
 
 Int64Array = npt.NDArray[np.int64]
@@ -163,7 +164,7 @@ def scan_records(
             break
         found(at)
         at += size
-    records, good = _columns(data, origin, positions, start, check_crc, strict)
+    records, good = _columns(data, origin, positions, at, start, check_crc, strict)
     if good < len(positions):
         return records, origin + positions[good], Stop.BAD
     return records, origin + at, stop
@@ -179,57 +180,102 @@ def _tail(data: bytes, at: int, end: int) -> Stop:
     return Stop.BAD
 
 
+@dataclass(slots=True)
+class Heads:
+    """Numbers of many records in a buffer, in columns. ``sound``: which have the magic, and lengths
+    that agree; what the others have means nothing. Bodies, topics and properties are named by where
+    they begin in the buffer (a topic with its length) and by their lengths."""
+
+    sound: npt.NDArray[np.bool_]
+    sizes: Int64Array
+    crcs: Int64Array
+    queue_ids: Int64Array
+    queue_offsets: Int64Array
+    offsets: Int64Array
+    sys_flags: Int64Array
+    store_times: Int64Array
+    body_at: Int64Array
+    body_lengths: Int64Array
+    topic_at: Int64Array
+    properties_at: Int64Array
+    property_lengths: Int64Array
+
+
+def read_heads(data: npt.NDArray[np.uint8], positions: Int64Array, sizes: Int64Array) -> Heads:
+    """Read the records at these positions of a buffer that has all of their ``sizes`` bytes: as
+    many as a record has at least. O(records)."""
+    common: Any = rows_at(data, positions, _COMMON.itemsize).view(_COMMON).reshape(-1)
+    sys_flags = common["sys_flag"].astype(np.int64)
+    v6_born = (sys_flags >> 4 & 1) * 12
+    hosts = v6_born + (sys_flags >> 5 & 1) * 12
+    # A v6 record must at least hold its hosts: nothing below may read past the record.
+    sound = (sizes >= FIXED_SIZE + hosts) & (common["size"] == sizes)
+    sound &= common["magic"] == MESSAGE_MAGIC
+    hosts[~sound] = 0
+    v6_born[~sound] = 0
+    body_at = positions + 88 + hosts
+    body_lengths = _gather(data, body_at - 4, ">i4")
+    fixed = FIXED_SIZE + hosts
+    sound &= (body_lengths >= 0) & (body_lengths <= sizes - fixed)
+    body_lengths[~sound] = 0
+    topic_at = body_at + body_lengths
+    topic_lengths = data[topic_at].astype(np.int64)
+    sound &= (topic_lengths < 128) & (fixed + body_lengths + topic_lengths <= sizes)
+    topic_lengths[~sound] = 0
+    properties_at = topic_at + topic_lengths + 3
+    property_lengths = _gather(data, properties_at - 2, ">i2")
+    sound &= (property_lengths >= 0) & (properties_at + property_lengths == positions + sizes)
+    return Heads(
+        sound=sound,
+        sizes=sizes,
+        crcs=common["crc"].astype(np.int64),
+        queue_ids=common["queue_id"].astype(np.int64),
+        queue_offsets=common["queue_offset"].astype(np.int64),
+        offsets=common["offset"].astype(np.int64),
+        sys_flags=sys_flags,
+        store_times=_gather(data, positions + 56 + v6_born, ">i8"),
+        body_at=body_at,
+        body_lengths=body_lengths,
+        topic_at=topic_at,
+        properties_at=properties_at,
+        property_lengths=property_lengths,
+    )
+
+
 def _gather(data: npt.NDArray[np.uint8], at: Int64Array, dtype: str) -> Int64Array:
-    width = np.dtype(dtype).itemsize
-    taken = data[at[:, None] + np.arange(width)]
+    taken = rows_at(data, at, np.dtype(dtype).itemsize)
     values: Int64Array = taken.view(dtype).reshape(-1).astype(np.int64)
     return values
 
 
 def _columns(
-    buffer: bytes, origin: int, found: list[int], start: int, check_crc: bool, strict: bool
+    buffer: bytes,
+    origin: int,
+    found: list[int],
+    after: int,
+    start: int,
+    check_crc: bool,
+    strict: bool,
 ) -> tuple[Records, int]:
-    data = np.frombuffer(buffer, np.uint8)
+    """Give the sound ones at the positions ``found``, which end at ``after``, and their number."""
     positions = np.array(found, np.int64)
-    common: Any = data[positions[:, None] + np.arange(_COMMON.itemsize)].view(_COMMON).reshape(-1)
-    sizes = common["size"].astype(np.int64)
-    sys_flags = common["sys_flag"].astype(np.int64)
-    v6_born = (sys_flags >> 4 & 1) * 12
-    hosts = v6_born + (sys_flags >> 5 & 1) * 12
-    # A v6 record must at least hold its hosts: nothing below may read past the record.
-    sound = sizes >= FIXED_SIZE + hosts
-    hosts[~sound] = 0
-    v6_born[~sound] = 0
-    store_times = _gather(data, positions + 56 + v6_born, ">i8")
-    body_lengths = _gather(data, positions + 84 + hosts, ">i4")
-    fixed = FIXED_SIZE + hosts
-    sound &= (body_lengths >= 0) & (body_lengths <= sizes - fixed)
-    body_lengths[~sound] = 0
-    topic_at = positions + 88 + hosts + body_lengths
-    topic_lengths = data[topic_at].astype(np.int64)
-    sound &= (topic_lengths < 128) & (fixed + body_lengths + topic_lengths <= sizes)
-    topic_lengths[~sound] = 0
-    tail_at = topic_at + 1 + topic_lengths
-    property_lengths = _gather(data, tail_at, ">i2")
-    sound &= (property_lengths >= 0) & (
-        fixed + body_lengths + topic_lengths + property_lengths == sizes
-    )
+    sizes = np.diff(positions, append=after)
+    heads = read_heads(np.frombuffer(buffer, np.uint8), positions, sizes)
+    sound = heads.sound
     if strict:
-        sound &= common["offset"] == positions + (start + origin)
+        sound &= heads.offsets == positions + (start + origin)
     good = len(found) if sound.all() else int(sound.argmin())
-    body_at = (positions + 88 + hosts).tolist()
-    lengths = body_lengths.tolist()
     if check_crc:
-        good = _check_bodies(buffer, body_at, lengths, common["crc"].tolist(), good)
+        bodies = heads.body_at.tolist(), heads.body_lengths.tolist()
+        good = _check_bodies(buffer, *bodies, heads.crcs.tolist(), good)
+    properties_at = heads.properties_at[:good].tolist()
     topics = [
-        buffer[at + 1 : at + 1 + length]
-        for at, length in zip(topic_at[:good].tolist(), topic_lengths[:good].tolist(), strict=True)
+        buffer[at + 1 : end - 2]
+        for at, end in zip(heads.topic_at[:good].tolist(), properties_at, strict=True)
     ]
     properties = [
-        buffer[at + 2 : at + 2 + length] if length else b""
-        for at, length in zip(
-            tail_at[:good].tolist(), property_lengths[:good].tolist(), strict=True
-        )
+        buffer[at : at + length] if length else b""
+        for at, length in zip(properties_at, heads.property_lengths[:good].tolist(), strict=True)
     ]
     if strict:
         for number in range(good):
@@ -242,11 +288,11 @@ def _columns(
             origin=origin,
             positions=positions[:good] + origin,
             sizes=sizes[:good],
-            queue_ids=common["queue_id"][:good].astype(np.int64),
-            queue_offsets=common["queue_offset"][:good].astype(np.int64),
-            offsets=common["offset"][:good].astype(np.int64),
-            sys_flags=sys_flags[:good],
-            store_times=store_times[:good],
+            queue_ids=heads.queue_ids[:good],
+            queue_offsets=heads.queue_offsets[:good],
+            offsets=heads.offsets[:good],
+            sys_flags=heads.sys_flags[:good],
+            store_times=heads.store_times[:good],
             topics=topics[:good],
             properties=properties[:good],
         ),

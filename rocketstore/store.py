@@ -18,7 +18,7 @@ from typing import Any, Self, Unpack
 
 from journal.beneath import beneath, leave
 from journal.call_lock import check_alone, refuse_twice
-from journal.errors import ClosedError, ForkedError, StorageError, UsageError
+from journal.errors import ClosedError, ForkedError, StorageError, UsageError, storage_errors
 from journal.files import FileSystem, PathLike, checked_path, make_dirs
 from journal.findings import Finding
 from journal.patience import PatientLock
@@ -108,10 +108,8 @@ class Store:
             self._background.start()
 
     def _take_lock(self, outside: FileSystem, paths: Paths) -> StoreLock:
-        try:
+        with storage_errors(self.path, "can't be created"):
             make_dirs(outside, self.path)
-        except OSError as error:
-            raise StorageError(self.path, "can't be created", error) from error
         return StoreLock(self.options.fs, paths.lock)
 
     def _open(self, options: Options, paths: Paths) -> None:
@@ -469,11 +467,9 @@ class Store:
 
     def _remove_abort(self) -> None:
         fs, paths = self.options.fs, self._state.paths
-        try:
+        with storage_errors(paths.abort, "can't be removed"):
             fs.unlink(paths.abort)
             fs.sync_dir(paths.root)
-        except OSError as error:
-            raise StorageError(paths.abort, "can't be removed", error) from error
 
     def _release(self) -> None:
         """Close all files, and give the lock of the directory back. Can be repeated."""

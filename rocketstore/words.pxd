@@ -79,7 +79,7 @@ cdef extern from *:
         static PyObject *function = NULL;
         PyObject *number;
         if (function == NULL) {
-            PyObject *module = PyImport_ImportModule("rocketstore.crc");
+            PyObject *module = PyImport_ImportModule("journal.crc");
             if (module == NULL) return -1;
             function = PyObject_GetAttrString(module, "crc32");
             Py_DECREF(module);

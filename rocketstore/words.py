@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from journal.crc import crc32
 from journal.words import now_ns
 from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START, START
 from rocketstore.consumequeue_format import UNIT
-from rocketstore.crc import crc32
 from rocketstore.index_format import (
     ENTRY,
     ENTRY_DTYPE,

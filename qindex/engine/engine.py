@@ -26,6 +26,7 @@ from journal.errors import (
     StoreError,
     UsageError,
     WritesRefusedError,
+    storage_errors,
 )
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 from journal.findings import Cause, Finding
@@ -295,12 +296,8 @@ class Engine:
             hashed = directory_name(self._vhost, raw)
             queue = self._awake.get(hashed)
             if queue is None:
-                try:
+                with storage_errors(self.directory, f"queue {name!r} can't be opened"):
                     queue = self._wake(name, raw, hashed, given)
-                except OSError as error:
-                    raise StorageError(
-                        self.directory, f"queue {name!r} can't be opened", error
-                    ) from error
                 self._awake[hashed] = queue
                 return queue
             if queue.settings.changed(**given) != queue.settings:
@@ -446,10 +443,8 @@ class Engine:
                 raise UsageError(f"there is no queue {name!r}")
             fs = self._fs
             path = os.path.join(self._queues_directory, hashed)
-            try:
+            with storage_errors(path, "the queue can't be deleted"):
                 fs.listdir(path)  # Where that can't be had, the queue stays.
-            except OSError as error:
-                raise StorageError(path, "the queue can't be deleted", error) from error
             if queue is not None:
                 stored = queue._parts.flusher.abandon(ClosedError, f"queue {name!r} was deleted")
                 self._roster.leave(queue._parts)
@@ -457,7 +452,7 @@ class Engine:
                 stored = self._resting_ids(self._resting[hashed])
             self._awake.pop(hashed, None)
             self._resting.pop(hashed, None)
-            try:
+            with storage_errors(path, "the queue can't be deleted"):
                 if hashed + layout.DELETED_SUFFIX in fs.listdir(self._queues_directory):
                     # An earlier deletion of a queue of this name has failed half-way.
                     remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
@@ -465,8 +460,6 @@ class Engine:
                 fs.sync_dir(self._queues_directory)
                 self._messages.remove(stored)
                 remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
-            except OSError as error:
-                raise StorageError(path, "the queue can't be deleted", error) from error
 
     def _resting_ids(self, resting: RestingQueue) -> list[bytes]:
         """Give the ids of the messages that a queue has in the message store."""

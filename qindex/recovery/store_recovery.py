@@ -31,8 +31,8 @@ import numpy.typing as npt
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed
-from journal.errors import ClosedError, StorageError
-from journal.files import FileSystem, read_optional, unlink_if_there
+from journal.errors import ClosedError, storage_errors
+from journal.files import FileSystem, read_optional, sync_file, unlink_if_there
 from journal.findings import Cause, Finding
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
 from journal.poison import Poison
@@ -247,7 +247,7 @@ class StoreRecovery:
         seq_path = os.path.join(path, SEQ_FILE_NAME)
         is_there = SEQ_FILE_NAME in names
         seq_file = SeqFile(self._fs, seq_path, self._poison, is_there=is_there)
-        try:
+        with storage_errors(path, "the queue can't be read"):
             loaded = load_queue(
                 self._fs,
                 path,
@@ -258,8 +258,6 @@ class StoreRecovery:
                 given_out=seq_file.next_after_crash(0) if seq_file.same_run else None,
                 power_lost=seq_file.power_lost,
             )
-        except OSError as error:
-            raise StorageError(path, "the queue can't be read", error) from error
         judge(loaded.findings, repair=self._options.repair)
         return loaded, seq_file
 
@@ -536,7 +534,7 @@ def _rewrite(
     journal that stays.
     """
     directory = loaded.directory
-    try:
+    with storage_errors(directory, "the queue can't be recovered"):
         if loaded.findings:
             set_aside(fs, loaded.findings)
         for number, mended in loaded.mended.items():
@@ -555,8 +553,6 @@ def _rewrite(
             # Not before: it says that what was written since the power was lost is all there,
             # and the journal was written before. Until here the old reservation holds.
             _give_out(seq_file, next_seq)
-    except OSError as error:
-        raise StorageError(directory, "the queue can't be recovered", error) from error
     return RestingQueue(directory, next_seq, segments, left, layout.SETTINGS in loaded.names)
 
 
@@ -620,11 +616,7 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
 def _sync_journal(fs: FileSystem, loaded: LoadedQueue) -> None:
     """Make the journal durable, before the segments cease to be what it is merged with."""
     if loaded.journal_size:
-        fd = fs.open(os.path.join(loaded.directory, journal_format.FILE_NAME), os.O_RDONLY)
-        try:
-            fs.fdatasync(fd)
-        finally:
-            fs.close(fd)
+        sync_file(fs, os.path.join(loaded.directory, journal_format.FILE_NAME))
         fs.sync_dir(loaded.directory)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-import rocketstore.crc
+import journal.crc
+import rocketstore
 from journal.errors import DamageError, UsageError, WritesRefusedError
 from journal.files import RealFileSystem
 from journal.patience import PatientLock
@@ -304,14 +305,14 @@ def test_properties_of_all_lengths(tmp_path: Path) -> None:
 def test_crc_is_zlibs_with_and_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
     data = [os.urandom(size) for size in (0, 1, 100, 5000)]
     expected = [zlib.crc32(part) for part in data]
-    assert [rocketstore.crc.crc32(part) for part in data] == expected
+    assert [journal.crc.crc32(part) for part in data] == expected
     monkeypatch.setitem(sys.modules, "isal", None)
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     try:
-        assert importlib.reload(rocketstore.crc).crc32 is zlib.crc32
+        assert importlib.reload(journal.crc).crc32 is zlib.crc32
     finally:
         monkeypatch.undo()
-        importlib.reload(rocketstore.crc)
+        importlib.reload(journal.crc)
 
 
 def test_the_short_way_after_a_reopen_goes_on_counting(tmp_path: Path) -> None:

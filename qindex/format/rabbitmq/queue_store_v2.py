@@ -30,14 +30,10 @@ from typing import Final
 
 import numpy as np
 
+from journal.crc import crc32
 from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE, Header
 from qindex.format.rabbitmq.queue_index_v2 import pack_header as _pack_header
 from qindex.format.rabbitmq.queue_index_v2 import parse_header as _parse_header
-
-try:
-    from isal.isal_zlib import crc32
-except ImportError:  # no wheel of it for this machine
-    from zlib import crc32
 
 __all__ = [
     "ENTRY_HEAD",
