@@ -13,45 +13,31 @@ import os
 class StoreError(Exception):
     """Base of every error raised by this project."""
 
-    __module__ = "qindex"
-
 
 class UsageError(StoreError, ValueError):
     """A call that can't be right (wrong type, name, range, an ack twice); nothing has changed."""
-
-    __module__ = "qindex"
 
 
 class ClosedError(StoreError):
     """Use of an engine, queue or file after it was closed."""
 
-    __module__ = "qindex"
-
 
 class ForkedError(ClosedError):
     """Use, in a forked child, of an engine that the parent opened."""
-
-    __module__ = "qindex"
 
 
 class LeaseExpiredError(StoreError):
     """The lease of a delivery ran out before it was settled: the message is ready again, or with
     another consumer. Nothing has changed."""
 
-    __module__ = "qindex"
-
 
 class NotAStoreError(StoreError):
     """The path is no store directory: a file, or a directory of something else."""
-
-    __module__ = "qindex"
 
 
 class QueueFullError(StoreError):
     """A queue has as much as its ``max_length`` or ``max_bytes`` allows: nothing was published, and
     nothing moved into it."""
-
-    __module__ = "qindex"
 
 
 class LockedError(StoreError):
@@ -60,8 +46,6 @@ class LockedError(StoreError):
     ``pid`` is that process, or ``None`` when the lock file does not tell, or when it is another
     host's or container's: that is ``host`` then, and ``None`` else.
     """
-
-    __module__ = "qindex"
 
     def __init__(
         self, path: str | os.PathLike[str], pid: int | None, host: str | None = None
@@ -80,8 +64,6 @@ class StorageError(StoreError):
 
     ``errno`` is the system's error number, ``path`` the file.
     """
-
-    __module__ = "qindex"
 
     def __init__(self, path: str | os.PathLike[str], doing: str, cause: OSError) -> None:
         self.path: str = os.fspath(path)
@@ -126,8 +108,6 @@ class WritesRefusedError(StoreError):
     (the kernel reports such an error once). Reading goes on.
     """
 
-    __module__ = "qindex"
-
 
 class DamageError(StoreError):
     """Bytes on disk that no crash of ours explains.
@@ -136,10 +116,13 @@ class DamageError(StoreError):
     wrong there.
     """
 
-    __module__ = "qindex"
-
     def __init__(self, path: str | os.PathLike[str], offset: int, what: str) -> None:
         self.path: str = os.fspath(path)
         self.offset = offset
         self.what = what
         super().__init__(f"{self.path}: at offset {offset}: {what}")
+
+
+for _error in list(vars().values()):
+    if isinstance(_error, type) and issubclass(_error, StoreError):
+        _error.__module__ = "qindex"

@@ -47,17 +47,14 @@ NODE_STATE_NAMES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
 changes the store removes them first (the node does so, too), in this order."""
 
 _LAYOUT = struct.Struct(">Q16s")
-_SUFFIX_RECORDS = ".rdq"
-_SUFFIX_TAIL = ".rdt"
-_SUFFIX_TMP = ".rdq.tmp"
 
 
 class Kind(enum.Enum):
-    """The kinds of names in a store directory."""
+    """The kinds of names in a store directory: what stands behind their number."""
 
-    RECORDS = _SUFFIX_RECORDS
-    TAIL = _SUFFIX_TAIL
-    TMP = _SUFFIX_TMP
+    RECORDS = ".rdq"
+    TAIL = ".rdt"
+    TMP = ".rdq.tmp"
 
 
 def framed_size(record_size: int) -> int:
@@ -93,13 +90,13 @@ def starts_like_a_record(byte: int) -> bool:
 def file_name(key: int) -> str:
     """The name of a file by its key."""
     if key & TAIL_FLAG:
-        return f"{key ^ TAIL_FLAG}{_SUFFIX_TAIL}"
-    return f"{key}{_SUFFIX_RECORDS}"
+        return f"{key ^ TAIL_FLAG}{Kind.TAIL.value}"
+    return f"{key}{Kind.RECORDS.value}"
 
 
 def tmp_name(key: int) -> str:
     """The name under which ``file_name(key)`` is being made by compaction."""
-    return f"{key}{_SUFFIX_TMP}"
+    return f"{key}{Kind.TMP.value}"
 
 
 def classify_name(name: str) -> tuple[Kind, int] | None:
@@ -112,12 +109,7 @@ def classify_name(name: str) -> tuple[Kind, int] | None:
     if not (stem.isascii() and stem.isdigit()) or str(int(stem)) != stem:
         return None
     number = int(stem)
-    if number >= TAIL_FLAG:
-        return None
-    if dot + suffix == _SUFFIX_RECORDS:
-        return Kind.RECORDS, number
-    if dot + suffix == _SUFFIX_TAIL:
-        return Kind.TAIL, number | TAIL_FLAG
-    if dot + suffix == _SUFFIX_TMP:
-        return Kind.TMP, number
+    for kind in Kind:
+        if dot + suffix == kind.value and number < TAIL_FLAG:
+            return kind, number | TAIL_FLAG if kind is Kind.TAIL else number
     return None

@@ -148,7 +148,7 @@ class Recovery:
         missing = {msg_id for msg_id in references if msg_id not in self._chosen}
         findings = self._name_findings(names)
         for key in names.tails + names.records:
-            findings.extend(self._scans[key].findings())
+            findings.extend(self._scans[key].gaps)
         damage = next((finding for finding in findings if finding.cause is Cause.DAMAGE), None)
         if damage is not None and not self._repair and not self._read_only:
             raise DamageError(damage.path, damage.offset, damage.what)

@@ -44,21 +44,10 @@ Record = tuple[bytes, int, int]
 """Where one record is: its id, the offset of its header, and its size with the frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Bytes of a file that are no sound record. ``msg_id`` is what its header claims, if any."""
-
-    offset: int
-    length: int
-    cause: Cause
-    what: str
-    msg_id: bytes | None = None
-    kind: Kind = Kind.RECORD
-
-
 @dataclass(slots=True)
 class FileScan:
-    """The content of a file. ``end`` is the end of the last record, ``size`` that of the file.
+    """The content of a file. ``end`` is the end of the last record, ``size`` that of the file,
+    ``gaps`` are the bytes that are no sound record.
 
     Records from index ``searched`` on were found behind a gap: another copy of the same message
     that was found in the ordinary way is to be preferred (the gap may have hidden the frame of a
@@ -69,17 +58,10 @@ class FileScan:
     path: str
     size: int
     records: list[Record] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[Finding] = field(default_factory=list)
     end: int = 0
     searched: int = 0
     orderly: bool = True
-
-    def findings(self) -> list[Finding]:
-        """The gaps as findings."""
-        return [
-            Finding(self.path, gap.offset, gap.length, gap.cause, gap.what, kind=gap.kind)
-            for gap in self.gaps
-        ]
 
 
 def read_record(fs: FileSystem, fd: int, offset: int, total: int) -> bytes | None:
@@ -265,7 +247,7 @@ class _Scanner:
                 what = f"length field {claimed} lies, the record is {length - 9} long"
             crash = self._lost_sector(start, stop) or _lost_front(start, claimed, length - 9)
             cause = Cause.CRASH if crash else Cause.DAMAGE
-            self._add_gap(start, length, cause, what, msg_id)
+            self._add_gap(start, length, cause, what)
             self.result.records.append((msg_id, start, length))
             self.result.orderly = False
             return
@@ -273,7 +255,7 @@ class _Scanner:
             crash = self._lost_sector(start, start + claimed + 9)
             cause = Cause.CRASH if crash else Cause.DAMAGE
             what = f"the record is damaged: {reason}"
-            self._add_gap(start, length, cause, what, msg_id, Kind.CHECKSUM)
+            self._add_gap(start, length, cause, what, Kind.CHECKSUM)
             return
         what = self._describe(start, stop, claimed, fits)
         # A write that was cut short leaves zeros up to where the next one began, or the end of
@@ -282,7 +264,7 @@ class _Scanner:
         crash = last == b"\x00" or (at_end and ends == b"\x00") or self._lost_sector(start, stop)
         cause = Cause.CRASH if crash else Cause.DAMAGE
         kind = Kind.ZEROS if claimed == 0 else Kind.TORN if at_end and not fits else Kind.RECORD
-        self._add_gap(start, length, cause, what, msg_id if fits else None, kind)
+        self._add_gap(start, length, cause, what, kind)
 
     def _rescued(self, msg_id: bytes, start: int, length: int) -> bool:
         if length < FRAME or length - FRAME > self._max_record:
@@ -302,15 +284,10 @@ class _Scanner:
         return f"a record of {claimed + 9} bytes has only {stop - start}"
 
     def _add_gap(
-        self,
-        start: int,
-        length: int,
-        cause: Cause,
-        what: str,
-        msg_id: bytes | None,
-        kind: Kind = Kind.RECORD,
+        self, start: int, length: int, cause: Cause, what: str, kind: Kind = Kind.RECORD
     ) -> None:
-        self.result.gaps.append(Gap(start, length, cause, what, msg_id, kind))
+        result = self.result
+        result.gaps.append(Finding(result.path, start, length, cause, what, kind=kind))
 
     def _lost_sector(self, start: int, stop: int) -> bool:
         """Tell whether a disk sector, or its part behind ``start``, is zero: it never reached the

@@ -9,17 +9,17 @@ append lock, ``lock``.
 from __future__ import annotations
 
 import enum
-import os
 
 from journal.errors import ClosedError
 from journal.files import FileSystem
 from journal.lock_order import Rank
 from journal.patience import PatientLock
 from journal.poison import Poison
-from msgstore.format import Check, file_name
+from msgstore.format import Check
 from msgstore.handles import MOST_HANDLES, Handles
-from msgstore.locations import Location, Locations
-from msgstore.summary import FileSummary, Summary
+from msgstore.locations import Location
+from msgstore.recovery import Recovered
+from msgstore.summary import FileSummary
 
 
 class Worth(enum.IntEnum):
@@ -40,9 +40,8 @@ class State:
         directory: str,
         poison: Poison,
         check: Check,
+        recovered: Recovered,
         *,
-        locations: Locations,
-        summary: Summary,
         garbage_ratio: float,
         writable: bool,
         max_open_files: int = MOST_HANDLES,
@@ -51,23 +50,20 @@ class State:
         self.directory = directory
         self.poison = poison
         self.check = check
-        self.locations = locations
-        self.summary = summary
+        self.locations = recovered.locations
+        self.summary = recovered.summary
         self.garbage_ratio = garbage_ratio
         self.handles: Handles = Handles(fs, directory, writable, max_open_files)
+        self.path = self.handles.path
         self.lock: PatientLock = PatientLock(shared=True)
         self.lock.before_waiting = poison.order.add(Rank.STORE, self.lock.is_used_here)
         self.closed = False
-        self.current: int | None = None
+        self.current: int | None = recovered.current
         """Key of the file that is appended to."""
-        self.unsynced: set[int] = set()
+        self.unsynced: set[int] = recovered.unsynced
         """Keys of files that may hold bytes a power loss would take."""
-        self.leftovers: list[str] = []
+        self.leftovers: list[str] = recovered.leftovers
         """Paths of RabbitMQ's ``.rdt`` files whose records are safe elsewhere by now."""
-
-    def path(self, key: int) -> str:
-        """The path of a file by its key."""
-        return os.path.join(self.directory, file_name(key))
 
     def check_open(self) -> None:
         """Raise :class:`ClosedError` after close."""

@@ -16,7 +16,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from journal.errors import ClosedError, DamageError, StorageError, StoreError, UsageError
+from journal.errors import (
+    ClosedError,
+    DamageError,
+    StorageError,
+    StoreError,
+    UsageError,
+    storage_errors,
+)
 from journal.files import REAL, FileSystem, PathLike, pread_all
 from journal.findings import Finding
 from journal.poison import Poison
@@ -147,15 +154,11 @@ class MessageStore:
             path,
             poison,
             check,
-            locations=recovered.locations,
-            summary=recovered.summary,
+            recovered,
             garbage_ratio=garbage_ratio,
             writable=not read_only,
             max_open_files=max_open_files,
         )
-        state.current = recovered.current
-        state.unsynced = recovered.unsynced
-        state.leftovers = recovered.leftovers
         writer = Writer(
             state,
             next_file=recovered.next_file,
@@ -299,12 +302,8 @@ class MessageStore:
 
         Raises :class:`MissingMessageError`, :class:`DamageError`, :class:`StorageError`.
         """
-        state = self._state
-        with state.lock:
-            # Together under the lock, so that compaction can't delete the file in between.
-            place = state.locations.place(msg_id)
-            handle = self._open_for(msg_id, place)
-        assert place is not None
+        with self._state.lock:
+            place, handle = self._find(msg_id)
         return self._read_at(msg_id, place, handle)
 
     def _read_at(self, msg_id: bytes, place: Place, handle: Handle) -> bytes:
@@ -330,14 +329,10 @@ class MessageStore:
         """
         state = self._state
         with state.lock:
-            place = state.locations.place(msg_id)
-            handle = self._open_for(msg_id, place)
-        assert place is not None
-        file, offset, total = place
-        try:
-            return state.path(file), offset, pread_all(state.fs, handle.fd, total, offset)
-        except OSError as error:
-            raise StorageError(state.path(file), "can't be read", error) from error
+            (file, offset, total), handle = self._find(msg_id)
+        path = state.path(file)
+        with storage_errors(path, "can't be read"):
+            return path, offset, pread_all(state.fs, handle.fd, total, offset)
 
     def read_many(self, msg_ids: Iterable[bytes]) -> list[bytes | StoreError]:
         """The records in the order of the ids; in place of one that can't be read, its error."""
@@ -348,7 +343,7 @@ class MessageStore:
         for start in range(0, len(wanted), _READS_PER_LOCK):
             some = wanted[start : start + _READS_PER_LOCK]
             with state.lock:
-                found = [self._find(msg_id) for msg_id in some]
+                found = [self._try_find(msg_id) for msg_id in some]
             for msg_id, where in zip(some, found, strict=True):
                 if isinstance(where, StoreError):
                     result.append(where)
@@ -360,23 +355,23 @@ class MessageStore:
                     result.append(error.with_traceback(None))
         return result
 
-    def _find(self, msg_id: bytes) -> tuple[Place, Handle] | StoreError:
-        """Give the place of a message, and its file, or why there is none. Locked."""
-        place = self._state.locations.place(msg_id)
+    def _try_find(self, msg_id: bytes) -> tuple[Place, Handle] | StoreError:
+        """As :meth:`_find`, or why there is none."""
         try:
-            handle = self._open_for(msg_id, place)
+            return self._find(msg_id)
         except StoreError as error:
             return error.with_traceback(None)
-        assert place is not None
-        return place, handle
 
-    def _open_for(self, msg_id: bytes, place: Place | None) -> Handle:
+    def _find(self, msg_id: bytes) -> tuple[Place, Handle]:
+        """Give the place of a message, and its file. The caller holds the lock, so that compaction
+        can't delete the file in between."""
         state = self._state
+        place = state.locations.place(msg_id)
         if place is None or state.closed:
             state.check_open()
             raise MissingMessageError(state.directory, msg_id)
         try:
-            return state.handles.get(place[0])
+            return place, state.handles.get(place[0])
         except FileNotFoundError as error:
             if self._read_only:  # another process, which has the store open, has reclaimed it
                 raise MissingMessageError(state.directory, msg_id) from error

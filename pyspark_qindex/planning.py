@@ -153,7 +153,7 @@ def plan_stores(options: ReadOptions, *, by_file: bool) -> list[list[Part]]:
     """Plan a read of files, or (``by_file``) of the message store's records."""
 
     def parts(store: Store, fs: FileSystem) -> list[Part]:
-        store_directory.store_kind(fs, store.path)  # raises where it is none, or newer
+        store_directory.find_marker(fs, store.path)  # raises where it is none, or newer
         sizes = message_files(fs, store)
         if by_file:
             return [StorePart(store, size, (path,)) for path, size in sizes.items()]

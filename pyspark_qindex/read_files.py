@@ -56,7 +56,7 @@ def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatc
         except StoreError as error:
             found.append(error)
         else:
-            gaps = scan.findings()
+            gaps = scan.gaps
             if gaps and StoreReader(part.store.path, fs).stores.has_holes:
                 gaps = concerning(fs, gaps, set())
             found += gaps
@@ -117,7 +117,7 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
                 found.append(error)
                 continue
             files.append(_message_file(scan, size, names))
-            gaps = scan.findings()
+            gaps = scan.gaps
             found += concerning(fs, gaps, set()) if reader.stores.has_holes else gaps
     yield _files_batch(part, options, files)
     yield from tell(options.columns, store, None, found, permissive=options.permissive)

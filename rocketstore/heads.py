@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import mmap
 
-import numpy as np
-import numpy.typing as npt
-
 from journal.errors import DamageError
 from rocketstore import words
 from rocketstore.commitlog_format import (
@@ -17,9 +14,6 @@ from rocketstore.commitlog_format import (
     V6_BORN,
 )
 from rocketstore.message import OTHER_HOSTS
-
-Int64Array = npt.NDArray[np.int64]
-
 
 _SHORTEST, _LENGTH_AT = HEADERS[0].size, BODY_LENGTH_AT[0]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 from array import array
 from dataclasses import replace
-from types import TracebackType
 
 from journal.errors import ClosedError, StorageError, StoreError
 from journal.findings import Cause
@@ -285,11 +284,6 @@ class Change:
     def __enter__(self) -> None:
         self._state.changing = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None or isinstance(error, StoreError | OSError):
             self._state.changing = self._outer

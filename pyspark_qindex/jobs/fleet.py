@@ -41,7 +41,7 @@ def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> l
     fleet = [FleetStore(store, not is_queue_store(_names(store))) for store in found]
     for one in fleet:
         if one.store.named and not one.is_rocket:
-            store_directory.store_kind(one.store.file_system(), one.store.path)
+            store_directory.find_marker(one.store.file_system(), one.store.path)
     return fleet
 
 

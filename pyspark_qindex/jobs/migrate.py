@@ -196,7 +196,7 @@ def _of_nodes(fleet: list[FleetStore]) -> list[str]:
     return [
         store.url
         for store in stores
-        if not store_directory.store_kind(store.file_system(), store.path).ours
+        if not store_directory.find_marker(store.file_system(), store.path)
     ]
 
 

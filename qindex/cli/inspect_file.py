@@ -168,7 +168,7 @@ def _entry_count(path: str) -> int:
 
 def _stored(path: str) -> tuple[Iterator[dict[str, Any]], list[Finding]]:
     scan = scan_file(REAL, path, check=check_record, verify=True)
-    return _messages(path, scan.records), scan.findings()
+    return _messages(path, scan.records), scan.gaps
 
 
 def _messages(path: str, records: list[Record]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from time import time_ns
-from types import TracebackType
 from typing import Any
 
 from journal import format as journal_format
@@ -136,7 +135,7 @@ class Engine:
                 make_dirs(outside, directory)
                 names = []
             known = layout.MARKER in names or store_directory.is_empty_store(names)
-            if not known and not store_directory.store_kind(fs, directory).ours:
+            if not known and not store_directory.find_marker(fs, directory):
                 raise NotAStoreError(
                     f"{directory}: a RabbitMQ directory; open it with read_only=True"
                 )
@@ -697,12 +696,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with unmasked(error):
             self.close()
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import NoReturn
 
 from journal.errors import ClosedError, UsageError
@@ -176,12 +175,7 @@ class ReadOnlyEngine:
     def __enter__(self) -> ReadOnlyEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

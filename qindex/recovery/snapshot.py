@@ -22,15 +22,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
-from xxhash import xxh3_64_digest
-
 from journal import format as journal_format
 from journal.files import FileSystem, read_optional, replace_file, unlink_if_there
 from journal.findings import Cause, Finding, Kind
 from journal.format import MAX_SEQ_ID
-from journal.packed import unpack
 from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record, Row, check
+from qindex.format.layout import pack_checked, unpack_checked
 from qindex.format.segment import MAX_ENTRY_COUNT
 from qindex.index.segment_form import SegmentForm
 
@@ -38,7 +35,6 @@ _log = logging.getLogger("qindex.recovery")
 
 FILE_NAME = "qindex.clean"
 _VERSION = 1
-_CHECK_SIZE = 8
 _SEGMENT = Row((Int(0, MAX_SEQ_ID), Int(0, MAX_ENTRY_COUNT), Int(0, (1 << 63) - 1)))
 _SHAPE = Record(
     {
@@ -95,8 +91,7 @@ def write_snapshot(
     }
     if any(stamps.values()):
         value["stamps"] = [[name, stamp] for name, stamp in stamps.items() if stamp]
-    packed = msgpack.packb(value)
-    replace_file(fs, os.path.join(directory, FILE_NAME), packed + xxh3_64_digest(packed))
+    replace_file(fs, os.path.join(directory, FILE_NAME), pack_checked(value))
 
 
 def read_snapshot(
@@ -117,9 +112,7 @@ def unpack_snapshot(
     data: bytes, queues_directory: str
 ) -> tuple[dict[str, RestingQueue], bytes | None]:
     """Give what a snapshot's bytes say. Raises :class:`ValueError`, which says what is wrong."""
-    if xxh3_64_digest(data[:-_CHECK_SIZE]) != data[-_CHECK_SIZE:]:
-        raise ValueError("the checksum does not hold")
-    value = unpack(data[:-_CHECK_SIZE])
+    value = unpack_checked(data)
     check(value, _SHAPE)
     stamps = dict(value.get("stamps", ()))
     queues = {

@@ -4,7 +4,6 @@ marker."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from journal.errors import DamageError, NotAStoreError
 from journal.files import FileSystem, read_optional
@@ -20,18 +19,6 @@ from qindex.format.layout import (
 )
 
 _OURS_BEFORE_MARKER = frozenset({LOCK, MARKER + ".tmp"})
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The kind of a directory: ``ours`` with its marker, or a RabbitMQ virtual host's."""
-
-    marker: StoreMarker | None
-
-    @property
-    def ours(self) -> bool:
-        """Whether this engine made it."""
-        return self.marker is not None
 
 
 def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
@@ -62,8 +49,8 @@ def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
     return StoreMarker(value["segment_entry_count"], value["vhost"], version)
 
 
-def store_kind(fs: FileSystem, directory: str) -> Kind:
-    """Tell what a directory is.
+def find_marker(fs: FileSystem, directory: str) -> StoreMarker | None:
+    """Give the marker of a store of ours; ``None`` for a RabbitMQ virtual host.
 
     Raises :class:`NotAStoreError`, which says what it is not, for a file, a missing directory,
     or one of something else.
@@ -76,9 +63,9 @@ def store_kind(fs: FileSystem, directory: str) -> Kind:
         raise NotAStoreError(f"{directory}: no such directory") from error
     marker = read_marker(fs, directory)
     if marker is not None:
-        return Kind(marker)
+        return marker
     if QUEUES in names or ".vhost" in names:
-        return Kind(None)
+        return None
     if "msg_stores" in names or "mnesia" in names:
         raise NotAStoreError(
             f"{directory}: looks like a RabbitMQ node's directory; "

@@ -419,7 +419,7 @@ def _columns(scan: FileScan, inode: int, notes: _Notes) -> ScannedFile:
         np.array([total for _, _, total in scan.records], np.int64),
         bodies,
         sums,
-        scan.findings(),
+        scan.gaps,
     )
 
 

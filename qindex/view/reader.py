@@ -243,8 +243,8 @@ class StoreReader:
         self._snapshot: dict[str, RestingQueue] = {}
         try:
             refuse_node_directory(fs, self.directory)
-            self.marker: layout.StoreMarker | None = (
-                marker or store_directory.store_kind(fs, self.directory).marker
+            self.marker: layout.StoreMarker | None = marker or store_directory.find_marker(
+                fs, self.directory
             )
             if self.marker is None:
                 self.vhost = Vhost.read(fs, self.directory)

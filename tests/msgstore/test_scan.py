@@ -126,7 +126,7 @@ def test_a_flipped_bit_in_a_body_is_found_when_verifying(path: Path) -> None:
     result = scan(path, data, verify=True)
     assert numbers(result) == [0, 2]
     (gap,) = result.gaps
-    assert (gap.offset, gap.cause, gap.msg_id) == (TOTAL[0], Cause.DAMAGE, message_id(1))
+    assert (gap.path, gap.offset, gap.cause) == (str(path), TOTAL[0], Cause.DAMAGE)
 
 
 def test_a_sector_that_never_reached_the_disk_is_a_crash(path: Path) -> None:

@@ -15,7 +15,7 @@ import qindex
 from journal.errors import StoreError
 from journal.files import REAL
 from qindex.format.layout import MARKER
-from qindex.recovery.store_directory import is_empty_store, store_kind
+from qindex.recovery.store_directory import find_marker, is_empty_store
 from qindex.view.reader import StoreReader
 from tests.qindex.support import (
     WAIT,
@@ -55,7 +55,7 @@ def test_the_entry_count_is_kept(tmp_path: Path) -> None:
         engine.queue("q").publish_many([b"x"] * 12)
     names = sorted(path.name for path in queue_directory(tmp_path, "q").glob("*.idx"))
     assert names == ["0.idx", "1.idx", "2.idx", "3.idx", "4.idx"]
-    assert store_kind(REAL, str(tmp_path)).ours
+    assert find_marker(REAL, str(tmp_path))
 
 
 def test_segments_have_16384_entries(tmp_path: Path) -> None:
