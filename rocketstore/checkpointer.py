@@ -12,10 +12,9 @@ from journal.errors import StorageError
 from journal.files import replace_file
 from rocketstore.dispatch_note import DispatchNote, save_note
 from rocketstore.dispatcher import Dispatcher
-from rocketstore.lock_places import Place
 from rocketstore.log_sync import LogSync
 from rocketstore.mapped_files import sync_directories, sync_files
-from rocketstore.state import StoreState
+from rocketstore.state import Place, StoreState
 
 
 class _Table(Protocol):

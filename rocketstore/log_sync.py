@@ -5,8 +5,7 @@ from __future__ import annotations
 from journal.call_lock import CallLock, check_alone, held_or, refuse_twice
 from journal.errors import StorageError, WritesRefusedError
 from journal.sync import GroupCommit
-from rocketstore.lock_places import Place
-from rocketstore.state import StoreState
+from rocketstore.state import Place, StoreState
 
 
 class LogSync:

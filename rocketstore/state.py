@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 from array import array
 from dataclasses import replace
+from enum import IntEnum
 
 from journal.errors import ClosedError, StorageError, StoreError
 from journal.findings import Cause
@@ -21,13 +22,23 @@ from rocketstore import words
 from rocketstore.commitlog import CommitLog
 from rocketstore.dispatch import QueueKey
 from rocketstore.layout import Paths
-from rocketstore.lock_places import Place
 from rocketstore.opening import open_parts
 from rocketstore.options import Options
 from rocketstore.parts import Parts
 from rocketstore.rebuild import Rebuilt
 from rocketstore.route import Route
 from rocketstore.store_clock import StoreClock
+
+
+class Place(IntEnum):
+    """The order in which a thread takes the locks of a store (:mod:`journal.lock_order`)."""
+
+    GROUP = 0
+    """Leading a group commit."""
+    CHECKPOINT = 1
+    SYNC = 2
+    """Held while the disk works."""
+    STORE = 3
 
 
 class Pending:

@@ -11,5 +11,4 @@ cdef class Store:
     cdef public StoreState _state
     cdef public Dispatcher _dispatcher
     cdef public Putter _putter
-    cdef public object _background, _batch_putter, _checkpointer, _cleaner, _delayed, _file_lock
-    cdef public object _local_offsets, _log_sync, _offsets
+    cdef public object _batch_putter, _checkpointer, _file_lock, _housekeeping, _local_offsets, _log_sync, _offsets

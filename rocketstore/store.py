@@ -22,21 +22,19 @@ from journal.files import FileSystem, PathLike, checked_path, make_dirs
 from journal.findings import Finding
 from journal.patience import PatientLock
 from rocketstore import reading
-from rocketstore.background import Background
 from rocketstore.batch_putter import BatchPutter
 from rocketstore.checkpointer import Checkpointer
-from rocketstore.cleaner import Cleaner
 from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_message_id
-from rocketstore.delayed_delivery import DelayedDelivery
 from rocketstore.dispatch import QueueKey
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.filler_format import is_filler
 from rocketstore.get_result import GetResult
+from rocketstore.housekeeping import Housekeeping
 from rocketstore.layout import Paths, look
 from rocketstore.lock import StoreLock
 from rocketstore.log_sync import LogSync
 from rocketstore.message import BatchResult, PutResult, StoredMessage
-from rocketstore.offsets import ConsumerOffsets
+from rocketstore.offsets import ConsumerOffsets, DelayOffsets
 from rocketstore.options import Options
 from rocketstore.parts import Parts
 from rocketstore.putter import PutFields, Putter
@@ -83,7 +81,6 @@ class Store:
         paths = Paths(path)
         self._state = StoreState(options, paths)
         self._file_lock: StoreLock | None = None
-        self._background: Background | None = None
         look(options.fs, paths, options)
         if not options.read_only:
             self._file_lock = self._take_lock(outside, paths)
@@ -96,15 +93,7 @@ class Store:
             raise
         _open_stores.add(self)
         if options.background and not options.read_only:
-            self._background = Background(
-                self._state,
-                self._dispatcher,
-                self._log_sync,
-                self._checkpointer,
-                self._delayed,
-                self._cleaner,
-            )
-            self._background.start()
+            self._housekeeping.start()
 
     def _take_lock(self, outside: FileSystem, paths: Paths) -> StoreLock:
         with storage_errors(self.path, "can't be created"):
@@ -121,10 +110,12 @@ class Store:
         self._log_sync = LogSync(state)
         self._putter = Putter(state, self._dispatcher, self._log_sync)
         self._batch_putter = BatchPutter(state, self._dispatcher, self._log_sync)
-        self._delayed = DelayedDelivery(state, self._dispatcher, self._putter)
-        self._cleaner = Cleaner(state, self._dispatcher, self._log_sync)
-        tables = (self._offsets, self._local_offsets, self._delayed.offsets)
+        delays = DelayOffsets(options.fs, paths.delay_offset)
+        tables = (self._offsets, self._local_offsets, delays)
         self._checkpointer = Checkpointer(state, self._dispatcher, self._log_sync, tables)
+        self._housekeeping = Housekeeping(
+            state, self._dispatcher, self._log_sync, self._putter, self._checkpointer, delays
+        )
         if options.read_only:
             state.refuse(UsageError(f"{self.path}: is open for reading only"))
         elif options.recovery == "full":
@@ -409,14 +400,14 @@ class Store:
         After a crash, and after a call that Ctrl-C ended, one may be delivered
         again; none is lost."""
         self._state.check_writable()
-        return self._delayed.deliver_due(self.options.clock() if now is None else now)
+        return self._housekeeping.deliver_due(self.options.clock() if now is None else now)
 
     def clean(self, now: float | None = None) -> int:
         """Delete expired files of the log now, and what of queues and index points to them; gives
         the number of log files. Without a ``retention`` option: RocketMQ's 72 hours."""
         check_alone(self._state.lock)
         self._state.check_writable()
-        return self._cleaner.clean(now, manual=True)
+        return self._housekeeping.clean(now, manual=True)
 
     def rebuild_index(self) -> None:
         """Delete all index files and build them anew from the log. O(bytes of the log)."""
@@ -439,9 +430,7 @@ class Store:
             return
         check_alone(state.lock)
         self._checkpointer.check_outside()
-        background, self._background = self._background, None
-        if background is not None:
-            background.stop()
+        self._housekeeping.stop()
         with self._checkpointer.alone(), state.lock:
             if isinstance(state.refusal, ClosedError):
                 return
@@ -490,7 +479,6 @@ class Store:
 def _close_in_child() -> None:
     for store in list(_open_stores):
         store._state.refuse(ForkedError(f"{store.path}: was opened by the parent process"))
-        store._background = None
         # The parent may have held it at that moment; no thread here would ever release it.
         store._state.lock = PatientLock(shared=True)
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.crc import crc32
-from journal.words import now_ns
+from journal.words import now_ns as now_ns
 from rocketstore.commitlog_format import MESSAGE_MAGIC, NO_START, START
 from rocketstore.consumequeue_format import UNIT
 from rocketstore.index_format import (
@@ -34,30 +34,6 @@ from rocketstore.index_format import (
     SLOT,
     SLOT_SIZE,
 )
-
-__all__ = [
-    "add_unit",
-    "batch_records",
-    "body_sum",
-    "int32_at",
-    "int32_in",
-    "int64_at",
-    "int64_in",
-    "join_usual",
-    "link_entries",
-    "measure",
-    "new_message",
-    "new_result",
-    "now_ns",
-    "number_at",
-    "piece",
-    "piece_hash",
-    "place_of",
-    "push",
-    "stands_at",
-    "store_message",
-    "text_hash",
-]
 
 Int64Array = npt.NDArray[np.int64]
 Data = bytes | mmap.mmap

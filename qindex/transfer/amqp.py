@@ -27,12 +27,11 @@ from qindex.format.message import Message
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq, message_of
 from qindex.format.rabbitmq.properties_format import (
     Properties,
-    PropertiesError,
     decode_properties,
     encode_properties,
-    field,
 )
 from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_message
+from qindex.format.rabbitmq.table_format import PropertiesError, field
 from qindex.queue import run_clock
 from qindex.queue.delivery import Delivery
 from qindex.transfer.moved import Moved

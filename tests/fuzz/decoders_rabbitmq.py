@@ -14,14 +14,18 @@ from qindex.format.rabbitmq.dets_format import read_table
 from qindex.format.rabbitmq.names import directory_name, format_queue_name, parse_queue_name
 from qindex.format.rabbitmq.properties_format import (
     Properties,
-    PropertiesError,
     decode_properties,
     encode_properties,
     properties_of_record,
-    table,
 )
 from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
-from qindex.format.rabbitmq.table_format import decode_table, encode_table, plain_table
+from qindex.format.rabbitmq.table_format import (
+    PropertiesError,
+    decode_table,
+    encode_table,
+    plain_table,
+    table,
+)
 from qindex.format.rabbitmq.term_format import Atom, decode, encode
 from qindex.format.rabbitmq.text_terms import parse_terms
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config

@@ -42,8 +42,8 @@ from journal.format import ACK, PUBLISH_PERSISTENT
 from journal.replay import walk_journal
 from qindex.format.entries import read_entry
 from qindex.format.rabbitmq.bridge import RabbitProperties
-from qindex.format.rabbitmq.properties_format import Properties, encode_properties, table
-from qindex.format.rabbitmq.table_format import Field
+from qindex.format.rabbitmq.properties_format import Properties, encode_properties
+from qindex.format.rabbitmq.table_format import Field, table
 from qindex.format.segment import file_name
 from qindex.index.appended_segments import APPENDED
 from qindex.index.segment import ABSENT

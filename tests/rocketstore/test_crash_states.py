@@ -341,7 +341,7 @@ def test_retention_by_itself_crashes_anywhere() -> None:
     with open_tiny(ROOT, fs=fs, durability="fsync", retention=rules, **clocks()) as store:
         for _ in range(4):
             promises.put_many(store, 5, 900)
-            store._cleaner.clean(None, manual=False)
+            store._housekeeping.clean(None, manual=False)
     states = 0
     for state in crash_states(fs, window=2, random_per_point=1, power=POWER):
         verify(state, promises, deletion, disk_after(state))

@@ -169,7 +169,7 @@ def test_deletion_by_age_and_by_disk_use() -> None:
     with open_tiny(Path("/s"), fs=disk, retention=rules, clock=Clock()) as store:
         for _ in range(40):
             store.put("T", b"x" * 900)
-        cleaner = store._cleaner
+        cleaner = store._housekeeping
         assert cleaner.clean(1e9, manual=False) == 0, "no hour of deletion, and room on the disk"
         disk.used = 0.8
         assert cleaner.clean(1800.0, manual=False) == 0, "none is an hour old"
@@ -188,13 +188,13 @@ def test_full_disk_refuses_puts_until_there_is_room() -> None:
     rules = Retention(hours=1e6, delete_when=())
     with open_tiny(Path("/s"), fs=disk, retention=rules) as store:
         store.put("T", b"x")
-        store._cleaner.look_at_disk()
+        store._housekeeping.look_at_disk()
         with pytest.raises(StorageError, match="full_ratio") as error:
             store.put("T", b"y")
         assert error.value.errno == errno.ENOSPC
         assert len(store.get("T", 0, 0).messages) == 1
         disk.used = 0.5
-        store._cleaner.look_at_disk()
+        store._housekeeping.look_at_disk()
         store.put("T", b"y")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from journal.errors import UsageError
 from qindex.format.message import Message
 from qindex.format.rabbitmq.container import decode_container, is_container
-from qindex.format.rabbitmq.properties_format import Properties, PropertiesError, encode_properties
+from qindex.format.rabbitmq.properties_format import Properties, encode_properties
 from qindex.format.rabbitmq.record import (
     MAX_FRAGMENT,
     RabbitMessage,
@@ -25,7 +25,7 @@ from qindex.format.rabbitmq.record import (
     encode_message,
     message_of_term,
 )
-from qindex.format.rabbitmq.table_format import Field, Table, field, plain_table
+from qindex.format.rabbitmq.table_format import Field, PropertiesError, Table, field, plain_table
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
 
 RAW = "_raw"

@@ -45,13 +45,12 @@ from qindex.format.rabbitmq.amqp10_format import (
 from qindex.format.rabbitmq.properties_format import (
     PERSISTENT_ONLY,
     Properties,
-    PropertiesError,
     decode_properties,
     encode_properties,
     properties_of_record,
 )
 from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_content
-from qindex.format.rabbitmq.table_format import Field, Table
+from qindex.format.rabbitmq.table_format import Field, PropertiesError, Table
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError
 
 Notes: TypeAlias = dict[Term, Term]

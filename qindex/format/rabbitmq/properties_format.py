@@ -35,34 +35,17 @@ from struct import error as StructError
 from typing import Any, Final
 
 from qindex.format.rabbitmq.table_format import (
-    Field,
     PropertiesError,
     Table,
     decode_shortstr,
     decode_table,
     encode_shortstr,
     encode_table,
-    field,
     plain_table,
     shortstr_of_term,
-    table,
     table_of_term,
 )
 from qindex.format.rabbitmq.term_format import Term
-
-__all__ = [
-    "PERSISTENT_ONLY",
-    "TRANSIENT_ONLY",
-    "Field",
-    "Properties",
-    "PropertiesError",
-    "Table",
-    "decode_properties",
-    "encode_properties",
-    "field",
-    "properties_of_record",
-    "table",
-]
 
 PERSISTENT_ONLY: Final = b"\x10\x00\x02"
 """Properties of nothing but delivery_mode 2."""

@@ -31,22 +31,10 @@ from typing import Final
 import numpy as np
 
 from journal.crc import crc32
-from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE, Header
+from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE as HEADER_SIZE
+from qindex.format.rabbitmq.queue_index_v2 import Header
 from qindex.format.rabbitmq.queue_index_v2 import pack_header as _pack_header
 from qindex.format.rabbitmq.queue_index_v2 import parse_header as _parse_header
-
-__all__ = [
-    "ENTRY_HEAD",
-    "HAS_CHECKSUM",
-    "HEADER_SIZE",
-    "HEADS",
-    "MAGIC",
-    "checksum",
-    "file_name",
-    "pack_entry_head",
-    "pack_header",
-    "parse_header",
-]
 
 MAGIC: Final = b"RCQS"
 SUFFIX: Final = ".qs"

@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 
 from qindex.format.rabbitmq.properties_format import (
     Properties,
-    PropertiesError,
     decode_properties,
     encode_properties,
     properties_of_record,
 )
 from qindex.format.rabbitmq.recovery_terms import QueueTerms, RecoveryTerms, read_recovery_terms
-from qindex.format.rabbitmq.table_format import Field, Table
+from qindex.format.rabbitmq.table_format import Field, PropertiesError, Table
 from qindex.format.rabbitmq.term_format import Atom, Term, decode, encode
 from qindex.format.rabbitmq.text_terms import parse_terms
 from tests.qindex.rabbitmq.terms import tables, terms

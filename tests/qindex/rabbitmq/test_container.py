@@ -9,7 +9,8 @@ import pytest
 
 from qindex.format.rabbitmq.amqp10_format import data_body, decode_section
 from qindex.format.rabbitmq.bridge import basic_message, decode_rabbitmq, read_rabbitmq
-from qindex.format.rabbitmq.properties_format import Properties, encode_properties, table
+from qindex.format.rabbitmq.properties_format import Properties, encode_properties
+from qindex.format.rabbitmq.table_format import table
 from qindex.format.rabbitmq.term_format import Atom, TermError
 
 MSG_ID = bytes(range(16))

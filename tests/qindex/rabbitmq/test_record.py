@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from journal.errors import StoreError, UsageError
 from qindex.format.rabbitmq import record as record_module
-from qindex.format.rabbitmq.properties_format import Properties, PropertiesError, table
+from qindex.format.rabbitmq.properties_format import Properties
 from qindex.format.rabbitmq.record import (
     MAX_FRAGMENT,
     RabbitMessage,
     decode_message,
     encode_message,
 )
+from qindex.format.rabbitmq.table_format import PropertiesError, table
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
 from tests.qindex.rabbitmq.typed import typed
 from tests.qindex.rabbitmq.walk import records
