@@ -47,6 +47,7 @@ MODULES = (
     "rocketstore.store_clock",
     "rocketstore.route",
     "rocketstore.state",
+    "rocketstore.mapped_files",
     "rocketstore.commitlog",
     "rocketstore.properties",
     "rocketstore.javahash",

@@ -5,10 +5,8 @@ Behaves as the real 4.9.3 class, quirks included. Its owner holds a lock.
 
 from __future__ import annotations
 
-import mmap
 import os
 from array import array
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,9 +27,8 @@ from rocketstore.index_format import (
     time_difference,
 )
 from rocketstore.javahash import BLOCK
-from rocketstore.mapped_files import close_mapped, create_file, map_file, open_file, read_open
+from rocketstore.mapped_files import MappedFile, create_file
 
-_RESERVE_STEP = 16 << 20
 _READ_STEP = 1 << 20
 _INT_MAX = 0x7FFFFFFF
 _FAR = 1 << 62
@@ -41,43 +38,21 @@ Int64Array = npt.NDArray[np.int64]
 Numbers: TypeAlias = "Int64Array | array[int]"
 
 
-class IndexFile:
+class IndexFile(MappedFile):
     """An index file, mapped by who writes and read by who does not. ``header`` is authoritative in
-    memory and stored after each put. ``on_open``: called before it is opened, so that its owner can
-    close another one."""
+    memory and stored after each put."""
 
-    __slots__ = (
-        "_entries_at",
-        "_fs",
-        "_map",
-        "_reserved",
-        "dirty",
-        "entries",
-        "fd",
-        "header",
-        "name",
-        "on_open",
-        "path",
-        "slots",
-        "writable",
-    )
+    __slots__ = ("_entries_at", "entries", "header", "name", "slots")
 
     def __init__(
         self, fs: FileSystem, path: str, slots: int, entries: int, *, writable: bool
     ) -> None:
-        self._fs = fs
-        self._map: mmap.mmap | None = None
-        self._reserved = 0
-        self.path: str = path
+        super().__init__(fs, path, 0, file_size(slots, entries), writable=writable)
         self.name: str = os.path.basename(path)
         self.slots: int = slots
         self._entries_at = entry_at(slots, 0)
         self.entries: int = entries
-        self.writable: bool = writable
         self.header: IndexHeader = IndexHeader()
-        self.fd: int = -1
-        self.dirty: bool = False
-        self.on_open: Callable[[IndexFile], None] | None = None
 
     @classmethod
     def create(
@@ -88,7 +63,7 @@ class IndexFile:
         Raises :class:`StorageError`.
         """
         file = cls(fs, path, slots, entries, writable=True)
-        close_quietly(fs, create_file(fs, path, file_size(slots, entries)), path)
+        close_quietly(fs, create_file(fs, path, file.size), path)
         if previous is not None:
             header = file.header
             header.begin_timestamp = header.end_timestamp = previous.end_timestamp
@@ -116,28 +91,12 @@ class IndexFile:
         # Nothing may be read behind the file's end, whatever a damaged count says.
         self.header.count = min(self.header.count, self.entries)
 
-    def _open(self) -> None:
-        if self.fd < 0:
-            if self.on_open is not None:
-                self.on_open(self)
-            self.fd = open_file(self._fs, self.path, writable=self.writable)
-
-    def map(self) -> mmap.mmap:
-        """The whole file, to write, mapped at first use. Raises :class:`StorageError`."""
-        if self._map is None:
-            self._open()
-            size = file_size(self.slots, self.entries)
-            self._map = map_file(self._fs, self.fd, self.path, size)
-        return self._map
-
-    def read(self, at: int, length: int) -> bytes:
+    def read(self, position: int, length: int) -> bytes:
         """``length`` bytes of the file; bytes that it has lost at its end read as zeros, as
         those that were never written. Raises :class:`StorageError`."""
-        if self.writable:
-            data = self._map if self._map is not None else self.map()
-            return words.piece(data, at, at + length)
-        self._open()
-        return read_open(self._fs, self.fd, self.path, at, length).ljust(length, b"\0")
+        if self._map is not None:
+            return words.piece(self._map, position, position + length)
+        return MappedFile.read(self, position, length).ljust(length, b"\0")
 
     def _copy(self, at: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Give ``count`` values from a place on, read step by step."""
@@ -148,12 +107,6 @@ class IndexFile:
             data[start : start + length] = np.frombuffer(self.read(at + start, length), np.uint8)
         return values
 
-    def close(self) -> None:
-        """Close; the file's bytes stay as they are, and its next use opens it again."""
-        data, self._map = self._map, None
-        fd, self.fd = self.fd, -1
-        close_mapped(self._fs, self.path, fd, data)
-
     @property
     def is_full(self) -> bool:
         """Whether no entry fits any more (a file of ``N`` entries holds ``N - 1``)."""
@@ -163,14 +116,8 @@ class IndexFile:
 
     def _make_room(self, count: int) -> None:
         end = entry_at(self.slots, self.header.count + count)
-        if end <= self._reserved:
-            return
-        self.map()
-        size = file_size(self.slots, self.entries)
-        target = min(size, max(end, self._reserved + _RESERVE_STEP))
-        with storage_errors(self.path, "can't reserve space"):
-            self._fs.fallocate(self.fd, self._reserved, target - self._reserved)
-        self._reserved = target
+        if end > self.reserved:
+            self.reserve(end)
 
     def _store_header(self) -> None:
         HEADER.pack_into(self.map(), 0, *self.header.fields())

@@ -19,6 +19,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from journal.errors import StorageError, storage_errors
 from journal.files import (
@@ -30,6 +31,7 @@ from journal.files import (
     pwrite_all,
     unlink_if_there,
 )
+from rocketstore import words
 from rocketstore.commitlog_format import file_name
 
 RESERVE_STEP = 16 << 20
@@ -59,45 +61,6 @@ def create_file(fs: FileSystem, path: str, size: int) -> int:
                 fs.unlink(path)
             raise
     return fd
-
-
-def open_file(fs: FileSystem, path: str, *, writable: bool) -> int:
-    """Open a file; gives a descriptor. Raises :class:`StorageError`."""
-    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
-    with storage_errors(path, "can't be opened"):
-        return fs.open(path, flags)
-
-
-def map_file(fs: FileSystem, fd: int, path: str, size: int) -> mmap.mmap:
-    """Map the first ``size`` bytes of an open file, to write. Raises :class:`StorageError`, also
-    for a file that is shorter."""
-    try:
-        return fs.mmap(fd, size, True)
-    except (OSError, ValueError) as error:
-        cause = error if isinstance(error, OSError) else OSError(0, str(error))
-        raise StorageError(path, "can't be mapped", cause) from error
-
-
-def read_open(fs: FileSystem, fd: int, path: str, position: int, length: int) -> bytes:
-    """Give up to ``length`` bytes of an open file from ``position`` on; fewer only where it ends.
-    Raises :class:`StorageError`."""
-    try:
-        return pread_all(fs, fd, length, position)
-    except OSError as error:
-        raise StorageError(path, "can't be read", error) from error
-
-
-def close_mapped(fs: FileSystem, path: str, fd: int, data: mmap.mmap | None) -> None:
-    """Give back a map, if there is one, then a descriptor, if it is not negative. The file's bytes
-    stay as they are.
-
-    The map may be left to its last reader: the frames of a call that was cut short keep what they
-    looked at for as long as its exception is."""
-    if data is not None:
-        with contextlib.suppress(BufferError):
-            data.close()
-    if fd >= 0:
-        close_quietly(fs, fd, path)
 
 
 def sync_files(fs: FileSystem, paths: Iterable[str]) -> None:
@@ -132,7 +95,8 @@ def sync_directories(fs: FileSystem, paths: Iterable[str]) -> None:
 
 class MappedFile:
     """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count, ``held`` how
-    many it has: fewer than ``size`` where its end was cut off."""
+    many it has: fewer than ``size`` where its end was cut off. ``on_open``: called before it is
+    opened, so that its owner can close another one."""
 
     __slots__ = (
         "_fs",
@@ -141,6 +105,7 @@ class MappedFile:
         "dirty",
         "fd",
         "held",
+        "on_open",
         "path",
         "reserved",
         "size",
@@ -169,32 +134,53 @@ class MappedFile:
         self.reserved: int = 0
         self.dirty: bool = False
         self.fd: int = -1
+        self.on_open: Callable[[Any], None] | None = None
 
     def open(self) -> None:
         """Open the file, if it is not. Raises :class:`StorageError`."""
         if self.fd < 0:
-            self.fd = open_file(self._fs, self.path, writable=self._writable)
+            if self.on_open is not None:
+                self.on_open(self)
+            flags = (os.O_RDWR if self._writable else os.O_RDONLY) | os.O_CLOEXEC
+            with storage_errors(self.path, "can't be opened"):
+                self.fd = self._fs.open(self.path, flags)
 
     def map(self) -> mmap.mmap:
-        """The file's map, to write, made at first use. Raises :class:`StorageError`."""
+        """The file's map, to write, made at first use. Raises :class:`StorageError`, also for a
+        file that is shorter."""
         if self._map is None:
             self.open()
-            self._map = map_file(self._fs, self.fd, self.path, self.held)
+            try:
+                self._map = self._fs.mmap(self.fd, self.held, True)
+            except (OSError, ValueError) as error:
+                cause = error if isinstance(error, OSError) else OSError(0, str(error))
+                raise StorageError(self.path, "can't be mapped", cause) from error
         return self._map
 
     def read(self, position: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``position`` on; fewer only where the file ends. Raises
         :class:`StorageError`."""
         if self._writable:
-            return self.map()[position : position + length]
+            return words.piece(self.map(), position, position + length)
         self.open()
-        return read_open(self._fs, self.fd, self.path, position, length)
+        try:
+            return pread_all(self._fs, self.fd, length, position)
+        except OSError as error:
+            raise StorageError(self.path, "can't be read", error) from error
 
     def close(self) -> None:
-        """Give map and descriptor back; the file's bytes stay as they are."""
+        """Give map and descriptor back; the file's bytes stay as they are, and its next use opens
+        it again.
+
+        The map may be left to its last reader: the frames of a call that was cut short keep what
+        they looked at for as long as its exception is."""
         data, self._map = self._map, None
         fd, self.fd = self.fd, -1
-        close_mapped(self._fs, self.path, fd, data)
+        if data is not None:
+            with contextlib.suppress(BufferError):
+                data.close()
+        if fd >= 0:
+            close_quietly(self._fs, fd, self.path)
 
     def reserve(self, end: int) -> int:
         """Have the disk's blocks for bytes up to ``end``; gives how far they reach now.
