@@ -107,7 +107,7 @@ def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed
             continue
         block = bytearray(view[start:stop])
         doubtful = power_lost and len(block) < _SURE
-        bit = None if doubtful else _flipped_bit(block, check)
+        bit = None if doubtful else flipped_bit(block, check)
         if bit is None:
             healed.broken.append(start)
             healed.sound = min(healed.sound, start)
@@ -255,7 +255,9 @@ def _flipped_head(
     return None
 
 
-def _flipped_bit(block: bytearray, check: int) -> int | None:
+def flipped_bit(block: bytearray, check: int) -> int | None:
+    """Find the bit (0 is the highest of byte 0) whose flip gives the block this checksum, and flip
+    it; ``None`` where none does. O(size squared)."""
     for at in range(len(block)):
         good = block[at]
         for shift in range(8):

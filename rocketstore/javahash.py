@@ -96,10 +96,15 @@ def hash_many(strings: Sequence[str], seed: Seed = 0) -> UInt32Array:
         hashes = _hash_rows(units, starts, longest)
     else:
         hashes = _hash_ragged(units, starts, lengths, powers)
+    return _behind(seed, hashes, powers[lengths])
+
+
+def _behind(seed: Seed, hashes: UInt32Array, powers: Any) -> UInt32Array:
+    """Make hashes those of texts behind a prefix; ``powers``: of 31, by the texts' lengths."""
     if not isinstance(seed, int):
-        hashes += (seed & _MASK).astype(np.uint32) * powers[lengths]
+        hashes += (seed & _MASK).astype(np.uint32) * powers
     elif seed:
-        hashes += np.uint32(seed & _MASK) * powers[lengths]
+        hashes += np.uint32(seed & _MASK) * powers
     return hashes
 
 
@@ -166,11 +171,7 @@ def hash_table(table: npt.NDArray[Any], seed: Seed = 0) -> UInt32Array:
         for column in range(1, length):
             hashes *= 31
             hashes += table[:, column]
-    if not isinstance(seed, int):
-        hashes += (seed & _MASK).astype(np.uint32) * powers[length]
-    elif seed:
-        hashes += np.uint32(seed * int(powers[length]) & _MASK)
-    return hashes
+    return _behind(seed, hashes, powers[length : length + 1])
 
 
 def _hash_ragged(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from journal.block_sums import flipped_bit
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from qindex.format import message_record as record_format
@@ -142,12 +143,4 @@ def correct_bit(record: bytes) -> int | None:
     found = xxh3_64_intdigest(bytes(blank))
     if (found ^ check).bit_count() == 1:
         return at * 8 + 64 - (found ^ check).bit_length()
-    for index in range(len(blank) * 8):
-        byte, mask = index >> 3, 0x80 >> (index & 7)
-        if at <= byte < at + 8:
-            continue
-        blank[byte] ^= mask
-        if xxh3_64_intdigest(blank) == check:
-            return index
-        blank[byte] ^= mask
-    return None
+    return flipped_bit(blank, check)

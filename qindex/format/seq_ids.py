@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest, xxh3_128_digest
 
+from journal.block_sums import flipped_bit
 from journal.format import MAX_SEQ_ID
 
 FILE_NAME = "qindex.seq"
@@ -90,9 +91,5 @@ def _healed(body: bytes, check: bytes) -> bytes | None:
     wanted = int.from_bytes(check, "big")
     if (xxh3_64_intdigest(body) ^ wanted).bit_count() <= 1:
         return body
-    number = int.from_bytes(body, "big")
-    for bit in range(8 * len(body)):
-        other = (number ^ 1 << bit).to_bytes(len(body), "big")
-        if xxh3_64_intdigest(other) == wanted:
-            return other
-    return None
+    healed = bytearray(body)
+    return None if flipped_bit(healed, wanted) is None else bytes(healed)

@@ -91,7 +91,6 @@ _FREE_SIZE: Final = 256 * 1024
 _MAX_ZLIB_RATIO: Final = 16
 """A compressed term may have ``_FREE_SIZE`` bytes, and so many for each compressed one: deflate
 makes a thousand of one, and each may stand for a list. (A node compresses none of its terms.)"""
-_FLOAT_TEXT_BYTES: Final = 31
 
 _U16 = Struct(">H")
 _I32 = Struct(">i")
@@ -225,16 +224,13 @@ def _close(tag: int, items: list[Term], pos: int) -> Term:
     return mapping
 
 
-def _small_integer(data: bytes, pos: int) -> tuple[int, int]:
-    if pos >= len(data):
-        raise TermError("the term is cut off", len(data))
-    return data[pos], pos + 1
+def _number(layout: Struct) -> Callable[[bytes, int], tuple[Any, int]]:
+    def read(data: bytes, pos: int) -> tuple[Any, int]:
+        if pos + layout.size > len(data):
+            raise TermError("the term is cut off", len(data))
+        return layout.unpack_from(data, pos)[0], pos + layout.size
 
-
-def _integer(data: bytes, pos: int) -> tuple[int, int]:
-    if pos + 4 > len(data):
-        raise TermError("the term is cut off", len(data))
-    return _I32.unpack_from(data, pos)[0], pos + 4
+    return read
 
 
 def _big(length_bytes: int) -> Callable[[bytes, int], tuple[int, int]]:
@@ -249,27 +245,21 @@ def _big(length_bytes: int) -> Callable[[bytes, int], tuple[int, int]]:
     return read
 
 
-def _new_float(data: bytes, pos: int) -> tuple[float, int]:
-    if pos + 8 > len(data):
-        raise TermError("the term is cut off", len(data))
-    return _finite(_F64.unpack_from(data, pos)[0], pos), pos + 8
+def _float(layout: Struct) -> Callable[[bytes, int], tuple[float, int]]:
+    """Read a float as eight bytes or, in an old term, as text."""
+    number = _number(layout)
 
+    def read(data: bytes, pos: int) -> tuple[float, int]:
+        value, end = number(data, pos)
+        try:
+            value = float(value.rstrip(b"\0") if isinstance(value, bytes) else value)
+        except ValueError:
+            raise TermError("is a float whose text is none", pos) from None
+        if not math.isfinite(value):
+            raise TermError("is a float that is not finite", pos)
+        return value, end
 
-def _old_float(data: bytes, pos: int) -> tuple[float, int]:
-    end = pos + _FLOAT_TEXT_BYTES
-    if end > len(data):
-        raise TermError("the term is cut off", len(data))
-    try:
-        value = float(data[pos:end].rstrip(b"\0").decode("ascii"))
-    except ValueError:
-        raise TermError("is a float whose text is none", pos) from None
-    return _finite(value, pos), end
-
-
-def _finite(value: float, pos: int) -> float:
-    if not math.isfinite(value):
-        raise TermError("is a float that is not finite", pos)
-    return value
+    return read
 
 
 def _atom(length_bytes: int, encoding: str) -> Callable[[bytes, int], tuple[Atom, int]]:
@@ -315,12 +305,12 @@ def _length(data: bytes, pos: int, width: int, extra: int = 0) -> tuple[int, int
 
 
 _READERS: Final[dict[int, Callable[[bytes, int], tuple[Term, int]]]] = {
-    SMALL_INTEGER: _small_integer,
-    INTEGER: _integer,
+    SMALL_INTEGER: _number(Struct("B")),
+    INTEGER: _number(_I32),
     SMALL_BIG: _big(1),
     LARGE_BIG: _big(4),
-    NEW_FLOAT: _new_float,
-    FLOAT: _old_float,
+    NEW_FLOAT: _float(_F64),
+    FLOAT: _float(Struct("31s")),
     ATOM: _atom(2, "latin-1"),
     SMALL_ATOM: _atom(1, "latin-1"),
     ATOM_UTF8: _atom(2, "utf-8"),
