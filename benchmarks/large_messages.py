@@ -22,7 +22,7 @@ from benchmarks.contender import Contender
 from benchmarks.measure import MANY, OURS, Bar, Sample
 from benchmarks.ours import Ours
 from benchmarks.peers import SqliteFifo
-from msgstore.format import framed_size
+from msgstore.format import FRAME
 
 __all__ = ["ENGINE_GROUPS"]
 
@@ -263,7 +263,7 @@ def steady_load(bench: Bench) -> None:
                     held[at], held[-1] = held[-1], held[at]
                     held.pop().ack()
             published += 32
-            live = len(held) * framed_size(_RECORD_BYTES)
+            live = len(held) * (_RECORD_BYTES + FRAME)
             disk = _disk(path)
             worst = max(worst, disk - 2 * FILE_BYTES - 2.2 * live)
             if len(held) * BODY_BYTES >= _BACKLOG_BYTES:

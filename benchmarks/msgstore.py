@@ -32,7 +32,7 @@ from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
 from benchmarks.program import console
 from journal.poison import Poison
 from msgstore import MessageStore
-from msgstore.format import encode, framed_size
+from msgstore.format import FRAME, encode
 from msgstore.locations import Locations
 
 FILE_BYTES = 16 << 20
@@ -294,7 +294,7 @@ def steady_load(bench: Bench) -> None:
                     waiting[at], waiting[-1] = waiting[-1], waiting[at]
                     store.remove([waiting.pop()])
             published += 32
-            live = len(waiting) * framed_size(RECORD_BYTES)
+            live = len(waiting) * (RECORD_BYTES + FRAME)
             worst = max(worst, _disk(path) - 2 * FILE_BYTES - 2.2 * live)
         elapsed = time.perf_counter() - started
         stats = store.stats()

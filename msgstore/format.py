@@ -57,11 +57,6 @@ class Kind(enum.Enum):
     TMP = ".rdq.tmp"
 
 
-def framed_size(record_size: int) -> int:
-    """Bytes that a record of this size takes in a file."""
-    return record_size + FRAME
-
-
 def pack_header(msg_id: bytes, record_size: int) -> bytes:
     """The 24 bytes that go in front of a record."""
     return _LAYOUT.pack(record_size + ID_SIZE, msg_id)

@@ -16,7 +16,7 @@ from journal.lock_order import Rank
 from journal.patience import PatientLock
 from journal.poison import PASSING, was_tried
 from journal.sync import GroupCommit
-from msgstore.format import END, ID_SIZE, framed_size, pack_header
+from msgstore.format import END, FRAME, ID_SIZE, pack_header
 from msgstore.handles import Handle
 from msgstore.locations import MAX_REFERENCES
 from msgstore.state import State
@@ -28,7 +28,8 @@ _JOIN_BELOW = 1 << 18
 """Up to this record size (bytes) one copy into a joined buffer is cheaper than three calls."""
 _BATCH_BYTES = 1 << 20
 
-Item = tuple[bytes, bytes, int]
+_Item = tuple[bytes, Sequence[bytes], int, int]
+"""Message id, the record in parts, its bytes, references."""
 
 
 class Writer:
@@ -75,16 +76,17 @@ class Writer:
             with state.lock:
                 if state.locations.refer(msg_id, references):
                     return
-            self._append_one(msg_id, (record,), len(record), references)
+            size = len(record)
+            self._append(((msg_id, (record,), size, references),), size + FRAME)
 
     def write_new(self, msg_id: bytes, parts: Sequence[bytes], size: int) -> None:
         """Append one record of ``size`` bytes, given in parts, under an id that is new."""
         self.check_item(msg_id, size, 1)
         with self._append_lock:
             self._check()
-            self._append_one(msg_id, parts, size, 1)
+            self._append(((msg_id, parts, size, 1),), size + FRAME)
 
-    def write_many(self, items: Sequence[Item]) -> None:
+    def write_many(self, items: Sequence[tuple[bytes, bytes, int]]) -> None:
         """Append many records; all of them count, or none, whatever reached the file."""
         for msg_id, record, references in items:
             self.check_item(msg_id, len(record), references)
@@ -93,7 +95,7 @@ class Writer:
             self._check()
             done: list[tuple[bytes, int]] = []
             try:
-                batch: list[Item] = []
+                batch: list[_Item] = []
                 size = 0
                 for msg_id, record, references in items:
                     with state.lock:
@@ -101,8 +103,8 @@ class Writer:
                     if known:
                         done.append((msg_id, references))
                         continue
-                    batch.append((msg_id, record, references))
-                    size += framed_size(len(record))
+                    batch.append((msg_id, (record,), len(record), references))
+                    size += len(record) + FRAME
                     if size >= _BATCH_BYTES or self._offset() + size >= self._limit:
                         self._append_distinct(batch, size, done)
                         batch, size = [], 0
@@ -112,22 +114,24 @@ class Writer:
                 self._undo(done)
                 raise
 
-    def _append_distinct(self, batch: list[Item], size: int, done: list[tuple[bytes, int]]) -> None:
+    def _append_distinct(
+        self, batch: list[_Item], size: int, done: list[tuple[bytes, int]]
+    ) -> None:
         """Append a batch in which an id may occur twice: only the first of them is written."""
         state = self._state
         first = {item[0]: item for item in reversed(batch)}
         if len(first) < len(batch):
             again = [item for item in batch if first[item[0]] is not item]
             batch = [item for item in batch if first[item[0]] is item]
-            size = sum(framed_size(len(item[1])) for item in batch)
+            size = sum(item[2] + FRAME for item in batch)
         else:
             again = []
         self._append(batch, size)
-        done.extend((item[0], item[2]) for item in batch)
+        done.extend((item[0], item[3]) for item in batch)
         with state.lock:
-            for msg_id, _, references in again:
+            for msg_id, _, _, references in again:
                 state.locations.refer(msg_id, references)
-        done.extend((item[0], item[2]) for item in again)
+        done.extend((item[0], item[3]) for item in again)
 
     def _undo(self, done: list[tuple[bytes, int]]) -> None:
         state = self._state
@@ -149,18 +153,14 @@ class Writer:
             state.check_open()
             state.poison.check()
 
-    def _append(self, batch: list[Item], size: int) -> None:
+    def _append(self, items: Sequence[_Item], size: int) -> None:
         """Append distinct new records, ``size`` bytes with their frames, at the current end."""
-        if len(batch) == 1:
-            msg_id, record, references = batch[0]
-            self._append_one(msg_id, (record,), len(record), references)
-            return
         state = self._state
         handle = self._handle or self._start_file()
         entry = state.summary.files[handle.key]
         offset = entry.size
         try:
-            self._put_batch(handle.fd, batch, offset)
+            self._put(handle.fd, items, offset)
         except BaseException as error:
             self._cut_back(handle, offset, error)
             if isinstance(error, OSError):
@@ -168,8 +168,8 @@ class Writer:
             raise
         with state.lock:
             add = state.locations.add
-            for msg_id, record, references in batch:
-                total = framed_size(len(record))
+            for msg_id, _, length, references in items:
+                total = length + FRAME
                 add(msg_id, handle.key, offset, total, references)
                 offset += total
             state.summary.append(entry, size)
@@ -177,52 +177,25 @@ class Writer:
         if offset >= self._limit:
             self._roll()
 
-    def _put_batch(self, fd: int, batch: list[Item], offset: int) -> None:
+    def _put(self, fd: int, items: Sequence[_Item], offset: int) -> None:
         """Write records one behind the other, joined up to a size that is cheap to allocate."""
-        parts: list[bytes] = []
+        joined: list[bytes] = []
         size = 0
-        for msg_id, record, _ in batch:
-            total = framed_size(len(record))
-            if parts and size + total > _JOIN_BELOW:
-                pwrite_all(self._fs, fd, b"".join(parts), offset)
+        for msg_id, parts, length, _ in items:
+            total = length + FRAME
+            if joined and size + total > _JOIN_BELOW:
+                pwrite_all(self._fs, fd, b"".join(joined), offset)
                 offset += size
-                parts, size = [], 0
+                joined, size = [], 0
+            header = pack_header(msg_id, length)
             if total > _JOIN_BELOW:
-                self._put_apart(fd, pack_header(msg_id, len(record)), (record,), offset)
+                self._put_apart(fd, header, parts, offset)
                 offset += total
                 continue
-            parts += (pack_header(msg_id, len(record)), record, END)
+            joined += (header, *parts, END)
             size += total
-        if parts:
-            pwrite_all(self._fs, fd, b"".join(parts), offset)
-
-    def _append_one(
-        self, msg_id: bytes, parts: Sequence[bytes], size: int, references: int
-    ) -> None:
-        """As :meth:`_append`, for one record of ``size`` bytes: the way of most messages."""
-        state = self._state
-        handle = self._handle or self._start_file()
-        entry = state.summary.files[handle.key]
-        offset = entry.size
-        total = framed_size(size)
-        try:
-            if total <= _JOIN_BELOW:
-                data = b"".join((pack_header(msg_id, size), *parts, END))
-                if self._fs.pwrite(handle.fd, data, offset) != total:
-                    pwrite_all(self._fs, handle.fd, data, offset)
-            else:
-                self._put_apart(handle.fd, pack_header(msg_id, size), parts, offset)
-        except BaseException as error:
-            self._cut_back(handle, offset, error)
-            if isinstance(error, OSError):
-                raise StorageError(state.path(handle.key), "can't append", error) from error
-            raise
-        with state.lock:
-            state.locations.add(msg_id, handle.key, offset, total, references)
-            state.summary.append(entry, total)
-            state.unsynced.add(handle.key)
-        if offset + total >= self._limit:
-            self._roll()
+        if joined:
+            pwrite_all(self._fs, fd, b"".join(joined), offset)
 
     def _put_apart(self, fd: int, header: bytes, parts: Sequence[bytes], offset: int) -> None:
         """Write a record without a copy of the last of its parts."""

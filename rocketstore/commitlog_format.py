@@ -61,7 +61,6 @@ FIXED_SIZE = 91
 """Bytes of a record with two IPv4 hosts besides body, topic and properties."""
 
 TRANSACTION_MASK = 12
-PREPARED = 4
 COMMIT = 8
 ROLLBACK = 12
 V6_BORN = 16

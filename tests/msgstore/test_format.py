@@ -7,12 +7,12 @@ import pytest
 
 import msgstore.format
 from msgstore.format import (
+    FRAME,
     TAIL_FLAG,
     Kind,
     classify_name,
     encode,
     file_name,
-    framed_size,
     pack_header,
     parse_header,
 )
@@ -25,7 +25,7 @@ def test_the_examples_run() -> None:
 def test_a_record_in_bytes() -> None:
     framed = encode(bytes(range(16)), b"\x83h")
     assert framed == struct.pack(">Q", 18) + bytes(range(16)) + b"\x83h\xff"
-    assert len(framed) == framed_size(2)
+    assert len(framed) == 2 + FRAME
     assert framed.startswith(pack_header(bytes(range(16)), 2))
     assert parse_header(framed) == (18, bytes(range(16)))
 

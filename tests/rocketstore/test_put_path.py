@@ -21,11 +21,13 @@ from journal.errors import DamageError, UsageError, WritesRefusedError
 from journal.files import RealFileSystem
 from journal.patience import PatientLock
 from rocketstore import Store
-from rocketstore.commitlog_format import COMMIT, PREPARED, ROLLBACK
+from rocketstore.commitlog_format import COMMIT, ROLLBACK
 from rocketstore.dispatcher import PENDING_MAX
 from rocketstore.verify import verify
 from tests.rocketstore.support import SIZES, Clock, open_tiny, store_files
 from tests.waiting import WAIT
+
+PREPARED = 4
 
 USUAL: list[dict[str, Any]] = [
     {},
