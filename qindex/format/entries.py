@@ -18,7 +18,7 @@ from journal.files import ReadBuffer
 from journal.findings import Kind
 from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from qindex.format import message_record as record_format
-from qindex.format.message import Message
+from qindex.format.message import Message, in_the_making
 from qindex.format.publish_check import correct_bit
 
 I64 = npt.NDArray[np.int64]
@@ -66,19 +66,7 @@ def is_only_stored(entry: Entry) -> bool:
     )
 
 
-class _Open:
-    """An entry in the making: see :func:`qindex.format.message.make_message`."""
-
-    __slots__ = (
-        "corrected",
-        "damage",
-        "expiry",
-        "kind",
-        "message",
-        "msg_id",
-        "size",
-        "stored",
-    )
+_Open = in_the_making(Entry)
 
 
 def make_entry(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from journal.errors import UsageError
@@ -43,10 +43,13 @@ def as_bytes(body: Body) -> bytes:
     raise UsageError(f"a body must be bytes, a bytearray or a memoryview, not {what}")
 
 
-class _Open:
-    """A message in the making: its fields may still be set."""
+def in_the_making(frozen: type) -> type:
+    """Give a class of objects whose fields may still be set, and that become objects of the
+    ``frozen`` dataclass by their ``__class__``."""
+    return type("_Open", (), {"__slots__": tuple(one.name for one in fields(frozen))})
 
-    __slots__ = ("body", "headers", "key", "properties", "timestamp")
+
+_Open = in_the_making(Message)
 
 
 def make_message(

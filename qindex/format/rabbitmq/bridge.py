@@ -19,14 +19,13 @@ from qindex.format.message import Message
 from qindex.format.rabbitmq.container import decode_container, is_container
 from qindex.format.rabbitmq.properties_format import Properties, encode_properties
 from qindex.format.rabbitmq.record import (
-    MAX_FRAGMENT,
     RabbitMessage,
     decode_usual,
     encode_message,
     message_of_term,
 )
 from qindex.format.rabbitmq.table_format import Field, PropertiesError, Table, field, plain_table
-from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
+from qindex.format.rabbitmq.term_format import Term, TermError, decode, encode
 
 RAW = "_raw"
 """Name of the one property, beside ``exchange``, of a message whose properties are malformed:
@@ -166,12 +165,11 @@ def encode_rabbitmq(message: Message, vhost: bytes, msg_id: bytes, persistent: b
     keys = [_name("key", message.key or "")]
     if source is not None:
         keys = [*keys, *source.routing_keys[1:]] if source.routing_keys or message.key else []
-    raw: bytes | None
+    raw: bytes | Term
     if source is not None and source.persistent == persistent and _unchanged(message, source):
         raw = source.properties_raw
         if raw is None:
-            term = source.properties_record
-            return _with_decoded(message.body, keys, vhost, exchange, term, msg_id, persistent)
+            raw = source.properties_record  # the broker had changed them: they stay decoded
     elif RAW in values:
         raw = _given_raw(values, message.headers)
     else:
@@ -260,27 +258,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_same, one, other))
     return bool(one == other)
-
-
-def _with_decoded(
-    body: bytes,
-    keys: list[bytes],
-    vhost: bytes,
-    exchange: bytes,
-    properties: Term,
-    msg_id: bytes,
-    persistent: bool,
-) -> bytes:
-    """The record of a message whose properties the broker had changed: they stay decoded."""
-    none = Atom("none")
-    pieces = [body[at : at + MAX_FRAGMENT] for at in range(0, len(body), MAX_FRAGMENT)]
-    return encode(
-        (
-            Atom("basic_message"),
-            (Atom("resource"), vhost, Atom("exchange"), exchange),
-            keys,
-            (Atom("content"), 60, properties, none, none, pieces[::-1]),
-            msg_id,
-            Atom("true" if persistent else "false"),
-        )
-    )

@@ -49,7 +49,7 @@ from qindex.format.rabbitmq.properties_format import (
     encode_properties,
     properties_of_record,
 )
-from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, decode_content
+from qindex.format.rabbitmq.record import MSG_ID_BYTES, RabbitMessage, check_names, decode_content
 from qindex.format.rabbitmq.table_format import Field, PropertiesError, Table
 from qindex.format.rabbitmq.term_format import Atom, Term, TermError
 
@@ -102,12 +102,7 @@ def _message(notes: Notes, raw: bytes | None, record: Term, body: bytes) -> Rabb
     keys = notes.get("rk", [])
     exchange = notes.get("x", b"")
     msg_id = notes.get("id", bytes(MSG_ID_BYTES))
-    if type(keys) is not list or not all(type(key) is bytes for key in keys):
-        raise TermError("has routing keys that are no list of binaries")
-    if type(exchange) is not bytes:
-        raise TermError("has an exchange whose name is no binary")
-    if type(msg_id) is not bytes or len(msg_id) != MSG_ID_BYTES:
-        raise TermError(f"has a message id that is not {MSG_ID_BYTES} bytes")
+    check_names(b"", exchange, keys, msg_id)
     return RabbitMessage(b"", exchange, keys, raw, body, msg_id, _durable(notes), record)
 
 

@@ -135,6 +135,7 @@ def encode_properties(properties: Properties) -> bytes:
 
     Raises :class:`PropertiesError` for a value that does not fit its type.
 
+    >>> from qindex.format.rabbitmq.table_format import table
     >>> encode_properties(Properties(delivery_mode=2, headers=table({"a": True}))).hex()
     '3000000000040161740102'
     """

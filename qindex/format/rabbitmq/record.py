@@ -45,7 +45,7 @@ from qindex.format.rabbitmq.properties_format import (
     encode_properties,
     properties_of_record,
 )
-from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode
+from qindex.format.rabbitmq.term_format import Atom, Term, TermError, decode, encode
 
 MSG_ID_BYTES: Final = 16
 MAX_FRAGMENT: Final = 131064
@@ -62,7 +62,9 @@ _HEAD: Final = b"\x83h\x06d\0\x0dbasic_messageh\x04d\0\x08resourcem"
 _EXCHANGE: Final = b"d\0\x08exchangem"
 _LIST: Final = b"l"
 _BINARY: Final = b"m"
-_CONTENT: Final = b"jh\x06d\0\x07contenta<d\0\x04nonem"
+_CONTENT_HEAD: Final = b"jh\x06d\0\x07contenta<"
+_NONE: Final = b"d\0\x04none"
+_CONTENT: Final = _CONTENT_HEAD + _NONE + _BINARY
 _PROTOCOL: Final = b"d\0\x19rabbit_framing_amqp_0_9_1"
 _NIL: Final = b"j"
 _MSG_ID: Final = b"m\0\0\0\x10"
@@ -190,16 +192,21 @@ def message_of_term(value: Term) -> RabbitMessage:
     if not _is_record(resource, "resource", 4) or resource[2] != Atom("exchange"):
         raise TermError("has no exchange")
     _, vhost, _, exchange = resource
+    check_names(vhost, exchange, keys, msg_id)
+    if type(persistent) is not Atom or persistent not in ("true", "false"):
+        raise TermError("has a persistent flag that is neither true nor false")
+    raw, properties, body = decode_content(content)
+    return RabbitMessage(vhost, exchange, keys, raw, body, msg_id, persistent == "true", properties)
+
+
+def check_names(vhost: Term, exchange: Term, keys: Term, msg_id: Term) -> None:
+    """Check the types of these parts of a message. Raises :class:`TermError`."""
     if type(vhost) is not bytes or type(exchange) is not bytes:
         raise TermError("has a vhost or exchange whose name is no binary")
     if not _all_binaries(keys):
         raise TermError("has routing keys that are no list of binaries")
     if type(msg_id) is not bytes or len(msg_id) != MSG_ID_BYTES:
         raise TermError(f"has a message id that is not {MSG_ID_BYTES} bytes")
-    if type(persistent) is not Atom or persistent not in ("true", "false"):
-        raise TermError("has a persistent flag that is neither true nor false")
-    raw, properties, body = decode_content(content)
-    return RabbitMessage(vhost, exchange, keys, raw, body, msg_id, persistent == "true", properties)
 
 
 def decode_content(content: Term) -> tuple[bytes | None, Term, bytes]:
@@ -243,22 +250,27 @@ def encode_message(
     body: bytes,
     vhost: bytes = b"/",
     exchange: bytes = b"",
-    properties: bytes | Properties | None = None,
+    properties: bytes | Properties | Term = None,
     persistent: bool = True,
 ) -> bytes:
     """The record of one message, with any number of routing keys, as a 3.10 node writes it.
 
     ``properties`` are property bytes, or values to be encoded, or ``None`` for a delivery_mode
-    that agrees with ``persistent`` and nothing else. Raises :class:`UsageError`, and
+    that agrees with ``persistent`` and nothing else; or the term ``{'P_basic', ...}``, for the
+    record of a message whose properties the broker had changed. Raises :class:`UsageError`, and
     :class:`~qindex.format.rabbitmq.properties_format.PropertiesError` for values that can't be
     encoded.
     """
     if len(msg_id) != MSG_ID_BYTES:
         raise UsageError(f"a msg_id has {MSG_ID_BYTES} bytes, not {len(msg_id)}")
     if properties is None:
-        raw = PERSISTENT_ONLY if persistent else TRANSIENT_ONLY
+        properties = PERSISTENT_ONLY if persistent else TRANSIENT_ONLY
+    elif isinstance(properties, Properties):
+        properties = encode_properties(properties)
+    if isinstance(properties, bytes):
+        content = (_CONTENT, _U32.pack(len(properties)), properties, _PROTOCOL)
     else:
-        raw = properties if isinstance(properties, bytes) else encode_properties(properties)
+        content = (_CONTENT_HEAD, encode(properties)[1:], _NONE, _NONE)
     keys: list[bytes] = [_LIST, _U32.pack(len(routing_keys))] if routing_keys else []
     for key in routing_keys:
         keys += (_BINARY, _U32.pack(len(_short(key))), key)
@@ -266,7 +278,7 @@ def encode_message(
         (
             *(_HEAD, _U32.pack(len(_short(vhost))), vhost),
             *(_EXCHANGE, _U32.pack(len(_short(exchange))), exchange),
-            *(*keys, _CONTENT, _U32.pack(len(raw)), raw, _PROTOCOL),
+            *(*keys, *content),
             *_fragments(body),
             *(_BEFORE_MSG_ID, msg_id, _TRUE if persistent else _FALSE),
         )
