@@ -44,6 +44,7 @@ MODULES = (
     "qindex.queue.settling",
     "qindex.queue.delivering",
     "qindex.queue.queue",
+    "qindex.following.piece",
     "rocketstore.store_clock",
     "rocketstore.route",
     "rocketstore.state",

@@ -21,6 +21,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from time import monotonic
 from typing import Literal
 
@@ -162,11 +163,11 @@ class Follower:
     # -- giving ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Delivery]:
+        return chain.from_iterable(self._batches())
+
+    def _batches(self) -> Iterator[Iterator[Delivery]]:
         while True:
-            for delivery in self._ready:
-                yield delivery
-                if self._stopped:
-                    return
+            yield self._ready
             if not self._more(self._timeout):
                 return
 
@@ -183,6 +184,7 @@ class Follower:
     def stop(self) -> None:
         """End iteration, and any wait that is under way. From any thread."""
         self._stopped = True
+        self._giver.stop()
         self._waker.wake()
 
     def close(self) -> None:

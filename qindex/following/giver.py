@@ -28,11 +28,22 @@ class Giver:
             False: StoreTail(fs, os.path.join(directory, TRANSIENT_DIRECTORY)),
         }
         self._report = report
+        self._stopped = False
+        self._plain: list[bytes] = []
+
+    def stop(self) -> None:
+        """Give no more, of what is being given neither. From any thread."""
+        self._stopped = True
+        self._plain.clear()
 
     def deliveries(self, piece: Piece) -> Iterator[Delivery]:
         """Give the messages of a piece whose records are sound, one by one."""
         found = decode(piece)
         if found.is_plain:
+            # Nothing of ours runs between two of them: it would cost as much as they do.
+            self._plain = found.bodies
+            if self._stopped:
+                self._plain.clear()
             return map(
                 make_delivery, repeat(None), found.seqs, found.bodies, repeat(False), found.extras
             )
@@ -43,7 +54,7 @@ class Giver:
     def _next(self, rows: deque[tuple[int, bytes, int | Entry, int]]) -> Delivery | None:
         """Give the delivery of the first row, or of the next that can be given; ``None`` at the
         end. One that could not be given (the system refused) is tried again by the next call."""
-        while rows:
+        while rows and not self._stopped:
             seq, body, extra, kind = rows[0]
             if isinstance(extra, Entry) and extra.stored:
                 extra = self._fetch(extra, kind == PUBLISH_PERSISTENT)

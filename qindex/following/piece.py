@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.format import PAYLOAD_SIZE
+from journal.format import ACTION_SIZE, PAYLOAD_SIZE
+from qindex.format import plain_rows
 from qindex.format.entries import Entry, journal_words, plain_entries, read_one_by_one
 from qindex.format.plain_record import read_plain
 from qindex.format.publish_check import sound_publishes
@@ -28,7 +31,8 @@ class Piece:
     """Publish records of one file, ascending by seq_id, all of shape ``(n,)``.
 
     ``payloads``: offsets of the message ids in ``data``. ``embedded``: bytes of the record in the
-    index, 0 = in the message store.
+    index, 0 = in the message store. ``plain``: bodies and timestamps, where
+    :func:`read_plain_piece` has read them.
     """
 
     data: Data
@@ -36,6 +40,7 @@ class Piece:
     seqs: I64
     payloads: I64
     embedded: I64
+    plain: tuple[list[bytes], array[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -51,7 +56,10 @@ class Piece:
         )
 
     def parts(self) -> list[Piece]:
-        """Cut it into parts of at most 4,096 records without a gap between their seq_ids."""
+        """Cut it into parts of at most 4,096 records without a gap between their seq_ids; one whose
+        messages have been read is a part as it is."""
+        if self.plain is not None:
+            return [self]
         jumps = np.flatnonzero(np.diff(self.seqs) != 1) + 1
         borders = sorted({*jumps.tolist(), *range(_AT_ONCE, len(self), _AT_ONCE), len(self)})
         starts = [0, *borders[:-1]]
@@ -62,10 +70,27 @@ class Piece:
 class Decoded:
     """Bodies, and for each its timestamp (a plain message) or its whole entry."""
 
-    seqs: list[int]
+    seqs: Sequence[int]
     bodies: list[bytes]
-    extras: list[int | Entry]
+    extras: Sequence[int | Entry]
     is_plain: bool
+
+
+def read_plain_piece(piece: Piece) -> Piece | None:
+    """Verify and decode the records of a piece of a journal, each looked at once; ``None`` where
+    they are not all sound ones of plain messages without a gap between their seq_ids.
+
+    Compiled 0.05 us a record; interpreted only many of one length.
+    """
+    count = len(piece)
+    if not count or int(piece.seqs[-1]) - int(piece.seqs[0]) != count - 1:
+        return None
+    offsets, first = piece.payloads - ACTION_SIZE, int(piece.seqs[0])
+    most = len(piece.data)
+    columns = plain_rows.read_run(piece.data, offsets, 0, count, first, most, True)
+    if len(columns[0]) < count:
+        return None
+    return Piece(piece.data, piece.kinds, piece.seqs, piece.payloads, piece.embedded, columns)
 
 
 def sound_records(piece: Piece) -> Bools:
@@ -86,6 +111,9 @@ def decode(piece: Piece) -> Decoded:
 
     About 0.2 us for a plain message, 0.8 where few have its length, 4 us for any other.
     """
+    if piece.plain is not None:
+        first = int(piece.seqs[0])
+        return Decoded(range(first, first + len(piece)), *piece.plain, True)
     seqs: list[int] = piece.seqs.tolist()
     words = journal_words(piece.kinds, piece.seqs)
     columns = plain_entries(piece.data, piece.payloads, words, piece.embedded, verified=True)

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 
 import qindex
-from journal.files import REAL
+from journal.files import REAL, RealFileSystem
 from journal.format import NO_START, START_SIZE
 from qindex.following import follower as follower_module
 from qindex.following.journal_tail import JournalTail
@@ -334,6 +334,45 @@ def test_stop_ends_a_wait(engine: qindex.Engine, events: bool) -> None:
         started = monotonic()
         assert list(follower) == []
         assert monotonic() - started < WAIT / 2
+
+
+def test_stop_ends_a_batch_that_is_being_given(engine: qindex.Engine) -> None:
+    queue = engine.queue("q")
+    publish(queue, 0, 500)
+    with qindex.follow(engine.directory, "q") as follower:
+        found = []
+        for one in follower:
+            found.append(one.seq_id)
+            if one.seq_id == 100:
+                follower.stop()
+        assert found == list(range(101))
+        assert follower.get() is None
+
+
+class SlowToClose(RealFileSystem):
+    """Closes nothing before ``may_close`` is set."""
+
+    def __init__(self) -> None:
+        self.may_close = threading.Event()
+
+    def close(self, fd: int, /) -> None:
+        assert self.may_close.wait(WAIT)
+        super().close(fd)
+
+
+def test_a_journal_whose_pages_are_freed_is_not_waited_for(engine: qindex.Engine) -> None:
+    queue = engine.queue("q")
+    fs = SlowToClose()
+    fs.may_close.set()
+    with qindex.follow(engine.directory, "q", fs=fs) as follower:
+        queue.publish_many([bytes(1 << 10)] * 2000)
+        assert len(drained(follower)) == 2000
+        fs.may_close.clear()
+        queue.flush()
+        publish(queue, 2000, 2003)
+        assert drained(follower) == numbered(2000, 2003)
+        assert not fs.may_close.is_set()
+        fs.may_close.set()
 
 
 def test_file_events_wake_one_that_polls_seldom(

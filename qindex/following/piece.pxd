@@ -1,0 +1,2 @@
+# Types for the names of piece.py.
+from qindex.format cimport plain_rows
