@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from xxhash import xxh3_64_intdigest
 
 from journal import read_words
-from journal.files import FileSystem, PathLike, ReadBuffer, read_optional
+from journal.files import FileBytes, FileSystem, PathLike, ReadBuffer, read_optional
 from journal.findings import Cause, Finding, Kind
 
 _log = logging.getLogger("qindex.block_sums")
@@ -53,7 +53,7 @@ class Healed:
     from the start that are covered by checksums that hold. ``end``: behind the last byte that is
     covered."""
 
-    data: bytes | bytearray
+    data: FileBytes
     fixed: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
     sound: int = 0
@@ -83,7 +83,7 @@ def read_sums(fs: FileSystem, path: PathLike) -> bytes | None:
         return None
 
 
-def heal(data: bytes, sums: bytes | None, *, power_lost: bool = False) -> Healed:
+def heal(data: FileBytes, sums: bytes | None, *, power_lost: bool = False) -> Healed:
     """Hold ``data`` against its sums and put single flipped bits right.
 
     ``power_lost``: neither file may be what it was last, so that the sums may be of other bytes.

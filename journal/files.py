@@ -35,12 +35,19 @@ from journal.errors import UnopenedError, UnsafeFileError, UsageError, storage_e
 
 PathLike = str | os.PathLike[str]
 ReadBuffer = bytes | bytearray | memoryview | _mmap.mmap
+FileBytes = bytes | bytearray | _mmap.mmap
+"""What the bytes of a file are read into: slices of it are copies."""
 
 _log = logging.getLogger("qindex.files")
 
 _TMP_SUFFIX = ".tmp"
 _LARGE = 32 << 20
 """Bytes of one read, above which it is looked whether they are there at all."""
+_MAPPED = 4 << 20
+"""Bytes of a file that is mapped to be read."""
+_POPULATE_READ = 22
+"""``MADV_POPULATE_READ`` of Linux 5.14, which :mod:`mmap` does not name."""
+_SAME = bytes(1 << 16)
 _BLOCK = 512
 """Bytes of a block of ``st_blocks``, on any file system."""
 _FLOCK = struct.Struct("hhqqi")
@@ -346,6 +353,38 @@ def read_optional(fs: FileSystem, path: PathLike, most: int | None = None) -> by
         return read_file(fs, path, most)
     except FileNotFoundError:
         return None
+
+
+def map_optional(fs: FileSystem, path: PathLike) -> bytes | _mmap.mmap | None:
+    """Read a whole file, as :func:`read_optional`; a large one is mapped, which costs a tenth of a
+    copy of it. Only for who keeps others from making it shorter: behind its end no map may be
+    touched.
+
+    All of it has been read on return: a place that the disk can't read is an :class:`OSError` here,
+    and not the end of the process later on.
+    """
+    try:
+        with opened(fs, path) as fd:
+            size = fs.fstat(fd).st_size
+            if size >= _MAPPED:
+                refuse_hole(fs, fd, size, 0)
+                with suppress(OSError):  # as a system does that can't, or a disk: the read tells
+                    made = fs.mmap(fd, size, False)
+                    made.madvise(_POPULATE_READ)
+                    return made
+            return pread_all(fs, fd, size, 0)
+    except FileNotFoundError:
+        return None
+
+
+def is_zeros(data: FileBytes, start: int = 0) -> bool:
+    """Tell whether there is nothing but zeros from ``start`` on. Nothing large is copied."""
+    step = len(_SAME)
+    for at in range(start, len(data), step):
+        piece = data[at : at + step]
+        if piece != _SAME[: len(piece)]:
+            return False
+    return True
 
 
 def replace_file(fs: FileSystem, path: PathLike, data: bytes) -> None:

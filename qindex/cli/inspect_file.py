@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from journal.errors import DamageError, NotAStoreError, UsageError, storage_errors
-from journal.files import REAL, opened, read_file, read_optional
+from journal.files import REAL, FileBytes, opened, read_file, read_optional
 from journal.findings import Finding
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
 from msgstore.scan import Record, read_record, scan_file
@@ -125,7 +125,7 @@ def _index(
 
 
 def _records(
-    data: bytes | bytearray, rows: Iterator[tuple[int, int, int, int]], how: Layout, step: int
+    data: FileBytes, rows: Iterator[tuple[int, int, int, int]], how: Layout, step: int
 ) -> Iterator[dict[str, Any]]:
     delivered: set[int] = set()
     for kind, seq, offset, length in rows:

@@ -91,7 +91,7 @@ def _rabbitmq_is_sound(data: ReadBuffer, payload: int, word: int, embedded: int)
     return message.msg_id == msg_id and end == embedded
 
 
-def publish_starts(data: bytes | bytearray, begin: int, head_size: int) -> Iterator[int]:
+def publish_starts(data: ReadBuffer, begin: int, head_size: int) -> Iterator[int]:
     """Give the offsets, from ``begin`` on, where a publish record with an embedded one may start.
 
     ``head_size``: bytes of a publish record up to its embedded record, in this kind of file.
@@ -101,7 +101,7 @@ def publish_starts(data: bytes | bytearray, begin: int, head_size: int) -> Itera
 
 
 def correct_head(
-    data: bytes | bytearray, payload: int, kinds: tuple[int, ...], seqs: tuple[int, ...]
+    data: ReadBuffer, payload: int, kinds: tuple[int, ...], seqs: tuple[int, ...]
 ) -> Correction | None:
     """Restore the head of one of our records from its checksum, or give ``None``.
 

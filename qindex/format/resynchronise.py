@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from journal.files import FileBytes, is_zeros
 from journal.findings import Cause, Finding, Kind
 from journal.format import (
     DELIVER,
@@ -63,7 +64,7 @@ Bools = npt.NDArray[np.bool_]
 
 NO_WALK = walk_journal(b"")
 
-Data = bytes | bytearray
+Data = FileBytes
 Patch = tuple[int, bytes]
 """Offset, and the bytes that belong there."""
 
@@ -448,10 +449,7 @@ class _Reader:
 
     def _nothing_from(self, offset: int) -> bool:
         """Tell whether the file ends here, or nothing but zeros follows."""
-        if any(self._data[offset : offset + 64]):
-            return False
-        rest = self._data[offset:]
-        return rest.count(0) == len(rest)
+        return is_zeros(self._data, offset)
 
     def _is_unfinished(self, offset: int) -> bool:
         """Tell whether the journal's last append starts here or before, and was cut short by the
@@ -467,7 +465,7 @@ class _Reader:
         """Tell whether zeros stand here in place of an append's start."""
         # Eight zeros may be the start of seq_id 0, where nothing stands before.
         zeros = NO_START[: 8 if self._last_seq >= 0 else 16]
-        return self._data.startswith(zeros, offset)
+        return self._data[offset : offset + len(zeros)] == zeros
 
     def _never_written(self, start: int, stop: int) -> bool:
         """Tell whether a loss of power explains that these bytes are not sound: of a sector in
@@ -475,7 +473,7 @@ class _Reader:
         if not self._layout.power_lost:
             return False
         data = self._data
-        if data.startswith(NO_START, start):
+        if data[start : start + len(NO_START)] == NO_START:
             return True
         # The bytes that an append stores last, and the checksum of a record, may reach over the
         # border of two sectors, of which one was written before and one after.

@@ -136,7 +136,7 @@ class IndexReader:
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
 
-    def _kept(self, scan: SegmentScan) -> bytes | bytearray:
+    def _kept(self, scan: SegmentScan) -> ReadBuffer:
         """Give the bytes that are kept while the segment is read."""
         return scan.data if scan.size <= _KEPT_BYTES or not self.form.rereads else b""
 

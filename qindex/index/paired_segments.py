@@ -110,8 +110,9 @@ class _Paired(SegmentForm):
 
         def read_store() -> bytes | bytearray:
             healed = read_healed(fs, store_path, findings, power_lost=power_lost)
-            stores.append(healed.data)
-            return healed.data
+            store = bytes(healed.data)
+            stores.append(store)
+            return store
 
         ours = size == index_format.full_size(entry_count)
         pinned = PinnedPair(number, size, store_size or -1, bytes(index[:HEADER_SIZE]))

@@ -18,7 +18,7 @@ from journal.files import FileSystem, ReadBuffer
 from journal.format import ACK, DELIVER
 from journal.replay import Walk
 from qindex.format.resynchronise import Elsewhere
-from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed
+from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, Segment, as_filed, count_held
 from qindex.index.segment_scan import SegmentScan
 
 I64 = npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class SegmentPlan:
     @property
     def unacked(self) -> int:
         """Entries published less acknowledged."""
-        return len(self.states) - self.states.count(ABSENT) - self.states.count(ACKED)
+        return count_held(self.states)
 
     def fresh(self) -> Bools:
         """Tell which entries the files do not have, and are to have. Shape ``(entry_count,)``."""

@@ -173,7 +173,7 @@ def read_healed(
     fs: FileSystem,
     path: str,
     findings: list[Finding],
-    data: bytes | None = None,
+    data: Data | None = None,
     power_lost: bool = False,
 ) -> Healed:
     """Read an index file and put right what its sum file (:mod:`journal.block_sums`) finds wrong;

@@ -32,7 +32,7 @@ from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed
 from journal.errors import ClosedError, storage_errors
-from journal.files import FileSystem, read_optional, sync_file, unlink_if_there
+from journal.files import FileSystem, is_zeros, map_optional, sync_file, unlink_if_there
 from journal.findings import Cause, Finding
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
 from journal.poison import Poison
@@ -383,11 +383,11 @@ def _read_journal(
     *,
     may_be_zeros: bool,
 ) -> Reading:
-    data = read_optional(fs, path) or b""
+    data = map_optional(fs, path) or b""
     healed = Healed(data)
     if _JOURNAL_SUMS in loaded.names:
         healed = read_healed(fs, path, loaded.findings, data, power_lost)
-    elif may_be_zeros and data == bytes(len(data)):
+    elif may_be_zeros and is_zeros(data):
         healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
     if not healed.data:
         return Reading(NO_WALK, healed.data)

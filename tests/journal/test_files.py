@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from journal.errors import LockedError, StorageError, WritesRefusedError
+from journal.errors import LockedError, StorageError, UnsafeFileError, WritesRefusedError
 from journal.files import (
     REAL,
     PathLike,
     RealFileSystem,
+    is_zeros,
     make_dirs,
+    map_optional,
     pread_all,
     pwrite_all,
     read_file,
@@ -171,3 +174,57 @@ def test_a_finding_reads_as_a_sentence() -> None:
     finding = Finding("j", 8, 40, Cause.DAMAGE, "no record", "what stood there is lost")
     assert str(finding) == "j: at offset 8, 40 bytes: no record; what stood there is lost"
     assert str(Finding("j", 8, 0, Cause.CRASH, "torn")) == "j: at offset 8, 0 bytes: torn"
+
+
+class MapsNothing(RealFileSystem):
+    def mmap(self, fd: int, length: int, writable: bool, /) -> mmap.mmap:  # type: ignore[override]
+        raise OSError(errno.ENODEV, "no maps here")
+
+
+def test_a_large_file_is_mapped_to_be_read(tmp_path: Path) -> None:
+    large = os.urandom(1 << 16) * 65
+    (tmp_path / "large").write_bytes(large)
+    (tmp_path / "small").write_bytes(b"abc")
+    found = map_optional(REAL, tmp_path / "large")
+    assert isinstance(found, mmap.mmap)
+    assert found[:] == large
+    assert map_optional(MapsNothing(), tmp_path / "large") == large
+    assert map_optional(REAL, tmp_path / "small") == b"abc"
+    assert map_optional(REAL, tmp_path / "none") is None
+
+
+def test_a_place_that_the_disk_cannot_read_is_an_error_of_the_reading(tmp_path: Path) -> None:
+    """The map can't be filled, and the read tells why."""
+
+    class Unreadable(mmap.mmap):
+        def madvise(self, *_advice: int) -> None:
+            raise OSError(errno.EFAULT, "Bad address")
+
+    class BadDisk(RealFileSystem):
+        def mmap(self, fd: int, length: int, writable: bool, /) -> mmap.mmap:  # type: ignore[override]
+            return Unreadable(fd, length, access=mmap.ACCESS_READ)
+
+        def pread(self, fd: int, length: int, offset: int, /) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "large").write_bytes(bytes(5 << 20))
+    with pytest.raises(OSError, match="Input/output error"):
+        map_optional(BadDisk(), tmp_path / "large")
+
+
+def test_a_hole_is_not_mapped(tmp_path: Path) -> None:
+    with open(tmp_path / "hole", "wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(UnsafeFileError):
+        map_optional(REAL, tmp_path / "hole")
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 200_000])
+def test_zeros(size: int) -> None:
+    assert is_zeros(bytes(size))
+    for at in {0, size // 2, size - 1} - {-1} if size else ():
+        data = bytearray(size)
+        data[at] = 1
+        assert not is_zeros(data)
+        assert not is_zeros(data, at)
+        assert is_zeros(data, at + 1)

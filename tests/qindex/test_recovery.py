@@ -42,6 +42,13 @@ def crashed(tmp_path: Path, journal: bytes | None = None, *, count: int = 20) ->
     return store
 
 
+@pytest.fixture(params=["read", "mapped"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals are read, and then mapped, as large ones are."""
+    if request.param == "mapped":
+        monkeypatch.setattr("journal.files._MAPPED", 1)
+
+
 @pytest.mark.parametrize("durability", ["os", "fsync", "buffered"])
 def test_a_kill_loses_nothing_that_returned(tmp_path: Path, durability: str) -> None:
     engine = open_quietly(tmp_path / "first", durability=durability)
@@ -89,6 +96,7 @@ def test_a_torn_record_at_the_end_is_a_crash(tmp_path: Path, cut: int) -> None:
             assert engine.queue("q").publish(b"next") >= 2
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_damage_is_refused_then_set_aside(tmp_path: Path) -> None:
     bad = bytearray(publish_record(1, b"damaged beyond one bit"))
     bad[60:70] = b"##########"
@@ -364,6 +372,7 @@ def test_the_start_of_an_append_is_stored_last(tmp_path: Path) -> None:
     assert (tmp_path / "journal.jif").read_bytes()[offset:] == batch
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("synced", [False, True])
 def test_a_flipped_bit_in_a_journal_is_put_right_by_an_open(tmp_path: Path, synced: bool) -> None:
     """It was found and could be put right, and the store was not opened without ``repair``."""
