@@ -36,6 +36,7 @@ MODULES = (
     "qindex.index.index_reader",
     "qindex.index.queue_index",
     "qindex.queue.run_clock",
+    "qindex.queue.wake_ups",
     "qindex.queue.state",
     "qindex.queue.flushing",
     "qindex.queue.delivery",

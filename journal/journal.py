@@ -54,10 +54,13 @@ _NEW_SUFFIX = ".new"
 _BULK = 64 << 10
 _IN_PLACE = 1 << 20
 _AHEAD = 64 << 10
-"""Bytes of zeros that are written ahead at a time."""
+"""Bytes of zeros that are written ahead at a time: so many, or as many as the journal has."""
+_MOST_AHEAD = 1 << 20
+"""No more than this. Each write lets other threads run, and they come to wait for the queue's
+lock: with several on one queue that costs more than the zeros do."""
 _AHEAD_OF_SYNCS = 16 << 10
 """The same where syncs come often: each writes pages back in the pieces in which they were made."""
-_ZEROS = bytes(_AHEAD)
+_ZEROS = memoryview(bytes(_MOST_AHEAD))
 
 
 @dataclass(slots=True)
@@ -226,7 +229,7 @@ class Journal:
         Blocks and map are there: where the zeros can't be written, that is all that is lost.
         """
         synced_lately = self.synced > max(self.end - _AHEAD, 0)
-        piece = _AHEAD_OF_SYNCS if synced_lately else _AHEAD
+        piece = _AHEAD_OF_SYNCS if synced_lately else min(max(_AHEAD, self.end), _MOST_AHEAD)
         start = whole_pages(self.end)
         self.limit = min(max(start + piece, whole_pages(self.end + room)), len(self.map))
         if room < _BULK and start < self.limit:

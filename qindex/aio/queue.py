@@ -279,9 +279,8 @@ class Queue:
         state = self._state
         deadline = deadline_after(timeout)
         while True:
-            waiter = Waiter(state.arrived, self._one_waits_less)
+            waiter = Waiter(state.arrived)
             with state.lock, state:
-                state.waiting += 1
                 waiter.listen()
             try:
                 taken = take()
@@ -302,18 +301,11 @@ class Queue:
             if deadline is not None and monotonic() >= deadline:
                 return None
 
-    def _one_waits_less(self) -> None:
-        self._state.waiting -= 1
-
-    def _one_holds_less(self) -> None:
-        self._state.holding -= 1
-
     def _leave(self, waiter: Waiter, *, rung_for_nothing: bool) -> None:
         """Stop waiting; a ring that was not needed goes to the next waiter."""
         state = self._state
         with state.lock.anyway:
-            state.waiting -= 1
-            if not waiter.forget() and rung_for_nothing and state.waiting:
+            if not waiter.forget() and rung_for_nothing:
                 state.arrived.notify()
 
     def consume(
@@ -334,9 +326,8 @@ class Queue:
         state = self._state
         deadline = deadline_after(timeout)
         while True:
-            waiter = Waiter(state.settled, self._one_holds_less)
+            waiter = Waiter(state.settled)
             with state.lock, state:
-                state.holding += 1
                 waiter.listen()
             try:
                 held = [delivery for delivery in given if not delivery.settled]
@@ -356,7 +347,6 @@ class Queue:
     def _stop_holding(self, waiter: Waiter) -> None:
         state = self._state
         with state.lock.anyway:
-            state.holding -= 1
             waiter.forget()
 
     # -- settling -------------------------------------------------------------------------------

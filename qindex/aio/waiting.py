@@ -7,7 +7,6 @@ rings it. A ring is for one waiter, so a waiter that is cancelled after its ring
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from qindex.queue.wake_ups import Bell
 
@@ -16,19 +15,14 @@ _LONGEST_WAIT = 365 * 86_400.0
 
 
 class Waiter:
-    """A listener of one coroutine, on one bell, for one ring.
+    """A listener of one coroutine, on one bell, for one ring."""
 
-    ``abandoned`` is called, with the bell's lock held, by a ring that finds the loop closed: the
-    coroutine will never take back what it has noted about itself.
-    """
+    __slots__ = ("_bell", "_future", "_loop")
 
-    __slots__ = ("_abandoned", "_bell", "_future", "_loop")
-
-    def __init__(self, bell: Bell, abandoned: Callable[[], None] | None = None) -> None:
+    def __init__(self, bell: Bell) -> None:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[bool] = self._loop.create_future()
         self._bell = bell
-        self._abandoned = abandoned
 
     def listen(self) -> None:
         """Wait for the bell from now on. The bell's lock is held."""
@@ -46,8 +40,6 @@ class Waiter:
             else:
                 self._loop.call_soon_threadsafe(self._wake, True)
         except RuntimeError:
-            if self._abandoned is not None:
-                self._abandoned()
             return False
         return True
 

@@ -305,7 +305,7 @@ class DeadLetters:
                 state.tally.moved.update(one.reason for one in letters)
             for one in letters:
                 state.leases.drop(one.seq_id)
-            if state.holding:
+            if state.settled.waiting:
                 state.settled.notify_all()
 
     def end_moved(self, seqs: Sequence[int]) -> None:

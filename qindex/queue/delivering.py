@@ -157,11 +157,7 @@ class Deliverer:
             left = time_left(deadline)
             if left is not None and left <= 0:
                 return False
-            state.waiting += 1
-            try:
-                state.wait_for(state.arrived, left)
-            finally:
-                state.waiting -= 1
+            state.wait_for(state.arrived, left)
         return True
 
     def _fill(self, most: int) -> bool:
@@ -463,11 +459,7 @@ class Deliverer:
                 held = [delivery for delivery in given if not delivery.settled]
                 if len(held) < len(given):
                     return held
-                state.holding += 1
-                try:
-                    rung = state.wait_for(state.settled, until)
-                finally:
-                    state.holding -= 1
+                rung = state.wait_for(state.settled, until)
                 if not rung and until is not None:
                     until = None
                     warn_of_full_prefetch(state.name, [one.seq_id for one in given])

@@ -36,7 +36,7 @@ class Outstanding:
         """Acknowledge entries that are out, or being moved. Lock held."""
         state = self._state
         state.index.acknowledge_many(seqs)
-        if state.nacked_at or state.holding or state.stored_out:
+        if state.nacked_at or state.settled.waiting or state.stored_out:
             state.forget(seqs if isinstance(seqs, range) else seqs.tolist())
 
     def seq_ids_of(self, deliveries: Iterable[Delivery]) -> Seqs:

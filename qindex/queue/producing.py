@@ -121,7 +121,7 @@ class Producer:
                     self._expirer.note(expiry)
             if limits is not None:
                 limits.bytes += len(body)
-            if state.waiting:
+            if state.arrived.waiting:
                 state.arrived.notify()
             if not seq & state.check_mask:
                 self._flusher.tick(waits)
@@ -216,7 +216,7 @@ class Producer:
                 if index.ahead.keeps_up(index.tail, seq):
                     index.ahead.add(seq, body, entry)
                     window.plain = False
-            if state.waiting:
+            if state.arrived.waiting:
                 state.arrived.notify()
             if not seq & state.check_mask:
                 self._flusher.tick(waits)
@@ -313,7 +313,7 @@ class Producer:
                 block, offsets = make(state.index.next_seq)
                 seqs = state.index.append_batch(block, offsets)
                 self._expirer.note(expiry)
-                if state.waiting:
+                if state.arrived.waiting:
                     state.arrived.notify(len(seqs))
                 self._flusher.tick(waits)
             if waits and (confirm or state.sync_each):
@@ -480,7 +480,7 @@ class Producer:
                 limits.bytes += sum(item.size for item in items)
                 limits.give_back(len(held), sum(item.size for item in held))
                 held.clear()
-            if state.waiting:
+            if state.arrived.waiting:
                 state.arrived.notify(len(seqs))
             self._flusher.tick(waits)
             return seqs

@@ -71,7 +71,7 @@ class Settler:
             if not index.acknowledge(seq):
                 raise outstanding.not_ours(delivery)
             given._queue = None
-            if state.nacked_at or state.stored_out or state.holding:
+            if state.nacked_at or state.stored_out or state.settled.waiting:
                 state.forget((seq,))
             if not seq & state.check_mask or index.journal.in_reserve:
                 self._flusher.tick(waits)
@@ -180,9 +180,9 @@ class Settler:
             state.returns[seq] = count
             if state.limits is not None:
                 state.limits.bytes += len(body)
-        if state.holding:
+        if state.settled.waiting:
             state.settled.notify_all()
-        if state.waiting:
+        if state.arrived.waiting:
             state.arrived.notify()
 
     # -- deliveries that do not count -------------------------------------------------------------

@@ -4,18 +4,20 @@ from libc.stdint cimport uint64_t
 
 from journal.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
+from qindex.queue.wake_ups cimport Bell
 
 
 cdef class QueueState:
     cdef object __weakref__
     cdef public QueueIndex index
-    cdef public Py_ssize_t check_mask, delivery_limit, first_seq, holding, most_embedded, most_plain, waiting
+    cdef public Py_ssize_t check_mask, delivery_limit, first_seq, most_embedded, most_plain
     cdef public uint64_t id_high
     cdef public bint sync_each, to_move, watched
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
-    cdef public object alarm, arrived, calls, counts, flushed, flushing, leases, limits
-    cdef public object message_ttl, messages, name, options, room, settings, settled, tally
+    cdef public Bell arrived, settled
+    cdef public object alarm, calls, counts, flushed, flushing, leases, limits
+    cdef public object message_ttl, messages, name, options, room, settings, tally
 
     @cython.locals(lock=PatientLock)
     cpdef int take(self) except -1

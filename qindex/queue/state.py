@@ -50,7 +50,6 @@ class QueueState:
         "first_seq",
         "flushed",
         "flushing",
-        "holding",
         "id_high",
         "index",
         "lapsed_at",
@@ -72,7 +71,6 @@ class QueueState:
         "sync_each",
         "tally",
         "to_move",
-        "waiting",
         "watched",
     )
 
@@ -105,9 +103,6 @@ class QueueState:
         self.to_move: bool = False
         # The thread that flushes; 0: none.
         self.flushing: int = 0
-        # The number of threads that wait for a message, and of those that wait for an ack.
-        self.waiting: int = 0
-        self.holding: int = 0
         self.sync_each: bool = options.durability == "fsync"
         # Message ids are unique among all queues and runs: eight random bytes, and the seq_id.
         self.id_high: int = int.from_bytes(os.urandom(8), "big")
@@ -325,7 +320,7 @@ class QueueState:
                 stored.append(msg_id)
         if stored:
             self.release(stored)
-        if self.holding:
+        if self.settled.waiting:
             self.settled.notify_all()
 
     # -- syncs in the middle of a sync ------------------------------------------------------------

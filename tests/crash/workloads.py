@@ -193,7 +193,11 @@ INDEX: tuple[Workload, ...] = (
         setup=(*_OPEN, ("publish_many", "a", 15, "long")),
         options={"segment_entry_count": 64},
         # Zeros are written ahead in between.
-        patches={"journal.journal._AHEAD": 4096, "journal.journal._AHEAD_OF_SYNCS": 2048},
+        patches={
+            "journal.journal._AHEAD": 4096,
+            "journal.journal._MOST_AHEAD": 4096,
+            "journal.journal._AHEAD_OF_SYNCS": 2048,
+        },
     ),
     Workload(
         "bulk append",

@@ -68,6 +68,24 @@ def test_room_is_made_when_the_map_is_full(tmp_path: Path) -> None:
     assert (tmp_path / "journal.jif").stat().st_size == len(full)
 
 
+@pytest.mark.parametrize(
+    ("syncs", "count", "least", "most"), [(False, 4096, 6, 16), (True, 256, 14, 20)]
+)
+def test_zeros_are_written_ahead_in_few_pieces(
+    tmp_path: Path, syncs: bool, count: int, least: int, most: int
+) -> None:
+    """A large journal makes few writes, each of which lets other threads run; where syncs come
+    often they are small: a sync writes pages back in the pieces in which they were made."""
+    fs = FaultyFileSystem()
+    journal = open_journal(tmp_path, fs=fs)
+    for _ in range(count):
+        journal.append(bytes(1024))
+        if syncs:
+            journal.sync()
+    assert least <= fs.calls["pwrite"] <= most
+    journal.close()
+
+
 def test_keeps_the_front_and_cuts_what_is_behind(tmp_path: Path) -> None:
     (tmp_path / "journal.jif").write_bytes(acks(0, 5) + b"torn")
     journal = open_journal(tmp_path, position=40)

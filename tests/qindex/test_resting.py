@@ -182,7 +182,7 @@ def test_a_waiting_consumer_gets_what_wakes_the_queue(tmp_path: Path) -> None:
         thread = threading.Thread(target=consume)
         thread.start()
         for number in range(3):
-            wait_until(lambda: queue._parts.state.waiting)
+            wait_until(lambda: queue._parts.state.arrived.waiting)
             rest(engine, queue)
             queue.publish(b"%d" % number)
             wait_until(lambda: len(found) == number + 1)  # noqa: B023

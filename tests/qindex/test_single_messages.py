@@ -167,7 +167,7 @@ def test_who_waits_is_woken() -> None:
         queue.publish(b"first")
         taken(queue)
         waiting = pool.submit(queue.get, WAIT)
-        while not queue._parts.state.waiting:
+        while not queue._parts.state.arrived.waiting:
             sleep(0.001)
         queue.publish(b"x")
         delivery = waiting.result(WAIT / 2)

@@ -150,7 +150,7 @@ def test_a_publish_wakes_a_getter(tmp_path: Path) -> None:
             (b"2", lambda: queue.publish_many([b"2"])),
             (b"end", lambda: queue.publish(b"end")),
         ):
-            until(lambda: queue._parts.state.waiting == 1)
+            until(lambda: queue._parts.state.arrived.waiting == 1)
             publish()
             until(lambda body=body: body in found)  # type: ignore[misc]
         join(threads)
@@ -164,7 +164,7 @@ def test_a_requeue_wakes_a_getter(tmp_path: Path) -> None:
         assert held is not None
         found: list[qindex.Delivery | None] = []
         threads = start(lambda: found.append(queue.get(WAIT)))
-        until(lambda: queue._parts.state.waiting == 1)
+        until(lambda: queue._parts.state.arrived.waiting == 1)
         held.nack()
         join(threads)
         assert found[0] is not None
@@ -187,10 +187,10 @@ def test_a_consumer_that_waits_for_acks_takes_no_getters_wake_up(tmp_path: Path)
                     return
 
         threads = start(consumer)
-        until(lambda: queue._parts.state.holding == 1)
+        until(lambda: queue._parts.state.settled.waiting == 1)
         found: list[qindex.Delivery | None] = []
         threads += start(lambda: found.append(queue.get(None)))
-        until(lambda: queue._parts.state.waiting == 1)
+        until(lambda: queue._parts.state.arrived.waiting == 1)
         queue.publish(b"for the getter")
         until(lambda: found)
         assert found[0] is not None
@@ -215,7 +215,7 @@ def test_prefetch_holds_back_until_something_is_settled(tmp_path: Path, how: str
                     return
 
         threads = start(consumer)
-        until(lambda: queue._parts.state.holding == 1)
+        until(lambda: queue._parts.state.settled.waiting == 1)
         assert (len(given), queue.stats().unacked) == (2, 2)
         if how == "ack":
             given[0].ack()
@@ -264,7 +264,7 @@ def test_timeouts_without_an_end(tmp_path: Path) -> None:
             found.append(delivery.body)
 
         threads = start(lambda: getter(float("inf")), lambda: getter(1e18))
-        until(lambda: queue._parts.state.waiting == 2)
+        until(lambda: queue._parts.state.arrived.waiting == 2)
         queue.publish_many([b"0", b"1"])
         join(threads)
         assert sorted(found) == [b"0", b"1"]
@@ -283,7 +283,7 @@ def test_each_of_many_waiting_getters_gets_one(tmp_path: Path) -> None:
                 found.append(delivery.seq_id)
 
         threads = start(*[getter] * 10)
-        until(lambda: queue._parts.state.waiting == 10)
+        until(lambda: queue._parts.state.arrived.waiting == 10)
         queue.publish_many([b"x"] * 6)
         for _ in range(4):
             queue.publish(b"x")
@@ -313,7 +313,7 @@ def test_who_waits_at_the_end_is_told(tmp_path: Path, end: str, what: str) -> No
     if what == "prefetch":
         queue.publish(b"x")
     threads = start(waiter, waiter)
-    until(lambda: queue._parts.state.waiting + queue._parts.state.holding == 2)
+    until(lambda: queue._parts.state.arrived.waiting + queue._parts.state.settled.waiting == 2)
     if end == "close":
         engine.close()
     else:
@@ -409,7 +409,7 @@ def test_a_batch_that_waited_for_what_was_given_back_owns_it(tmp_path: Path) -> 
         assert held is not None
         batches: list[qindex.Batch] = []
         threads = start(lambda: batches.append(queue.get_many(5, timeout=WAIT)))
-        until(lambda: queue._parts.state.waiting == 1)
+        until(lambda: queue._parts.state.arrived.waiting == 1)
         held.nack()
         join(threads)
         assert batches[0].seq_ids == [0]

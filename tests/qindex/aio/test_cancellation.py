@@ -38,7 +38,7 @@ def test_a_cancelled_get_takes_nothing(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
             waiting.cancel()
             await cancelled(waiting)
-            assert queue._queue._parts.state.waiting == 0
+            assert queue._queue._parts.state.arrived.waiting == 0
             await queue.publish(b"a")
             delivery = await queue.get()
             assert delivery is not None
@@ -79,7 +79,7 @@ def test_one_cancelled_as_it_is_woken_wakes_a_thread(tmp_path: Path) -> None:
             waiting = asyncio.create_task(queue.get())
             thread = threading.Thread(target=consume)
             thread.start()
-            while plain._parts.state.waiting < 2:
+            while plain._parts.state.arrived.waiting < 2:
                 await asyncio.sleep(0.001)
             plain.publish(b"a")
             waiting.cancel()
@@ -193,7 +193,7 @@ def test_a_loop_that_ends_leaves_its_messages_to_others(tmp_path: Path) -> None:
 
         dying = asyncio.new_event_loop()
         task = dying.create_task(wait_here())
-        while not queue._parts.state.waiting:
+        while not queue._parts.state.arrived.waiting:
             dying.run_until_complete(asyncio.sleep(0.001))
         dying.close()  # without a word to the task that waits
         got: list[bytes] = []
@@ -213,7 +213,7 @@ def test_a_loop_that_ends_leaves_its_messages_to_others(tmp_path: Path) -> None:
         del task
         gc.collect()
         queue.publish(b"b")
-        assert queue._parts.state.waiting == 0
+        assert queue._parts.state.arrived.waiting == 0
         delivery = queue.get(0)
         assert delivery is not None
         assert delivery.body == b"b"
@@ -324,7 +324,7 @@ def test_random_cancellation_under_load(tmp_path: Path, durability: Durability) 
             assert not thread.is_alive()
         stats = plain.queue("q").stats()
         assert (stats.ready, stats.unacked) == (0, 0)
-        assert plain.queue("q")._parts.state.waiting == 0
+        assert plain.queue("q")._parts.state.arrived.waiting == 0
     assert books.cancellations > 200
     assert not [body for body, times in books.acked.items() if times > 1]
     acked = set(books.acked)

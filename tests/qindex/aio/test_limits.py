@@ -36,7 +36,7 @@ def test_block_suspends_and_is_woken(tmp_path: Path, size: int, durability: str)
                 await delivery.ack()
             await asyncio.gather(*tasks)
             assert sorted(seen) == [b"2", b"3", b"4", b"5", b"6"]
-            assert not queue._queue._parts.state.room._listeners
+            assert not queue._queue._parts.state.room.waiting
 
     run(main)
 
@@ -55,7 +55,7 @@ def test_block_ends(tmp_path: Path) -> None:
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert not queue._queue._parts.state.room._listeners
+        assert not queue._queue._parts.state.room.waiting
         assert len(queue) == 1
         waiting = asyncio.create_task(queue.publish(b"no"))
         await asyncio.sleep(0.01)
