@@ -20,7 +20,7 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -30,20 +30,7 @@ import qindex
 from journal.compiled import build
 from journal.errors import DamageError, StoreError
 from qindex._packages import see
-from qindex.cli.drop import compact_command, delete_command, purge_command
-from qindex.cli.follow import follow_command
-from qindex.cli.inspect_file import inspect_command
-from qindex.cli.look import Directory, JsonOption, cat_command, list_command, stats_command
-from qindex.cli.move import export_command, import_command, pull_command, push_command
 from qindex.cli.output import flush, print_line, print_note
-from qindex.cli.queue_settings import queue_command
-from qindex.cli.tools import (
-    convert_command,
-    repair_command,
-    salvage_command,
-    verify_command,
-)
-from qindex.cli.traffic import consume_command, publish_command
 
 FOUND = 1
 WRONG_USE = 2
@@ -74,8 +61,8 @@ _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 def make_app(*, asked: str = "") -> typer.Typer:
     """Put the commands together: all of them, or the one that is ``asked`` for.
 
-    Each takes time to be made, so a call of one makes no other. A command of a package above this
-    one is loaded where it is asked for, and stands in the list of all without that."""
+    Each takes time to be loaded and made, so a call of one makes no other, and one for the version
+    makes none. A command of a package above this one stands in the list of all unloaded."""
     app = typer.Typer(
         name="qindex",
         help="An embedded, persistent message queue, and a reader of RabbitMQ's.",
@@ -83,9 +70,9 @@ def make_app(*, asked: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_top)
-    for name, command in _COMMANDS.items():
+    for name, module in _COMMANDS.items():
         if asked in ("", name):
-            app.command(name)(command)
+            _add_loaded(app, name, importlib.import_module(f"qindex.cli.{module}"))
     for name, (module, text) in _LATER.items():
         if name == asked:
             _add_loaded(app, name, importlib.import_module(module))
@@ -155,78 +142,30 @@ def _top(
     """An embedded, persistent message queue, and a reader of RabbitMQ's."""
 
 
-def _demo(
-    kills: Annotated[int, typer.Option(min=1, max=100, help="Processes to kill.")] = 5,
-    seconds: Annotated[
-        float, typer.Option(min=0.05, max=60, help="How long each lives, about.")
-    ] = 1.5,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the store, and say where.")] = False,
-    as_json: JsonOption = False,
-) -> int:
-    """Publish, consume, kill the process in the middle, and show that nothing was lost.
-
-    In a temporary directory: a child process with publishing and consuming threads is killed
-    with SIGKILL, several times; its notes of each call that returned are compared with the store.
-    Exits 0 only if the books balance.
-    """
-    from qindex.cli.demo import run_demo
-
-    return run_demo(kills=kills, seconds=seconds, keep=keep, as_json=as_json)
-
-
-def _top_live(
-    directory: Directory,
-    interval: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")
-    ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
-    journal_entries: Annotated[
-        int, typer.Option(min=1, help="The max_journal_entries of whoever writes the store.")
-    ] = 65_536,
-    as_json: JsonOption = False,
-) -> int:
-    """Show queues, rates, segments, journals and the message store's garbage, live.
-
-    Reads the files alone, takes no lock, changes nothing. Rates are of what changed between two
-    looks. A cell of the map is a segment: the darker, the more of it is not acknowledged; "·" is
-    in the journal only. Keys: n m b a p sort, q quits. Where standard output is no terminal, or
-    with --once or --json, one look is printed.
-    """
-    from qindex.cli.top import run_top
-
-    return run_top(
-        directory,
-        interval=interval,
-        once=once,
-        journal_entries=journal_entries,
-        as_json=as_json,
-    )
-
-
-_COMMANDS: dict[str, Callable[..., int]] = {
-    "demo": _demo,
-    "list": list_command,
-    "cat": cat_command,
-    "publish": publish_command,
-    "consume": consume_command,
-    "follow": follow_command,
-    "queue": queue_command,
-    "purge": purge_command,
-    "delete": delete_command,
-    "inspect": inspect_command,
-    "compact": compact_command,
-    "stats": stats_command,
-    "top": _top_live,
-    "export": export_command,
-    "import": import_command,
-    "push": push_command,
-    "pull": pull_command,
-    "verify": verify_command,
-    "repair": repair_command,
-    "salvage": salvage_command,
-    "convert": convert_command,
+_COMMANDS = {
+    "demo": "demo",
+    "list": "look",
+    "cat": "look",
+    "publish": "traffic",
+    "consume": "traffic",
+    "follow": "follow",
+    "queue": "queue_settings",
+    "purge": "drop",
+    "delete": "drop",
+    "inspect": "inspect_file",
+    "compact": "drop",
+    "stats": "look",
+    "top": "top",
+    "export": "move",
+    "import": "move",
+    "push": "move",
+    "pull": "move",
+    "verify": "tools",
+    "repair": "tools",
+    "salvage": "tools",
+    "convert": "tools",
 }
-"""In the order in which help lists them."""
+"""The modules of this package that have the commands, in the order in which help lists them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -255,7 +194,7 @@ def _run(arguments: list[str]) -> int:
                 _see(_LATER[asked][0])
             except ImportError as error:
                 return _fail(WRONG_USE, error)
-        elif asked not in _COMMANDS:
+        elif asked not in _COMMANDS and asked != "--version":
             asked = ""  # help, or a word that is like one of them
         command = get_command(make_app(asked=asked))
         _complete(command)

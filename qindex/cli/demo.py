@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -18,6 +20,7 @@ import qindex
 from qindex.cli.demo_books import Balance, Books, Drained
 from qindex.cli.demo_child import CONSUMERS, PUBLISHERS, QUEUE
 from qindex.cli.demo_run import run_and_kill
+from qindex.cli.look import JsonOption
 from qindex.cli.output import print_json
 
 _DRAIN_BATCH = 1000
@@ -25,10 +28,19 @@ _UNEVEN = 0.4
 """A child's life is so much shorter or longer than asked for: kills should fall anywhere."""
 
 
-def run_demo(*, kills: int, seconds: float, keep: bool, as_json: bool) -> int:
-    """Run the demo; gives the exit code: 0 when the books balance, else 1.
+def demo_command(
+    kills: Annotated[int, typer.Option(min=1, max=100, help="Processes to kill.")] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=0.05, max=60, help="How long each lives, about.")
+    ] = 1.5,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the store, and say where.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Publish, consume, kill the process in the middle, and show that nothing was lost.
 
-    Raises :class:`qindex.StoreError` when it can't go on.
+    In a temporary directory: a child process with publishing and consuming threads is killed
+    with SIGKILL, several times; its notes of each call that returned are compared with the store.
+    Exits 0 only if the books balance.
     """
     console = Console(stderr=as_json, highlight=False)
     directory = tempfile.mkdtemp(prefix="qindex-demo-")

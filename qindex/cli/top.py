@@ -9,13 +9,15 @@ import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from qindex.cli.look import Directory, JsonOption
 from qindex.cli.output import key_text, print_json, print_line
 from qindex.format.json_value import plain_value
 from qindex.view.live_figures import Look, Looker, QueueLook, Rates, SegmentLook
@@ -37,11 +39,24 @@ _SORTS: dict[str, tuple[str, Callable[[QueueLook], Any]]] = {
 _KEYS = "  ".join(f"{key} {name}" for key, (name, _) in _SORTS.items()) + "  q quit"
 
 
-def run_top(
-    directory: str, *, interval: float, once: bool, journal_entries: int, as_json: bool
+def top_command(
+    directory: Directory,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    journal_entries: Annotated[
+        int, typer.Option(min=1, help="The max_journal_entries of whoever writes the store.")
+    ] = 65_536,
+    as_json: JsonOption = False,
 ) -> int:
-    """Show the store until the user quits; gives the exit code. Raises :class:`NotAStoreError`
-    when it is not there (any more), :class:`StorageError`."""
+    """Show queues, rates, segments, journals and the message store's garbage, live.
+
+    Reads the files alone, takes no lock, changes nothing. Rates are of what changed between two
+    looks. A cell of the map is a segment: the darker, the more of it is not acknowledged; "·" is
+    in the journal only. Keys: n m b a p sort, q quits. Where standard output is no terminal, or
+    with --once or --json, one look is printed.
+    """
     looker = Looker(directory)
     look = looker.look()
     if as_json:
