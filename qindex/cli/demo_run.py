@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 import numpy as np
 
@@ -48,21 +48,23 @@ def run_and_kill(
     finally:
         # From now on the child alone has the writing end: its death ends the log.
         os.close(writing)
-    listener = _Listener(reading)
+    data = bytearray()
     try:
-        _wait(child, listener, seconds, tell)
+        _listen(reading, data, seconds, tell)
         child.send_signal(signal.SIGKILL)
         _, complaint = child.communicate(timeout=_PATIENCE)
-        listener.join()
+        while piece := os.read(reading, _PIPE_READ):
+            data += piece
     finally:
         child.kill()
         child.wait()
-        listener.join()
-    tell(*listener.counts())
+        os.close(reading)
+    tell(*_counts(data))
     if child.returncode != -signal.SIGKILL:
         last = complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise ChildError(f"the child process ended by itself ({child.returncode}): {last}")
-    return listener.log()
+    # A killed process has written whole records.
+    return np.frombuffer(data, RECORD, (len(data) - len(READY)) // RECORD.itemsize, len(READY))
 
 
 def _paths() -> list[str]:
@@ -72,51 +74,29 @@ def _paths() -> list[str]:
     return [root, given] if given else [root]
 
 
-def _wait(
-    child: subprocess.Popen[bytes],
-    listener: _Listener,
-    seconds: float,
-    tell: Callable[[int, int], None],
-) -> None:
-    """Return when the child is in the middle of its work, or has ended."""
+def _listen(fd: int, data: bytearray, seconds: float, tell: Callable[[int, int], None]) -> None:
+    """Take what the child notes until it is in the middle of its work, or has ended."""
     deadline = monotonic() + _PATIENCE
     end: float | None = None
-    while child.poll() is None:
-        counts = listener.counts()
+    next_look = 0.0
+    while end is None or monotonic() < end:
+        if select.select([fd], [], [], _TICK)[0]:
+            piece = os.read(fd, _PIPE_READ)
+            if not piece:
+                return
+            data += piece
+        if monotonic() < next_look:
+            continue
+        next_look = monotonic() + _TICK
+        counts = _counts(data)
         tell(*counts)
         if end is None and counts[0]:
             end = monotonic() + seconds
-        if end is not None and monotonic() >= end:
-            return
         if monotonic() > deadline + seconds:
             raise ChildError(f"the child process published nothing for {_PATIENCE:.0f} seconds")
-        sleep(_TICK)
 
 
-class _Listener:
-    """A thread that empties the pipe as fast as it is filled."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._data = bytearray()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        while piece := os.read(self._fd, _PIPE_READ):
-            self._data += piece
-        os.close(self._fd)
-
-    def join(self) -> None:
-        """Return when the pipe has ended."""
-        self._thread.join()
-
-    def counts(self) -> tuple[int, int]:
-        """Count the publishes and acks that have returned by now."""
-        kinds = bytes(self._data)[len(READY) :: RECORD.itemsize]
-        return kinds.count(PUBLISHED), kinds.count(ACKED)
-
-    def log(self) -> Log:
-        """Give all notes. A killed process has written whole records."""
-        data = bytes(self._data)[len(READY) :]
-        return np.frombuffer(data[: len(data) - len(data) % RECORD.itemsize], RECORD)
+def _counts(data: bytearray) -> tuple[int, int]:
+    """Count the publishes and acks that have returned by now."""
+    kinds = data[len(READY) :: RECORD.itemsize]
+    return kinds.count(PUBLISHED), kinds.count(ACKED)
