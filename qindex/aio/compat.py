@@ -22,7 +22,6 @@ import asyncio
 import os
 from collections import deque
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from qindex.aio import queue as aio_queue
@@ -246,12 +245,7 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_ended: object) -> None:
         await self.close()
 
 

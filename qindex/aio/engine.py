@@ -17,8 +17,8 @@ from msgstore import CompactionReport
 from qindex.aio.ending import close_at_the_end
 from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
-from qindex.aio.room import with_room
 from qindex.aio.threads import Helper
+from qindex.aio.waiting import with_room
 from qindex.engine import engine as plain
 from qindex.format.message import Body, Message, as_bytes
 from qindex.queue import queue as plain_queue
@@ -192,15 +192,9 @@ class _Opening:
         self._engine = await self._open()
         return self._engine
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ended: Any) -> None:
         assert self._engine is not None
-        with plain.unmasked(error):
-            await self._engine.close()
+        await self._engine.__aexit__(*ended)
 
 
 def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Opening:

@@ -11,9 +11,8 @@ from typing import Any, TypeVar, overload
 from journal.errors import UsageError
 from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
-from qindex.aio.room import with_room
 from qindex.aio.threads import to_the_end
-from qindex.aio.waiting import Waiter
+from qindex.aio.waiting import Waiter, with_room
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.settings import QueueSettings
 from qindex.queue import delivery as plain_delivery
@@ -104,19 +103,18 @@ class Queue:
             self._ports.here().append(self._queue)
         if body.__class__ is not bytes:
             body = as_bytes(body)
-        if len(body) > _ON_LOOP:
-            seq = await self._publish_slowly(
-                body, key, headers, properties, ttl, persistent, timeout, large=True
-            )
-        else:
+        large = len(body) > _ON_LOOP
+        seq = -1
+        if not large:
             try:
                 seq = self._publish(body, key, headers, properties, ttl, persistent, waits=False)
             except WouldWaitError:
                 seq = -1
-            if seq < 0:
-                seq = await self._publish_slowly(
-                    body, key, headers, properties, ttl, persistent, timeout, large=False
-                )
+        if seq < 0:
+            publish = partial(
+                self._publish, body, key, headers, properties, ttl, persistent, waits=False
+            )
+            seq = await self._publish_with_room(publish, large=large, timeout=timeout)
         if durable:
             # That is a turn for the others, too.
             await self._ports.here().durable(self._queue)
@@ -125,31 +123,6 @@ class Queue:
         elif not seq & _LOOK and (not seq & _TURN or self._flusher.is_due()):
             await self._rest()
         return seq
-
-    async def _publish_slowly(
-        self,
-        body: bytes,
-        key: str | None,
-        headers: Mapping[str, Any] | None,
-        properties: Mapping[str, Any] | None,
-        ttl: float | None,
-        persistent: bool,
-        timeout: float | None,
-        *,
-        large: bool,
-    ) -> int:
-        """Publish what is large, or what has to wait for room."""
-        publish = partial(
-            self._publish,
-            body,
-            key=key,
-            headers=headers,
-            properties=properties,
-            ttl=ttl,
-            persistent=persistent,
-            waits=False,
-        )
-        return await self._publish_with_room(publish, large=large, timeout=timeout)
 
     async def publish_many(
         self,
@@ -217,14 +190,8 @@ class Queue:
                 await self._ports.helper.run(flusher.flush)
             return
         while flusher.is_pressed():
-            waiter = Waiter(state.flushed)
-            with state.lock, state:
-                waiter.listen()
-            try:
+            with Waiter(state, state.flushed) as waiter:
                 rung = await waiter.wait(1.0)
-            finally:
-                with state.lock.anyway:
-                    waiter.forget()
             if not rung and not state.flushing:
                 return
 
@@ -279,34 +246,17 @@ class Queue:
         state = self._state
         deadline = deadline_after(timeout)
         while True:
-            waiter = Waiter(state.arrived)
-            with state.lock, state:
-                waiter.listen()
-            try:
+            with Waiter(state, state.arrived) as waiter:
                 taken = take()
                 if not taken:
                     await waiter.wait(time_left(deadline))
-            except GeneratorExit:
-                # The loop has ended and dropped this coroutine, at whatever place of the program
-                # the collector ran: no lock may be taken. The next ring finds no waiter.
-                raise
-            except BaseException:
-                self._leave(waiter, rung_for_nothing=True)
-                raise
-            self._leave(waiter, rung_for_nothing=bool(taken))
+                waiter.content = bool(taken)
             if not taken:
                 taken = take()
             if taken:
                 return taken
             if deadline is not None and monotonic() >= deadline:
                 return None
-
-    def _leave(self, waiter: Waiter, *, rung_for_nothing: bool) -> None:
-        """Stop waiting; a ring that was not needed goes to the next waiter."""
-        state = self._state
-        with state.lock.anyway:
-            if not waiter.forget() and rung_for_nothing:
-                state.arrived.notify()
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
@@ -326,28 +276,12 @@ class Queue:
         state = self._state
         deadline = deadline_after(timeout)
         while True:
-            waiter = Waiter(state.settled)
-            with state.lock, state:
-                waiter.listen()
-            try:
+            with Waiter(state, state.settled) as waiter:
                 held = [delivery for delivery in given if not delivery.settled]
                 left = time_left(deadline)
-                settled = len(held) < len(given) or (left is not None and left <= 0)
-                if not settled:
-                    await waiter.wait(left)
-            except GeneratorExit:
-                raise  # as in _wait_for
-            except BaseException:
-                self._stop_holding(waiter)
-                raise
-            self._stop_holding(waiter)
-            if settled:
-                return held
-
-    def _stop_holding(self, waiter: Waiter) -> None:
-        state = self._state
-        with state.lock.anyway:
-            waiter.forget()
+                if len(held) < len(given) or (left is not None and left <= 0):
+                    return held
+                await waiter.wait(left)
 
     # -- settling -------------------------------------------------------------------------------
 
