@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from types import TracebackType
 from typing import Any, Literal, Protocol, cast
 
 from journal.call_lock import CallLock
@@ -184,12 +183,7 @@ class Taken:
     def __enter__(self) -> Any:
         return self.item
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_ended: object) -> None:
         if not self.settled:
             self._queue._settle(self._delivery, again=kind is not None)
 
@@ -398,12 +392,7 @@ class PersistentQueue(Items, standard.Queue[Any]):
     def __enter__(self) -> PersistentQueue:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_ended: object) -> None:
         self.close()
 
 

@@ -120,9 +120,6 @@ class _Ledger:
         return working if isinstance(working, set) else None
 
 
-_ledgers: weakref.WeakKeyDictionary[Crawler, _Ledger] = weakref.WeakKeyDictionary()
-
-
 def _late(crawler: Crawler, name: str) -> Any:
     """Give an attribute of a crawler that is set when the crawl starts, or ``None`` before: newer
     versions of Scrapy raise then."""
@@ -140,7 +137,10 @@ def _store_of(settings: BaseSettings) -> str:
 
 
 class _Use:
-    """The requests of one crawl, for as long as something uses them."""
+    """The requests of one crawl, for as long as something uses them. ``ledger``: our scheduler's,
+    ``None`` where the crawl has another one."""
+
+    ledger: _Ledger | None = None
 
     def __init__(self, crawler: Crawler) -> None:
         self.store = _store_of(crawler.settings)
@@ -195,8 +195,8 @@ class _RequestQueue:
 
     def __init__(self, crawler: Crawler, key: str) -> None:
         self._crawler = crawler
-        self._ledger = _ledgers.get(crawler)
         self._use = _Use.of(crawler)
+        self._ledger = self._use.ledger
         self._requests = self._use.requests
         self._waiting = self._requests.named(_queue_name(os.path.dirname(self._use.store), key))
         self._waiting.users += 1
@@ -227,7 +227,7 @@ class _RequestQueue:
             popped = self._requests.pop(self._waiting, newest=self._lifo)
             if popped is None:
                 return None
-            request = self._revived(popped)
+            request = _revived(self._crawler, self._requests, popped)
             if request is None:
                 continue
             if self._ledger is None:
@@ -235,9 +235,6 @@ class _RequestQueue:
             else:
                 self._ledger.follow(request, popped)
             return request
-
-    def _revived(self, popped: Popped) -> Request | None:
-        return _revived(self._crawler, self._requests, popped)
 
     def peek(self) -> Request | None:
         """Give what :meth:`pop` would give, and leave it."""
@@ -250,7 +247,7 @@ class _RequestQueue:
                 return _revive(body, self._spider)
             except Exception:
                 popped = self._requests.pop(self._waiting, newest=self._lifo)
-                if popped is None or self._revived(popped) is not None:
+                if popped is None or _revived(self._crawler, self._requests, popped) is not None:
                     raise
 
     def _settle(self) -> None:
@@ -340,7 +337,7 @@ class Scheduler(plain.Scheduler):
             return super().open(spider)
         self._use = _Use.of(self.crawler)
         requests = self._use.requests
-        _ledgers[self.crawler] = _Ledger(self.crawler, requests)
+        self._use.ledger = _Ledger(self.crawler, requests)
         opened = super().open(spider)
         for waiting in requests.leftover():
             self._take_over(requests, waiting)
@@ -374,7 +371,9 @@ class Scheduler(plain.Scheduler):
             requests.done(popped)
         else:
             self._mqpush(request)
-            _ledgers[self.crawler].follow(request, popped)
+            assert self._use is not None
+            assert self._use.ledger is not None
+            self._use.ledger.follow(request, popped)
 
     def _retry(self, requests: Requests) -> None:
         """Schedule what was set aside and can be revived now."""
@@ -407,9 +406,8 @@ class Scheduler(plain.Scheduler):
     def close(self, reason: str) -> Any:
         """Close the queues; acknowledge what is done with."""
         assert self.crawler is not None
-        ledger = _ledgers.get(self.crawler)
-        if ledger is not None:
-            ledger.settle()
+        if self._use is not None and self._use.ledger is not None:
+            self._use.ledger.settle()
         try:
             return super().close(reason)
         finally:
