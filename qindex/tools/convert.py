@@ -62,7 +62,7 @@ from qindex.tools.marker_check import check_marker
 from qindex.tools.repair import check_source, hold_store
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.staging import Staging, sync_directories, sync_tree
-from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE, QueueDirectory, find_vhosts
+from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE, QueueDirectory, vhosts_in
 from qindex.view.reader import StoreReader
 
 Version = Literal[1, 2]
@@ -110,21 +110,12 @@ def convert(
         if out is not None:
             raise UsageError(f"{source}: is converted in place; see salvage for a copy")
         report = SaveReport(source, source)
-        for vhost in _vhosts(fs, source):
+        for vhost in vhosts_in(fs, source, _MARKS):
             _Conversion(fs, os.path.join(source, vhost), to, report, progress).run()
         return report
     except OSError as error:
         where = error.filename or source
         raise StorageError(where, "the queues can't be converted", error) from error
-
-
-def _vhosts(fs: FileSystem, source: str) -> list[str]:
-    if set(fs.listdir(source)) & _MARKS:
-        return [""]
-    found = find_vhosts(fs, source, marks=_MARKS)
-    if not found:
-        raise UsageError(f"{source}: no RabbitMQ virtual host's directory, nor one of a node")
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.store_check import StoreCheck, is_in, pack_ids
 from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
+from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory
 from qindex.view.reader import StoreReader
 
@@ -139,7 +140,7 @@ class StoreCopy:
 
     def check(self) -> None:
         """Verify the source."""
-        check = StoreVerification(self.fs, self.reader, Figures(), held=True, rescue=True)
+        check = StoreVerification(self.fs, self.reader, Figures(), for_copy=True)
         for finding in check.findings():
             self.report.findings.append(finding)
             if finding.kind is Kind.DUPLICATE_MSG_ID:
@@ -265,9 +266,7 @@ class StoreCopy:
             count = self._kept_pairs.get(directory, self.pair_entries)
             writer = PairWriter(self.fs, path, count, name, ours=self.sums)
         else:
-            writer = QueueWriter(
-                self.fs, path, self.entry_count, name, sums=self.sums, synced=False
-            )
+            writer = QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
         if not checked.readable:
             return at
         view = self.reader.pin_as(ThoroughView, checked.queue)
@@ -329,7 +328,7 @@ class StoreCopy:
         saved.lost += int(lost.sum())
         # A second entry of one message is a copy of the first, in a file that is out of its place.
         double = np.isin(batch.offsets, self._doubles.get(batch.path, ()))
-        return batch.take(~dropped & ~lost & ~double)
+        return take_rows(batch, ~dropped & ~lost & ~double)
 
     def _not_moved(self, batch: Batch, directory: str, saved: SavedQueue) -> Batch:
         moved = self.moved.get(directory)
@@ -337,7 +336,7 @@ class StoreCopy:
             return batch
         gone = np.isin(batch.seqs, moved)
         saved.moved += int(gone.sum())
-        return batch.take(~gone)
+        return take_rows(batch, ~gone)
 
     def kept_entries(self, directory: str) -> Iterator[tuple[int, bytes]]:
         """Give seq_id and message id of the entries of a queue directory that would be copied,

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 
 from journal.files import FileSystem, opened, pread_all
 from journal.findings import Finding
-from msgstore.format import FRAME, HEADER, ID_SIZE, Check, parse_header
+from msgstore.format import FRAME, HEADER, ID_SIZE, parse_header
 from msgstore.scan import Record, read_record
+from qindex.index.messages import check_record
 
 
 def find_headless(
-    fs: FileSystem, path: str, gaps: Iterable[Finding], missing: set[bytes], check: Check
+    fs: FileSystem, path: str, gaps: Iterable[Finding], missing: set[bytes]
 ) -> Iterator[Record]:
     """Give the records of messages in ``missing`` that stand in ``gaps``, the places of the file
     where a scan found no sound record.
@@ -28,14 +29,12 @@ def find_headless(
     with opened(fs, path) as fd:
         for gap in gaps:
             offset, end = gap.offset, gap.offset + gap.length
-            while found := _at(fs, fd, offset, end, missing, check):
+            while found := _at(fs, fd, offset, end, missing):
                 yield found
                 offset += found[2]
 
 
-def _at(
-    fs: FileSystem, fd: int, offset: int, end: int, missing: set[bytes], check: Check
-) -> Record | None:
+def _at(fs: FileSystem, fd: int, offset: int, end: int, missing: set[bytes]) -> Record | None:
     head = pread_all(fs, fd, HEADER, offset) if end - offset > FRAME else b""
     if len(head) < HEADER:
         return None
@@ -49,7 +48,7 @@ def _at(
             if not FRAME < total <= end - offset:
                 continue
             record = read_record(fs, fd, offset, total)
-            if record is not None and check(msg_id, record) is None:
+            if record is not None and check_record(msg_id, record) is None:
                 return msg_id, offset, total
     return None
 

@@ -77,15 +77,8 @@ def check_halves(path: str, data: bytes) -> Iterator[Finding]:
         try:
             layout.unpack_checked(copy)
         except ValueError as error:
-            yield Finding(
-                path,
-                start,
-                len(copy),
-                Cause.DAMAGE,
-                f"one of its two copies: {error}",
-                "the other one counts",
-                Kind.CHECKSUM,
-            )
+            what, lost = f"one of its two copies: {error}", "the other one counts"
+            yield Finding(path, start, len(copy), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
 
 
 def _is_ours(fs: FileSystem, directory: str, names: set[str]) -> bool:

@@ -86,7 +86,7 @@ def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> 
             path = os.path.join(place, name)
             odd = _special(fs, path)
             if odd is not None:
-                yield Finding(path, 0, 0, Cause.DAMAGE, odd, "it is not read", Kind.FOREIGN_FILE)
+                yield _foreign(path, odd, "it is not read")
                 continue
             wants_directory = judge(name)
             if not in_use and (classify_name(name) or (None,))[0] is FileKind.TMP:
@@ -99,9 +99,7 @@ def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> 
                     yield _foreign(path)
             elif _is_directory(fs, path) is (not wants_directory):
                 what = "a file" if wants_directory else "a directory"
-                yield Finding(
-                    path, 0, 0, Cause.DAMAGE, f"{what} of that name", "", Kind.FOREIGN_FILE
-                )
+                yield _foreign(path, f"{what} of that name", "")
 
 
 def _in_root(name: str) -> bool | None:
@@ -127,10 +125,10 @@ def _left(path: str, what: str) -> Finding:
     return Finding(path, 0, 0, Cause.CRASH, what, "the next open removes it", Kind.UNFINISHED)
 
 
-def _foreign(path: str) -> Finding:
-    return Finding(
-        path, 0, 0, Cause.DAMAGE, "does not belong here", "it is left alone", Kind.FOREIGN_FILE
-    )
+def _foreign(
+    path: str, what: str = "does not belong here", lost: str = "it is left alone"
+) -> Finding:
+    return Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.FOREIGN_FILE)
 
 
 def _list(fs: FileSystem, directory: str) -> list[str]:

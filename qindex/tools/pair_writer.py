@@ -17,6 +17,7 @@ from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.index.segment import segment_numbers
 from qindex.tools.queue_writer import write_name
 from qindex.tools.thorough_view import Batch
+from qindex.view.columns import take_rows
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -35,7 +36,7 @@ class PairWriter:
         self._ours = ours
         make_dirs(fs, directory)
         if name is not None:
-            write_name(fs, directory, name, synced=False)
+            write_name(fs, directory, name)
 
     def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
         """Add entries under these seq_ids, ascending, with these body sizes. Their records are
@@ -43,7 +44,7 @@ class PairWriter:
         numbers = seqs // self._entry_count
         for number in segment_numbers(seqs, self._entry_count):
             mine = numbers == number
-            self._segment(number, batch.take(mine), seqs[mine], sizes[mine])
+            self._segment(number, take_rows(batch, mine), seqs[mine], sizes[mine])
 
     def _segment(self, number: int, batch: Batch, seqs: I64, sizes: I64) -> None:
         where = batch.ids.copy()

@@ -33,6 +33,7 @@ from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
 from qindex.tools.ids_check import QueueIds
 from qindex.tools.thorough_view import Batch, ThoroughView
+from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader, lacks_its_name
 
@@ -66,15 +67,7 @@ class StoredEntries:
 
     def of(self, persistent: bool) -> StoredEntries:
         """Give the entries of the persistent messages, or those of the transient ones."""
-        mine = self.persistent == persistent
-        return replace(
-            self,
-            seqs=self.seqs[mine],
-            offsets=self.offsets[mine],
-            ids=self.ids[mine],
-            sizes=self.sizes[mine],
-            persistent=self.persistent[mine],
-        )
+        return take_rows(self, self.persistent == persistent)
 
 
 @dataclass(slots=True)
@@ -107,7 +100,7 @@ class CheckedQueue:
         bare = batch.embedded == 0
         if not bare.any():
             return
-        mine = batch.take(bare)
+        mine = take_rows(batch, bare)
         self.stored.append(
             StoredEntries(
                 path=batch.path,

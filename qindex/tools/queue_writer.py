@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.block_sums import extent
-from journal.files import FileSystem, make_dirs, opened, replace_file, write_all
+from journal.files import FileSystem, make_dirs, opened, write_all
 from journal.format import PAYLOAD_SIZE
 from qindex.format import layout
 from qindex.format.segment import (
@@ -26,6 +26,7 @@ from qindex.format.segment import (
 from qindex.index.appended_segments import append_sums
 from qindex.index.segment import segment_numbers
 from qindex.tools.thorough_view import Batch
+from qindex.view.columns import take_rows
 
 I64 = npt.NDArray[np.int64]
 
@@ -35,8 +36,7 @@ _COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 
 class QueueWriter:
     """Writes one queue directory. ``sums``: with the checksum files of our stores.
 
-    All calls raise :class:`OSError`; what :meth:`add` wrote is durable but for the names, and not
-    durable where the caller syncs all later (``synced=False``).
+    All calls raise :class:`OSError`; nothing is durable before the caller syncs it.
     """
 
     def __init__(
@@ -47,16 +47,14 @@ class QueueWriter:
         name: bytes | None,
         *,
         sums: bool,
-        synced: bool = True,
     ) -> None:
         self._fs = fs
         self.directory = directory
         self._entry_count = entry_count
         self._sums = sums
-        self._synced = synced
         make_dirs(fs, directory)
         if name is not None:
-            write_name(fs, directory, name, synced)
+            write_name(fs, directory, name)
 
     def add(self, batch: Batch, seqs: I64, sizes: I64) -> None:
         """Append entries under these seq_ids, ascending, with these body sizes. The seq_ids may
@@ -64,7 +62,7 @@ class QueueWriter:
         numbers = seqs // self._entry_count
         for number in segment_numbers(seqs, self._entry_count):
             mine = numbers == number
-            part = batch.take(mine)
+            part = take_rows(batch, mine)
             rels = seqs[mine] - number * self._entry_count
             self._append(number, _records(part, rels, sizes[mine]))
 
@@ -74,18 +72,13 @@ class QueueWriter:
         with opened(fs, path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
             start = fs.fstat(fd).st_size
             write_all(fs, fd, data)
-            if self._synced:
-                fs.fdatasync(fd)
         if self._sums:
             append_sums(fs, path, [extent(data, start)])
 
 
-def write_name(fs: FileSystem, directory: str, name: bytes, synced: bool) -> None:
+def write_name(fs: FileSystem, directory: str, name: bytes) -> None:
     """Write a queue's name file. Raises :class:`OSError`."""
     path = os.path.join(directory, layout.QUEUE_NAME)
-    if synced:
-        replace_file(fs, path, name)
-        return
     with opened(fs, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         write_all(fs, fd, name)
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Literal, get_args
 
 from journal.beneath import beneath
-from journal.errors import NotAStoreError, StorageError, UsageError
+from journal.errors import StorageError, UsageError
 from journal.files import (
     REAL,
     FileSystem,
@@ -35,8 +35,8 @@ from qindex.view.rabbitmq_vhost import (
     DEFAULT_VHOST,
     VHOST_FILE,
     QueueDirectory,
-    find_vhosts,
     group_queues,
+    vhosts_in,
 )
 from qindex.view.reader import StoreReader
 
@@ -78,7 +78,7 @@ def salvage(
     fs = beneath(fs, source, os.path.dirname(os.path.abspath(checked_path(out))))
     if check_marker(fs, source)[0] is not None:
         raise UsageError(f"{source}: a store of ours; see repair")
-    vhosts = _vhosts(fs, source)
+    vhosts = vhosts_in(fs, source, _MARKS)
     try:
         with Staging(fs, out, source) as staging:
             report = SaveReport(source, staging.target)
@@ -98,17 +98,6 @@ def salvage(
     except OSError as error:
         where = error.filename or os.fspath(out)
         raise StorageError(where, "the store can't be copied", error) from error
-
-
-def _vhosts(fs: FileSystem, source: str) -> list[str]:
-    """Give the directories of virtual hosts, relative to ``source``; "" for itself."""
-    names = set(fs.listdir(source))
-    if names & _MARKS:
-        return [""]
-    found = find_vhosts(fs, source, marks=_MARKS)
-    if not found:
-        raise NotAStoreError(f"{source}: no RabbitMQ virtual host's directory, nor one of a node")
-    return found
 
 
 def _add(report: SaveReport, one: SaveReport, inside: str) -> None:

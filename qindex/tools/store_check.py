@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 from journal.errors import StorageError, StoreError, storage_errors
 from journal.files import FileSystem, names_in, opened, read_file
 from journal.findings import Cause, Finding, Kind
-from msgstore.format import MAX_RECORD, Check, classify_name
+from msgstore.format import MAX_RECORD, classify_name
 from msgstore.format import Kind as FileKind
 from msgstore.scan import FileScan, Record, read_record, scan_file
 from qindex.format.entries import decode_any
@@ -103,7 +103,6 @@ class StoreCheck:
     in_use: bool
     named_now: Callable[[set[bytes]], set[bytes]]
     lost_is_damage: Callable[[StoredEntries], bool]
-    check: Check = check_record
     rescue: bool = False
     has_holes: bool = False
     size: int = 0
@@ -156,7 +155,7 @@ class StoreCheck:
                 known = self._files.get(name)
                 if known and (known.size, known.inode) == (status.st_size, status.st_ino):
                     continue
-                notes = _Notes(self.check)
+                notes = _Notes()
                 scan = scan_file(self.fs, path, check=notes, max_record=MAX_RECORD, verify=True)
                 self._files[name] = _columns(scan, status.st_ino, notes)
             except FileNotFoundError:
@@ -222,7 +221,7 @@ class StoreCheck:
             gaps = [one for one in file.findings if one.kind is not Kind.UNREADABLE]
             if not gaps:
                 continue
-            found = list(find_headless(self.fs, file.path, gaps, missing, self.check))
+            found = list(find_headless(self.fs, file.path, gaps, missing))
             if found:
                 ids, offsets, totals = zip(*found, strict=True)
                 file.ids = np.append(file.ids, np.array(ids, _ID))
@@ -380,8 +379,7 @@ class _Notes:
     """The check of a file's records, which notes what it has seen: body size and checksum, by
     message id. Where two records of one id differ nothing is told of either."""
 
-    def __init__(self, check: Check) -> None:
-        self._check = check
+    def __init__(self) -> None:
         self._seen: dict[bytes, tuple[int, int]] = {}
 
     def __call__(self, msg_id: bytes, record: bytes) -> str | None:
@@ -393,7 +391,7 @@ class _Notes:
                 return str(error)
             if not states_more(record):
                 size = len(message.body)
-        elif (wrong := self._check(msg_id, record)) is not None:
+        elif (wrong := check_record(msg_id, record)) is not None:
             return wrong
         note = (size, xxh3_64_intdigest(record))
         if self._seen.setdefault(msg_id, note) != note:

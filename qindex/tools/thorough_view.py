@@ -26,18 +26,6 @@ U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 _ID_SIZE = 16
-_COLUMNS = (
-    "seqs",
-    "payloads",
-    "offsets",
-    "delivered",
-    "persistent",
-    "dropped",
-    "ids",
-    "expiry",
-    "sizes",
-    "embedded",
-)
 
 
 @dataclass(slots=True)
@@ -67,12 +55,6 @@ class Batch:
     sizes: I64
     embedded: I64
     bodies: I64 | None = None
-
-    def take(self, chosen: Bools) -> Batch:
-        """Give the chosen entries."""
-        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
-        bodies = None if self.bodies is None else self.bodies[chosen]
-        return Batch(self.path, self.in_journal, self.data, self.version2, **columns, bodies=bodies)
 
 
 class ThoroughView(QueueView):

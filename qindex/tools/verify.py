@@ -104,8 +104,8 @@ class Verification:
 class StoreVerification:
     """The check of one store, in the order in which its methods stand.
 
-    ``held``: the caller holds the store's lock, so that no writer is at work. ``rescue``: messages
-    that an engine does not find, and a copy can save, count as found.
+    ``for_copy``: the caller holds the store's lock, so that no writer is at work, and messages that
+    an engine does not find, and a copy can save, count as found.
     ``checked``, ``messages``: the queues and the persistent message store, after
     :meth:`findings`.
     """
@@ -113,8 +113,7 @@ class StoreVerification:
     fs: FileSystem
     reader: StoreReader
     figures: Figures
-    held: bool = False
-    rescue: bool = False
+    for_copy: bool = False
     in_use: bool = False
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck | None = None
@@ -126,7 +125,7 @@ class StoreVerification:
         snapshot_path = os.path.join(directory, SNAPSHOT)
         snapshot = read_optional(self.fs, snapshot_path)
         lock = os.path.join(directory, layout.LOCK)
-        self.in_use = not self.held and holder(self.fs, lock) is not None
+        self.in_use = not self.for_copy and holder(self.fs, lock) is not None
         yield from check_names(
             self.fs, directory, ours=self.reader.vhost is None, in_use=self.in_use
         )
@@ -198,7 +197,7 @@ class StoreVerification:
             self.in_use,
             lambda ids: self._named_now(ids, persistent),
             lost_is_damage,
-            rescue=self.rescue,
+            rescue=self.for_copy,
             has_holes=self.reader.stores.has_holes,
         )
 

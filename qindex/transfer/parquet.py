@@ -1,4 +1,4 @@
-"""Parquet: the Spark source's table of messages (:mod:`pyspark_qindex.schemas`), column for column.
+"""Parquet: :data:`COLUMNS`, which are those of the Spark source's messages, too.
 
 Needs pyarrow. ``headers`` and ``properties`` are JSON text as ``qindex cat --json`` prints it; the
 envelope keeps them without loss, and counts before them. The file's metadata has the version under
@@ -19,30 +19,41 @@ from journal.errors import UsageError
 from qindex.format.json_value import plain_value
 from qindex.transfer.files import FormatError, NamedRow, open_input
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
+from qindex.view.reader import Row
 
 _VERSION_KEY = b"qindex_messages"
 _BATCH_ROWS = 1000
 
+COLUMNS = {
+    "store": "string",
+    "queue": "string",
+    "seq_id": "bigint",
+    "msg_id": "binary",
+    "persistent": "boolean",
+    "redelivered": "boolean",
+    "expiry": "bigint",
+    "timestamp": "bigint",
+    "key": "string",
+    "headers": "string",
+    "properties": "string",
+    "size": "bigint",
+    "body": "binary",
+    "location": "string",
+    "priority": "int",
+    "envelope": "binary",
+    "error": "string",
+}
+"""Names and types, in the words of SQL. ``envelope``: the stored record without its body
+(:mod:`qindex.format.envelope`), from which key, headers and properties follow without loss."""
+ARROW = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+}
 SCHEMA = pa.schema(
-    [
-        ("store", pa.string()),
-        ("queue", pa.string()),
-        ("seq_id", pa.int64()),
-        ("msg_id", pa.binary()),
-        ("persistent", pa.bool_()),
-        ("redelivered", pa.bool_()),
-        ("expiry", pa.int64()),
-        ("timestamp", pa.int64()),
-        ("key", pa.string()),
-        ("headers", pa.string()),
-        ("properties", pa.string()),
-        ("size", pa.int64()),
-        ("body", pa.binary()),
-        ("location", pa.string()),
-        ("priority", pa.int32()),
-        ("envelope", pa.binary()),
-        ("error", pa.string()),
-    ],
+    [(name, ARROW[kind]) for name, kind in COLUMNS.items()],
     metadata={_VERSION_KEY: str(FORMAT_VERSION)},
 )
 _TAKEN = {
@@ -61,30 +72,30 @@ _TAKEN = {
 
 def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
     """Write rows into a new file."""
-    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    for queue, row in rows:
-        for name, value in (
-            ("store", store),
-            ("queue", _text(queue)),
-            ("seq_id", row.seq_id),
-            ("msg_id", row.msg_id),
-            ("persistent", row.persistent),
-            ("redelivered", row.redelivered),
-            ("expiry", row.expiry or None),
-            ("timestamp", row.timestamp or None),
-            ("key", None if row.key is None else _text(row.key)),
-            ("headers", _json(row.headers)),
-            ("properties", _json(row.properties)),
-            ("size", row.size),
-            ("body", row.body),
-            ("location", row.location),
-            ("priority", row.priority),
-            ("envelope", envelope_of(row)),
-            ("error", row.error),
-        ):
-            columns[name].append(value)
-    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
-    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path)
+    values = [_values(store, queue, row) for queue, row in rows]
+    pq.write_table(pa.Table.from_pylist(values, SCHEMA), path)
+
+
+def _values(store: str, queue: str, row: Row) -> dict[str, Any]:
+    return {
+        "store": store,
+        "queue": _text(queue),
+        "seq_id": row.seq_id,
+        "msg_id": row.msg_id,
+        "persistent": row.persistent,
+        "redelivered": row.redelivered,
+        "expiry": row.expiry or None,
+        "timestamp": row.timestamp or None,
+        "key": None if row.key is None else _text(row.key),
+        "headers": _json(row.headers),
+        "properties": _json(row.properties),
+        "size": row.size,
+        "body": row.body,
+        "location": row.location,
+        "priority": row.priority,
+        "envelope": envelope_of(row),
+        "error": row.error,
+    }
 
 
 def _text(text: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.pair_scan import HEAD, Pair
 from qindex.index.segment_scan import MSG_ID_SIZE, places
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -24,6 +27,17 @@ Location = Literal["journal", "segment", "store"]
 
 assert HEAD.fields is not None
 _FIELDS = HEAD.fields
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def take_rows(table: T, rows: Bools | I64) -> T:
+    """Give some rows of a table: of a dataclass each of whose arrays has one value for each row.
+    What else it has stays."""
+    columns = ((one.name, getattr(table, one.name)) for one in fields(table))
+    return replace(
+        table, **{name: one[rows] for name, one in columns if isinstance(one, np.ndarray)}
+    )
 
 
 @dataclass(slots=True)
@@ -58,16 +72,6 @@ class Source:
     def places_of(self, rows: I64 | slice) -> I64:
         """Give the offsets in ``path`` at which some entries stand. Shape ``(n,)``."""
         return self.offsets[rows] if self.slots is None else self.slots[rows]
-
-    def take(self, rows: I64) -> Source:
-        """Give some of the entries."""
-        heads = None if self.heads is None else self.heads[rows]
-        slots = None if self.slots is None else self.slots[rows]
-        bodies = None if self.bodies is None else self.bodies[rows]
-        columns = (self.seqs[rows], self.offsets[rows], self.lengths[rows], self.kinds[rows])
-        return Source(
-            self.path, self.data, self.location, self.head_size, *columns, heads, slots, bodies
-        )
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from journal.replay import Walk
 from msgstore.errors import MissingMessageError
 from qindex.format.delivery_rules import DirectoryRules, Transient
 from qindex.format.entries import Entry, decode_any, make_entry, read_entry, read_unnamed
+from qindex.format.message import Message
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Elsewhere, Layout
@@ -52,6 +53,7 @@ from qindex.view.columns import (
     all_entries,
     pair_source,
     source_of,
+    take_rows,
 )
 from qindex.view.point_in_time import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
 from qindex.view.stored_messages import StoredIds, StoreDirectories, StoredMessages
@@ -65,6 +67,8 @@ Bools = npt.NDArray[np.bool_]
 _RABBITMQ_FIRST = 0x83
 _LAST_BUT_ONE_OF_FALSE = ord("s")
 _ALL = slice(None)
+_NOTHING = Message(b"")
+"""Tells of a message that can't be read."""
 _PAUSES = (0.002, 0.01, 0.05, 0.0)
 """Seconds: what is being written is another thing when it is looked at again."""
 
@@ -305,7 +309,7 @@ class QueueView:
                 rows = rows[states[rels[rows]] == ABSENT]
                 if len(rows):
                     states[rels[rows]] = filed[source.seqs[rows] - number * own]
-                    sources.append(source.take(rows))
+                    sources.append(take_rows(source, rows))
 
     def _merged_version1(self, number: int) -> tuple[list[Source], U8] | None:
         count = self._rules.entry_count
@@ -514,7 +518,24 @@ class QueueView:
             if entry.damage:
                 what = f"the message with seq_id {seq} can't be read: {entry.damage}"
                 self._find_entry(source, at, what, "shown without its body")
-            yield _row(entry, seq, persistent, redelivered, location, self._priority)
+            message = entry.message
+            said = _NOTHING if message is None else message
+            yield Row(
+                seq_id=seq,
+                msg_id=entry.msg_id,
+                persistent=persistent,
+                redelivered=redelivered,
+                expiry=entry.expiry,
+                key=said.key,
+                headers=said.headers,
+                properties=said.properties,
+                size=entry.size,
+                body=None if message is None else message.body,
+                location=location,
+                error=entry.damage or None,
+                timestamp=said.timestamp,
+                priority=self._priority,
+            )
 
     @staticmethod
     def read_entry(source: Source, at: int, seq: int) -> Entry:
@@ -599,30 +620,3 @@ class QueueView:
         offset = int(source.places_of(slice(at, at + 1))[0])
         length = source.head_size + PAYLOAD_SIZE
         self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, consequence)])
-
-
-def _row(
-    entry: Entry,
-    seq: int,
-    persistent: bool,
-    redelivered: bool,
-    location: Location,
-    priority: int | None,
-) -> Row:
-    message = entry.message
-    return Row(
-        seq_id=seq,
-        msg_id=entry.msg_id,
-        persistent=persistent,
-        redelivered=redelivered,
-        expiry=entry.expiry,
-        key=message.key if message is not None else None,
-        headers=message.headers if message is not None else {},
-        properties=message.properties if message is not None else {},
-        size=entry.size,
-        body=message.body if message is not None else None,
-        location=location,
-        error=entry.damage or None,
-        timestamp=message.timestamp if message is not None else 0,
-        priority=priority,
-    )

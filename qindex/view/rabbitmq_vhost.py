@@ -200,6 +200,19 @@ def find_vhosts(
     return sorted(found)
 
 
+def vhosts_in(fs: FileSystem, directory: str, marks: frozenset[str]) -> list[str]:
+    """Give the virtual hosts' directories in ``directory``, relative to it; "" for itself.
+    ``marks`` as for :func:`find_vhosts`. Raises :class:`NotAStoreError` where there is none."""
+    if marks & set(fs.listdir(directory)):
+        return [""]
+    found = find_vhosts(fs, directory, marks=marks)
+    if not found:
+        raise NotAStoreError(
+            f"{directory}: no RabbitMQ virtual host's directory, nor one of a node"
+        )
+    return found
+
+
 def refuse_node_directory(fs: FileSystem, directory: str) -> None:
     """Raise :class:`NotAStoreError` for a directory that holds virtual hosts, and name them."""
     names = set(_names(fs, directory))
@@ -249,17 +262,9 @@ def _entry_count(fs: FileSystem, path: str, findings: list[Finding]) -> int:
         problem = config.fallback
         count = config.segment_entry_count
     if problem is not None and raw is not None:
-        findings.append(
-            Finding(
-                config_path,
-                0,
-                len(raw),
-                Cause.DAMAGE,
-                problem,
-                f"{count} entries a segment assumed",
-                Kind.CONFIG,
-            )
-        )
+        lost = f"{count} entries a segment assumed"
+        found = Finding(config_path, 0, len(raw), Cause.DAMAGE, problem, lost, Kind.CONFIG)
+        findings.append(found)
     return count
 
 
