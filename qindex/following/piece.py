@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from journal.format import ACTION_SIZE, PAYLOAD_SIZE
 from qindex.format import plain_rows
 from qindex.format.entries import Entry, journal_words, plain_entries, read_one_by_one
@@ -16,10 +16,6 @@ from qindex.format.plain_record import read_plain
 from qindex.format.publish_check import sound_publishes
 from qindex.format.resynchronise import Data
 from qindex.format.stored_id import sound_ids
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _ROWS = 8
 """So many records of one length are worth a numpy array of their own."""

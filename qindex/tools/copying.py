@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
+from journal.arrays import I64
 from journal.errors import DamageError, StoreError, UsageError
 from journal.files import (
     FileSystem,
@@ -68,8 +69,6 @@ from qindex.tools.verify import Figures, StoreVerification
 from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory
 from qindex.view.reader import StoreReader
-
-I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger("qindex.tools")
 
@@ -358,12 +357,7 @@ class StoreCopy:
             sizes = np.where(batch.bodies >= 0, batch.bodies, batch.sizes)
             return self._stored_sizes(batch, sizes)
         sizes = batch.sizes.copy()
-        flat = np.frombuffer(batch.data, np.uint8)
-        records = batch.payloads + journal_format.PAYLOAD_SIZE
-        embedded = np.flatnonzero(batch.embedded)
-        for at in embedded[flat[records[embedded]] == _TERM].tolist():
-            start = int(records[at])
-            record = bytes(batch.data[start : start + int(batch.embedded[at])])
+        for at, record in batch.foreign_records():
             sizes[at] = len(decode_any(record, batch.ids[at].tobytes()).body)
         return self._stored_sizes(batch, sizes)
 

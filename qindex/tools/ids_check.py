@@ -12,17 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, U64, Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACTION_SIZE, PAYLOAD_SIZE
 from qindex.format.message_record import MAGIC
 from qindex.format.segment import STEP_SIZE
 from qindex.format.stored_id import vouches
 from qindex.tools.thorough_view import Batch
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 
 _LOST = "the messages can't be told apart"
 
@@ -91,11 +88,11 @@ class QueueIds:
             at += len(one.seqs)
 
 
-def _is_ours(batch: Batch) -> npt.NDArray[np.bool_]:
+def _is_ours(batch: Batch) -> Bools:
     """Tell which entries are of messages that our engine made."""
     flat = np.frombuffer(batch.data, np.uint8)
     embedded = batch.embedded > 0
-    ours: npt.NDArray[np.bool_] = np.zeros(len(batch.seqs), np.bool_)
+    ours: Bools = np.zeros(len(batch.seqs), np.bool_)
     ours[embedded] = flat[batch.payloads[embedded] + PAYLOAD_SIZE] == MAGIC[0]
     ours[~embedded] = vouches(batch.ids[~embedded], batch.sizes[~embedded])
     return ours

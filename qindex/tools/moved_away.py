@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64
 from journal.errors import UsageError
 from journal.files import FileSystem, is_there, read_optional
 from journal.findings import Finding
@@ -23,7 +23,6 @@ from qindex.format.rabbitmq.names import directory_name
 from qindex.format.settings import checked_name
 from qindex.tools.saved import loses
 
-I64 = npt.NDArray[np.int64]
 Move = tuple[Intent, bool]
 KeptEntries = Callable[[str], Iterable[tuple[int, bytes]]]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from journal.files import FileSystem, make_dirs, opened, pread_all, pwrite_all
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import gather_bytes
@@ -18,9 +19,6 @@ from qindex.index.segment import segment_numbers
 from qindex.tools.queue_writer import write_name
 from qindex.tools.thorough_view import Batch
 from qindex.view.columns import take_rows
-
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 
 
 class PairWriter:
@@ -72,7 +70,7 @@ class PairWriter:
             pwrite_all(self._fs, fd, run.tobytes(), at)
 
     def _put_ours(
-        self, number: int, rels: I64, slots: npt.NDArray[np.void], delivered: npt.NDArray[np.bool_]
+        self, number: int, rels: I64, slots: npt.NDArray[np.void], delivered: Bools
     ) -> None:
         count = self._entry_count
         path = os.path.join(self.directory, index_format.file_name(number))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from time import sleep
 
 import numpy as np
-import numpy.typing as npt
 
 from journal import format as journal_format
+from journal.arrays import I64, U8, Bools
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import check_room, check_sums, extents, without_room
 from journal.errors import StorageError, StoreError
@@ -37,11 +37,6 @@ from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader, lacks_its_name
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
-
-_TERM = 0x83
 _SETTLE = 0.01
 _ENOUGH = 8
 """Zeros at the end of a journal that were there before anything was appended."""
@@ -184,12 +179,7 @@ def _check_sizes(batch: Batch) -> Iterator[Finding]:
     against their bodies."""
     if batch.version2:
         return  # the view has done that
-    with_record = np.flatnonzero(batch.embedded)
-    records = batch.payloads + journal_format.PAYLOAD_SIZE
-    flat = np.frombuffer(batch.data, np.uint8)
-    for at in with_record[flat[records[with_record]] == _TERM].tolist():
-        start = int(records[at])
-        record = bytes(batch.data[start : start + int(batch.embedded[at])])
+    for at, record in batch.foreign_records():
         try:
             size = len(decode_any(record, batch.ids[at].tobytes()).body)
         except StoreError:

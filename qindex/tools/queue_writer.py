@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64
 from journal.block_sums import extent
 from journal.files import FileSystem, make_dirs, opened, write_all
 from journal.format import PAYLOAD_SIZE
@@ -27,8 +27,6 @@ from qindex.index.appended_segments import append_sums
 from qindex.index.segment import segment_numbers
 from qindex.tools.thorough_view import Batch
 from qindex.view.columns import take_rows
-
-I64 = npt.NDArray[np.int64]
 
 _COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 30, 34))
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from journal.arrays import I64, U8, U64, Bools
 from journal.errors import StorageError, StoreError, storage_errors
 from journal.files import FileSystem, names_in, opened, read_file
 from journal.findings import Cause, Finding, Kind
@@ -39,9 +40,6 @@ from qindex.tools.queue_check import StoredEntries, size_finding
 from qindex.view.freed_room import concerning
 
 Ids = npt.NDArray[np.bytes_]
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-U64 = npt.NDArray[np.uint64]
 
 _ATTEMPTS = 64
 _SETTLE = 0.02
@@ -430,13 +428,13 @@ def _unreadable(path: str, size: int, inode: int, error: StoreError) -> ScannedF
     )
 
 
-def is_in(wanted: Ids, ascending: Ids) -> npt.NDArray[np.bool_]:
+def is_in(wanted: Ids, ascending: Ids) -> Bools:
     """Tell which ids are among the others, which are sorted. Shape ``(n,)``."""
     if not len(ascending):
         return np.zeros(len(wanted), np.bool_)
     places = np.searchsorted(ascending, wanted)
     places[places == len(ascending)] = 0
-    there: npt.NDArray[np.bool_] = ascending[places] == wanted
+    there: Bools = ascending[places] == wanted
     return there
 
 

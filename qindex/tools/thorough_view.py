@@ -11,21 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, U8, U64, Bools
 from journal.findings import Cause, Finding, Kind
-from journal.format import DELIVER
+from journal.format import DELIVER, PAYLOAD_SIZE
 from qindex.format.resynchronise import Data
 from qindex.index.pair_scan import Depth
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.index.segment_scan import SegmentScan
 from qindex.view.queue_view import QueueView
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
-
 _ID_SIZE = 16
+_TERM = 0x83
 
 
 @dataclass(slots=True)
@@ -51,10 +48,19 @@ class Batch:
     persistent: Bools
     dropped: Bools
     ids: U8
-    expiry: npt.NDArray[np.uint64]
+    expiry: U64
     sizes: I64
     embedded: I64
     bodies: I64 | None = None
+
+    def foreign_records(self) -> Iterator[tuple[int, bytes]]:
+        """Give the rows of the entries that embed a record of RabbitMQ's, and these."""
+        flat = np.frombuffer(self.data, np.uint8)
+        starts = self.payloads + PAYLOAD_SIZE
+        rows = np.flatnonzero(self.embedded)
+        for at in rows[flat[starts[rows]] == _TERM].tolist():
+            start = int(starts[at])
+            yield at, bytes(self.data[start : start + int(self.embedded[at])])
 
 
 class ThoroughView(QueueView):

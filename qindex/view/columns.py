@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
 from journal.replay import Walk
 from qindex.format.message_record import column, gather_bytes
@@ -19,9 +20,6 @@ from qindex.index.segment_scan import MSG_ID_SIZE, places
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 Location = Literal["journal", "segment", "store"]
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from journal.errors import DamageError, StoreError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
@@ -60,9 +61,6 @@ from qindex.view.stored_messages import StoredIds, StoreDirectories, StoredMessa
 
 __all__ = ["Location", "QueueView", "Row"]
 
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _RABBITMQ_FIRST = 0x83
 _LAST_BUT_ONE_OF_FALSE = ord("s")

@@ -30,6 +30,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import Bools
 from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError, storage_errors
 from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
@@ -72,7 +73,6 @@ __all__ = [
     "lacks_its_name",
 ]
 
-Bools = npt.NDArray[np.bool_]
 Kind = Literal["qindex", "rabbitmq"]
 View = TypeVar("View", bound=QueueView)
 
