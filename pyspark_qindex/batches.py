@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from journal.arrays import I64, U8, Bools
 from journal.errors import StoreError
 from journal.files import ReadBuffer
 from journal.findings import Cause, Finding
@@ -27,8 +28,6 @@ _AT_ONCE = 256
 _MOST_BYTES = (1 << 31) - 1
 """What the bounds of a column's values can tell."""
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 
 Maker = Callable[[], pa.Array]
 
@@ -109,7 +108,7 @@ def numbers(values: npt.NDArray[np.generic], absent: int | None = None) -> pa.Ar
     return pa.array(plain, mask=mask if missing else None)
 
 
-def flags(values: npt.NDArray[np.bool_]) -> pa.Array:
+def flags(values: Bools) -> pa.Array:
     """Give booleans."""
     bits = np.packbits(values, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])

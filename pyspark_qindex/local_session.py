@@ -80,9 +80,7 @@ def session(
     _let_workers_import()
     builder = SparkSession.builder.master(master).appName(app_name)
     settings = _everywhere() | (_settings(scratch, quick) if here else {}) | (conf or {})
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = builder.config(map={**settings}).getOrCreate()
     register(spark)
     return spark
 
@@ -102,9 +100,7 @@ def active_session() -> SparkSession | None:
 def _connected(app_name: str, url: str, conf: dict[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.remote(url).appName(app_name)
-    for name, value in conf.items():
-        builder = builder.config(name, value)
+    builder = SparkSession.builder.remote(url).appName(app_name).config(map={**conf})
     try:
         spark = builder.getOrCreate()
     except ImportError as error:

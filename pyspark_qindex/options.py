@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
 from pyspark_qindex import schemas
 from pyspark_qindex.schemas import Table
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 
 TABLES: Final[dict[str, Table]] = {
     "messages": schemas.MESSAGES,
@@ -124,7 +122,7 @@ def with_schema(
     """Give the options with the columns that ``.schema(...)`` asks for, which is Spark's word for
     what it expects. Raises :class:`UsageError` for a column that is not of the table, and for one
     of another type."""
-    if schema == schemas.spark_schema(options.columns):
+    if schema.names == list(options.columns) and schemas.table_of(schema) == options.columns:
         return options
     table = tables[options.include]
     if not options.permissive:

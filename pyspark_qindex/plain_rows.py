@@ -8,17 +8,14 @@ the size that the index has, and headers and properties between them. All other 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC
 from qindex.format.resynchronise import Data
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from qindex.view.columns import take_rows
 
 _STAMP_TAG_AT = CHECK_OFFSET + CHECK_SIZE
 _STAMP_AT = _STAMP_TAG_AT + 1
@@ -52,10 +49,6 @@ class PlainRows:
     body_starts: I64
     body_ends: I64
 
-    def take(self, chosen: Bools) -> PlainRows:
-        """Give some of them."""
-        return PlainRows(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
 
 def find_plain(data: Data, starts: I64, lengths: I64, sizes: I64) -> PlainRows:
     """Find the records of ours among those at ``starts`` with ``lengths`` bytes, ``sizes`` of them
@@ -77,7 +70,7 @@ def find_plain(data: Data, starts: I64, lengths: I64, sizes: I64) -> PlainRows:
     nils = np.where(fits, key_ends, at)
     has_tables = (table_ends != nils + 2) | (flat[nils] != _NIL) | (flat[nils + 1] != _NIL)
     stamps = np.ascontiguousarray(flat[(at + _STAMP_AT)[:, None] + np.arange(8)])
-    return PlainRows(
+    found = PlainRows(
         rows=rows,
         stamps=stamps.view(">u8").ravel().astype(np.int64),
         has_key=flat[at + _KEY_AT] != _NIL,
@@ -87,7 +80,8 @@ def find_plain(data: Data, starts: I64, lengths: I64, sizes: I64) -> PlainRows:
         table_ends=table_ends,
         body_starts=body_starts,
         body_ends=ends,
-    ).take(fits)
+    )
+    return take_rows(found, fits)
 
 
 def _keys(flat: U8, at: I64) -> tuple[I64, I64]:

@@ -36,7 +36,6 @@ from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.recovery import store_directory
 from qindex.view.point_in_time import Pinned
 from qindex.view.queue_view import QueueView
-from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader
 from qindex.view.stored_messages import StoreDirectories
 
@@ -81,11 +80,11 @@ class QueuePart:
     rules: DirectoryRules
     priority: int | None
     stores: StoreDirectories
-    numbers: tuple[int, ...]
-    pinned: Pinned | None
-    head: int
-    leads: bool
     weight: int
+    numbers: tuple[int, ...] = ()
+    pinned: Pinned | None = None
+    head: int = 0
+    leads: bool = True
     low: int = 0
     high: int | None = None
     entry_count: int = 0
@@ -200,53 +199,41 @@ def queue_parts(
             continue
         for one in queue.directories:
             try:
+                rules = reader.rules(one)
+                part = QueuePart(
+                    store=store,
+                    queue=one.name,
+                    directory=reader.path_of(one),
+                    rules=rules,
+                    priority=one.priority,
+                    stores=reader.stores,
+                    weight=bodies,
+                    entry_count=rules.entry_count,
+                )
                 if shipped is None:
-                    parts.append(_listed_part(store, fs, reader, one, bodies))
+                    parts.append(_listed(part, fs))
                 else:
-                    view = reader.pin(one)
-                    parts.append(_whole_part(store, reader, one, view, shipped, bodies))
+                    parts.append(_pinned(part, reader.pin(one), shipped))
             except FileNotFoundError:
                 if not store.is_deleted(reader.path_of(one)):
                     raise
     return [*parts, *(FailedStore(store, str(finding)) for finding in reader.findings)]
 
 
-def _listed_part(
-    store: Store, fs: FileSystem, reader: StoreReader, one: QueueDirectory, bodies: int
-) -> QueuePart:
-    directory = reader.path_of(one)
-    weight = bodies
-    numbers: list[int] = []
-    for name in fs.listdir(directory):
-        weight += fs.stat(os.path.join(directory, name)).st_size
+def _listed(part: QueuePart, fs: FileSystem) -> QueuePart:
+    """Give a queue with what a listing tells of it."""
+    weight = part.weight
+    numbers: set[int] = set()
+    for name in fs.listdir(part.directory):
+        weight += fs.stat(os.path.join(part.directory, name)).st_size
         found = (file_number(name, suffix) for suffix in (SUFFIX, VERSION2_SUFFIX))
-        numbers.extend(number for number in found if number is not None)
-    return QueuePart(
-        store=store,
-        queue=one.name,
-        directory=directory,
-        rules=reader.rules(one),
-        priority=one.priority,
-        stores=reader.stores,
-        numbers=tuple(sorted(set(numbers))),
-        pinned=None,
-        head=0,
-        leads=True,
-        weight=weight,
-        entry_count=reader.rules(one).entry_count,
-        listed=frozenset(numbers),
-    )
+        numbers.update(number for number in found if number is not None)
+    listed = frozenset(numbers)
+    return replace(part, numbers=tuple(sorted(numbers)), weight=weight, listed=listed)
 
 
-def _whole_part(
-    store: Store,
-    reader: StoreReader,
-    one: QueueDirectory,
-    view: QueueView,
-    shipped: list[int],
-    bodies: int,
-) -> QueuePart:
-    rules = reader.rules(one)
+def _pinned(part: QueuePart, view: QueueView, shipped: list[int]) -> QueuePart:
+    """Give a queue as it was pinned."""
     pinned: Pinned | None = view.pinned
     size = len(view.pinned.reading.data)
     if size > shipped[0]:
@@ -257,18 +244,12 @@ def _whole_part(
     head = view.seen or last * view.entry_count
     if view.pinned.pairs:
         head = max(head, last * view.entry_count)
-    return QueuePart(
-        store=store,
-        queue=one.name,
-        directory=view.pinned.directory,
-        rules=rules,
-        priority=one.priority,
-        stores=reader.stores,
+    return replace(
+        part,
         numbers=tuple(view.numbers),
         pinned=pinned,
         head=head,
-        leads=True,
-        weight=view.file_bytes + bodies,
+        weight=part.weight + view.file_bytes,
         high=None if pinned is not None else head,
         entry_count=view.entry_count,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,33 +24,77 @@ from pyspark_qindex.planning import FailedStore, Part, QueuePart, plan_queues, p
 from pyspark_qindex.read_entries import read_entries
 from pyspark_qindex.read_files import read_files, read_stored
 from pyspark_qindex.read_messages import read_messages
-from pyspark_qindex.schemas import spark_schema
+from pyspark_qindex.schemas import Table, spark_schema
 
 
-class QindexSource(DataSource):
+def read_part(part: Part, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Read one part of a plan."""
+    if isinstance(part, FailedStore):
+        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
+    if isinstance(part, QueuePart):
+        read = read_messages if options.include == "messages" else read_entries
+        return read(part, options)
+    return (read_stored if options.include == "stored" else read_files)(part, options)
+
+
+@dataclass
+class Parts(InputPartition):
+    """The parts that one task reads."""
+
+    parts: list[Any]
+
+
+class PartsReader:
+    """Reads what a plan gave each task."""
+
+    _read_part: Callable[[Any, ReadOptions], Iterator[pa.RecordBatch]]
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task's parts."""
+        # Spark asks for one partition with nothing in it where there is none.
+        for part in getattr(partition, "parts", ()):
+            yield from self._read_part(part, self.options)
+
+
+class TableSource(DataSource):
+    """A source of tables, the first of which can be followed."""
+
+    _tables: Mapping[str, Table]
+
+    def schema(self) -> str:
+        """The columns that are wanted of the table that is included."""
+        return spark_schema(read_options(self.options, self._tables).columns)
+
+    def _asked(self, schema: StructType, *, stream: bool) -> ReadOptions:
+        options = read_options(self.options, self._tables, stream=stream)
+        followed = next(iter(self._tables))
+        if stream and options.include != followed:
+            raise UsageError(f"a stream has {followed}: no option include")
+        return with_schema(options, schema, self._tables)
+
+
+class QindexSource(TableSource):
     """``spark.read.format("qindex").load(paths)``; docs/spark.md has the options."""
+
+    _tables = TABLES
 
     @classmethod
     def name(cls) -> str:
         """``qindex``."""
         return "qindex"
 
-    def schema(self) -> StructType:
-        """The columns that are wanted of the table that is included."""
-        return spark_schema(self._options().columns)
-
     def reader(self, schema: StructType) -> QindexReader:
         """Plan and read at one moment."""
-        return QindexReader(self._options(schema, stream=False))
+        return QindexReader(self._asked(schema, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Follow queues; only messages can be followed."""
         from pyspark_qindex.streaming import QueueStream
 
-        options = self._options(schema, stream=True)
-        if options.include != "messages":
-            raise UsageError("a stream has messages: no option include")
-        return QueueStream(options)
+        return QueueStream(self._asked(schema, stream=True))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Publish each batch into a queue, once."""
@@ -66,25 +110,11 @@ class QindexSource(DataSource):
             raise UsageError("a queue can't be overwritten: mode append is right")
         return QueueWriter(sink_options(self.options, stream=False), schema)
 
-    def _options(
-        self, schema: StructType | None = None, *, stream: bool | None = None
-    ) -> ReadOptions:
-        options = read_options(self.options, TABLES, stream=stream)
-        return options if schema is None else with_schema(options, schema, TABLES)
 
-
-@dataclass
-class Parts(InputPartition):
-    """The parts that one task reads."""
-
-    parts: list[Any]
-
-
-class QindexReader(DataSourceReader):
+class QindexReader(PartsReader, DataSourceReader):
     """A read of one moment: that of :meth:`partitions`."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        self.options = options
+    _read_part = staticmethod(read_part)
 
     def partitions(self) -> list[Parts]:
         """Plan; raises one-line errors of :mod:`journal.errors` for what can't be read."""
@@ -94,19 +124,3 @@ class QindexReader(DataSourceReader):
         else:
             tasks = plan_stores(options, by_file=options.include == "stored")
         return [Parts(task) for task in tasks]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's parts."""
-        # Spark asks for one partition with nothing in it where there is none.
-        for part in getattr(partition, "parts", ()):
-            yield from read_part(part, self.options)
-
-
-def read_part(part: Part, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Read one part of a plan."""
-    if isinstance(part, FailedStore):
-        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
-    if isinstance(part, QueuePart):
-        read = read_messages if options.include == "messages" else read_entries
-        return read(part, options)
-    return (read_stored if options.include == "stored" else read_files)(part, options)

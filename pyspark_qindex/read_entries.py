@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,21 @@ def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBat
     Raises :class:`pyspark_qindex.batches.ReadFailedError` for damage in a read that is not
     permissive. Memory: one segment at a time.
     """
+
+    def segment(view: QueueView, number: int) -> Iterator[pa.RecordBatch]:
+        return _batches(part, options, view.entries(number))
+
+    return read_queue(part, options, segment)
+
+
+def read_queue(
+    part: QueuePart,
+    options: ReadOptions,
+    segment: Callable[[QueueView, int], Iterator[pa.RecordBatch]],
+    told: Container[tuple[str, int]] = (),
+) -> Iterator[pa.RecordBatch]:
+    """Give the batches of each ``segment`` of a part, then what damage was met; but for that in
+    the places ``told`` by then, paths and offsets."""
     found: list[Finding | StoreError] = []
     try:
         view = part.view()
@@ -46,13 +61,16 @@ def read_entries(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBat
     else:
         if view is None:
             return
-        for number in view.numbers if part.listed is not None else part.numbers:
-            yield from _batches(part, options, view.entries(number))
-        found += view_findings(view, part)
+        try:
+            for number in view.numbers if part.listed is not None else part.numbers:
+                yield from segment(view, number)
+        finally:
+            view.close()
+        found += [one for one in _findings(view, part) if (one.path, one.offset) not in told]
     yield from tell(options.columns, part.store, part.queue, found, permissive=options.permissive)
 
 
-def view_findings(view: QueueView, part: QueuePart) -> list[Finding]:
+def _findings(view: QueueView, part: QueuePart) -> list[Finding]:
     """Give what was met, each once among the parts of a queue."""
     if part.leads:
         return view.findings

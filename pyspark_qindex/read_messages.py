@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from journal.errors import StoreError
-from journal.findings import Finding
+from journal.arrays import I64
 from journal.format import PAYLOAD_SIZE
 from pyspark_qindex.batches import (
     Maker,
@@ -29,22 +28,18 @@ from pyspark_qindex.batches import (
     plain_json,
     plain_text,
     slices,
-    tell,
 )
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.plain_rows import PlainRows, find_plain
 from pyspark_qindex.planning import QueuePart
-from pyspark_qindex.read_entries import seq_bounds, view_findings
-from pyspark_qindex.stores import StoreNotHereError
+from pyspark_qindex.read_entries import read_queue, seq_bounds
 from pyspark_qindex.table_rows import json_tables
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
 from qindex.format.resynchronise import Data
-from qindex.view.columns import Columns, Source
+from qindex.view.columns import Columns, Source, take_rows
 from qindex.view.queue_view import QueueView, Row
-
-I64 = npt.NDArray[np.int64]
 
 _ROWS_AT_ONCE = 16384
 _BYTES_AT_ONCE = 8 << 20
@@ -57,26 +52,14 @@ def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBa
     Raises :class:`ReadFailedError` for damage in a read that is not permissive. Memory: one
     segment, and of what the message store has of it some megabytes at a time.
     """
-    found: list[Finding | StoreError] = []
-    try:
-        view = part.view()
-    except StoreNotHereError:
-        raise
-    except StoreError as error:
-        found.append(error)
-    else:
-        if view is None:
-            return
-        on_rows: set[tuple[str, int]] = set()
-        try:
-            for number in view.numbers if part.listed is not None else part.numbers:
-                columns = view.columns(number)
-                if columns is not None:
-                    yield from _Segment(part, options, view, columns, on_rows).batches()
-        finally:
-            view.close()
-        found += [one for one in view_findings(view, part) if (one.path, one.offset) not in on_rows]
-    yield from tell(options.columns, part.store, part.queue, found, permissive=options.permissive)
+    on_rows: set[tuple[str, int]] = set()
+
+    def segment(view: QueueView, number: int) -> Iterator[pa.RecordBatch]:
+        columns = view.columns(number)
+        if columns is not None:
+            yield from _Segment(part, options, view, columns, on_rows).batches()
+
+    return read_queue(part, options, segment, on_rows)
 
 
 @dataclass(slots=True)
@@ -134,7 +117,7 @@ class _Segment:
             packed = _slices(data, found.key_ends, found.table_ends)
             *tables, sound = json_tables(packed)
             if not sound.all():
-                found = found.take(sound)
+                found = take_rows(found, sound)
                 tables = [column.filter(pa.array(sound)) for column in tables]
         if not len(found.rows):
             return None, mine

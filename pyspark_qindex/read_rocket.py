@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from journal.arrays import I64, Bools
 from journal.errors import StorageError, StoreError
 from journal.files import read_file
 from pyspark_qindex.batches import (
@@ -42,8 +43,6 @@ from rocketstore.layout import Paths
 from rocketstore.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 from rocketstore.scan import Records
 from rocketstore.walk import LogWalk, SkipDamage, find_survivor
-
-I64 = npt.NDArray[np.int64]
 
 _BAD_BODY = "the body does not match its checksum"
 _NO_RECORD = "no sound record stands here"
@@ -146,7 +145,7 @@ class _Columns:
         wanted = self._wanted()
         return batch if wanted is None else batch.filter(pa.array(wanted))
 
-    def _wanted(self) -> npt.NDArray[np.bool_] | None:
+    def _wanted(self) -> Bools | None:
         options, records = self.options, self.records
         if not options.names and options.queue_id is None and options.key is None:
             return None

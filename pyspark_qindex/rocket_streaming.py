@@ -6,10 +6,8 @@ that the store has deleted before they were read (its retention) are not given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
@@ -74,6 +72,8 @@ class _Log:
 class LogStream(Stream):
     """One query's look at its logs."""
 
+    _read_part = staticmethod(read_rocket_part)
+
     def _firsts(self) -> Places:
         return {at: log.first for at, log in self._look().items()}
 
@@ -119,11 +119,6 @@ class LogStream(Stream):
                     found.append(lost_file(log.store, low - low % size))
                 low = stop
         return [Parts(list(task)) for task in group(found, self.options.partitions)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's parts."""
-        for part in getattr(partition, "parts", ()):
-            yield from read_rocket_part(part, self.options)
 
     def _look(self) -> dict[tuple[str, str], _Log]:
         stores = find_stores(self.options.paths, self.options.storage, is_rocket_store)

@@ -13,17 +13,15 @@ nanoseconds, those of RocketMQ in milliseconds. ``headers`` and ``properties`` a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
+from qindex.transfer.parquet import ARROW, COLUMNS
 
 _KEPT = 8
 """Arrow schemas that are kept: every batch asks for one."""
@@ -39,35 +37,9 @@ _FILLED: Final = {
     "entries": frozenset((*_EVERY_ENTRY, "state", "stored", "record_size", "file", "offset")),
 }
 
-_ARROW: Final = {
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "boolean": pa.bool_(),
-}
-
-MESSAGES: Final[Table] = {
-    "store": "string",
-    "queue": "string",
-    "seq_id": "bigint",
-    "msg_id": "binary",
-    "persistent": "boolean",
-    "redelivered": "boolean",
-    "expiry": "bigint",
-    "timestamp": "bigint",
-    "key": "string",
-    "headers": "string",
-    "properties": "string",
-    "size": "bigint",
-    "body": "binary",
-    "location": "string",
-    "priority": "int",
-    "envelope": "binary",
-    "error": "string",
-}
-"""Messages that would be delivered. ``envelope``: the stored record without its body
-(:mod:`qindex.format.envelope`), from which key, headers and properties follow without loss."""
+MESSAGES: Final[Table] = COLUMNS
+"""Messages that would be delivered, with the columns of :data:`qindex.transfer.parquet.COLUMNS`: an
+export has the same."""
 
 ENTRIES: Final[Table] = {
     "store": "string",
@@ -188,16 +160,15 @@ def columns_of(schema: StructType, table: Table) -> Table:
     Raises :class:`UsageError` for a column that the table has not, or twice, of another type, or
     not null where it can be.
     """
-    chosen = choose_columns(table, schema.names)
-    for field in schema.fields:
-        kind = table[field.name]
-        bare, asked = kind.removesuffix(_NOT_NULL), field.dataType.simpleString()
-        if asked != bare:
-            raise UsageError(f"column {field.name!r} is {bare}, not {asked}")
-        if not field.nullable and kind == bare:
-            raise UsageError(f"column {field.name!r} can be null")
-        chosen[field.name] = bare if field.nullable else kind
-    return chosen
+    choose_columns(table, schema.names)
+    asked = table_of(schema)
+    for name, kind in asked.items():
+        bare, bare_asked = table[name].removesuffix(_NOT_NULL), kind.removesuffix(_NOT_NULL)
+        if bare_asked != bare:
+            raise UsageError(f"column {name!r} is {bare}, not {bare_asked}")
+        if kind != bare and table[name] == bare:
+            raise UsageError(f"column {name!r} can be null")
+    return asked
 
 
 def without_damage(include: str, table: Table) -> Table:
@@ -215,31 +186,21 @@ def arrow_schema(table: Table) -> pa.Schema:
 @lru_cache(maxsize=_KEPT)
 def _arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
     return pa.schema(
-        [pa.field(name, _ARROW[kind], nullable) for name, kind, nullable in _fields(columns)]
-    )
-
-
-def _fields(columns: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, bool]]:
-    """Give names, types without ``not null``, and whether it is not there."""
-    for name, kind in columns:
-        bare = kind.removesuffix(_NOT_NULL)
-        yield name, bare, bare == kind
-
-
-def spark_schema(table: Table) -> StructType:
-    """Give the Spark schema of a table."""
-    from pyspark.sql import types
-
-    kinds = {
-        "string": types.StringType(),
-        "binary": types.BinaryType(),
-        "bigint": types.LongType(),
-        "int": types.IntegerType(),
-        "boolean": types.BooleanType(),
-    }
-    return types.StructType(
         [
-            types.StructField(name, kinds[kind], nullable)
-            for name, kind, nullable in _fields(table.items())
+            pa.field(name, ARROW[kind.removesuffix(_NOT_NULL)], not kind.endswith(_NOT_NULL))
+            for name, kind in columns
         ]
     )
+
+
+def spark_schema(table: Table) -> str:
+    """Give the Spark schema of a table, as Spark reads it."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in table.items())
+
+
+def table_of(schema: StructType) -> Table:
+    """Give the table that has a Spark schema."""
+    return {
+        field.name: field.dataType.simpleString() + ("" if field.nullable else _NOT_NULL)
+        for field in schema.fields
+    }

@@ -81,14 +81,42 @@ def sink_options(options: Mapping[str, str], *, stream: bool) -> SinkOptions:
     )
 
 
-class QueueSink(DataSourceStreamArrowWriter):
-    """Publishes the batches of a streaming query."""
+class _Publisher:
+    """A write whose tasks stage their rows, to be published beside the driver."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
         self.columns = check_columns(schema)
         if TaskContext.get() is None:
             make_store(options.store, options.queue)
+
+    def _stage(self, query: str, batch: int, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        context = _context()
+        store = self.options.store
+        local_store(store).file_system()  # what is staged elsewhere would never be published
+        staging = Staging(store)
+        attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
+        path = os.path.join(staging.batch_directory(query, batch), attempt)
+        rows = stage(path, iterator, self.columns)
+        return Staged(query, os.path.relpath(path, staging.path), rows)
+
+    def _commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
+        staged = [one for one in messages if isinstance(one, Staged)]
+        if not staged:
+            return  # a batch of no tasks
+        commit_batch(
+            self.options.store,
+            self.options.queue,
+            staged[0].query,
+            batch,
+            [(one.file, one.rows) for one in staged if one.rows],
+            lock_timeout=self.options.lock_timeout,
+            orphan_age=self.options.orphan_age,
+        )
+
+
+class QueueSink(_Publisher, DataSourceStreamArrowWriter):
+    """Publishes the batches of a streaming query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage a task's rows (in an executor)."""
@@ -97,33 +125,31 @@ class QueueSink(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(_BATCH)
         if query is None or batch is None:
             raise UsageError("not a task of a streaming query")
-        return _stage(self.options, query, int(batch), iterator, self.columns)
+        return self._stage(query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Publish what the tasks staged (beside the driver)."""
-        _commit(self.options, messages, batchId)
+        self._commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leave all as it is: Spark calls this also when :meth:`commit` has published, and the
         staged files of a batch that comes again are removed with it."""
 
 
-class QueueWriter(DataSourceArrowWriter):
+class QueueWriter(_Publisher, DataSourceArrowWriter):
     """Publishes a DataFrame."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self.options = options
-        self.columns = check_columns(schema)
+        super().__init__(options, schema)
         self.query = f"job-{options.job}" if options.job else f"write-{uuid.uuid4()}"
-        make_store(options.store, options.queue)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage a task's rows (in an executor)."""
-        return _stage(self.options, self.query, 0, iterator, self.columns)
+        return self._stage(self.query, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what the tasks staged (beside the driver)."""
-        _commit(self.options, messages, 0)
+        self._commit(messages, 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave all as it is, as :meth:`QueueSink.abort`."""
@@ -134,34 +160,3 @@ def _context() -> Any:
     if context is None:
         raise UsageError("rows are staged by Spark's tasks only")
     return context
-
-
-def _stage(
-    options: SinkOptions,
-    query: str,
-    batch: int,
-    iterator: Iterator[pa.RecordBatch],
-    columns: list[str],
-) -> Staged:
-    context = _context()
-    local_store(options.store).file_system()  # what is staged elsewhere would never be published
-    staging = Staging(options.store)
-    attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
-    path = os.path.join(staging.batch_directory(query, batch), attempt)
-    rows = stage(path, iterator, columns)
-    return Staged(query, os.path.relpath(path, staging.path), rows)
-
-
-def _commit(options: SinkOptions, messages: list[WriterCommitMessage | None], batch: int) -> None:
-    staged = [one for one in messages if isinstance(one, Staged)]
-    if not staged:
-        return  # a batch of no tasks
-    commit_batch(
-        options.store,
-        options.queue,
-        staged[0].query,
-        batch,
-        [(one.file, one.rows) for one in staged if one.rows],
-        lock_timeout=options.lock_timeout,
-        orphan_age=options.orphan_age,
-    )

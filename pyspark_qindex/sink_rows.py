@@ -11,9 +11,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from journal.errors import StorageError, UsageError, storage_errors
 from journal.files import REAL, ReadBuffer, make_dirs, write_all
@@ -21,10 +22,6 @@ from pyspark_qindex.schemas import MESSAGES
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
 from qindex.transfer.moved import from_plain
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 
 _TAKEN: Final = {
     "body": ("binary", "string"),

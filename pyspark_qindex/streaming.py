@@ -9,10 +9,8 @@ a restart has the same bounds, and all of its messages that are still there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -26,17 +24,17 @@ from pyspark_qindex.batches import plain_text
 from pyspark_qindex.offsets import Places, check_start, flatten, next_places, unflatten
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import SHIPPED_BYTES, QueuePart, group, narrowed, queue_parts, split
-from pyspark_qindex.qindex_source import Parts, read_part
+from pyspark_qindex.qindex_source import Parts, PartsReader, read_part
 from pyspark_qindex.stores import find_stores, is_queue_store, need_store
 
 _TASK_BYTES = 16 << 20
 
 
-class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One query's look at its queues, or logs; lives in a Python process beside the driver."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self._target: Places | None = None
         self._stores: set[str] = set()
 
@@ -78,6 +76,8 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 class QueueStream(Stream):
     """One query's look at its queues."""
+
+    _read_part = staticmethod(read_part)
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -127,11 +127,6 @@ class QueueStream(Stream):
                 piece = replace(narrowed(part, numbers), low=low, high=high)
                 found += split(piece, _TASK_BYTES)
         return [Parts(list(task)) for task in group(found, self.options.partitions)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's parts."""
-        for part in getattr(partition, "parts", ()):
-            yield from read_part(part, self.options)
 
     def _look(self) -> dict[tuple[str, str], QueuePart]:
         """Pin the queues as they are now."""

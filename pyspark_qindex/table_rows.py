@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from journal.arrays import Bools
 from journal.packed import unpack
 from pyspark_qindex.batches import plain_json
 from qindex.format.json_value import plain_value
 
-Tables = tuple[pa.Array, pa.Array, npt.NDArray[np.bool_]]
+Tables = tuple[pa.Array, pa.Array, Bools]
 """Headers, properties (as text), and which rows are sound; the others are null."""
 
 _DOLLAR: Final = '"$'

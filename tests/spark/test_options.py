@@ -40,6 +40,7 @@ from pyspark_qindex.sink import sink_options
 from pyspark_qindex.table_rows import json_tables
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record
+from qindex.view.columns import take_rows
 from tests.qindex.support import queue_directory
 from tests.spark.fleet import make_rocket
 
@@ -90,8 +91,14 @@ def test_wrong_options_of_a_batch_and_of_a_sink() -> None:
 
 
 def schema_of(text: str) -> types.StructType:
-    kinds = {"bigint": types.LongType(), "binary": types.BinaryType(), "int": types.IntegerType()}
-    fields = (field.split(maxsplit=2) for field in text.split(", "))
+    kinds = {
+        "bigint": types.LongType(),
+        "binary": types.BinaryType(),
+        "boolean": types.BooleanType(),
+        "int": types.IntegerType(),
+        "string": types.StringType(),
+    }
+    fields = (field.split(maxsplit=2) for field in text.replace("`", "").split(", "))
     return types.StructType(
         [types.StructField(name, kinds[kind], not rest) for name, kind, *rest in fields]
     )
@@ -99,7 +106,7 @@ def schema_of(text: str) -> types.StructType:
 
 def test_a_schema_chooses_columns() -> None:
     options = read_options({"path": "x"}, TABLES)
-    assert with_schema(options, schemas.spark_schema(options.columns), TABLES) is options
+    assert with_schema(options, schema_of(schemas.spark_schema(options.columns)), TABLES) is options
     chosen = with_schema(options, schema_of("body binary, seq_id bigint"), TABLES)
     assert list(chosen.columns.items()) == [("body", "binary"), ("seq_id", "bigint")]
     fast = read_options({"path": "x", "mode": "failfast", "columns": "seq_id,body"}, TABLES)
@@ -115,6 +122,9 @@ def test_a_schema_chooses_columns() -> None:
             with_schema(options, schema_of(asked), TABLES)
     with pytest.raises(UsageError, match=r"columns and schema\(\) name different"):
         with_schema(fast, schema_of("body binary"), TABLES)
+    one = read_options({"path": "x", "columns": "body"}, TABLES)
+    with pytest.raises(UsageError, match="name different columns"):
+        with_schema(one, schema_of("body binary, body binary"), TABLES)
 
 
 def test_where_a_stream_starts_has_to_be_there() -> None:
@@ -314,7 +324,7 @@ def test_fields_of_plain_records(size: int, key: str | None) -> None:
     assert json_tables(pa.array([tables]))[0].to_pylist() == ['{"h": 1}']
     for wrong in (sizes - 1, sizes + 1, sizes * 0 + len(data), sizes * 0 + (1 << 31)):
         assert find_plain(data, starts, lengths, wrong).rows.tolist() == []
-    found = found.take(~found.has_tables)
+    found = take_rows(found, ~found.has_tables)
     for at in range(2):
         assert data[found.body_starts[at] : found.body_ends[at]] == body
         assert data[found.key_starts[at] : found.key_ends[at]].decode() == (key or "")
