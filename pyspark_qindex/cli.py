@@ -123,7 +123,8 @@ def pipeline_command(
         spark = session(app_name=f"qindex {job}", master=master)
         try:
             with show_progress(spark, job):
-                options = JobOptions(paths, out, install, failfast, top)
+                mode = "failfast" if failfast else "permissive"
+                options = JobOptions(paths, out, install, mode, top)
                 outcome = JOBS[job](spark, options)
                 shown = write_outcome(job, outcome, out)
                 outcome.finish()

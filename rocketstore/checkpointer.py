@@ -14,11 +14,36 @@ from rocketstore.dispatch_note import DispatchNote, save_note
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.log_sync import LogSync
 from rocketstore.mapped_files import sync_directories, sync_files
+from rocketstore.parts import Parts
 from rocketstore.state import Place, StoreState
 
 
 class _Table(Protocol):
     def save(self) -> None: ...
+
+
+def make_note(parts: Parts, end: int, last: tuple[int, int]) -> DispatchNote:
+    """Say that queues and index follow the log up to ``end``. ``last``: the log's last record,
+    offset and size, 0 where there is none. Raises :class:`StorageError`."""
+    offset, size = last
+    data = parts.commitlog.read(offset, size) if size else None
+    return DispatchNote(
+        offset=end,
+        boot=parts.fs.boot_id().decode(errors="replace"),
+        last=(offset, size, crc32(data)) if data else (0, 0, 0),
+        queues={
+            key: (queue.min_logic, queue.max_offset)
+            for key, queue in parts.queues.items()
+            if queue.max_offset
+        },
+        index=[(file.name, *file.header.fields()) for file in parts.index.files],
+        sizes=(
+            parts.commitlog.file_size,
+            parts.consumequeue_file_size,
+            parts.index.slots,
+            parts.index.entries,
+        ),
+    )
 
 
 class Checkpointer:
@@ -75,7 +100,7 @@ class Checkpointer:
             self._dispatcher.catch_up()
             state.poison.check()
             parts = state.parts
-            note = self._note()
+            note = make_note(parts, parts.commitlog.max_offset, parts.commitlog.last)
             stored = state.clock.now if note.last[1] else 0
             logical = parts.checkpoint.logical
             index_time = parts.index.end_timestamp
@@ -115,32 +140,3 @@ class Checkpointer:
         if parts.index.names_changed:
             self._directories.add(self._state.paths.index)
             parts.index.names_changed = False
-
-    def _note(self) -> DispatchNote:
-        parts = self._state.parts
-        commitlog = parts.commitlog
-        offset, size = commitlog.last
-        data = commitlog.read(offset, size) if size else None
-        return DispatchNote(
-            offset=commitlog.max_offset,
-            boot=self._state.options.fs.boot_id().decode(errors="replace"),
-            last=(offset, size, crc32(data)) if data else (0, 0, 0),
-            queues={
-                key: (queue.min_logic, queue.max_offset)
-                for key, queue in parts.queues.items()
-                if queue.max_offset
-            },
-            index=[
-                (
-                    file.name,
-                    *file.header.fields(),
-                )
-                for file in parts.index.files
-            ],
-            sizes=(
-                commitlog.file_size,
-                parts.consumequeue_file_size,
-                parts.index.slots,
-                parts.index.entries,
-            ),
-        )

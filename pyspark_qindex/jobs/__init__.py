@@ -1,6 +1,6 @@
 """Jobs over fleets of stores: functions over DataFrames, for notebooks and for ``qindex pipeline``.
 
-Importing this needs pyarrow, not a running Spark.
+Importing this needs pyspark and pyarrow, not a running Spark.
 """
 
 from pyspark_qindex.jobs.audit import AuditResult, audit

@@ -6,6 +6,11 @@
 >>> result = audit(spark, ["/srv/fleet"])
 >>> result.findings.groupBy("store", "kind").count().show()
 
+A queue store, ours or a RabbitMQ virtual host's, is one task, which checks what ``qindex verify``
+checks. Its entries and its messages are held against one another where they are, in about 150 bytes
+for each message in the message store, and beside a writer the way a reader does it; joining them
+across the cluster would only compare two different moments of it.
+
 Only findings and counts reach the driver; what the tasks find is kept by Spark, in memory or on
 disk, until :meth:`AuditResult.unpersist`.
 """
@@ -13,23 +18,51 @@ disk, until :meth:`AuditResult.unpersist`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
 
 from journal.errors import DamageError, StoreError
+from journal.files import FileSystem
 from journal.findings import Finding, Kind
-from pyspark_qindex.jobs.audit_queues import QueueStoreItem, audit_queue_store, plan_queue_store
-from pyspark_qindex.jobs.audit_rocket import RocketItem, Span, audit_rocket_item, plan_rocket_store
+from pyspark_qindex.jobs.audit_rocket import (
+    Found,
+    RocketItem,
+    Span,
+    audit_rocket_item,
+    plan_rocket_store,
+)
 from pyspark_qindex.jobs.findings import FINDINGS, Several, damage, finding_row, grouped
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.tasks import Row, Rows, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
 from pyspark_qindex.schemas import Table, spark_schema
 from pyspark_qindex.stores import Store
+from qindex.format import layout
+from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.tools.verify import Verification
+from qindex.view.reader import StoreReader
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+_LEAST_WEIGHT: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStoreItem:
+    """A store to be audited. ``queues``: names by directory name. ``weight``: bytes."""
+
+    store: Store
+    sort: str
+    queues: dict[str, str]
+    weight: int
+
+    def queue_of(self, finding: Finding) -> str | None:
+        """Give the name of the queue whose file a finding names."""
+        parts = self.store.relative(finding.path).split(os.sep)
+        return self.queues.get(parts[1]) if parts[0] == layout.QUEUES and len(parts) > 1 else None
 
 
 _Item = QueueStoreItem | RocketItem
@@ -67,8 +100,6 @@ def audit(
     has no store, or whose store is of a newer format. What is wrong with a store that was found in
     a tree is a finding.
     """
-    from pyspark import StorageLevel
-
     stores = find_fleet(paths, storage)
     items, early = _plan(stores)
     tasks = group(items, tasks_wanted(spark))
@@ -91,7 +122,7 @@ def _plan(stores: list[FleetStore]) -> tuple[list[_Item], list[Row]]:
                 items += planned
                 early += [finding_row(one.store, "rocketmq", finding) for finding in findings]
             else:
-                items.append(plan_queue_store(one.store))
+                items.append(_plan_queue_store(one.store))
         except StoreError as error:
             if one.store.named and not isinstance(error, DamageError):
                 raise
@@ -111,39 +142,33 @@ def _as_finding(store: Store, error: StoreError) -> Finding:
 
 
 def _audit_item(item: _Item) -> Rows:
-    return _queue_rows(item) if isinstance(item, QueueStoreItem) else _rocket_rows(item)
+    if isinstance(item, QueueStoreItem):
+        return _rows(_audit_queue_store(item), item.store, item.sort, item.queue_of)
+    queue = f"{item.topic}/{item.queue_id}" if item.part == "queue" else None
+    return _rows(audit_rocket_item(item), item.store, "rocketmq", lambda _: queue)
 
 
-def _queue_rows(item: QueueStoreItem) -> Iterator[Row]:
-    for found in grouped(audit_queue_store(item)):
-        if isinstance(found, Several):
-            yield _told(found, item.store, item.sort, item.queue_of(found.first))
-        else:
-            yield _row("count", item.store, item.sort, what=found[0], first=found[1])
-
-
-def _told(found: Several, store: Store, sort: str, queue: str | None) -> Row:
-    return ("finding", *finding_row(store, sort, found.told(), queue, found.number), None, None)
-
-
-def _rocket_rows(item: RocketItem) -> Iterator[Row]:
-    for found in grouped(audit_rocket_item(item)):
-        if isinstance(found, Several):
-            queue = f"{item.topic}/{item.queue_id}" if item.part == "queue" else None
-            yield _told(found, item.store, "rocketmq", queue)
-        elif isinstance(found, Span):
+def _rows(
+    found: Iterable[Found], store: Store, sort: str, queue_of: Callable[[Finding], str | None]
+) -> Iterator[Row]:
+    for one in grouped(found):
+        if isinstance(one, Several):
+            queue = queue_of(one.first)
+            row = finding_row(store, sort, one.told(), queue, one.number)
+            yield ("finding", *row, None, None)
+        elif isinstance(one, Span):
             yield _row(
                 "span",
-                item.store,
-                "rocketmq",
-                queue=f"{found.topic}/{found.queue_id}",
-                file=os.path.join("commitlog", f"{found.start:020d}"),
-                offset=found.position,
-                first=found.first,
-                last=found.last,
+                store,
+                sort,
+                queue=f"{one.topic}/{one.queue_id}",
+                file=os.path.join("commitlog", f"{one.start:020d}"),
+                offset=one.position,
+                first=one.first,
+                last=one.last,
             )
         else:
-            yield _row("count", item.store, "rocketmq", what=found[0], first=found[1])
+            yield _row("count", store, sort, what=one[0], first=one[1])
 
 
 def _row(row: str, store: Store, store_kind: str, **values: Any) -> Row:
@@ -154,9 +179,6 @@ def _row(row: str, store: Store, store_kind: str, **values: Any) -> Row:
 def _gaps(rows: DataFrame) -> DataFrame:
     """Queue offsets that are missing between one CommitLog file and the next that has any: one row
     for all queues of a file."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
     before = f.lag("last").over(Window.partitionBy("store", "queue").orderBy("file"))
     gaps = rows.where("row = 'span'").withColumn("before", before).where("first > before + 1")
     one = f.format_string("queue offset %s of %s follows on %s", "first", "queue", "before")
@@ -176,3 +198,49 @@ def _gaps(rows: DataFrame) -> DataFrame:
         "consequence": f.lit("messages are missing"),
     }
     return several.withColumns(told).select(*FINDINGS)
+
+
+# -- a queue store ---------------------------------------------------------------------------------
+
+
+def _plan_queue_store(store: Store) -> QueueStoreItem:
+    """Look at a store; nothing is read but names and sizes.
+
+    Raises :class:`StoreError` for a directory that is no store, of a newer format, or can't be
+    listed.
+    """
+    fs = store.file_system()
+    reader = StoreReader(store.path, fs)
+    queues = {one.directory: one.name for one in reader.directories()}
+    places = [os.path.join(layout.QUEUES, name) for name in queues]
+    places += [PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY]
+    weight = sum(_bytes_in(fs, os.path.join(store.path, place)) for place in places)
+    return QueueStoreItem(store, reader.kind, queues, weight + _LEAST_WEIGHT)
+
+
+def _bytes_in(fs: FileSystem, directory: str) -> int:
+    total = 0
+    try:
+        for name in fs.listdir(directory):
+            try:
+                total += fs.stat(os.path.join(directory, name)).st_size
+            except FileNotFoundError:
+                continue  # deleted just now
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return total
+
+
+def _audit_queue_store(item: QueueStoreItem) -> Iterator[Finding | tuple[str, int]]:
+    """Audit a store: gives findings, then how many things of each sort were looked at."""
+    check = Verification(item.store.path, item.store.file_system())
+    try:
+        yield from check.findings()
+    except StoreError as error:
+        path = getattr(error, "path", item.store.path)
+        what = f"the audit of this store ended here: {error}"
+        yield damage(path, 0, 0, Kind.UNREADABLE, what)
+    figures = check.figures
+    yield "queues", figures.queues
+    yield "entries", figures.entries
+    yield "stored messages", figures.records

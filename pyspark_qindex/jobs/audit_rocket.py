@@ -23,14 +23,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from journal.errors import StoreError
 from journal.findings import Cause, Finding, Kind
 from pyspark_qindex.jobs.findings import RocketKind, damage
-from pyspark_qindex.jobs.log_places import have_topic, record_heads
 from pyspark_qindex.rocket_planning import is_in_use, look_at
 from pyspark_qindex.stores import Store
 from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.commitlog_format import MESSAGE_MAGIC, ROLLBACK, file_name
+from rocketstore.commitlog_format import COMMON_FIELDS, MESSAGE_MAGIC, ROLLBACK, file_name
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import UNIT_SIZE, Units, count_valid
 from rocketstore.dispatch import DispatchBatch, from_records
@@ -43,12 +43,16 @@ from rocketstore.parts import Parts, build_parts
 from rocketstore.scan import Stop
 from rocketstore.walk import LogWalk, find_survivor
 
-I64 = npt.NDArray[np.int64]
-
 _UNITS_AT_ONCE: Final = 1 << 16
 _SETTLE_PAUSES: Final = (0.002, 0.01, 0.05)
 """Seconds between looks at a file that may be being written."""
 _HASH_BITS: Final = 31
+_FLAGS_AT: Final = 39
+_BODY_LENGTH_AT: Final = 84
+"""Low byte of sysFlag, and the body's length with two IPv4 hosts: bytes from a record's start."""
+_PIECE: Final = 64 << 10
+_HEAD: Final = np.dtype(list(COMMON_FIELDS[:7]))
+"""How each record begins, up to its physical offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,14 +385,14 @@ def _audit_queue(item: RocketItem, parts: Parts, queue: ConsumeQueue) -> Iterato
         current = item.in_log(offsets, parts)
         blank = (units["size"] == 0x7FFFFFFF) & (offsets == 0) & (units["tags_code"] == 0)
         current = current[~blank[current]]
-        heads, there = record_heads(parts, offsets[current])
+        heads, there = _record_heads(parts, offsets[current])
         good = there & (heads["magic"] == MESSAGE_MAGIC) & (heads["offset"] == offsets[current])
         for row in np.flatnonzero(~good).tolist():
             what = f"it points to {int(offsets[current[row]])}, where no record stands"
             yield _unit_finding(queue, number + int(current[row]), what)
         agrees = heads["queue_offset"] == number + current
         agrees &= (heads["queue_id"] == queue.queue_id) & (heads["size"] == units["size"][current])
-        agrees &= have_topic(parts, offsets[current], queue.topic, good)
+        agrees &= _have_topic(parts, offsets[current], queue.topic, good)
         for row in np.flatnonzero(good & ~agrees).tolist():
             head = heads[row]
             what = f"it points to {int(head['offset'])}, a message of {int(head['size'])} bytes "
@@ -437,7 +441,7 @@ def _audit_index(item: RocketItem, parts: Parts) -> Iterator[Found]:
         entries = file.entries_from(first, _UNITS_AT_ONCE)
         offsets = entries["offset"].astype(np.int64)
         current = item.in_log(offsets, parts)
-        heads, there = record_heads(parts, offsets[current])
+        heads, there = _record_heads(parts, offsets[current])
         good = there & (heads["magic"] == MESSAGE_MAGIC) & (heads["offset"] == offsets[current])
         for row in np.flatnonzero(~good).tolist():
             what = f"it points to {int(offsets[current[row]])}, where no record stands"
@@ -488,3 +492,56 @@ def _unsound(file: IndexFile) -> Iterator[Finding]:
 def _entry_finding(file: IndexFile, number: int, what: str) -> Finding:
     at = 40 + 4 * file.slots + 20 * number
     return damage(file.path, at, 20, RocketKind.INDEX_ENTRY, f"entry {number}: {what}")
+
+
+# -- the log, at given places ---------------------------------------------------------------------
+
+
+def _record_heads(parts: Parts, offsets: I64) -> tuple[npt.NDArray[np.void], Bools]:
+    """Give the beginnings of the records at ``offsets``, and which of the places are in the log at
+    all."""
+    block, there = _bytes_at(parts, offsets, _HEAD.itemsize)
+    return block.view(_HEAD).ravel(), there
+
+
+def _have_topic(parts: Parts, offsets: I64, topic: str, good: Bools) -> Bools:
+    """Whether the records at ``offsets`` are of that topic. ``good``: those that are looked at."""
+    field = np.frombuffer(b"%c%b" % (len(topic.encode()), topic.encode()), np.uint8)
+    found = np.zeros(len(offsets), np.bool_)
+    rows = np.flatnonzero(good)
+    flags, _ = _bytes_at(parts, offsets[rows] + _FLAGS_AT, 1)
+    hosts = (flags >> 4 & 1).ravel().astype(np.int64) + (flags >> 5 & 1).ravel()
+    body_at = offsets[rows] + _BODY_LENGTH_AT + 12 * hosts
+    block, there = _bytes_at(parts, body_at, 4)
+    lengths = block.view(">i4").ravel().astype(np.int64)
+    there &= lengths >= 0
+    rows, topic_at = rows[there], (body_at + 4 + lengths)[there]
+    names, there = _bytes_at(parts, topic_at, len(field))
+    found[rows] = there & (names == field).all(axis=1)
+    return found
+
+
+def _bytes_at(parts: Parts, offsets: I64, width: int) -> tuple[U8, Bools]:
+    """Give ``width`` bytes from each of the offsets on, shape ``(n, width)``, and which of them
+    are in the log at all: zeros stand for the others. Places close together are read at once.
+    Raises :class:`journal.errors.StorageError`."""
+    files = parts.commitlog.files
+    block = np.zeros((len(offsets), width), np.uint8)
+    there = np.zeros(len(offsets), np.bool_)
+    rows = np.argsort(offsets, kind="stable")
+    rows = rows[np.searchsorted(offsets[rows], 0) :]
+    # Pieces do not reach over the border of a file: its size is a multiple of theirs or not.
+    pieces = offsets[rows] // files.size * (files.size // _PIECE + 1)
+    pieces += offsets[rows] % files.size // _PIECE
+    for near in np.split(rows, np.flatnonzero(np.diff(pieces)) + 1):
+        file = files.find(int(offsets[near[0]])) if len(near) else None
+        if file is None:
+            continue
+        at = offsets[near] - file.start
+        data = files.read(file, int(at[0]), int(at[-1] - at[0]) + width)
+        inside = at + width <= int(at[0]) + len(data)
+        near, at = near[inside], at[inside] - at[0]
+        if len(near):
+            block[near] = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(width)]
+            there[near] = True
+    return block, there

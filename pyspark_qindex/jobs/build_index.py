@@ -20,10 +20,12 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.files import REAL
@@ -40,20 +42,17 @@ from pyspark_qindex.jobs.build_write import (
     write_queues,
 )
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
-from pyspark_qindex.jobs.tasks import Row, batches, run_tasks, tasks_wanted
+from pyspark_qindex.jobs.tasks import Row, map_rows, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
 from pyspark_qindex.schemas import Table, spark_schema
 from rocketstore.commitlog_format import file_name
+from rocketstore.directory_repair import repair_directory
 from rocketstore.dispatch_note import load_note
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import IndexHeader, index_name
-from rocketstore.layout import Layout, Paths, look
+from rocketstore.layout import Layout, Paths
 from rocketstore.lock import StoreLock
 from rocketstore.options import Options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 STAGING: Final = "build-index.tmp"
 """Where a store's new files stand until they are installed."""
@@ -166,20 +165,13 @@ def _try(root: str, stack: contextlib.ExitStack, refused: dict[str, StoreError])
 
 
 def _take(root: str, stack: contextlib.ExitStack) -> _Target:
-    """Lock a store, and clear away what a job left that was killed."""
+    """Lock a store, and clear away what a job left that was killed. What an open repairs when it is
+    asked to is refused, as an open does that is not."""
     paths = Paths(root)
     lock = StoreLock(REAL, paths.lock)
     stack.callback(lock.release)
     note = load_note(REAL, paths.dispatch_note)
-    options = Options(read_only=True)
-    layout = look(REAL, paths, options, note.sizes if note is not None else None)
-    for stranger in layout.strangers:
-        raise DamageError(
-            stranger.path, 0, f"{stranger.what} (open with repair=True sets it aside)"
-        )
-    for gap in layout.missing:
-        path = os.path.join(paths.commitlog, file_name(gap.start))
-        raise DamageError(path, 0, "this file of the commit log is missing")
+    layout, _ = repair_directory(Options(create=False), paths, note, crashed=False)
     target = _Target(root, layout, lock)
     shutil.rmtree(target.staging, ignore_errors=True)
     stack.callback(shutil.rmtree, target.staging, ignore_errors=True)
@@ -188,8 +180,6 @@ def _take(root: str, stack: contextlib.ExitStack) -> _Target:
 
 
 def _scan(spark: SparkSession, targets: list[_Target]) -> DataFrame:
-    from pyspark import StorageLevel
-
     items = [
         ScanItem(target.root, target.layout, start, target.layout.commitlog_file_size)
         for target in targets
@@ -269,12 +259,7 @@ def _with_index(plans: dict[str, StorePlan], pieces: DataFrame) -> dict[str, Sto
     key, which is the only thing that two files have to do with one another."""
     cuts = _keys(pieces, plans).select("store", "number", "start", "count", "second", "third")
     edges: dict[str, dict[int, tuple[int, int, IndexHeader]]] = {root: {} for root in plans}
-
-    def edge(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in found:
-            yield from batches(_EDGES, (_edge(row) for row in batch.to_pylist()))
-
-    first_and_last = cuts.mapInArrow(edge, spark_schema(_EDGES))
+    first_and_last = map_rows(cuts, partial(map, _edge), _EDGES)
     grouped = first_and_last.groupBy("store", "number").agg(
         {"start": "min", "first_time": "min", "last": "max", "last_time": "max"}
     )
@@ -321,38 +306,28 @@ def _new_name(before: list[IndexPlan], time: int) -> str:
 
 def _keys(pieces: DataFrame, plans: dict[str, StorePlan]) -> DataFrame:
     """Cut the batches of keys where an index file is full."""
-
-    def cut(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in found:
-            for row in batch.to_pylist():
-                yield from batches(_KEYS, _cut(plans[row["store"]], row))
-
-    return pieces.where("row = 'keys' and count > 0").mapInArrow(cut, spark_schema(_KEYS))
+    return map_rows(pieces.where("row = 'keys' and count > 0"), partial(_cut, plans), _KEYS)
 
 
-def _cut(plan: StorePlan, row: dict[str, Any]) -> Iterator[Row]:
-    start = plan.starts[row["at"]]
+def _cut(plans: dict[str, StorePlan], rows: Iterator[dict[str, Any]]) -> Iterator[Row]:
     width = 8
-    done = 0
-    while done < row["count"]:
-        number = (start + done) // plan.entries_in_file
-        count = min(row["count"] - done, (number + 1) * plan.entries_in_file - start - done)
-        part = slice(done * width, (done + count) * width)
-        columns = (row[name][part] for name in ("first", "second", "third"))
-        yield (plan.root, number, start + done, count, *columns)
-        done += count
+    for row in rows:
+        plan = plans[row["store"]]
+        start = plan.starts[row["at"]]
+        done = 0
+        while done < row["count"]:
+            number = (start + done) // plan.entries_in_file
+            count = min(row["count"] - done, (number + 1) * plan.entries_in_file - start - done)
+            part = slice(done * width, (done + count) * width)
+            columns = (row[name][part] for name in ("first", "second", "third"))
+            yield (plan.root, number, start + done, count, *columns)
+            done += count
 
 
 # -- writing --------------------------------------------------------------------------------------
 
 
 def _write(spark: SparkSession, plans: dict[str, StorePlan], pieces: DataFrame) -> list[Row]:
-    def queues(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(BUILT, write_queues(plans, found))
-
-    def index_files(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(BUILT, write_index_files(plans, found))
-
     most = tasks_wanted(spark)
     rows = pieces.where("row = 'queue'")
     queues_there = rows.select("store", "topic", "queue_id").distinct().count()
@@ -362,11 +337,11 @@ def _write(spark: SparkSession, plans: dict[str, StorePlan], pieces: DataFrame) 
     wanted = by_queue.select(
         "store", "topic", "queue_id", "at", "first", "second", "third", "fourth"
     )
-    built = wanted.mapInArrow(queues, spark_schema(BUILT)).collect()
+    built = map_rows(wanted, partial(write_queues, plans), BUILT).collect()
     tasks = max(1, min(most, sum(len(plan.index) for plan in plans.values())))
     by_file = _keys(pieces, plans).repartition(tasks, "store", "number")
     by_file = by_file.sortWithinPartitions("store", "number", "start")
-    built += by_file.mapInArrow(index_files, spark_schema(BUILT)).collect()
+    built += map_rows(by_file, partial(write_index_files, plans), BUILT).collect()
     return [tuple(row) for row in built]
 
 

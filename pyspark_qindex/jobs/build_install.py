@@ -22,16 +22,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal.errors import StorageError
 from journal.files import REAL, read_optional, replace_file, sync_file, unlink_if_there
 from pyspark_qindex.jobs.build_scan import LogFile
-from pyspark_qindex.jobs.build_write import StorePlan
+from pyspark_qindex.jobs.build_write import StorePlan, units_and_bytes
 from rocketstore.checkpoint_format import Checkpoint
+from rocketstore.checkpointer import make_note
 from rocketstore.consumequeue import ConsumeQueue, Descriptors
-from rocketstore.consumequeue_format import UNIT_SIZE
-from rocketstore.dispatch_note import DispatchNote, save_note
+from rocketstore.dispatch_note import save_note
 from rocketstore.filler_format import Fillers
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
@@ -77,9 +76,7 @@ def keep_expired_queues(plan: StorePlan, log: list[LogFile]) -> Iterator[tuple[s
         files.close()
         for name in os.listdir(target):
             sync_file(REAL, os.path.join(target, name))
-        units = queue.max_offset - (queue.starts or [0])[0] // UNIT_SIZE
-        size = len(queue.starts) * queue.file_size
-        yield os.path.join("consumequeue", topic, str(queue_id)), units, size
+        yield os.path.join("consumequeue", topic, str(queue_id)), *units_and_bytes(queue)
 
 
 def install_store(plan: StorePlan, log: list[LogFile]) -> None:
@@ -133,19 +130,11 @@ def _vouch(plan: StorePlan, log: list[LogFile]) -> None:
     parts = _parts_in_place(plan)
     try:
         last = last_message(log)
-        data = parts.commitlog.read(last.offset, last.size) if last is not None else None
-        note = DispatchNote(
-            offset=plan.end,
-            boot=REAL.boot_id().decode(errors="replace"),
-            last=(last.offset, last.size, crc32(data)) if last is not None and data else (0, 0, 0),
-            sizes=(
-                plan.layout.commitlog_file_size,
-                plan.layout.consumequeue_file_size,
-                plan.layout.index_slots,
-                plan.layout.index_entries,
-            ),
-        )
-        note.queues, note.index = _noted_files(parts)
+        minimum = max(parts.commitlog.min_offset, 0)
+        for queue in parts.queues.values():
+            queue.recover()
+            queue.correct_min(minimum)
+        note = make_note(parts, plan.end, last[:2] if last is not None else (0, 0))
         if not os.path.isdir(paths.config):
             os.mkdir(paths.config)
         save_note(REAL, paths.dispatch_note, note)
@@ -166,22 +155,3 @@ def _parts_in_place(plan: StorePlan) -> Parts:
     sizes = (layout.commitlog_file_size, layout.consumequeue_file_size,
              layout.index_slots, layout.index_entries)  # fmt: skip
     return build_parts(options, paths, look(REAL, paths, options, sizes), Checkpoint())
-
-
-def _noted_files(
-    parts: Parts,
-) -> tuple[dict[tuple[str, int], tuple[int, int]], list[tuple[str, int, int, int, int, int, int]]]:
-    minimum = max(parts.commitlog.min_offset, 0)
-    queues = {}
-    for key, queue in parts.queues.items():
-        queue.recover()
-        queue.correct_min(minimum)
-        if queue.max_offset:
-            queues[key] = (queue.min_logic, queue.max_offset)
-    index = []
-    for file in parts.index.files:
-        header = file.header
-        times = (header.begin_timestamp, header.end_timestamp)
-        offsets = (header.begin_offset, header.end_offset)
-        index.append((file.name, *times, *offsets, header.used_slots, header.count))
-    return queues, index

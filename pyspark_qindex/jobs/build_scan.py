@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64
 from journal.errors import StorageError
 from pyspark_qindex.jobs.tasks import Row
 from pyspark_qindex.schemas import Table
@@ -102,7 +103,7 @@ def pack(values: npt.NDArray[np.generic]) -> bytes:
     return values.astype("<i8").tobytes()
 
 
-def unpack(data: bytes) -> npt.NDArray[np.int64]:
+def unpack(data: bytes) -> I64:
     """Give the column back."""
     return np.frombuffer(data, "<i8").astype(np.int64)
 

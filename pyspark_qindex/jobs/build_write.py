@@ -8,14 +8,14 @@ whoever comes second finds the place taken, by the same bytes.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from journal.files import REAL, sync_file
 from pyspark_qindex.jobs.build_scan import open_parts, unpack
@@ -39,6 +39,9 @@ BUILT: Final[Table] = {
 }
 """``file``: a queue's directory or an index file, relative to the store. ``entries``: units, or
 index entries. ``was``: identical, different or missing."""
+
+Piece = dict[str, Any]
+"""A row of :data:`pyspark_qindex.jobs.build_scan.PIECES`, or of the keys of an index file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +75,16 @@ class StorePlan:
         return self.layout.index_entries - 1
 
 
-def write_queues(plans: dict[str, StorePlan], batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def write_queues(plans: dict[str, StorePlan], pieces: Iterator[Piece]) -> Iterator[Row]:
     """Write the queues whose pieces come in order; gives a row of :data:`BUILT` for each.
 
     Raises :class:`StorageError`.
     """
-    writer: _QueueWriter | None = None
     fillers: dict[str, Fillers] = {}
-    for piece in _rows(batches):
-        key = (piece["store"], piece["topic"], piece["queue_id"])
-        if writer is None or writer.key != key:
-            if writer is not None:
-                yield writer.finish()
-            plan = plans[piece["store"]]
-            if plan.root not in fillers:
-                fillers[plan.root] = _fillers(plan)
-            writer = _QueueWriter(plan, key, fillers[plan.root])
-        writer.put(piece)
-    if writer is not None:
-        yield writer.finish()
-
-
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    for batch in batches:
-        # Row by row: a batch has thousands of pieces of up to 64 KiB a column.
-        for number in range(batch.num_rows):
-            yield {name: batch.column(name)[number].as_py() for name in batch.schema.names}
+    for (store, topic, queue_id), mine in groupby(pieces, itemgetter("store", "topic", "queue_id")):
+        if store not in fillers:
+            fillers[store] = _fillers(plans[store])
+        yield _write_queue(plans[store], topic, queue_id, mine, fillers[store])
 
 
 def _fillers(plan: StorePlan) -> Fillers:
@@ -115,94 +102,63 @@ def _fillers(plan: StorePlan) -> Fillers:
     return fillers
 
 
-class _QueueWriter:
-    """One ConsumeQueue, written by what rebuilds one at open: the same rules, the same bytes."""
-
-    def __init__(self, plan: StorePlan, key: tuple[str, str, int], fillers: Fillers) -> None:
-        self.key = key
-        self._plan = plan
-        os.makedirs(plan.staging, exist_ok=True)
-        self._own = tempfile.mkdtemp(prefix="queue-", dir=plan.staging)
-        self._files = Descriptors(REAL, writable=True)
-        _, topic, queue_id = key
-        size = plan.layout.consumequeue_file_size
-        self._queue = ConsumeQueue(self._files, self._own, topic, queue_id, size)
+def _write_queue(
+    plan: StorePlan, topic: str, queue_id: int, pieces: Iterator[Piece], fillers: Fillers
+) -> Row:
+    """Write one ConsumeQueue with what rebuilds one at open: the same rules, the same bytes."""
+    with _own_directory(plan) as own:
+        files = Descriptors(REAL, writable=True)
+        queue = ConsumeQueue(files, own, topic, queue_id, plan.layout.consumequeue_file_size)
         from_zero = min(plan.layout.commitlog, default=0) == 0
-        self._repair = QueueRepair(self._queue, None, fillers, from_zero=from_zero)
-
-    def put(self, piece: dict[str, Any]) -> None:
-        columns = (unpack(piece[name]) for name in ("first", "second", "third", "fourth"))
-        self._repair.put(*columns)
-
-    def finish(self) -> Row:
-        """Make it durable and put it in place."""
-        _, topic, queue_id = self.key
-        paths, _ = self._files.take_dirty()
-        self._files.close()
+        repair = QueueRepair(queue, None, fillers, from_zero=from_zero)
+        for piece in pieces:
+            repair.put(*(unpack(piece[name]) for name in ("first", "second", "third", "fourth")))
+        paths, _ = files.take_dirty()
+        files.close()
         for path in paths:
             sync_file(REAL, path)
-        size = len(self._queue.starts) * self._queue.file_size
-        units = self._queue.max_offset - (self._queue.starts or [0])[0] // UNIT_SIZE
-        target = os.path.join(Paths(self._plan.staging).consumequeue, topic, str(queue_id))
-        was = compare(self._queue.directory, self._place(topic, queue_id))
-        _put_in_place(self._queue.directory, target)
-        shutil.rmtree(self._own, ignore_errors=True)
-        file = os.path.join("consumequeue", topic, str(queue_id))
-        return (self._plan.root, file, units, size, was)
-
-    def _place(self, topic: str, queue_id: int) -> str:
-        return os.path.join(Paths(self._plan.root).consumequeue, topic, str(queue_id))
+        place = os.path.join("consumequeue", topic, str(queue_id))
+        was = compare(queue.directory, os.path.join(plan.root, place))
+        _put_in_place(queue.directory, os.path.join(plan.staging, place))
+        return (plan.root, place, *units_and_bytes(queue), was)
 
 
-def write_index_files(
-    plans: dict[str, StorePlan], batches: Iterable[pa.RecordBatch]
-) -> Iterator[Row]:
+def units_and_bytes(queue: ConsumeQueue) -> tuple[int, int]:
+    """Give the units of a queue, and the bytes of its files."""
+    units = queue.max_offset - (queue.starts or [0])[0] // UNIT_SIZE
+    return units, len(queue.starts) * queue.file_size
+
+
+def write_index_files(plans: dict[str, StorePlan], pieces: Iterator[Piece]) -> Iterator[Row]:
     """Write the index files whose keys come in order (columns store, number, start, and keys);
     gives a row of :data:`BUILT` for each. Raises :class:`StorageError`."""
-    writer: _IndexWriter | None = None
-    for piece in _rows(batches):
-        key = (piece["store"], piece["number"])
-        if writer is None or writer.key != key:
-            if writer is not None:
-                yield writer.finish()
-            writer = _IndexWriter(plans[piece["store"]], key)
-        writer.put(piece)
-    if writer is not None:
-        yield writer.finish()
+    for (store, number), mine in groupby(pieces, itemgetter("store", "number")):
+        yield _write_index_file(plans[store], number, mine)
 
 
-class _IndexWriter:
-    """One index file."""
-
-    def __init__(self, plan: StorePlan, key: tuple[str, int]) -> None:
-        self.key = key
-        self._plan = plan
-        os.makedirs(plan.staging, exist_ok=True)
-        self._own = tempfile.mkdtemp(prefix="index-", dir=plan.staging)
-        planned = plan.index[key[1]]
-        path = os.path.join(self._own, planned.name)
-        layout = plan.layout
+def _write_index_file(plan: StorePlan, number: int, pieces: Iterator[Piece]) -> Row:
+    planned, layout = plan.index[number], plan.layout
+    with _own_directory(plan) as own:
+        path = os.path.join(own, planned.name)
         slots, entries = layout.index_slots, layout.index_entries
-        self._file = IndexFile.create(REAL, path, slots, entries, planned.previous)
-
-    def put(self, piece: dict[str, Any]) -> None:
-        hashes, offsets, times = (unpack(piece[name]) for name in ("first", "second", "third"))
-        taken = self._file.put_many(hashes.astype(np.int32), offsets, times)
-        if taken != len(hashes):
-            raise AssertionError(f"{self._file.path}: {len(hashes) - taken} keys too many")
-
-    def finish(self) -> Row:
-        """Make it durable and put it in place."""
-        file = self._file
-        entries = file.header.count - 1
-        size = os.stat(file.path).st_size
+        file = IndexFile.create(REAL, path, slots, entries, planned.previous)
+        for piece in pieces:
+            hashes, offsets, times = (unpack(piece[name]) for name in ("first", "second", "third"))
+            taken = file.put_many(hashes.astype(np.int32), offsets, times)
+            if taken != len(hashes):
+                raise AssertionError(f"{path}: {len(hashes) - taken} keys too many")
+        keys = file.header.count - 1
         file.close()
-        sync_file(REAL, file.path)
-        target = os.path.join(Paths(self._plan.staging).index, file.name)
-        was = compare(file.path, index_place(self._plan, self.key[1]))
-        _put_in_place(file.path, target)
-        shutil.rmtree(self._own, ignore_errors=True)
-        return (self._plan.root, os.path.join("index", file.name), entries, size, was)
+        sync_file(REAL, path)
+        place = os.path.join("index", planned.name)
+        size, was = os.stat(path).st_size, compare(path, index_place(plan, number))
+        _put_in_place(path, os.path.join(plan.staging, place))
+        return (plan.root, place, keys, size, was)
+
+
+def _own_directory(plan: StorePlan) -> tempfile.TemporaryDirectory[str]:
+    os.makedirs(plan.staging, exist_ok=True)
+    return tempfile.TemporaryDirectory(dir=plan.staging, ignore_cleanup_errors=True)
 
 
 def index_place(plan: StorePlan, number: int) -> str:

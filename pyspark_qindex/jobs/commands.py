@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.audit import audit
 from pyspark_qindex.jobs.build_index import build_index
@@ -15,25 +18,17 @@ from pyspark_qindex.jobs.outcome import Outcome, Plot, Table
 from pyspark_qindex.jobs.stats import stats
 from pyspark_qindex.jobs.transfer import export_stores, import_stores
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The options of a command. ``install``: for build-index, put what was built into the
-    stores. ``failfast``: end at the first damage. ``top``: for stats, how many keys."""
+    stores. ``mode``: of the sources. ``top``: for stats, how many keys."""
 
     paths: list[str]
     out: str
     install: bool = True
-    failfast: bool = False
+    mode: str = "permissive"
     top: int = 20
-
-    @property
-    def mode(self) -> str:
-        """Give the mode of the sources."""
-        return "failfast" if self.failfast else "permissive"
 
 
 _FEW: Final = 40
@@ -178,8 +173,6 @@ def run_import(spark: SparkSession, options: JobOptions) -> Outcome:
 
 def run_migrate(spark: SparkSession, options: JobOptions) -> Outcome:
     """Move queues into RocketMQ stores, or RocketMQ stores into queues."""
-    from pyspark.sql import functions as f
-
     result = migrate(spark, options.paths, options.out, mode=options.mode)
     by = ("store", "status", "reason")
     report = result.moves.groupBy(*by).agg(

@@ -17,20 +17,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_qindex.jobs.fleet import FleetStore
 from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted
 from pyspark_qindex.jobs.transfer import queues_kept
 from pyspark_qindex.schemas import Table
+from pyspark_qindex.stores import Store
 from rocketstore.layout import Paths
 from rocketstore.offsets import ConsumerOffsets
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from pyspark_qindex.stores import Store
-
 
 DAMAGED: Final = "damaged settings"
 

@@ -26,18 +26,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
-import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from journal.errors import StoreError, UsageError
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
 from pyspark_qindex.jobs.left_behind import left_behind
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
-from pyspark_qindex.jobs.refill import QueueFill, RocketFill, new_store
-from pyspark_qindex.jobs.tasks import Row, batches, by_row
-from pyspark_qindex.jobs.transfer import by_store, in_order, origin_of
+from pyspark_qindex.jobs.refill import QueueFill, RocketFill, stores_of
+from pyspark_qindex.jobs.tasks import Row, map_rows
+from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of
 from pyspark_qindex.schemas import Table, spark_schema
 from qindex.format.envelope import open_envelope
 from qindex.recovery import store_directory
@@ -47,10 +50,6 @@ from rocketstore.filler_format import is_filler
 from rocketstore.layout import Paths
 from rocketstore.offsets import int_table, load_json
 from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 Direction = Literal["rocketmq", "qindex"]
 """What messages are moved into."""
@@ -133,8 +132,6 @@ def migrate(
 
 def _kept(rows: DataFrame) -> DataFrame:
     """Run the tasks now, and keep what they give: the stores are there then."""
-    from pyspark import StorageLevel
-
     rows.persist(StorageLevel.MEMORY_AND_DISK).count()
     return rows
 
@@ -151,19 +148,13 @@ def _into_rocketmq(
     # A row for each store, so that those without messages are made, too.
     stores = spark.createDataFrame([(url,) for url in targets], "store string")
     rows = told.unionByName(stores, allowMissingColumns=True)
-
-    def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(MOVES, _fill_rocketmq(by_row(found), targets, sizes))
-
-    return in_order(rows).mapInArrow(fill, spark_schema(MOVES))
+    return map_rows(by_delivery(rows), partial(_fill_rocketmq, targets=targets, sizes=sizes), MOVES)
 
 
 def _left_out(
     spark: SparkSession, messages: DataFrame, fleet: list[FleetStore], mode: str
 ) -> DataFrame:
     """Account for index entries without a message in ``messages``, which was read before."""
-    from pyspark.sql import functions as f
-
     # After the messages were read: what was too old for them is so now.
     now = time_ns() // 1000
     entries = spark.read.format("qindex").option("mode", mode).option("include", "entries")
@@ -203,13 +194,12 @@ def _of_nodes(fleet: list[FleetStore]) -> list[str]:
 def _fill_rocketmq(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], sizes: dict[str, int]
 ) -> Iterator[Row]:
-    for store, mine in by_store(rows):
-        with new_store(targets[store], os.devnull) as path:
-            fill = RocketFill(path, sizes)
-            for row in mine:
-                if row["queue"] is not None or row["error"] is not None:
-                    yield _put_in_rocketmq(fill, row, targets[store])
-            fill.finish()
+    for store, path, mine in stores_of(rows, targets, os.devnull):
+        fill = RocketFill(path, sizes)
+        for row in mine:
+            if row["queue"] is not None or row["error"] is not None:
+                yield _put_in_rocketmq(fill, row, targets[store])
+        fill.finish()
 
 
 def _put_in_rocketmq(fill: RocketFill, row: dict[str, Any], target: str) -> Row:
@@ -252,12 +242,8 @@ def _into_queues(
     records = read.load(urls).drop("properties")
     stores = spark.createDataFrame([(url,) for url in urls], "store string")
     rows = records.unionByName(stores, allowMissingColumns=True)
-    together = rows.repartition(len(urls), "store").sortWithinPartitions("store", "offset")
-
-    def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(MOVES, _fill_queues(by_row(found), targets, delays))
-
-    return together.mapInArrow(fill, spark_schema(MOVES))
+    fill = partial(_fill_queues, targets=targets, delays=delays)
+    return map_rows(in_order(rows, "offset"), fill, MOVES)
 
 
 def _delay_offsets(one: FleetStore) -> dict[int, int]:
@@ -270,16 +256,15 @@ def _delay_offsets(one: FleetStore) -> dict[int, int]:
 def _fill_queues(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], delays: dict[str, dict[int, int]]
 ) -> Iterator[Row]:
-    for store, mine in by_store(rows):
-        with new_store(targets[store], os.devnull) as path:
-            fill = QueueFill(path)
-            for row in mine:
-                if row["topic"] is None and row["error"] is None:
-                    continue
-                row |= {"queue": f"{row['topic']}/{row['queue_id']}", "seq_id": row["offset"]}
-                row["size"] = len(row["body"] or b"")
-                yield _put_in_queue(fill, row, targets[store], delays[store])
-            fill.finish()
+    for store, path, mine in stores_of(rows, targets, os.devnull):
+        fill = QueueFill(path)
+        for row in mine:
+            if row["topic"] is None and row["error"] is None:
+                continue
+            row |= {"queue": f"{row['topic']}/{row['queue_id']}", "seq_id": row["offset"]}
+            row["size"] = len(row["body"] or b"")
+            yield _put_in_queue(fill, row, targets[store], delays[store])
+        fill.finish()
 
 
 def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dict[int, int]) -> Row:

@@ -6,11 +6,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+from pyspark.sql import SparkSession
 
 _PERIOD: Final = 0.2
 

@@ -10,13 +10,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import starmap
+from itertools import groupby, starmap
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import rocketstore
+from journal.arrays import I64
 from journal.errors import UsageError, storage_errors
 from journal.files import REAL, make_dirs, replace_file
 from journal.format import PAYLOAD_SIZE, pack_publish
@@ -41,8 +42,6 @@ from rocketstore.compose import Delivered
 from rocketstore.delay import SCHEDULE_TOPIC
 from rocketstore.message import PutResult
 from rocketstore.options import MAX_MESSAGE_SIZE
-
-I64 = npt.NDArray[np.int64]
 
 _RECORD_SIZE = 91 + 12
 """Bytes of a record besides body, topic and properties, if one of its hosts is IPv6."""
@@ -82,6 +81,16 @@ def new_store(target: str, source: str) -> Iterator[str | None]:
     with Staging(REAL, target, source) as staging:
         yield staging.path
         staging.commit()
+
+
+def stores_of(
+    rows: Iterator[dict[str, Any]], targets: dict[str, str], source: str
+) -> Iterator[tuple[str, str | None, Iterator[dict[str, Any]]]]:
+    """Give the stores of rows that come store by store: each one's name, the place where to build
+    its target (see :func:`new_store`), and its rows, to be gone through before the next."""
+    for store, mine in groupby(rows, itemgetter("store")):
+        with new_store(targets[store], source) as path:
+            yield store, path, mine
 
 
 class QueueFill:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.jobs.left_behind import committed_offsets
 from pyspark_qindex.schemas import Table, spark_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 _MESSAGE_COLUMNS: Final = "store,queue,seq_id,size,timestamp,redelivered,key,error"
 _RECORD_COLUMNS: Final = (
@@ -67,8 +67,6 @@ def stats(
 
     Raises as :func:`pyspark_qindex.jobs.fleet.find_fleet`.
     """
-    from pyspark import StorageLevel
-
     fleet = find_fleet(paths)
     queues = [one.store.url for one in fleet if not one.is_rocket]
     rockets = [one.store for one in fleet if one.is_rocket]
@@ -117,8 +115,6 @@ def common(messages: DataFrame) -> DataFrame:
     """Messages of the source ``qindex`` in the columns that the functions here take: ``store``,
     ``queue``, ``number`` (seq_id), ``size`` (of the body, bytes), ``moment`` (of publishing,
     seconds since 1970, null where the record keeps none), ``redelivered``, ``keys``."""
-    from pyspark.sql import functions as f
-
     return messages.where("seq_id is not null").select(
         "store",
         "queue",
@@ -134,8 +130,6 @@ def common_records(records: DataFrame) -> DataFrame:
     """The same of records of the source ``rocketstore``: ``queue`` is ``TOPIC/QUEUEID``, ``number``
     the queue offset, ``size`` that of the record, ``moment`` that of storing; redelivered is what
     was sent back. Open and undone transactions are left out."""
-    from pyspark.sql import functions as f
-
     visible = records.where("topic is not null and (sys_flag & 12) in (0, 8)")
     return visible.select(
         "store",
@@ -151,8 +145,6 @@ def common_records(records: DataFrame) -> DataFrame:
 def queue_stats(messages: DataFrame, now: float | None = None) -> DataFrame:
     """For each queue: messages, bytes, redelivered ones, sizes (bytes), ages (seconds before
     ``now``, by default this moment)."""
-    from pyspark.sql import functions as f
-
     age = f.lit(time() if now is None else now) - f.col("moment")
     return messages.groupBy("store", "queue").agg(
         f.count("*").alias("messages"),
@@ -169,8 +161,6 @@ def queue_stats(messages: DataFrame, now: float | None = None) -> DataFrame:
 
 def hot_keys(messages: DataFrame, top: int = 20) -> DataFrame:
     """The ``top`` keys with the most messages: how many, their bytes, and in how many queues."""
-    from pyspark.sql import functions as f
-
     keys = messages.where("keys is not null").select(
         "store", "queue", "size", f.explode("keys").alias("key")
     )
@@ -186,8 +176,6 @@ def growth(messages: DataFrame, bucket: int | None = None) -> DataFrame:
     """Messages and bytes by time: ``moment`` is the start of a bucket of that many seconds; by
     default one is chosen that gives some two hundred at most. What was acknowledged is not there
     any more, so this is what is left of each moment."""
-    from pyspark.sql import functions as f
-
     dated = messages.where("moment is not null and moment > 0")
     if bucket is None:
         ends = dated.agg(f.min("moment"), f.max("moment")).collect()[0]
@@ -201,8 +189,6 @@ def growth(messages: DataFrame, bucket: int | None = None) -> DataFrame:
 
 def file_garbage(files: DataFrame) -> DataFrame:
     """Files of the source ``qindex`` with garbage in them, most first."""
-    from pyspark.sql import functions as f
-
     share = f.when(f.col("size") > 0, f.col("garbage") / f.col("size")).otherwise(0.0)
     columns = ("store", "queue", "file", "kind", "size", "live", "garbage")
     told = files.where("file is not null").select(*columns, share.alias("share"))
@@ -212,8 +198,6 @@ def file_garbage(files: DataFrame) -> DataFrame:
 def consumer_lag(messages: DataFrame, committed: DataFrame) -> DataFrame:
     """Give the distance of each consumer group from each queue's end. ``committed``: store, queue,
     consumer_group, committed (the next queue offset it asks for)."""
-    from pyspark.sql import functions as f
-
     ends = messages.groupBy("store", "queue").agg((f.max("number") + 1).alias("end"))
     behind = f.greatest(f.col("end") - f.col("committed"), f.lit(0)).alias("behind")
     return committed.join(ends, ["store", "queue"], "left").select(

@@ -7,15 +7,13 @@ comes back as a DataFrame, so that nothing but results reaches the driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from pyspark_qindex.schemas import Table, arrow_schema, spark_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 Item = TypeVar("Item")
 Row = tuple[Any, ...]
@@ -25,6 +23,7 @@ _TASKS_PER_CORE: Final = 3
 _MOST_CORES: Final = 4096
 _BATCH_ROWS: Final = 8192
 _BATCH_BYTES: Final = 8 << 20
+_ROWS_AT_ONCE: Final = 64
 
 
 def tasks_wanted(spark: SparkSession) -> int:
@@ -34,8 +33,6 @@ def tasks_wanted(spark: SparkSession) -> int:
     if context is not None:
         return _TASKS_PER_CORE * int(context.defaultParallelism)
     # Spark Connect tells nothing of its cluster. A range is cut into that many parts, though.
-    from pyspark.sql import functions as f
-
     part = f.spark_partition_id()
     return _TASKS_PER_CORE * spark.range(_MOST_CORES).select(part).distinct().count()
 
@@ -62,10 +59,23 @@ def _batch(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def by_row(found: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """Give the rows of batches, each by the names of its columns."""
+def map_rows(
+    frame: DataFrame, work: Callable[[Iterator[dict[str, Any]]], Rows], table: Table
+) -> DataFrame:
+    """Give the rows that ``work`` makes of those of ``frame``, once for each of its partitions; it
+    takes them by the names of their columns."""
+
+    def run(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches(table, work(_by_name(found)))
+
+    return frame.mapInArrow(run, spark_schema(table))
+
+
+def _by_name(found: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     for batch in found:
-        yield from batch.to_pylist()
+        # Some at a time: a row may have columns of 64 KiB.
+        for at in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            yield from batch.slice(at, _ROWS_AT_ONCE).to_pylist()
 
 
 def run_tasks(

@@ -19,9 +19,11 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
-import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.files import read_optional
@@ -30,8 +32,8 @@ from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
-from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, new_store
-from pyspark_qindex.jobs.tasks import Row, batches, by_row
+from pyspark_qindex.jobs.refill import QueueFill, QueueKept, RocketFill, stores_of
+from pyspark_qindex.jobs.tasks import Row, map_rows
 from pyspark_qindex.schemas import Table, spark_schema
 from qindex.format import layout
 from qindex.format.envelope import open_envelope
@@ -39,10 +41,6 @@ from qindex.format.message import Message
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import unpack_counts
 from qindex.view.reader import StoreReader
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 _TABLES: Final = ("messages", "queues", "records")
 _ID_BYTES: Final = 16
@@ -230,15 +228,15 @@ def _read_tables(spark: SparkSession, paths: Sequence[str]) -> dict[str, DataFra
     return tables
 
 
-def in_order(messages: DataFrame) -> DataFrame:
-    """One store after the other, its queues one after the other, each in order of delivery; a
-    store is never cut."""
-    from pyspark.sql import functions as f
+def by_delivery(messages: DataFrame) -> DataFrame:
+    """One store after the other, its queues one after the other, each in order of delivery."""
+    return in_order(messages, "queue", f.coalesce("priority", f.lit(-1)).desc(), "seq_id")
 
-    stores = messages.select("store").distinct().count()
-    together = messages.repartition(max(1, stores), "store")
-    priority = f.coalesce("priority", f.lit(-1)).desc()
-    return together.sortWithinPartitions("store", "queue", priority, "seq_id")
+
+def in_order(rows: DataFrame, *columns: str | Column) -> DataFrame:
+    """One store after the other, each in the order of ``columns``; a store is never cut."""
+    stores = rows.select("store").distinct().count()
+    return rows.repartition(max(1, stores), "store").sortWithinPartitions("store", *columns)
 
 
 def _import_queues(
@@ -248,19 +246,14 @@ def _import_queues(
     kept: dict[str, list[QueueKept]],
     source: str,
 ) -> DataFrame:
-    from pyspark.sql import functions as f
-
     wanted = _NEEDED["messages"]
     # A row for each queue first, so that stores without messages are made, too.
     empty = tables["queues"].select("store", "queue")
     for name in wanted[2:]:
         empty = empty.withColumn(name, f.lit(None))
     rows = empty.unionByName(tables["messages"].select(*wanted)) if "messages" in tables else empty
-
-    def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(IMPORTED, _fill_queues(by_row(found), targets, kept, source))
-
-    return in_order(rows).mapInArrow(fill, spark_schema(IMPORTED))
+    fill = partial(_fill_queues, targets=targets, kept=kept, source=source)
+    return map_rows(by_delivery(rows), fill, IMPORTED)
 
 
 def _fill_queues(
@@ -269,22 +262,21 @@ def _fill_queues(
     kept: dict[str, list[QueueKept]],
     source: str,
 ) -> Iterator[Row]:
-    for store, mine in by_store(rows):
+    for store, path, mine in stores_of(rows, targets, source):
         counts: dict[str, list[int]] = {}
-        with new_store(targets[store], source) as path:
-            fill = QueueFill(path)
-            for one in kept.get(store, ()):
-                fill.declare(one)
-                counts[one.name] = [0, 0, 0]
-            for row in mine:
-                count = counts.setdefault(row["queue"], [0, 0, 0])
-                if row["envelope"] is None or row["body"] is None:
-                    count[2] += row["error"] is not None
-                    continue
-                fill.put(*_message_of(row))
-                count[0] += 1
-                count[1] += len(row["body"])
-            fill.finish()
+        fill = QueueFill(path)
+        for one in kept.get(store, ()):
+            fill.declare(one)
+            counts[one.name] = [0, 0, 0]
+        for row in mine:
+            count = counts.setdefault(row["queue"], [0, 0, 0])
+            if row["envelope"] is None or row["body"] is None:
+                count[2] += row["error"] is not None
+                continue
+            fill.put(*_message_of(row))
+            count[0] += 1
+            count[1] += len(row["body"])
+        fill.finish()
         yield from ((store, targets[store], name, *count) for name, count in counts.items())
 
 
@@ -303,15 +295,6 @@ def _message_of(row: dict[str, Any]) -> tuple[Origin, Message]:
         raise StoreError(f"{place}: {error}") from error
 
 
-def by_store(
-    rows: Iterator[dict[str, Any]],
-) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
-    """Cut rows that come store by store. Each store's must be gone through before the next."""
-    from itertools import groupby
-
-    return groupby(rows, key=lambda row: str(row["store"]))
-
-
 def origin_of(row: dict[str, Any]) -> Origin:
     """Give where a row of ``messages`` stood."""
     return Origin(
@@ -326,32 +309,26 @@ def origin_of(row: dict[str, Any]) -> Origin:
 
 
 def _import_records(records: DataFrame, targets: dict[str, str], source: str) -> DataFrame:
-    stores = records.select("store").distinct().count()
-    rows = records.repartition(max(1, stores), "store").sortWithinPartitions("store", "offset")
-
-    def fill(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches(IMPORTED, _fill_records(by_row(found), targets, source))
-
-    return rows.mapInArrow(fill, spark_schema(IMPORTED))
+    fill = partial(_fill_records, targets=targets, source=source)
+    return map_rows(in_order(records, "offset"), fill, IMPORTED)
 
 
 def _fill_records(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], source: str
 ) -> Iterator[Row]:
-    for store, mine in by_store(rows):
+    for store, path, mine in stores_of(rows, targets, source):
         counts: dict[str, list[int]] = {}
-        with new_store(targets[store], source) as path:
-            fill = RocketFill(path)
-            for row in mine:
-                queue = f"{row['topic']}/{row['queue_id']}"
-                count = counts.setdefault(queue, [0, 0, 0])
-                if row["body"] is None or row["error"] is not None:
-                    count[2] += 1
-                    continue
-                fill.put(record_of(row), row["store_timestamp"])
-                count[0] += 1
-                count[1] += len(row["body"])
-            fill.finish()
+        fill = RocketFill(path)
+        for row in mine:
+            queue = f"{row['topic']}/{row['queue_id']}"
+            count = counts.setdefault(queue, [0, 0, 0])
+            if row["body"] is None or row["error"] is not None:
+                count[2] += 1
+                continue
+            fill.put(record_of(row), row["store_timestamp"])
+            count[0] += 1
+            count[1] += len(row["body"])
+        fill.finish()
         yield from ((store, targets[store], name, *count) for name, count in counts.items())
 
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import rocketstore
 from journal.findings import Finding
 from pyspark_qindex.batches import ReadFailedError
-from pyspark_qindex.jobs.audit import _rocket_rows
+from pyspark_qindex.jobs.audit import _audit_item
 from pyspark_qindex.jobs.audit_rocket import plan_rocket_store
 from pyspark_qindex.jobs.findings import FINDINGS, Several, damage, grouped
 from pyspark_qindex.options import ROCKET_TABLES, read_options
@@ -52,7 +52,7 @@ def errors(rows: Rows) -> list[str]:
 def audited(store: Path) -> Rows:
     """The findings of all items, as rows."""
     items, early = plan_rocket_store(local_store(str(store)))
-    rows = [row for item in items for row in _rocket_rows(item)]
+    rows = [row for item in items for row in _audit_item(item)]
     found = [dict(zip(FINDINGS, row[1:], strict=False)) for row in rows if row[0] == "finding"]
     return found + [{"file": one.path, "kind": str(one.kind), "what": one.what} for one in early]
 
@@ -166,7 +166,7 @@ def test_the_audit_of_a_log_in_use_has_an_end(tmp_path: Path) -> None:
         items, _ = plan_rocket_store(local_store(str(tmp_path)))
         rows = []
         for item in items:
-            for row in _rocket_rows(item):
+            for row in _audit_item(item):
                 rows.append(row)
                 for at in range(5):
                     store.put("t", b"y" * 50, keys=f"l{at}")
