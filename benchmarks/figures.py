@@ -13,13 +13,14 @@ from benchmarks.measure import FLOOR, OURS, Rounds, Sample
 from benchmarks.session import Round, Session, Worker, WorkerDied, WorkerError
 from benchmarks.sizes import Sizes
 
-__all__ = ["ENOUGH_AFTER_DRAIN", "GROUPS", "backlog_figure", "over_smallest"]
+__all__ = ["ENOUGH_AFTER_DRAIN", "GROUPS", "WITHOUT_KEY", "backlog_figure", "over_smallest"]
 
 ENOUGH_AFTER_DRAIN = 1_000_000
 """Bytes: below this, disk use after a drain is back to nothing."""
 
 _MEGABYTE = 1e6
-_ROUNDS_OF_BACKLOGS = 7
+_ROUNDS_OF_ONE_PROCESS = 7
+WITHOUT_KEY = "without key and headers"
 
 
 def backlog_figure(backlog: int) -> str:
@@ -42,6 +43,26 @@ def publish(session: Session, sizes: Sizes) -> None:
     _rate(session, "publish", "Publish", session.names(lambda kind: True), parameters)
 
 
+def keyed(session: Session, sizes: Sizes) -> None:
+    """Single publishes with a key and two headers a second, and the same bodies without."""
+    if OURS in session.contenders:
+        given = {OURS: {"count": sizes.publish // 2}}
+        result = session.interleave("publish_keyed", "PublishKeyed", given, _ROUNDS_OF_ONE_PROCESS)
+        both = zip(result.get("keyed", []), result.get("plain", []), strict=True)
+        rounds = [{OURS: one[OURS], WITHOUT_KEY: other[OURS]} for one, other in both]
+        session.report.add("publish_keyed", rounds)
+
+
+def large(session: Session, sizes: Sizes) -> None:
+    """Messages of 8 KiB: microseconds of a publish, and of a get with its ack; the floor is one
+    plain write of as many bytes."""
+    who = session.names(lambda kind: kind.role in ("ours", "floor"))
+    given = {name: {"count": sizes.large} for name in who}
+    result = session.interleave("8KiB", "Large", given, _ROUNDS_OF_ONE_PROCESS)
+    for name, rounds in result.items():
+        session.report.add(f"{name}_8KiB", rounds, unit="us", better="lower")
+
+
 def get_ack(session: Session, sizes: Sizes) -> None:
     """Single gets with acks a second, at each backlog; and what a backlog costs."""
     for backlog in sizes.backlogs:
@@ -56,7 +77,7 @@ def get_ack(session: Session, sizes: Sizes) -> None:
             "seconds": sizes.seconds,
         }
         ratios = session.interleave(
-            "get_ack at each backlog", "GetAckBacklogs", {OURS: several}, _ROUNDS_OF_BACKLOGS
+            "get_ack at each backlog", "GetAckBacklogs", {OURS: several}, _ROUNDS_OF_ONE_PROCESS
         )
         for other, rounds in ratios.items():
             session.report.add(over_smallest(int(other), sizes), rounds, unit="times")
@@ -218,6 +239,16 @@ def million(session: Session, sizes: Sizes) -> None:
     shutil.rmtree(stores, ignore_errors=True)
 
 
+def memory(session: Session, sizes: Sizes) -> None:
+    """Memory of a backlog of 100 million messages, calculated from two smaller ones."""
+    if OURS in session.contenders:
+        given = {OURS: {"count": sizes.million}}
+        result = session.interleave("memory", "BacklogMemory", given, rounds=1)
+        if result:
+            rounds = result["megabytes"][0]
+            _once(session, "memory_per_100_million", rounds, "MB", {OURS: "calculated"})
+
+
 def _build_million(
     session: Session, sizes: Sizes, names: list[str], stores: Path, kill: bool
 ) -> Round:
@@ -333,12 +364,15 @@ def _traced(session: Session, who: str, durability: str, count: int) -> dict[str
 
 GROUPS: dict[str, Callable[[Session, Sizes], None]] = {
     "publish": publish,
+    "keyed": keyed,
     "get_ack": get_ack,
     "publish_many": publish_many,
     "get_many": get_many,
+    "large": large,
     "fsync": fsync,
     "syncs": syncs,
     "at_rest": at_rest,
     "drain": drain,
     "million": million,
+    "memory": memory,
 }

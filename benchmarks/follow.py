@@ -3,15 +3,16 @@
 ``python -m benchmarks.follow [--count N] [--dir DIR] [--json FILE]``: one process publishes ``N``
 small messages one by one as fast as it can, another follows. The lag of a message is the time
 from its publishing (its timestamp) to its being given; printed are percentiles and the rates, as
-JSON lines and a table. Beside them stands what 99 % of the publisher's own calls took in the same
-time, each 64th of which is timed: on a busy machine both wait for a processor.
-The bar: 99 % of the messages within 200 ms.
+JSON lines and a table. The bar: 99 % of the messages within 50 ms. Beside it stands the 99th
+percentile of a plain write that the publisher makes now and then, of as many bytes: the disk's
+part in the lag.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,59 +24,62 @@ from time import perf_counter, time_ns
 import numpy as np
 
 import qindex
+from benchmarks.contender import RECORD_BYTES
+from benchmarks.measure import Bar
 
 __all__ = ["main"]
 
-_BAR_MS = 200.0
+_BAR_MS = 50.0
 _PERCENTILES = (50, 90, 99, 99.9, 100)
-_PUBLISH = """
-import sys, time, qindex
-clock = time.perf_counter
-calls = []
+_PUBLISH = f"""
+import json, os, statistics, sys, qindex
+from time import perf_counter
+record, writes = bytes({RECORD_BYTES}), []
+fd = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT)
 with qindex.open(sys.argv[1]) as engine:
     publish = engine.queue("q").publish
-    started = clock()
+    started = perf_counter()
     for number in range(int(sys.argv[2])):
-        if number & 63:
-            publish(b"x" * 100)
-        else:
-            began = clock()
-            publish(b"x" * 100)
-            calls.append(clock() - began)
-    took = clock() - started
-calls.sort()
-print(took, calls[len(calls) * 99 // 100])
+        publish(b"x" * 100)
+        if not number % 1000:
+            before = perf_counter()
+            os.write(fd, record)
+            writes.append(perf_counter() - before)
+    took = perf_counter() - started
+print(json.dumps([took, statistics.quantiles(writes, n=100)[98]]))
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; gives 0 when the bar is met, else 1."""
+    """Run; gives the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=2_000_000, help="messages")
     parser.add_argument("--dir", type=Path, help="where the store is made")
     parser.add_argument("--json", type=Path, help="write the JSON lines here, too")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=given.dir) as directory:
-        figures, met = _measure(directory, given.count)
+        figures = _measure(directory, given.count)
+    bar = Bar.at_most("99 % of the lags of a follower", figures["lag_ms_p99"], _BAR_MS, "ms")
     lines = [
         *(json.dumps({"figure": name, "value": value}) for name, value in figures.items()),
-        json.dumps({"bar": "99 % of lags below 200 ms", "met": met}),
+        json.dumps(bar.to_json()),
     ]
     print("\n".join(lines))
     for name, value in figures.items():
         print(f"{name:<24} {value:>14,.2f}")
     if given.json is not None:
         given.json.write_text("".join(line + "\n" for line in lines))
-    return 0 if met else 1
+    return 0
 
 
-def _measure(directory: str, count: int) -> tuple[dict[str, float], bool]:
-    command = [sys.executable, "-c", _PUBLISH, directory, str(count)]
+def _measure(directory: str, count: int) -> dict[str, float]:
+    store, beside = os.path.join(directory, "store"), os.path.join(directory, "plain writes")
+    command = [sys.executable, "-c", _PUBLISH, store, str(count), beside]
     # A list: of what is measured, this loop is to be the smallest part.
     lags: list[int] = []
     add = lags.append
     with (
-        qindex.follow(directory, "q", wait=True, timeout=60) as follower,
+        qindex.follow(store, "q", wait=True, timeout=60) as follower,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child,
     ):
         first = follower.get(timeout=60)
@@ -85,14 +89,14 @@ def _measure(directory: str, count: int) -> tuple[dict[str, float], bool]:
         for delivery in islice(follower, count - 1):
             add(time_ns() - delivery.timestamp)
         followed = perf_counter() - started
-        published, call = map(float, child.communicate(timeout=60)[0].split())
+        published, plain_write = json.loads(child.communicate(timeout=60)[0])
     assert len(lags) == count
     figures = {f"lag_ms_p{p:g}": float(np.percentile(lags, p)) / 1e6 for p in _PERCENTILES}
-    figures["publish_us_p99"] = call * 1e6
+    figures["plain_write_ms_p99"] = plain_write * 1e3
     figures["published_per_s"] = count / published
     figures["followed_per_s"] = count / followed
     figures["missed"] = float(follower.missed)
-    return figures, figures["lag_ms_p99"] <= _BAR_MS
+    return figures
 
 
 if __name__ == "__main__":

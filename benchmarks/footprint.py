@@ -7,15 +7,27 @@ import os
 import shutil
 import signal
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bodies import Bodies
 from benchmarks.contender import RECORD_BYTES, Contender
+from benchmarks.ours import Ours
 from benchmarks.tasks import Task, dirtied_bytes, disk_use, resident_bytes, settle
 from benchmarks.throughput import build
 
-__all__ = ["MARK", "AtRest", "CountedPhases", "Drain", "Million", "Open", "Phases", "Written"]
+__all__ = [
+    "MARK",
+    "AtRest",
+    "BacklogMemory",
+    "CountedPhases",
+    "Drain",
+    "Million",
+    "Open",
+    "Phases",
+    "Written",
+]
 
 MARK = "/qindex-benchmark-phase-"
 """A path that does not exist: asking for it leaves a mark between phases in a system call trace."""
@@ -178,6 +190,43 @@ class Written(Task):
             "records": {"value": total / self.count / RECORD_BYTES, "count": self.count},
             "calls": {"value": calls / self.count, "count": self.count},
         }
+
+
+class BacklogMemory(Task):
+    """Memory, in MB, of a backlog of 100 million messages: what Python handed out (tracemalloc) at
+    a backlog of ``count``, and from there on by its growth to ``2 * count``."""
+
+    def __init__(self, kind: type[Contender], directory: Path, count: int) -> None:
+        super().__init__(kind, directory)
+        self.count = count
+
+    def measure(self) -> dict[str, Any]:
+        # The first use of a library loads it: not a part of a backlog.
+        small = self.fresh()
+        warm = self.open(small)
+        build(warm, Bodies(), 20_000)
+        warm.get()
+        self.discard(warm, small)
+        tracemalloc.start()
+        before = self._traced()
+        path = self.fresh()
+        contender = self.open(path)
+        assert isinstance(contender, Ours)
+        sizes = []
+        for _ in range(2):
+            build(contender, Bodies(), self.count)
+            contender.get()
+            # The journal holds more or less, as it happens, and so does the memory for it.
+            contender.flush()
+            sizes.append(self._traced() - before)
+        tracemalloc.stop()
+        self.discard(contender, path)
+        each = (sizes[1] - sizes[0]) / self.count
+        return {"megabytes": {"value": (sizes[0] + each * (100_000_000 - self.count)) / 1e6}}
+
+    def _traced(self) -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
 
 
 class Million(Task):

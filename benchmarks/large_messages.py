@@ -93,17 +93,7 @@ def beside_peers(bench: Bench) -> None:
     peers = [kind.name for kind in there if kind is not Ours]
     for name in names:
         bench.report.add(name, rounds[name], unit=MANY, comparable=peers)
-    bench.report.judge(
-        [
-            Bar.at_least(
-                f"publish + get + ack of 64 KiB / {peer}",
-                bench.report.ratio(names[2], peer),
-                3.0,
-                by_cpu=bench.report.cpu_ratio(names[2], peer),
-            )
-            for peer in peers
-        ]
-    )
+    bench.report.judge([bench.report.hold_ratio(names[2], peer, 3) for peer in peers])
 
 
 def _measured(

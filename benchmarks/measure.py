@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
@@ -25,6 +25,7 @@ __all__ = [
     "figures_from_rounds",
     "human",
     "ratio_of_rounds",
+    "spread_of",
 ]
 
 OURS = "qindex"
@@ -92,7 +93,8 @@ class Bar:
     """One promise held against its measured value; ``holds`` is ``None`` if not measured.
 
     ``by_cpu`` is the same ratio of CPU time instead of wall time: what it would be on a machine
-    with nobody else on it, for work that one thread does. It is shown, and decides nothing.
+    with nobody else on it, for work that one thread does. ``spread`` is that of the rounds, as a
+    figure's. Both are shown, and decide nothing.
     """
 
     bar: str
@@ -101,18 +103,12 @@ class Bar:
     limit: str
     holds: bool | None
     by_cpu: float | None = None
+    spread: float | None = None
 
     @classmethod
-    def at_least(
-        cls,
-        bar: str,
-        value: float | None,
-        limit: float,
-        unit: str = "",
-        by_cpu: float | None = None,
-    ) -> Bar:
+    def at_least(cls, bar: str, value: float | None, limit: float, unit: str = "") -> Bar:
         holds = None if value is None else value >= limit
-        return cls(bar, value, unit, f">= {limit:g}", holds, by_cpu)
+        return cls(bar, value, unit, f">= {limit:g}", holds)
 
     @classmethod
     def at_most(cls, bar: str, value: float | None, limit: float, unit: str = "") -> Bar:
@@ -126,6 +122,7 @@ class Bar:
             "limit": self.limit,
             "holds": self.holds,
             "by_cpu": _round(self.by_cpu),
+            "spread": _round(self.spread),
         }
 
 
@@ -135,12 +132,22 @@ Rounds = Sequence[Mapping[str, Sample]]
 
 def ratio_of_rounds(rounds: Rounds, who: str, other: str) -> float | None:
     """Give the median of ``who / other`` within a round, or ``None`` if never both measured."""
-    ratios = [
+    ratios = _ratios(rounds, who, other)
+    return statistics.median(ratios) if ratios else None
+
+
+def _ratios(rounds: Rounds, who: str, other: str) -> list[float]:
+    return [
         samples[who].value / samples[other].value
         for samples in rounds
         if who in samples and other in samples and samples[other].value
     ]
-    return statistics.median(ratios) if ratios else None
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Give (largest - smallest) / median."""
+    median = statistics.median(values)
+    return (max(values) - min(values)) / median if median else 0.0
 
 
 def figures_from_rounds(
@@ -174,7 +181,7 @@ def figures_from_rounds(
             unit=unit,
             better=better,
             rounds=numbers,
-            spread=(max(numbers) - min(numbers)) / median if median else 0.0,
+            spread=spread_of(numbers),
             cpu_us_per_op=statistics.median(cpu) if cpu else None,
             count=got[-1].count,
             note=(notes or {}).get(who, ""),
@@ -254,6 +261,29 @@ class Report:
                 ratios.append(theirs.cpu_us / ours.cpu_us)
         return statistics.median(ratios) if ratios else None
 
+    def hold_ratio(self, figure: str, other: str, limit: float, called: str = "") -> Bar:
+        """Hold our share of ``other``'s rate against a bar, at least ``limit``."""
+        ratios = _ratios(self.rounds.get(figure, ()), OURS, other)
+        return replace(
+            Bar.at_least(f"{figure} / {called or other}", self.ratio(figure, other), limit),
+            by_cpu=self.cpu_ratio(figure, other),
+            spread=spread_of(ratios) if len(ratios) > 1 else None,
+        )
+
+    def hold_least(self, bar: str, figure: str, limit: float, unit: str = "") -> Bar:
+        """Hold a figure of ours against a bar, at least ``limit``."""
+        held = Bar.at_least(bar, self.value(figure), limit, unit)
+        return replace(held, spread=self._spread_of(figure))
+
+    def hold_most(self, bar: str, figure: str, limit: float, unit: str = "") -> Bar:
+        """Hold a figure of ours against a bar, at most ``limit``."""
+        held = Bar.at_most(bar, self.value(figure), limit, unit)
+        return replace(held, spread=self._spread_of(figure))
+
+    def _spread_of(self, figure: str) -> float | None:
+        found = self.find(figure)
+        return found.spread if found is not None and len(found.rounds) > 1 else None
+
     def _line(self, data: Mapping[str, Any]) -> None:
         self.lines.write(json.dumps(data) + "\n")
         self.lines.flush()
@@ -292,13 +322,14 @@ class Report:
 
     def _print_bars(self) -> None:
         table = Table(title="bars", header_style="bold")
-        for heading in ("bar", "value", "limit", "holds", "by CPU"):
-            numeric = heading in ("value", "by CPU")
+        for heading in ("bar", "value", "limit", "holds", "by CPU", "spread"):
+            numeric = heading in ("value", "by CPU", "spread")
             table.add_column(heading, justify="right" if numeric else "left")
         for bar in self.bars:
             verdict = {True: "[green]yes", False: "[red]NO", None: "not measured"}[bar.holds]
             value = "" if bar.value is None else f"{human(bar.value)} {bar.unit}".strip()
-            table.add_row(bar.bar, value, bar.limit, verdict, human(bar.by_cpu))
+            spread = "" if bar.spread is None else f"{bar.spread:.0%}"
+            table.add_row(bar.bar, value, bar.limit, verdict, human(bar.by_cpu), spread)
         self.console.print(table)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,19 @@ class Ours(Contender):
         publish: Callable[[bytes], object] = self._queue.publish
         return publish
 
+    def publish_each_keyed(self, bodies: Sequence[bytes]) -> None:
+        """Publish each with a key and two headers."""
+        publish = self._queue.publish
+        headers = {"kind": "new", "attempt": 1}
+        for body in bodies:
+            publish(body, key="orders.new", headers=headers)
+
     def publish_many(self, bodies: list[bytes]) -> None:
         self._queue.publish_many(bodies)
+
+    def flush(self) -> None:
+        """Bring the journal into the segment files."""
+        self._queue.flush()
 
     def get(self) -> Any:
         return self._queue.get(timeout=0)

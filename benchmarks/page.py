@@ -43,7 +43,8 @@ Section = tuple[str, str, Sequence[dict[str, Any]], float]
 def write_page(page: Path, sections: Iterable[Section]) -> None:
     """Put the tables between the marks of ``page``. Raises as :func:`split_page`."""
     before, after = split_page(page)
-    parts = [_machine(), *(_section(*each) for each in sections)]
+    sections = list(sections)
+    parts = [_machine(), _bars(sections), *(_section(*each) for each in sections)]
     body = "\n\n".join(part for part in parts if part)
     page.write_text(f"{before}{_BEGIN}\n\n{body}\n\n{_END}{after}", "utf-8")
 
@@ -59,16 +60,19 @@ def split_page(page: Path) -> tuple[str, str]:
     return before, after
 
 
+def _bars(sections: Iterable[Section]) -> str:
+    rows = [
+        [name, *_bar_row(line)] for name, _, lines, _ in sections for line in lines if "bar" in line
+    ]
+    heads = ("program", "bar", "value", "limit", "holds", "by CPU", "spread")
+    return "### The bars\n\n" + _table(heads, rows) if rows else ""
+
+
 def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: float) -> str:
-    bars = [line for line in lines if "bar" in line]
     figures = [line for line in lines if "figure" in line]
     parts = [f"### {title}", f"`python -m benchmarks.{name}`, {seconds:.0f} s."]
     if not lines:
         parts[1] = f"`python -m benchmarks.{name}` found nothing to compare with."
-    if bars:
-        parts.append(
-            _table(("bar", "value", "limit", "holds", "by CPU"), [_bar_row(bar) for bar in bars])
-        )
     if figures:
         rows = [_figure_row(figure) for figure in figures]
         heads = ("figure", "who", "value", "of the floor", "of the best peer", "spread", "CPU us")
@@ -77,13 +81,11 @@ def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: fl
 
 
 def _bar_row(bar: dict[str, Any]) -> list[str]:
-    limit = bar.get("limit", "")
-    if not limit and "at_least" in bar:
-        limit = f">= {bar['at_least']:g}"
-    holds = bar.get("holds", bar.get("met"))
-    verdict = {True: "yes", False: "**no**", None: "not measured"}[holds]
-    value = f"{human(bar.get('value'))} {bar.get('unit', '')}".strip()
-    return [bar["bar"], value, limit, verdict, human(bar.get("by_cpu"))]
+    verdict = {True: "yes", False: "**no**", None: "not measured"}[bar["holds"]]
+    value = f"{human(bar['value'])} {bar['unit']}".strip()
+    spread = bar.get("spread")
+    by_cpu = human(bar.get("by_cpu"))
+    return [bar["bar"], value, bar["limit"], verdict, by_cpu, f"{spread:.0%}" if spread else ""]
 
 
 def _figure_row(figure: dict[str, Any]) -> list[str]:

@@ -170,16 +170,7 @@ def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) 
     for name, samples in found.items():
         report.add(name, samples, comparable=[RABBITMQ])
         limit = BATCHES if name.endswith("batches") else SINGLE
-        report.judge(
-            [
-                Bar.at_least(
-                    f"{name} / {RABBITMQ}",
-                    report.ratio(name, RABBITMQ),
-                    limit,
-                    by_cpu=report.cpu_ratio(name, RABBITMQ),
-                )
-            ]
-        )
+        report.judge([report.hold_ratio(name, RABBITMQ, limit)])
 
 
 def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds: int) -> None:

@@ -20,6 +20,7 @@ class Sizes:
     publish_many: int
     get_batch: int
     get_many: int
+    large: int
     fsync: int
     fsync_threads: int
     fsync_each: int
@@ -45,6 +46,7 @@ FULL = Sizes(
     publish_many=1_000_000,
     get_batch=1_000,
     get_many=200_000,
+    large=4_000,
     fsync=2_000,
     fsync_threads=16,
     fsync_each=500,
@@ -70,6 +72,7 @@ QUICK = Sizes(
     publish_many=20_000,
     get_batch=1_000,
     get_many=10_000,
+    large=500,
     fsync=100,
     fsync_threads=16,
     fsync_each=10,

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -204,7 +205,8 @@ def judge(report: Report) -> list[Bar]:
         assert two is not None
         by_cpu = 2e6 / two.cpu_us_per_op if two.cpu_us_per_op else None
         name = f"entries as Arrow batches on two cores, {what}"
-        bars.append(Bar.at_least(name, two.value, BAR_ENTRIES, "rows/s", by_cpu))
+        bar = Bar.at_least(name, two.value, BAR_ENTRIES, "rows/s")
+        bars.append(replace(bar, by_cpu=by_cpu, spread=two.spread))
     return bars
 
 

@@ -30,3 +30,7 @@ class Stopwatch:
     def rate(self, count: int) -> dict[str, Any]:
         """Give the sample, as JSON, of ``count`` operations."""
         return {"value": count / self.wall, "cpu_us": self.cpu / count * 1e6, "count": count}
+
+    def microseconds(self, count: int) -> dict[str, Any]:
+        """Give the sample of one of ``count`` operations, in microseconds."""
+        return {**self.rate(count), "value": self.wall / count * 1e6}

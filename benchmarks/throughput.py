@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bodies import Bodies
 from benchmarks.contender import Contender, Floor
+from benchmarks.ours import Ours
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.tasks import Task, growing_chunks, settle
 
@@ -17,13 +20,18 @@ __all__ = [
     "GetAck",
     "GetAckBacklogs",
     "GetMany",
+    "Large",
     "Publish",
+    "PublishKeyed",
     "PublishMany",
     "PublishThreads",
 ]
 
 _BUILD_BATCH = 10_000
 _WARM_UP = 200
+_TURN = 5_000
+"""Messages after which two that take turns in one process change."""
+_LARGE = 8 << 10
 
 
 def build(contender: Contender, bodies: Bodies, count: int) -> None:
@@ -64,6 +72,62 @@ class Publish(Task):
                 break
         self.discard(contender, path)
         return {"publish": watch.rate(done)}
+
+
+class PublishKeyed(Task):
+    """``count`` single publishes with a key and two headers, and as many without, in turns."""
+
+    def __init__(self, kind: type[Contender], directory: Path, count: int) -> None:
+        super().__init__(kind, directory)
+        self.count = count
+
+    def measure(self) -> dict[str, Any]:
+        path = self.fresh()
+        contender = self.open(path)
+        assert isinstance(contender, Ours)
+        bodies = Bodies()
+        keyed, plain = Stopwatch(), Stopwatch()
+        loops = ((plain, contender.publish_each), (keyed, contender.publish_each_keyed))
+        for _, publish in loops:
+            publish(bodies.take(_WARM_UP))
+        gc.collect()
+        for _ in range(0, self.count, _TURN):
+            for watch, publish in loops:
+                chunk = bodies.take(_TURN)
+                with watch.running():
+                    publish(chunk)
+        self.discard(contender, path)
+        return {"keyed": keyed.rate(self.count), "plain": plain.rate(self.count)}
+
+
+class Large(Task):
+    """Microseconds of a publish of 8 KiB, and of its get with ack, one by one; ``count`` each."""
+
+    def __init__(self, kind: type[Contender], directory: Path, count: int) -> None:
+        super().__init__(kind, directory)
+        self.count = count
+
+    def measure(self) -> dict[str, Any]:
+        path = self.fresh()
+        contender = self.open(path)
+        few = [random.Random(number).randbytes(_LARGE) for number in range(64)]
+        bodies = list(islice(cycle(few), self.count))
+        contender.publish_each(bodies[:64])
+        contender.get_ack_each(64)
+        publish, get_ack = Stopwatch(), Stopwatch()
+        gc.collect()
+        with publish.running():
+            contender.publish_each(bodies)
+        result = {"publish": publish.microseconds(self.count)}
+        if not isinstance(contender, Floor):
+            settle()
+            with get_ack.running():
+                delivered = contender.get_ack_each(self.count)
+            if delivered != bodies:
+                raise RuntimeError("a message is not the one that was published")
+            result["get_ack"] = get_ack.microseconds(self.count)
+        self.discard(contender, path)
+        return result
 
 
 class PublishThreads(Task):

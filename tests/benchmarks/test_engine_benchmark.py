@@ -33,7 +33,7 @@ FIGURE_KEYS = {
     "rounds",
     "note",
 }
-BAR_KEYS = {"bar", "value", "unit", "limit", "holds", "by_cpu"}
+BAR_KEYS = {"bar", "value", "unit", "limit", "holds", "by_cpu", "spread"}
 
 RATES = {
     "publish",
@@ -62,7 +62,14 @@ COSTS = {
     "open_killed_cpu",
     "open_killed_first_get",
 }
-OURS_ALONE = {"get_ack_10k_over_1k", "write_calls_per_publish"}
+OURS_ALONE = {
+    "get_ack_10k_over_1k",
+    "get_ack_8KiB",
+    "memory_per_100_million",
+    "publish_8KiB",
+    "publish_keyed",
+    "write_calls_per_publish",
+}
 SYNCS = {"syncs_per_publish", "syncs_per_get", "syncs_per_ack", "bytes_written_per_publish"}
 
 
