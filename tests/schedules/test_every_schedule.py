@@ -19,6 +19,7 @@ import pytest
 
 from tests import effort
 
+pytestmark = pytest.mark.interpreted
 ROOT = Path(__file__).parents[2]
 PARTS = effort.by_tier(quick=40, all=8, nightly=8)
 _NIGHTLY_SLICES = 40

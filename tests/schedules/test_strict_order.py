@@ -14,6 +14,7 @@ from journal.lock_order import LockOrder, Rank
 from qindex.options import Durability
 from tests.schedules.strict_order import WrongOrderError, strict_order
 
+pytestmark = pytest.mark.interpreted
 LARGE = bytes(6000)
 
 

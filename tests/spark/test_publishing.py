@@ -175,6 +175,7 @@ def victims() -> Iterator[Victims]:
     found.close()
 
 
+@pytest.mark.interpreted
 def test_killed_at_every_step(tmp_path: Path, victims: Victims) -> None:
     """The publisher of a batch is killed at one operation after the other (of its files, and
     behind each append to the queue); it is repeated with what Spark's tasks staged again, and half
@@ -205,6 +206,7 @@ def test_killed_at_every_step(tmp_path: Path, victims: Victims) -> None:
     assert os.listdir(store / STAGING / "a") == []
 
 
+@pytest.mark.interpreted
 def test_a_query_that_never_comes_back(tmp_path: Path, victims: Victims) -> None:
     """What it left half done is finished by whoever publishes next."""
     make_store(str(tmp_path), "q")
