@@ -9,6 +9,7 @@ append lock, ``lock``.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 from journal.errors import ClosedError
 from journal.files import FileSystem
@@ -17,9 +18,9 @@ from journal.patience import PatientLock
 from journal.poison import Poison
 from msgstore.format import Check
 from msgstore.handles import MOST_HANDLES, Handles
-from msgstore.locations import Location
+from msgstore.locations import Location, Locations
 from msgstore.recovery import Recovered
-from msgstore.summary import FileSummary
+from msgstore.summary import FileSummary, Summary
 
 
 class Worth(enum.IntEnum):
@@ -50,11 +51,11 @@ class State:
         self.directory = directory
         self.poison = poison
         self.check = check
-        self.locations = recovered.locations
-        self.summary = recovered.summary
+        self.locations: Locations = recovered.locations
+        self.summary: Summary = recovered.summary
         self.garbage_ratio = garbage_ratio
         self.handles: Handles = Handles(fs, directory, writable, max_open_files)
-        self.path = self.handles.path
+        self.path: Callable[[int], str] = self.handles.path
         self.lock: PatientLock = PatientLock(shared=True)
         self.lock.before_waiting = poison.order.add(Rank.STORE, self.lock.is_used_here)
         self.closed = False

@@ -27,6 +27,7 @@ from rocketstore.properties import (
     index_keys,
     java_map_order,
 )
+from rocketstore.route import Route
 from rocketstore.state import StoreState
 
 _USUAL = {KEYS, UNIQ_KEY, TAGS}
@@ -78,9 +79,9 @@ class Batch:
         born_host: Host,
         store_host: Host,
     ) -> None:
-        self.route = state.route(topic, queue_id)
-        self.store_host = state.clock.host if store_host is None else host_bytes(store_host)
-        self.store_time = 0
+        self.route: Route = state.route(topic, queue_id)
+        self.store_host: bytes = state.clock.host if store_host is None else host_bytes(store_host)
+        self.store_time: int = 0
         self._born_host = self.store_host if born_host is None else host_bytes(born_host)
         self._born_timestamp = born_timestamp
         self._sys_flag = with_host_bits(sys_flag, self._born_host, self.store_host)

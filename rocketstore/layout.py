@@ -40,18 +40,18 @@ class Paths:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.commitlog = os.path.join(root, "commitlog")
-        self.consumequeue = os.path.join(root, "consumequeue")
-        self.index = os.path.join(root, "index")
-        self.quarantine = os.path.join(root, "quarantine")
-        self.checkpoint = os.path.join(root, "checkpoint")
-        self.abort = os.path.join(root, "abort")
-        self.lock = os.path.join(root, "lock")
-        self.config = os.path.join(root, "config")
-        self.dispatch_note = os.path.join(self.config, "rocketstore.json")
-        self.consumer_offset = os.path.join(self.config, "consumerOffset.json")
-        self.local_offset = os.path.join(self.config, "localOffset.json")
-        self.delay_offset = os.path.join(self.config, "delayOffset.json")
+        self.commitlog: str = os.path.join(root, "commitlog")
+        self.consumequeue: str = os.path.join(root, "consumequeue")
+        self.index: str = os.path.join(root, "index")
+        self.quarantine: str = os.path.join(root, "quarantine")
+        self.checkpoint: str = os.path.join(root, "checkpoint")
+        self.abort: str = os.path.join(root, "abort")
+        self.lock: str = os.path.join(root, "lock")
+        self.config: str = os.path.join(root, "config")
+        self.dispatch_note: str = os.path.join(self.config, "rocketstore.json")
+        self.consumer_offset: str = os.path.join(self.config, "consumerOffset.json")
+        self.local_offset: str = os.path.join(self.config, "localOffset.json")
+        self.delay_offset: str = os.path.join(self.config, "delayOffset.json")
 
 
 @dataclass(slots=True)
