@@ -95,12 +95,13 @@ def _syncs(report: Report, sizes: Sizes) -> list[Bar]:
 
 
 def _at_rest(report: Report, sizes: Sizes) -> list[Bar]:
-    return [Bar.at_most("bytes at rest per message", report.value("bytes_at_rest"), RECORD_BYTES)]
+    return [report.hold_most("bytes at rest per message", "bytes_at_rest", RECORD_BYTES)]
 
 
 def _drain(report: Report, sizes: Sizes) -> list[Bar]:
-    value = report.value("disk_after_drain")
-    return [Bar.at_most("disk after a drain", value, ENOUGH_AFTER_DRAIN, "bytes")]
+    return [
+        report.hold_most("disk after a drain", "disk_after_drain", ENOUGH_AFTER_DRAIN, "bytes"),
+    ]
 
 
 def _million(report: Report, sizes: Sizes) -> list[Bar]:

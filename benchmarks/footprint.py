@@ -107,20 +107,18 @@ class Phases(Task):
         self.durability = durability
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path, self.durability)
-        bodies = Bodies()
-        contender.publish_each(contender.records(bodies.take(10)))
-        contender.ack_each(contender.get_each(10))
-        records = contender.records(bodies.take(self.count))
-        _mark("publish")
-        contender.publish_each(records)
-        _mark("get")
-        deliveries = contender.get_each(self.count)
-        _mark("ack")
-        contender.ack_each(deliveries)
-        _mark("end")
-        self.discard(contender, path)
+        with self.fresh_store(self.durability) as contender:
+            bodies = Bodies()
+            contender.publish_each(contender.records(bodies.take(10)))
+            contender.ack_each(contender.get_each(10))
+            records = contender.records(bodies.take(self.count))
+            _mark("publish")
+            contender.publish_each(records)
+            _mark("get")
+            deliveries = contender.get_each(self.count)
+            _mark("ack")
+            contender.ack_each(deliveries)
+            _mark("end")
         return {}
 
 
@@ -202,25 +200,21 @@ class BacklogMemory(Task):
 
     def measure(self) -> dict[str, Any]:
         # The first use of a library loads it: not a part of a backlog.
-        small = self.fresh()
-        warm = self.open(small)
-        build(warm, Bodies(), 20_000)
-        warm.get()
-        self.discard(warm, small)
+        with self.fresh_store() as warm:
+            build(warm, Bodies(), 20_000)
+            warm.get()
         tracemalloc.start()
         before = self._traced()
-        path = self.fresh()
-        contender = self.open(path)
-        assert isinstance(contender, Ours)
-        sizes = []
-        for _ in range(2):
-            build(contender, Bodies(), self.count)
-            contender.get()
-            # The journal holds more or less, as it happens, and so does the memory for it.
-            contender.flush()
-            sizes.append(self._traced() - before)
-        tracemalloc.stop()
-        self.discard(contender, path)
+        with self.fresh_store() as contender:
+            assert isinstance(contender, Ours)
+            sizes = []
+            for _ in range(2):
+                build(contender, Bodies(), self.count)
+                contender.get()
+                # The journal holds more or less, as it happens, and so does the memory for it.
+                contender.flush()
+                sizes.append(self._traced() - before)
+            tracemalloc.stop()
         each = (sizes[1] - sizes[0]) / self.count
         return {"megabytes": {"value": (sizes[0] + each * (100_000_000 - self.count)) / 1e6}}
 
@@ -272,8 +266,8 @@ class Open(Task):
 
     def measure(self) -> dict[str, Any]:
         # The first use of a library loads it: not a part of opening.
-        small = self.fresh()
-        self.discard(self.open(small), small)
+        with self.fresh_store():
+            pass
         gc.collect()
         memory, cpu, wall = resident_bytes(), time.process_time(), time.perf_counter()
         contender = self.open(self.store)

@@ -172,7 +172,7 @@ def recovery(bench: Bench) -> None:
             round_[FLOOR] = rate(size, lambda: _read_files(path))
             round_[OURS] = rate(size, lambda: open_store(path, references).close())
     bench.report.add("recovery_scan", rounds, unit="GB/s")
-    bench.report.judge([Bar.at_least("recovery scan", bench.report.value("recovery_scan"), 1.0)])
+    bench.report.judge([bench.report.hold_least("recovery scan", "recovery_scan", 1.0)])
 
 
 def _read_files(path: Path) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ class Task(ABC):
 
     def open(self, path: Path, durability: str = "os") -> Contender:
         return self.kind(path, durability)
+
+    @contextmanager
+    def fresh_store(self, durability: str = "os") -> Iterator[Contender]:
+        """Give a new store to the block behind ``with``; then it is closed, and its files go."""
+        path = self.fresh()
+        contender = self.open(path, durability)
+        yield contender
+        self.discard(contender, path)
 
     def discard(self, contender: Contender, path: Path) -> None:
         """Close the store and remove its files."""

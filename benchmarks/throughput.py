@@ -54,23 +54,21 @@ class Publish(Task):
         self.durability = durability
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path, self.durability)
-        bodies = Bodies()
-        contender.publish_each(contender.records(bodies.take(min(_WARM_UP, self.count))))
-        watch, done = Stopwatch(), 0
-        gc.collect()
-        # With fsync a chunk is small: a slow disk must not make one chunk last for seconds.
-        largest = 256 if self.durability == "fsync" else 16_384
-        for size in growing_chunks(64, largest):
-            size = min(size, self.count - done)
-            chunk = contender.records(bodies.take(size))
-            with watch.running():
-                contender.publish_each(chunk)
-            done += size
-            if done >= self.count or watch.wall >= self.seconds:
-                break
-        self.discard(contender, path)
+        with self.fresh_store(self.durability) as contender:
+            bodies = Bodies()
+            contender.publish_each(contender.records(bodies.take(min(_WARM_UP, self.count))))
+            watch, done = Stopwatch(), 0
+            gc.collect()
+            # With fsync a chunk is small: a slow disk must not make one chunk last for seconds.
+            largest = 256 if self.durability == "fsync" else 16_384
+            for size in growing_chunks(64, largest):
+                size = min(size, self.count - done)
+                chunk = contender.records(bodies.take(size))
+                with watch.running():
+                    contender.publish_each(chunk)
+                done += size
+                if done >= self.count or watch.wall >= self.seconds:
+                    break
         return {"publish": watch.rate(done)}
 
 
@@ -82,21 +80,19 @@ class PublishKeyed(Task):
         self.count = count
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path)
-        assert isinstance(contender, Ours)
-        bodies = Bodies()
-        keyed, plain = Stopwatch(), Stopwatch()
-        loops = ((plain, contender.publish_each), (keyed, contender.publish_each_keyed))
-        for _, publish in loops:
-            publish(bodies.take(_WARM_UP))
-        gc.collect()
-        for _ in range(0, self.count, _TURN):
-            for watch, publish in loops:
-                chunk = bodies.take(_TURN)
-                with watch.running():
-                    publish(chunk)
-        self.discard(contender, path)
+        with self.fresh_store() as contender:
+            assert isinstance(contender, Ours)
+            bodies = Bodies()
+            keyed, plain = Stopwatch(), Stopwatch()
+            loops = ((plain, contender.publish_each), (keyed, contender.publish_each_keyed))
+            for _, publish in loops:
+                publish(bodies.take(_WARM_UP))
+            gc.collect()
+            for _ in range(0, self.count, _TURN):
+                for watch, publish in loops:
+                    chunk = bodies.take(_TURN)
+                    with watch.running():
+                        publish(chunk)
         return {"keyed": keyed.rate(self.count), "plain": plain.rate(self.count)}
 
 
@@ -108,25 +104,23 @@ class Large(Task):
         self.count = count
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path)
-        few = [random.Random(number).randbytes(_LARGE) for number in range(64)]
-        bodies = list(islice(cycle(few), self.count))
-        contender.publish_each(bodies[:64])
-        contender.get_ack_each(64)
-        publish, get_ack = Stopwatch(), Stopwatch()
-        gc.collect()
-        with publish.running():
-            contender.publish_each(bodies)
-        result = {"publish": publish.microseconds(self.count)}
-        if not isinstance(contender, Floor):
-            settle()
-            with get_ack.running():
-                delivered = contender.get_ack_each(self.count)
-            if delivered != bodies:
-                raise RuntimeError("a message is not the one that was published")
-            result["get_ack"] = get_ack.microseconds(self.count)
-        self.discard(contender, path)
+        with self.fresh_store() as contender:
+            few = [random.Random(number).randbytes(_LARGE) for number in range(64)]
+            bodies = list(islice(cycle(few), self.count))
+            contender.publish_each(bodies[:64])
+            contender.get_ack_each(64)
+            publish, get_ack = Stopwatch(), Stopwatch()
+            gc.collect()
+            with publish.running():
+                contender.publish_each(bodies)
+            result = {"publish": publish.microseconds(self.count)}
+            if not isinstance(contender, Floor):
+                settle()
+                with get_ack.running():
+                    delivered = contender.get_ack_each(self.count)
+                if delivered != bodies:
+                    raise RuntimeError("a message is not the one that was published")
+                result["get_ack"] = get_ack.microseconds(self.count)
         return result
 
 
@@ -147,19 +141,17 @@ class PublishThreads(Task):
         self.each = each
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path, "fsync")
-        bodies = Bodies()
-        contender.publish_each(contender.records(bodies.take(20)))
-        alone = contender.records(bodies.take(self.single))
-        one = Stopwatch()
-        gc.collect()
-        with one.running():
-            contender.publish_each(alone)
-        result = {"one": one.rate(self.single)}
-        if self.kind.threads:
-            result["together"] = self._together(contender, bodies)
-        self.discard(contender, path)
+        with self.fresh_store("fsync") as contender:
+            bodies = Bodies()
+            contender.publish_each(contender.records(bodies.take(20)))
+            alone = contender.records(bodies.take(self.single))
+            one = Stopwatch()
+            gc.collect()
+            with one.running():
+                contender.publish_each(alone)
+            result = {"one": one.rate(self.single)}
+            if self.kind.threads:
+                result["together"] = self._together(contender, bodies)
         return result
 
     def _together(self, contender: Contender, bodies: Bodies) -> dict[str, Any]:
@@ -208,23 +200,21 @@ class PublishMany(Task):
         self.durability = durability
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path, self.durability)
-        bodies = Bodies()
-        contender.publish_many(contender.records(bodies.take(_WARM_UP)))
-        watch, done = Stopwatch(), 0
-        gc.collect()
-        while done < self.count and watch.wall < self.seconds:
-            batch = contender.records(bodies.take(self.batch))
-            if isinstance(contender, Floor):
-                data = contender.join(batch)
-                with watch.running():
-                    contender.publish_bulk(data)
-            else:
-                with watch.running():
-                    contender.publish_many(batch)
-            done += self.batch
-        self.discard(contender, path)
+        with self.fresh_store(self.durability) as contender:
+            bodies = Bodies()
+            contender.publish_many(contender.records(bodies.take(_WARM_UP)))
+            watch, done = Stopwatch(), 0
+            gc.collect()
+            while done < self.count and watch.wall < self.seconds:
+                batch = contender.records(bodies.take(self.batch))
+                if isinstance(contender, Floor):
+                    data = contender.join(batch)
+                    with watch.running():
+                        contender.publish_bulk(data)
+                else:
+                    with watch.running():
+                        contender.publish_many(batch)
+                done += self.batch
         return {"publish_many": watch.rate(done)}
 
 
@@ -316,22 +306,20 @@ class GetMany(Task):
         self.seconds = seconds
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path)
-        is_floor = isinstance(contender, Floor)
-        if not is_floor:
-            build(contender, Bodies(), self.backlog)
-        expected = Bodies()
-        settle()
-        watch, done = Stopwatch(), 0
-        gc.collect()
-        while done < self.backlog and watch.wall < self.seconds:
-            with watch.running():
-                delivered = contender.get_ack_many(self.batch)
+        with self.fresh_store() as contender:
+            is_floor = isinstance(contender, Floor)
             if not is_floor:
-                expected.check(delivered)
-            done += self.batch
-        self.discard(contender, path)
+                build(contender, Bodies(), self.backlog)
+            expected = Bodies()
+            settle()
+            watch, done = Stopwatch(), 0
+            gc.collect()
+            while done < self.backlog and watch.wall < self.seconds:
+                with watch.running():
+                    delivered = contender.get_ack_many(self.batch)
+                if not is_floor:
+                    expected.check(delivered)
+                done += self.batch
         return {"get_many": watch.rate(done)}
 
 
@@ -344,18 +332,16 @@ class AckFsync(Task):
         self.seconds = seconds
 
     def measure(self) -> dict[str, Any]:
-        path = self.fresh()
-        contender = self.open(path, "fsync")
-        build(contender, Bodies(), self.count)
-        watch, done = Stopwatch(), 0
-        gc.collect()
-        for size in growing_chunks(16, 256):
-            size = min(size, self.count - done)
-            deliveries = contender.get_each(size)
-            with watch.running():
-                contender.ack_each(deliveries)
-            done += size
-            if done >= self.count or watch.wall >= self.seconds:
-                break
-        self.discard(contender, path)
+        with self.fresh_store("fsync") as contender:
+            build(contender, Bodies(), self.count)
+            watch, done = Stopwatch(), 0
+            gc.collect()
+            for size in growing_chunks(16, 256):
+                size = min(size, self.count - done)
+                deliveries = contender.get_each(size)
+                with watch.running():
+                    contender.ack_each(deliveries)
+                done += size
+                if done >= self.count or watch.wall >= self.seconds:
+                    break
         return {"ack": watch.rate(done)}
