@@ -47,7 +47,7 @@ _MAPPED = 4 << 20
 """Bytes of a file that is mapped to be read."""
 _POPULATE_READ = 22
 """``MADV_POPULATE_READ`` of Linux 5.14, which :mod:`mmap` does not name."""
-_SAME = bytes(1 << 16)
+_ZEROS = bytes(1 << 16)
 _BLOCK = 512
 """Bytes of a block of ``st_blocks``, on any file system."""
 _FLOCK = struct.Struct("hhqqi")
@@ -379,10 +379,10 @@ def map_optional(fs: FileSystem, path: PathLike) -> bytes | _mmap.mmap | None:
 
 def is_zeros(data: FileBytes, start: int = 0) -> bool:
     """Tell whether there is nothing but zeros from ``start`` on. Nothing large is copied."""
-    step = len(_SAME)
+    step = len(_ZEROS)
     for at in range(start, len(data), step):
         piece = data[at : at + step]
-        if piece != _SAME[: len(piece)]:
+        if piece != _ZEROS[: len(piece)]:
             return False
     return True
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, Bools
 from journal.files import FileBytes, is_zeros
 from journal.findings import Cause, Finding, Kind
 from journal.format import (
@@ -59,8 +59,6 @@ _LAST_OF_SIZE = 27
 _ID_END_AND_SIZE = np.array([15, 24, 25, 26, 27])
 """Where the last byte of the message id, and the size, stand from there on."""
 
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 NO_WALK = walk_journal(b"")
 
@@ -378,8 +376,9 @@ class _Reader:
             if (walk.lengths > self._layout.head_size).any():
                 return False
             if walk.ending is not Ending.PAUSE:
-                rest = self._data[walk.end :] if stop == len(self._data) else b"\1"
-                return walk.end == stop or rest.count(0) == len(rest)
+                if walk.end == stop:
+                    return True
+                return stop == len(self._data) and is_zeros(self._data, walk.end)
             start = walk.end
         return True
 
@@ -481,8 +480,7 @@ class _Reader:
         if _is_half(data, start, len(NO_START)) or _is_half(data, check, CHECK_SIZE):
             return True
         for sector in range(start - start % _SECTOR, stop, _SECTOR):
-            rest = data[max(sector, start) : sector + _SECTOR]
-            if rest.count(0) == len(rest):
+            if is_zeros(data[max(sector, start) : sector + _SECTOR]):
                 return True
         return False
 
