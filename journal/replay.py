@@ -19,11 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import read_words
+from journal.arrays import I64, U8
 from journal.files import ReadBuffer
 from journal.format import ACTION_SIZE, DELIVER, PUBLISH_HEAD_SIZE, SEQ_MASK, TYPE_SHIFT
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 
 _ZERO_HEAD = bytes(PUBLISH_HEAD_SIZE)
 _EMBEDDED = PUBLISH_HEAD_SIZE - 4

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, U64
 from journal.errors import StoreError
 from journal.files import ReadBuffer
 from journal.findings import Kind
@@ -20,9 +21,6 @@ from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from qindex.format import message_record as record_format
 from qindex.format.message import Message, in_the_making
 from qindex.format.publish_check import correct_bit
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 
 _CORRECTABLE = 8 << 10
 _NOT_HELD = "the checksum does not hold"

@@ -38,6 +38,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64, xxh3_64_digest
 
 from journal import words
+from journal.arrays import I64, U8, U64, Bools
 from journal.errors import StoreError, UsageError
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
@@ -45,11 +46,6 @@ from journal.packed import unpack
 from journal.rows import rows_at
 from qindex.format import tables
 from qindex.format.message import Message, make_message
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 MAGIC = b"\x97\x01\xcf"
 """How each record of this version starts."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, U8
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
 from qindex.format.message_record import (
@@ -32,8 +32,6 @@ from qindex.format.plain_record import (
 )
 from qindex.format.segment import STEP_SIZE
 
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 _Columns = tuple[list[bytes], "array[int]"]
 """Bodies, and timestamps in nanoseconds (type ``Q``)."""
 

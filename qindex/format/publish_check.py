@@ -13,17 +13,13 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from journal.arrays import I64, U64, Bools
 from journal.block_sums import flipped_bit
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from qindex.format import message_record as record_format
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 _OURS = record_format.MAGIC[0]
 _STARTS = re.compile(

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 
 from journal import words
+from journal.arrays import I64
 from qindex.format.message_record import (
     CHECK_SIZE,
     MAGIC,
@@ -16,8 +16,6 @@ from qindex.format.message_record import (
     plain_body_head,
 )
 from qindex.format.plain_record import CHECK_END, CHECK_START, PLAIN_TAILS
-
-I64 = npt.NDArray[np.int64]
 
 _RECORD_START = MAGIC + bytes(CHECK_SIZE) + b"\xcf"
 

@@ -16,16 +16,12 @@ another message. So the id vouches for itself, and for the size of the body that
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
+from journal.arrays import I64, U8, Bools
 from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import gather_bytes, row_sums
-
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 RUN_SIZE = 6
 COUNTS = 1 << 32

@@ -10,6 +10,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, U8
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import extent
 from journal.files import FileSystem, ReadBuffer, replace_file, unlink_if_there, write_all
@@ -31,9 +32,6 @@ from qindex.format.segment import (
 from qindex.index.segment import ABSENT, ACKED, PUBLISHED
 from qindex.index.segment_form import Known, Places, SegmentForm, SegmentPlan
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 
 _JOURNAL_HEAD = 8
 _EMBEDDED_AT = _JOURNAL_HEAD + PAYLOAD_SIZE - 4

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
-import numpy.typing as npt
 
 from journal import format as journal_format
+from journal.arrays import I64
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Finding
@@ -29,8 +29,6 @@ from qindex.index.read_ahead import EMPTY_WINDOW, Window
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
 from qindex.index.segment_form import Known, SegmentForm
 from qindex.index.segment_scan import SegmentScan, empty_scan, stored_entries
-
-I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger("qindex.index")
 

@@ -18,16 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import U8, Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACK, ACTION_SIZE, DELIVER
 from journal.replay import Walk
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, segment_numbers
 from qindex.index.segment_scan import last_of_each, places
-
-U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from journal.errors import StoreError
 from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -33,10 +34,6 @@ from qindex.format.rabbitmq.container import states_more
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE, HEADER_SIZE
 from qindex.format.rabbitmq.usual_records import read_usual
 from qindex.format.segment import file_number
-
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 HEAD = np.dtype([("id", "V16"), ("expiry", ">u8"), ("size", ">u4"), ("embedded", ">u4")])
 """The fixed fields of an entry of version 1."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64
 from journal.block_sums import extent, heal
 from journal.files import (
     FileSystem,
@@ -46,8 +47,6 @@ from qindex.index.pair_scan import HEAD, Depth, Pair, PinnedPair, scan_pair
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED
 from qindex.index.segment_form import Known, Places, SegmentForm, SegmentPlan
 from qindex.index.segment_scan import SegmentScan, healed_findings, read_healed
-
-I64 = npt.NDArray[np.int64]
 
 _BATCH_BYTES = 4 << 20
 _PIECE = 512

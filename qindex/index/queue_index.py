@@ -21,10 +21,10 @@ from array import array
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from journal import format as journal_format
 from journal import words
+from journal.arrays import I64, U8, Bools
 from journal.durations import NO_DURATIONS, Durations
 from journal.errors import StorageError
 from journal.files import FileSystem
@@ -50,11 +50,8 @@ from qindex.index.segment import (
 from qindex.index.segment_form import SegmentForm, SegmentPlan, plan_segment
 from qindex.index.seq_ids import SeqFile
 
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 Seqs = range | I64
 """seq_ids: a run of them, which costs nothing, or any."""
-Bools = npt.NDArray[np.bool_]
 
 _WORD_SIZE = journal_format.ACTION_SIZE
 _NONE = np.empty(0, np.int64)

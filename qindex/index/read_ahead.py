@@ -8,13 +8,12 @@ from collections.abc import MutableSequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from journal import words
+from journal.arrays import I64
 from qindex.format.entries import Entry, is_special
 from qindex.index.segment import PUBLISHED, Segment
 
-I64 = npt.NDArray[np.int64]
 Extras: TypeAlias = MutableSequence[Any]
 """Of each message its timestamp or its :class:`Entry`: an array where all are timestamps, or a
 list."""

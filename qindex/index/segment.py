@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64
 from journal.files import ReadBuffer
 
 ABSENT = 0
@@ -39,8 +39,6 @@ _AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED])
 _FILED_TABLE = _AS_FILED + bytes(range(len(_AS_FILED), 256))
 
 _NUMBERED_AT_ONCE = 1 << 14
-
-I64 = npt.NDArray[np.int64]
 
 
 def count_held(states: bytearray) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, Bools
 from journal.files import FileSystem, ReadBuffer
 from journal.format import ACK, DELIVER
 from journal.replay import Walk
@@ -21,8 +21,6 @@ from qindex.format.resynchronise import Elsewhere
 from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, Segment, as_filed, count_held
 from qindex.index.segment_scan import SegmentScan
 
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Places = TypeVar("Places", int, I64)
 
 

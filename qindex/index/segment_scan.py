@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, U8
 from journal.block_sums import BLOCK, Healed, heal, read_sums
 from journal.files import FileSystem, ReadBuffer, read_file
 from journal.findings import Cause, Finding, Kind
@@ -19,9 +19,6 @@ from qindex.format.message_record import gather_bytes
 from qindex.format.record_layouts import segment_layout
 from qindex.format.resynchronise import Data, Elsewhere, read_soundly
 from qindex.index.segment import ABSENT, ACKED, PUBLISHED
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 
 MSG_ID_SIZE = 16
 

@@ -14,8 +14,8 @@ from time import monotonic
 from typing import NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64
 from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, StoreError
 from journal.lock_order import Rank
@@ -32,7 +32,6 @@ from qindex.queue.state import QueueState
 
 __all__ = ["MOST_WAITING", "DeadLetters", "Mover"]
 
-I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger("qindex.queue")
 

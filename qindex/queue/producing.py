@@ -12,9 +12,9 @@ from time import time_ns
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from journal import words
+from journal.arrays import I64
 from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import pack_publish
@@ -37,7 +37,6 @@ from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
 
-I64 = npt.NDArray[np.int64]
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 

@@ -8,13 +8,11 @@ was lost since, a deliver or ack of a seq_id that was not given out by then is n
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACK, ACTION_SIZE, DELIVER
 from journal.replay import Walk
-
-Bools = npt.NDArray[np.bool_]
 
 
 def ahead_of_publishes(walk: Walk, given_out: int) -> Bools:

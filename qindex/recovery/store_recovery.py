@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from journal import format as journal_format
+from journal.arrays import I64
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed
 from journal.errors import ClosedError, storage_errors
@@ -68,8 +68,6 @@ _JOURNAL_HEAD = journal_format.PUBLISH_HEAD_SIZE
 _JOURNAL_SUMS = journal_format.FILE_NAME + SUMS_SUFFIX
 _UNFINISHED = (".new", ".tmp", _JOURNAL_SUMS)
 """Ends of names that do not outlive a recovery."""
-
-I64 = npt.NDArray[np.int64]
 
 
 # -- the store ------------------------------------------------------------------------------------

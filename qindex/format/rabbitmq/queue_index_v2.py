@@ -43,12 +43,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from journal.arrays import I64, Bools
 from journal.block_sums import BLOCK, HEAD_SIZE, extent
 from qindex.format.message_record import column
-
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
 
 MAGIC: Final = b"RCQI"
 VERSION: Final = 2

@@ -11,14 +11,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from journal.arrays import I64, U8, Bools
 from qindex.format.message_record import column, gather_bytes
 from qindex.format.rabbitmq.record import MSG_ID_BYTES
-
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 
 class Usual(NamedTuple):
