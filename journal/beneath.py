@@ -23,6 +23,7 @@ import stat
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from journal.errors import UnsafeFileError
@@ -36,7 +37,8 @@ _HOW: Final = struct.Struct("QQQ")
 """``struct open_how``: flags, mode, resolve."""
 _RESOLVE: Final = 0x08 | 0x04 | 0x02  # RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | _NO_MAGICLINKS
 _PATH: Final = getattr(os, "O_PATH", os.O_RDONLY)
-_DIRECTORY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLLOWED: Final = os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY: Final = _FOLLOWED | os.O_NOFOLLOW
 _ALWAYS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ATTEMPTS: Final = 64
 """A look-up that met a rename elsewhere in the system is asked for again (``EAGAIN``)."""
@@ -64,6 +66,20 @@ def beneath(fs: FileSystem, *directories: PathLike, hold: bool = False) -> FileS
     return BeneathFileSystem([os.fspath(one) for one in directories], hold=hold)
 
 
+def private_directory(path: PathLike) -> FileSystem:
+    """Make a working directory that only this user can use, or take up one that is so.
+
+    Returns the file system confined to it and to the directory it is in; both stay the ones that
+    are meant until :func:`leave`. A symbolic link, another user's directory, and one that others
+    can write raise :class:`journal.errors.UnsafeFileError`: whoever made it could exchange its
+    files. Raises :class:`OSError`.
+    """
+    text = os.path.abspath(os.fspath(path))
+    fs = BeneathFileSystem([text, os.path.dirname(text)], hold=True)
+    fs.hold_private(text)
+    return fs
+
+
 def leave(fs: FileSystem) -> None:
     """Give back what :func:`beneath` holds. A call that is under way still ends."""
     if isinstance(fs, BeneathFileSystem):
@@ -82,9 +98,9 @@ class _Handle:
 
     __slots__ = ("fd",)
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, flags: int = _FOLLOWED, above: int | None = None) -> None:
         self.fd = -1
-        self.fd = os.open(path, _PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.fd = os.open(path, _PATH | flags, dir_fd=above)
 
     def __del__(self) -> None:
         fd, self.fd = self.fd, -1
@@ -112,6 +128,19 @@ class BeneathFileSystem(RealFileSystem):
     def leave(self) -> None:
         """Let go of the directories; they are looked up again if they are used again."""
         self._held = {}
+
+    def hold_private(self, path: str) -> None:
+        """Make and hold the directory of :func:`private_directory`, by a handle of its parent."""
+        parent, name = self._parent(path)
+        above = self._root(parent).fd
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=above)
+        handle = _Handle(name, _DIRECTORY, above)
+        status = os.fstat(handle.fd)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            text = f"{path} belongs to another user, or others can write it: remove it"
+            raise UnsafeFileError(errno.EPERM, text, path)
+        self._held[path] = handle
 
     def check_root(self, path: PathLike) -> None:
         """Raise :class:`FileNotFoundError` when the directory of ``path`` is not any more where

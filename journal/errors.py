@@ -56,6 +56,8 @@ class LockedError(StoreError):
         who = f"process {pid}" if pid is not None else "another process"
         if host is not None:
             who += f" of another host or container, {host!a}"
+        elif pid == os.getpid():
+            who = "this process already: use that one, or close it first"
         super().__init__(f"{self.path}: is open for writing by {who}")
 
 

@@ -100,7 +100,7 @@ def OneOf(values: tuple[Any, ...]) -> Shape:
 def Optional(shape: Shape) -> Shape:
     """Nothing, or what ``shape`` says."""
     return Shape(
-        f"nil or {shape.wanted}",
+        f"None or {shape.wanted}",
         lambda value: value is None or shape.fits(value),
         lambda value: [] if value is None else shape.inner(value),
     )

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from journal.durations import BOUNDS, Durations
+from journal.errors import ClosedError
 from qindex.format.settings import QueueSettings
 from qindex.queue.stats import ByReason, EngineStats, QueueStats
 from qindex.view.reader import MessageStoreSummary, QueueSummary
@@ -246,7 +247,11 @@ class _Collector:
         """Give the engine's families as prometheus_client's."""
         from prometheus_client.core import Metric
 
-        for family in engine_families(self._engine.stats()):
+        try:
+            stats = self._engine.stats()
+        except ClosedError:
+            return  # a scrape has other collectors to ask
+        for family in engine_families(stats):
             metric = Metric(family.name, family.help, family.kind)
             for sample in family.samples:
                 metric.add_sample(family.name + sample.suffix, dict(sample.labels), sample.value)
@@ -256,7 +261,7 @@ class _Collector:
 def collector(engine: Engine) -> _Collector:
     """Give a collector for ``prometheus_client.REGISTRY.register``, which asks it at each scrape.
 
-    Needs prometheus_client (extra ``prometheus``). Unregister it before the engine is closed: a
-    scrape after that raises :class:`~journal.errors.ClosedError`.
+    Needs prometheus_client (extra ``prometheus``). A scrape after the engine was closed, or in a
+    forked child, finds no figures of it.
     """
     return _Collector(engine)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from journal.arguments import listed
 from journal.errors import StorageError, UsageError
 from rocketstore.columns import Batch, Host, make_properties
 from rocketstore.commitlog_format import BLANK_SIZE, TRANSACTION_MASK
@@ -52,9 +53,10 @@ class BatchPutter:
         for reserved in (DELAY, TAGS, KEYS, UNIQ_KEY):
             if properties and reserved in properties:
                 raise UsageError(f"property {reserved} can't be given to put_many by name")
-        bodies = list(bodies)
+        bodies = listed(bodies, "bodies")
+        unique = unique_keys and listed(unique_keys, "unique_keys")
         given: dict[str, Any] = dict(properties or {})
-        given.update({TAGS: tags, KEYS: keys, UNIQ_KEY: unique_keys})
+        given.update({TAGS: tags, KEYS: keys, UNIQ_KEY: unique})
         data, key_columns = make_properties(len(bodies), topic, given)
         batch = Batch(
             self._state,

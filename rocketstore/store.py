@@ -13,14 +13,16 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
+from journal.arguments import refuse_pickling
 from journal.beneath import beneath, leave
 from journal.call_lock import check_alone, refuse_twice
 from journal.errors import ClosedError, ForkedError, StorageError, UsageError, storage_errors
 from journal.files import FileSystem, PathLike, checked_path, make_dirs
 from journal.findings import Finding
 from journal.patience import PatientLock
+from journal.threads import check_unpatched
 from rocketstore import reading
 from rocketstore.batch_putter import BatchPutter
 from rocketstore.checkpointer import Checkpointer
@@ -63,6 +65,7 @@ def open_store(path: PathLike, **options: Any) -> Store:
         chosen = Options(**options)
     except TypeError as error:
         raise UsageError(str(error)) from error
+    check_unpatched()
     return Store(checked_path(path), chosen)
 
 
@@ -468,6 +471,9 @@ class Store:
             if self._file_lock is not None:
                 self._file_lock.release()
             leave(self.options.fs)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     def __enter__(self) -> Self:
         return self

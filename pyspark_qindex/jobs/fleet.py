@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from journal.arguments import listed
 from journal.errors import UsageError
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.stores import Store, find_stores, is_queue_store, is_rocket_store
@@ -31,6 +32,7 @@ def find_fleet(paths: Sequence[str], storage: dict[str, str] | None = None) -> l
     Raises :class:`UsageError` for no path and for a glob without matches, :class:`NotAStoreError`
     for a path that has no store at or below it, or one of a newer format, :class:`StorageError`.
     """
+    paths = listed(paths, "paths")
     if not paths:
         raise UsageError("no path is given")
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from journal.arguments import listed
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
 from journal.files import read_optional
 from pyspark_qindex.batches import plain_text
@@ -195,6 +196,7 @@ def find_exports(paths: Sequence[str]) -> dict[str, list[str]]:
     Raises :class:`UsageError` for no path and for one that is not local, :class:`NotAStoreError`
     for one without tables.
     """
+    paths = listed(paths, "paths")
     if not paths:
         raise UsageError("no path is given")
     tables: dict[str, list[str]] = {}

@@ -21,12 +21,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
+from journal.errors import ClosedError
 from qindex.aio import queue as aio_queue
 from qindex.aio.ports import Ports
-from qindex.aio.threads import to_the_end
+from qindex.aio.threads import running_loop, to_the_end
 from qindex.compat import shared
 from qindex.compat.queue import Codec, Held, Items, Taken, codec_of
 from qindex.queue.delivery import Delivery
@@ -44,6 +47,21 @@ def _this_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
+
+
+@contextmanager
+def _cancelled_first() -> Iterator[None]:
+    """Raise a cancellation as itself, though the queue was closed before its task ran.
+
+    asyncio.Queue looks at the queue once more on the way out of a cancelled wait, which raises
+    :class:`ClosedError` after a close.
+    """
+    try:
+        yield
+    except ClosedError as error:
+        if isinstance(error.__context__, asyncio.CancelledError):
+            raise error.__context__ from None
+        raise
 
 
 class _Alone(shared.Shared):
@@ -120,7 +138,7 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
         make = partial(
             cls, directory, maxsize, name=name, serializer=serializer, dead_letter=dead_letter
         )
-        opening = asyncio.get_running_loop().run_in_executor(None, make)
+        opening = running_loop().run_in_executor(None, make)
         try:
             return await to_the_end(opening)
         except asyncio.CancelledError:
@@ -174,9 +192,15 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
 
     async def put(self, item: Any) -> None:
         """Put an item; waits for room."""
-        await super().put(item)
+        with _cancelled_first():
+            await super().put(item)
         if not self._puts & _TURN:
             await self._aio._rest()
+
+    async def get(self) -> Any:
+        """Get an item; waits for one."""
+        with _cancelled_first():
+            return await super().get()
 
     async def take(self) -> Taken:
         """Get an item that settles itself: ``with await jobs.take() as job``.
@@ -232,7 +256,7 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
             while waiting:
                 self._wake(waiting)
         self._finished.set()
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         await to_the_end(loop.run_in_executor(None, self._give_back))
 
     def _give_back(self) -> None:

@@ -7,7 +7,6 @@ without that, the engine is closed when the last of its queues is given up.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import warnings
 import weakref
@@ -17,7 +16,7 @@ from functools import partial
 from journal.background import Background
 from journal.errors import StoreError
 from qindex.aio.ports import Ports
-from qindex.aio.threads import Helper, Syncer, to_the_end
+from qindex.aio.threads import Helper, Syncer, running_loop, to_the_end
 from qindex.engine.engine import Engine
 
 _log = logging.getLogger("qindex.aio")
@@ -37,7 +36,7 @@ async def close_at_the_end(engine: Engine, ports: Ports) -> None:
 async def _guard(
     engine: Engine, ports: weakref.ref[Ports], helper: Helper, syncer: Syncer
 ) -> AsyncGenerator[None]:
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     try:
         yield
     finally:

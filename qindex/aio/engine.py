@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import qindex
+from journal.arguments import listed
 from journal.errors import UsageError
 from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
@@ -20,7 +21,7 @@ from qindex.aio.queue import Queue
 from qindex.aio.threads import Helper
 from qindex.aio.waiting import with_room
 from qindex.engine import engine as plain
-from qindex.format.message import Body, Message, as_bytes
+from qindex.format.message import Body, Message, message_of
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
 
@@ -69,15 +70,17 @@ class Engine:
         """Give the names of all queues, sorted."""
         return await self._aside(self._engine.queue_names)
 
-    async def delete_queue(self, name: str) -> None:
-        """Delete a queue and its messages; see :meth:`qindex.engine.engine.Engine.delete_queue`."""
-        await self._aside(partial(self._engine.delete_queue, name))
+    async def delete_queue(self, name: str) -> int:
+        """Delete a queue; returns how many messages it held. See
+        :meth:`qindex.engine.engine.Engine.delete_queue`."""
+        count = await self._aside(partial(self._engine.delete_queue, name))
         self._queues.pop(name, None)
+        return count
 
     async def publish_to(
         self,
         queues: Sequence[str],
-        body: Body,
+        body: Body | Message,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -91,9 +94,9 @@ class Engine:
 
         Cancelled, it is published all the same. See :meth:`qindex.engine.engine.Engine.publish_to`.
         """
-        names = list(queues)
+        names = listed(queues, "queues")
         targets = [await self.queue(name) for name in names]
-        message = Message(as_bytes(body), key, headers or {}, properties or {}, time_ns())
+        message = message_of(body, key, headers, properties, time_ns())
         publish = partial(self._engine._publish_to, names, message, ttl, persistent, waits=False)
         self._check_open()
         if self._ports.noting:

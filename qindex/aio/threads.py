@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from journal.errors import ClosedError
+from journal.errors import ClosedError, UsageError
 from qindex.queue.queue import Queue
 
 T = TypeVar("T")
@@ -68,6 +68,17 @@ async def to_the_end(future: asyncio.Future[T]) -> T:
     raise cancelled
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop that runs. Raises :class:`UsageError` where asyncio runs none, as in trio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise UsageError(
+            "qindex.aio needs asyncio: call it in a coroutine that asyncio runs "
+            "(trio has no asyncio loop of its own)"
+        ) from error
+
+
 class Helper:
     """One thread, started when it is first needed, for calls that would stop a loop."""
 
@@ -85,7 +96,7 @@ class Helper:
 
     def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Call it in the thread; gives a future. Raises :class:`ClosedError` after :meth:`stop`."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         try:
             return loop.run_in_executor(self._executor, call)
         except RuntimeError as error:

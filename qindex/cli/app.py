@@ -180,6 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return PIPE_CLOSED
+    except OSError as error:
+        _drop_output()
+        print_note(f"standard output: {error.strerror or error}")
+        return WRONG_USE
     except KeyboardInterrupt:
         print_note("interrupted")
         return INTERRUPTED
@@ -212,7 +216,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _fail(WRONG_USE, f"{error.filename or 'input'}: {error.strerror or error}")
+        return _fail(WRONG_USE, f"{error.filename or 'input or output'}: {error.strerror or error}")
     except _CommandLineError as error:
         return _fail(WRONG_USE, f"{_message_of(error)} (see qindex --help)")
     except Exception as error:
@@ -228,7 +232,7 @@ def _message_of(error: Any) -> str:
 
 def _fail(code: int, error: object) -> int:
     # Earlier output comes before it on a terminal, too.
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         flush()
     print_note(str(error))
     return code

@@ -179,6 +179,8 @@ def _show(plan: Plan, figures: Sequence[Figure]) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDE)
     rounds = f"medians of {plan.rounds} rounds, \\[lowest to highest]"
+    if plan.rounds == 1:
+        rounds = "one round"
     table = Table(title=f"{plan.workload.name}: {rounds}", title_justify="left")
     table.add_column("figure")
     for kind in plan.kinds:

@@ -67,11 +67,15 @@ def inspect_command(
         return _rocket(file, as_json)
     else:
         raise UsageError(f"{file}: not a file that can be inspected ({_KNOWN})")
+    empty = True
     for record in records:
+        empty = False
         if as_json:
             print_json(record)
         else:
             print_line(_line(record))
+    if empty and not as_json:
+        print_line(f"{file}: no records")
     return print_findings(findings)
 
 

@@ -148,8 +148,9 @@ class Run:
         calls, after = tally.calls, 0
         tally.first = clock()
         for turn, due in enumerate(self._moments(number)):
-            if due > clock():
-                time.sleep((due - clock()) / 1e9)
+            early = due - clock()
+            if early > 0:
+                time.sleep(early / 1e9)
             # Late because the store held up the call before: that time counts. Late because the
             # system woke this thread late: that doesn't.
             start = due if self._paced and after > due else clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import queue as standard
@@ -9,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, UsageError
@@ -188,7 +189,33 @@ class Taken:
             self._queue._settle(self._delivery, again=kind is not None)
 
 
-class PersistentQueue(Items, standard.Queue[Any]):
+def _standard_queue() -> type[standard.Queue[Any]]:
+    """Return the standard library's own Queue, though gevent or eventlet exchanged it.
+
+    Their queues wait in ways of their own, past the hooks and conditions that this one replaces.
+    The standard's, loaded once more, waits by :mod:`threading`, which they patch.
+    """
+    if standard.Queue.__module__ == standard.__name__:
+        return standard.Queue
+    spec = importlib.util.find_spec(standard.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    for name in ("Empty", "Full", "ShutDown"):  # callers catch those that they can import
+        if hasattr(standard, name):
+            setattr(copy, name, getattr(standard, name))
+    found: type[standard.Queue[Any]] = copy.Queue
+    return found
+
+
+if TYPE_CHECKING:
+    _StandardQueue = standard.Queue
+else:
+    _StandardQueue = _standard_queue()
+
+
+class PersistentQueue(Items, _StandardQueue[Any]):
     """A drop-in for :class:`queue.Queue` that persists; ``Empty`` and ``Full`` are the standard's.
 
     ``directory``: the store; ``name``: the queue in it. Queues of one process share the engine of a
@@ -299,6 +326,17 @@ class PersistentQueue(Items, standard.Queue[Any]):
 
     def _take(self) -> Delivery | None:
         return self._queue.get(0)
+
+    if hasattr(_StandardQueue, "shutdown"):  # from Python 3.13 on
+
+        def shutdown(self, immediate: bool = False) -> None:
+            """Refuse puts, and gets once the queue is empty; with `immediate`, gets at once.
+
+            Items that are waiting stay in the store, and come again at the next open.
+            """
+            if immediate:
+                self._auto_done = False  # queue.Queue gets them all, and nobody handles them
+            super().shutdown(immediate)  # type: ignore[misc]
 
     # Beside the standard library's methods.
 

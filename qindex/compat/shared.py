@@ -18,6 +18,7 @@ from typing import TypeVar
 import qindex
 from journal.call_lock import CallLock, refuse_twice
 from journal.errors import StoreError, UsageError
+from journal.threads import check_unpatched
 
 _log = logging.getLogger("qindex.compat")
 
@@ -60,6 +61,7 @@ def acquire(directory: str | os.PathLike[str]) -> qindex.Engine:
 
     Each call needs one of :func:`release`. Raises as :func:`qindex.open`.
     """
+    check_unpatched()
     path = os.path.realpath(directory)
     me = get_ident()
     use: _Use | None = None

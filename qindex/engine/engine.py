@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from time import time_ns
-from typing import Any
+from typing import Any, NoReturn
 
 from journal import format as journal_format
+from journal.arguments import listed, refuse_pickling
 from journal.beneath import beneath, leave
 from journal.call_lock import CallLock, refuse_twice
 from journal.calls import Calls
@@ -32,6 +33,7 @@ from journal.findings import Cause, Finding
 from journal.lock import DirectoryLock
 from journal.lock_order import Rank
 from journal.poison import Poison, was_tried
+from journal.threads import check_unpatched
 from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
@@ -39,7 +41,7 @@ from qindex.engine.idle_queues import Roster
 from qindex.engine.move_recovery import finish_moves
 from qindex.engine.moves import Moves
 from qindex.format import layout
-from qindex.format.message import Body, Message, as_bytes
+from qindex.format.message import Body, Message, message_of
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
@@ -89,6 +91,7 @@ class Engine:
     """
 
     def __init__(self, directory: str, options: Options, fs: FileSystem) -> None:
+        check_unpatched()
         self.directory = directory
         self.options: Options = options
         self.findings: list[Finding] = []
@@ -322,6 +325,7 @@ class Engine:
         resting = self._resting.get(hashed)
         if resting is None:
             resting, names = self._make(path, self._queue_name_file(raw))
+            _log.info("%s: queue %r made", self.directory, name)
         else:
             names = fs.listdir(path)
             if layout.QUEUE_NAME not in names:
@@ -422,8 +426,10 @@ class Engine:
                 names.append(stored_name(self._fs, resting.directory, hashed, self.findings))
             return sorted(names)
 
-    def delete_queue(self, name: str) -> None:
-        """Delete a queue and its messages; it is an error when there is none.
+    def delete_queue(self, name: str) -> int:
+        """Delete a queue and its messages; returns how many messages it held, which are lost.
+
+        It is an error when there is no such queue.
 
         Commit point: its directory is renamed; a crash after that finishes the deletion at the
         next open. The :class:`Queue` can't be used any more. Raises :class:`UsageError`;
@@ -431,9 +437,11 @@ class Engine:
         """
         raw = checked_name(name)
         with self._calls.here():
-            self._delete_queue(name, raw)
+            count = self._delete_queue(name, raw)
+        _log.info("%s: queue %r deleted, with %d messages", self.directory, name, count)
+        return count
 
-    def _delete_queue(self, name: str, raw: bytes) -> None:
+    def _delete_queue(self, name: str, raw: bytes) -> int:
         self._moves.settle()
         with self._lock:
             hashed = directory_name(self._vhost, raw)
@@ -445,9 +453,11 @@ class Engine:
             with storage_errors(path, "the queue can't be deleted"):
                 fs.listdir(path)  # Where that can't be had, the queue stays.
             if queue is not None:
+                count = len(queue) + queue._parts.state.index.out
                 stored = queue._parts.flusher.abandon(ClosedError, f"queue {name!r} was deleted")
                 self._roster.leave(queue._parts)
             else:
+                count = self._resting[hashed].live
                 stored = self._resting_ids(self._resting[hashed])
             self._awake.pop(hashed, None)
             self._resting.pop(hashed, None)
@@ -459,6 +469,7 @@ class Engine:
                 fs.sync_dir(self._queues_directory)
                 self._messages.remove(stored)
                 remove_queue_directory(fs, path + layout.DELETED_SUFFIX)
+            return count
 
     def _resting_ids(self, resting: RestingQueue) -> list[bytes]:
         """Give the ids of the messages that a queue has in the message store."""
@@ -477,7 +488,7 @@ class Engine:
     def publish_to(
         self,
         queues: Sequence[str],
-        body: Body,
+        body: Body | Message,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -495,7 +506,7 @@ class Engine:
         :class:`UsageError`, and :class:`~journal.errors.QueueFullError` when one of them is full
         (``timeout`` as in :meth:`qindex.queue.queue.Queue.publish`); then none has it.
         """
-        message = Message(as_bytes(body), key, headers or {}, properties or {}, time_ns())
+        message = message_of(body, key, headers, properties, time_ns())
         return self._publish_to(queues, message, ttl, persistent, confirm, timeout)
 
     def _publish_to(
@@ -510,7 +521,7 @@ class Engine:
         waits: bool = True,
     ) -> list[int]:
         """See :meth:`publish_to`; ``waits``: whether the caller may wait for room or the disk."""
-        names = list(queues)
+        names = listed(queues, "queues")
         if not names or len(set(names)) != len(names):
             raise UsageError("publish_to needs queue names, each once")
         with self._calls.here():
@@ -699,6 +710,9 @@ class Engine:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with unmasked(error):
             self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<Engine {self.directory!r}, {len(self._awake)} queues in use>"

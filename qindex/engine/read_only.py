@@ -18,7 +18,7 @@ from journal.findings import Finding
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.format.settings import QueueSettings
-from qindex.queue.delivery import Delivery, make_delivery
+from qindex.queue.delivery import LOOKED_AT, Delivery, make_delivery
 from qindex.view.reader import QueueReader, QueueSummary, Row, StoreReader
 
 _log = logging.getLogger("qindex.engine")
@@ -185,4 +185,4 @@ class ReadOnlyEngine:
 def _delivery(row: Row, body: bytes) -> Delivery:
     message = Message(body, row.key, row.headers, row.properties, row.timestamp)
     entry = Entry(row.msg_id, row.expiry, row.size, message)
-    return make_delivery(None, row.seq_id, body, row.redelivered, entry)
+    return make_delivery(LOOKED_AT, row.seq_id, body, row.redelivered, entry)

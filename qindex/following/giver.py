@@ -15,7 +15,7 @@ from qindex.following.gap import MISSING, Gap
 from qindex.following.piece import Piece, decode
 from qindex.format.entries import Entry, decode_any
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
-from qindex.queue.delivery import Delivery, make_delivery
+from qindex.queue.delivery import LOOKED_AT, Delivery, make_delivery
 from qindex.view.store_tail import StoreTail
 
 
@@ -61,7 +61,7 @@ class Giver:
                 body = b"" if extra.message is None else extra.message.body
             rows.popleft()
             if not isinstance(extra, Entry) or extra.message is not None:
-                return make_delivery(None, seq, body, False, extra)
+                return make_delivery(LOOKED_AT, seq, body, False, extra)
             self._report(Gap(seq, seq + 1, extra.damage))
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from journal.errors import UsageError
@@ -14,6 +14,10 @@ Nanoseconds: TypeAlias = int
 """A time: since 1970 UTC."""
 Microseconds: TypeAlias = int
 """A time: since 1970 UTC."""
+
+
+OWN_PARTS = "a Message has its own key, headers and properties: give them to the Message"
+"""The error of a publish that is given a message and parts of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,24 @@ def as_bytes(body: Body) -> bytes:
         return bytes(body)
     what = type(body).__name__
     raise UsageError(f"a body must be bytes, a bytearray or a memoryview, not {what}")
+
+
+def message_of(
+    body: Body | Message,
+    key: str | None,
+    headers: Mapping[str, Any] | None,
+    properties: Mapping[str, Any] | None,
+    timestamp: Nanoseconds,
+) -> Message:
+    """Return the message of a body and its parts, or one that is given whole, with its own.
+
+    `timestamp` is for one without. Raises :class:`UsageError`.
+    """
+    if not isinstance(body, Message):
+        return Message(as_bytes(body), key, headers or {}, properties or {}, timestamp)
+    if key is not None or headers is not None or properties is not None:
+        raise UsageError(OWN_PARTS)
+    return replace(body, body=as_bytes(body.body), timestamp=body.timestamp or timestamp)
 
 
 def in_the_making(frozen: type) -> type:

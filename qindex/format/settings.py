@@ -75,6 +75,14 @@ class QueueSettings:
         if self.dead_letter is not None:
             checked_name(self.dead_letter)
 
+    def check_overflow(self) -> None:
+        """Raise :class:`UsageError` where `overflow` is set without a limit."""
+        if self.overflow != "reject" and self.max_length is None and self.max_bytes is None:
+            raise UsageError(
+                f"overflow={self.overflow!r} needs a limit: set max_length or max_bytes also, "
+                f"or take overflow away with qindex.UNSET"
+            )
+
     def changed(self, **given: Any) -> QueueSettings:
         """Give these settings with those that are ``given``: ``None`` leaves one as it is, and
         :data:`UNSET` takes it away. Raises :class:`UsageError`."""
@@ -85,6 +93,8 @@ class QueueSettings:
         new: dict[str, Any] = {
             name: defaults[name] if value is UNSET else value for name, value in asked.items()
         }
+        if new.get("message_ttl") == 0:
+            raise UsageError("message_ttl must be above 0: with 0 no message would be delivered")
         return replace(self, **new)
 
 
@@ -109,22 +119,29 @@ def checked_name(name: str) -> bytes:
     return raw
 
 
-def pack_settings(settings: QueueSettings) -> bytes:
-    """Give the bytes of a settings file."""
-    plain = QueueSettings()
-    kept = {
+def settings_values(settings: QueueSettings) -> dict[str, Any]:
+    """Return the settings that a file keeps: `message_ttl`, and the others that are set."""
+    return {
         name: value
         for name, value in asdict(settings).items()
-        if name == "message_ttl" or value != getattr(plain, name)
+        if name == "message_ttl" or value != getattr(NO_SETTINGS, name)
     }
-    return layout.pack_checked(kept)
+
+
+def settings_of_values(value: Any) -> QueueSettings:
+    """Return the settings that :func:`settings_values` kept. Raises :class:`ValueError`."""
+    check(value, _SHAPE)
+    return QueueSettings(**value)
+
+
+def pack_settings(settings: QueueSettings) -> bytes:
+    """Give the bytes of a settings file."""
+    return layout.pack_checked(settings_values(settings))
 
 
 def unpack_settings(data: bytes) -> QueueSettings:
     """Give what a settings file says. Raises :class:`ValueError` for a file of anything else."""
-    value = layout.unpack_checked(data)
-    check(value, _SHAPE)
-    return QueueSettings(**value)
+    return settings_of_values(layout.unpack_checked(data))
 
 
 def differences(one: QueueSettings, other: QueueSettings) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.queue import run_clock
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
-from qindex.queue.delivery import Batch, Delivery, make_delivery
+from qindex.queue.delivery import LOOKED_AT, Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.leases import check_lease
 from qindex.queue.message_reader import MessageReader
@@ -475,11 +475,11 @@ class Deliverer:
             # Messages that have expired behind others are shown: they count as ready.
             for seq, body, again, extra in self._ahead(most):
                 if isinstance(extra, int):
-                    seen.append(make_delivery(None, seq, body, again, extra))
+                    seen.append(make_delivery(LOOKED_AT, seq, body, again, extra))
                 else:
                     entry = self._reader.with_message(extra)
                     if entry.message is not None:
-                        seen.append(make_delivery(None, seq, entry.message.body, again, entry))
+                        seen.append(make_delivery(LOOKED_AT, seq, entry.message.body, again, entry))
                 if len(seen) == most:
                     break
             return seen

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, overload
+from typing import Any, NoReturn, Protocol, overload
 
-from journal.errors import LeaseExpiredError, UsageError
+from journal.arguments import refuse_pickling
+from journal.errors import LeaseExpiredError, StoreError, UsageError
 from qindex.format.entries import Entry
 from qindex.format.message import Message, Microseconds, Nanoseconds
 from qindex.index.read_ahead import Extras
@@ -42,40 +43,29 @@ class Settles(Protocol):
         """Tell whether the lease of an entry has run out that was taken with a batch."""
 
 
-class Lapsed:
-    """The owner of deliveries whose lease has run out: each call raises."""
+class Refusing:
+    """The owner of deliveries that can't be settled: each call raises `why(seq_id)`."""
 
     name = ""
 
-    def ack(self, delivery: Delivery, /) -> None:
-        """Refuse."""
-        raise lease_expired(delivery.seq_id)
+    def __init__(self, why: Callable[[int], StoreError]) -> None:
+        self.why = why
 
-    def nack(self, delivery: Delivery, /) -> None:
-        """Refuse."""
-        raise lease_expired(delivery.seq_id)
+    def _refuse(self, delivery: Delivery, /, *_given: object) -> NoReturn:
+        raise self.why(delivery.seq_id)
 
-    def reject(self, delivery: Delivery, /) -> None:
-        """Refuse."""
-        raise lease_expired(delivery.seq_id)
-
-    def extend(self, delivery: Delivery, seconds: float, /) -> None:
-        """Refuse."""
-        raise lease_expired(delivery.seq_id)
+    ack = nack = reject = extend = _refuse
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
-        """Do nothing: they came back."""
+        """Do nothing: they came back, or were never out."""
 
     def is_out(self, seq_id: int, taken: int | None = None, /) -> bool:
-        """Tell that it is not."""
+        """Return False: none of them is with a consumer."""
         return False
 
     def has_lapsed(self, seq_id: int, taken: int, /) -> bool:
-        """Tell that it has."""
-        return True
-
-
-LAPSED = Lapsed()
+        """Return whether they came back when their lease ran out."""
+        return self is LAPSED
 
 
 def lease_expired(seq_id: int) -> LeaseExpiredError:
@@ -84,6 +74,17 @@ def lease_expired(seq_id: int) -> LeaseExpiredError:
         f"the lease of the delivery of seq_id {seq_id} has run out: the message went back to its "
         "queue"
     )
+
+
+def _only_looked_at(seq_id: int) -> UsageError:
+    return UsageError(
+        f"the message of seq_id {seq_id} was only looked at: take it with get to settle it"
+    )
+
+
+LAPSED = Refusing(lease_expired)
+LOOKED_AT = Refusing(_only_looked_at)
+"""The owner of what `peek`, a read-only engine or a follower shows."""
 
 
 class Delivery:
@@ -209,6 +210,9 @@ class Delivery:
         else:
             # The program ends (Ctrl-C, SystemExit): its handler neither lost nor refused it.
             self._its_queue().take_back_uncounted([self])
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     def __repr__(self) -> str:
         again = ", redelivered" if self.redelivered else ""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from journal.errors import StoreError, UsageError
 from qindex.index.segment import OUT
-from qindex.queue.delivery import Batch, BatchDelivery, Delivery, Settles, lease_expired
+from qindex.queue.delivery import Batch, BatchDelivery, Delivery, Refusing, Settles, lease_expired
 from qindex.queue.state import QueueState
 
 Seqs = range | npt.NDArray[np.int64]
@@ -109,6 +109,8 @@ class Outstanding:
         owner = delivery._queue
         if delivery._has_lapsed():
             return lease_expired(delivery.seq_id)
+        if isinstance(owner, Refusing):
+            return owner.why(delivery.seq_id)
         if owner is None or owner is self.owner:
             return UsageError(f"delivery of seq_id {delivery.seq_id} is settled already")
         return UsageError(

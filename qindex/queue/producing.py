@@ -19,7 +19,7 @@ from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import pack_publish
 from qindex.format.entries import make_entry
-from qindex.format.message import Body, Message, as_bytes, make_message
+from qindex.format.message import OWN_PARTS, Body, Message, as_bytes, make_message
 from qindex.format.message_record import (
     NOTHING,
     encode_front,
@@ -63,7 +63,7 @@ class Producer:
 
     def publish(
         self,
-        body: Body,
+        body: Body | Message,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
         properties: Mapping[str, Any] | None = None,
@@ -85,6 +85,10 @@ class Producer:
             or type(body) is not bytes
             or len(body) > state.most_plain
         ):
+            if isinstance(body, Message):
+                if key is not None or headers is not None or properties is not None:
+                    raise UsageError(OWN_PARTS)
+                return self._publish_one(body, ttl, persistent, confirm, timeout, waits)
             if type(body) is not bytes:
                 body = as_bytes(body)
             frame = self._frame(body, key, headers, properties, ttl, persistent)
@@ -134,6 +138,18 @@ class Producer:
         if synced:
             state.sync_journal()
         return seq
+
+    def _publish_one(
+        self,
+        message: Message,
+        ttl: float | None,
+        persistent: bool,
+        confirm: bool,
+        timeout: float | None,
+        waits: bool,
+    ) -> int:
+        given = self._publish_messages([message], ttl, persistent, confirm, timeout, waits)
+        return given.start
 
     def _fits(self, size: int) -> bool:
         """Tell whether a body of ``size`` bytes fits into the queue as it is. Lock held."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
+from journal.arguments import refuse_pickling
 from journal.errors import UsageError
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
@@ -50,7 +51,7 @@ class Queue:
 
     def publish(
         self,
-        body: Body,
+        body: Body | Message,
         *,
         key: str | None = None,
         headers: Mapping[str, Any] | None = None,
@@ -62,9 +63,11 @@ class Queue:
     ) -> int:
         """Append a message; gives its seq_id.
 
-        ``ttl``: seconds after which it is dropped when it gets to the head. ``persistent``:
-        whether it outlives the engine's run. ``confirm``: wait until it is on disk. ``timeout``:
-        seconds to wait for room in a queue with ``overflow="block"`` (``None``: for ever).
+        ``body``: bytes, or a :class:`~qindex.format.message.Message`, which has a key, headers and
+        properties of its own. ``ttl``: seconds after which it is dropped when it gets to the head.
+        ``persistent``: whether it outlives the engine's run. ``confirm``: wait until it is on disk.
+        ``timeout``: seconds to wait for room in a queue with ``overflow="block"`` (``None``: for
+        ever).
         Raises :class:`UsageError` for values that can't be stored, and
         :class:`~journal.errors.QueueFullError`; nothing has changed then.
         O(size of the message).
@@ -221,6 +224,9 @@ class Queue:
     def __bool__(self) -> bool:
         """A queue is true, empty or not."""
         return True
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     def __repr__(self) -> str:
         out = self._parts.state.index.out

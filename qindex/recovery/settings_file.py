@@ -62,6 +62,8 @@ def adopt_settings(
         quarantine(fs, path, 0, read_optional(fs, path) or b"")
         fs.unlink(path)
     settings = stored.changed(**given)
+    if given.get("overflow") is not None:  # a limit may be taken away, and come again
+        settings.check_overflow()
     if settings != stored:
         if stored != NO_SETTINGS:
             there, asked = differences(stored, settings)

@@ -3,39 +3,59 @@
 Steps, for the target ``out.jsonl``::
 
     1. out.jsonl.parts/00000000, 00000001, ...  10,000 messages or 8 MiB each, written and synced
-    2. out.jsonl.parts/progress.json            after each: how many chunks are whole, and up to
-                                                which message of which queue (replaced at once)
+    2. out.jsonl.parts/progress                 after each chunk: a line with its messages, and the
+                                                last seq_id of each queue in it, appended and synced
     3. out.jsonl.parts/whole                    all of them, put together and synced
     4. rename to out.jsonl; the parts are removed
 
-Interrupted anywhere and started again it goes on behind the last whole chunk, or puts all chunks
-together when they are there: each message is in the file once. A store may be in use meanwhile: a
-message that is acknowledged before the export comes to it is left out.
+An export that was interrupted anywhere and is started again looks at all queues again, and writes
+what follows the last message of each that is in a whole chunk. So each message is in the file
+once, those that were published between the two runs also. A store may be in use meanwhile: the
+export leaves out a message that is acknowledged before it gets there.
+
+The parts are in a directory of this user's own, which is held open: another user who plants links
+or files there is refused. The file that is made can be read by this user alone.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from journal.arguments import listed
+from journal.beneath import leave, private_directory
 from journal.errors import UsageError, storage_errors
-from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, sync_file
+from journal.files import PathLike, checked_path, read_optional, unlink_if_there, write_all
 from journal.findings import Finding
-from qindex.transfer.files import FileFormat, NamedRow, format_of
+from journal.format import MAX_SEQ_ID
+from journal.schema import Int, ListOf, Optional, Record, Row, Shape, check
+from qindex.format.rabbitmq.names import MAX_PRIORITY
+from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
+from qindex.transfer.files import FileFormat, NamedRow, Queues, format_of
 from qindex.transfer.jsonl import line_of
-from qindex.view.reader import StoreReader
+from qindex.view.reader import QueueReader, StoreReader
+from qindex.view.row_json import json_line
+
+_log = logging.getLogger("qindex.transfer")
 
 Progress = Callable[[int, int], None]
 """Told from time to time: messages done, and of how many (0: unknown)."""
 
 _PARTS = ".parts"
-_PROGRESS = "progress.json"
+_PROGRESS = "progress"
+_WHOLE = "whole"
 _CHUNK_ROWS = 10_000
 _CHUNK_BYTES = 8 << 20
+_NAME = Shape("a text", lambda value: isinstance(value, str))  # a node's may be no valid Unicode
+_LAST = Row((_NAME, Optional(Int(0, MAX_PRIORITY)), Int(0, MAX_SEQ_ID)))
+_CHUNK = Record({"messages": Int(1, MAX_SEQ_ID), "last": ListOf(_LAST)})
 
 
 @dataclass(slots=True)
@@ -50,15 +70,8 @@ class ExportReport:
     findings: list[Finding] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """The progress of an export: whole chunks, messages in them, and the last one's place."""
-
-    chunks: int = 0
-    messages: int = 0
-    queue: str | None = None
-    priority: int | None = None
-    seq_id: int = -1
+_Place = tuple[str, int | None]
+"""A queue, and the priority of a sub-queue."""
 
 
 def export_messages(
@@ -77,38 +90,38 @@ def export_messages(
     return. Raises :class:`UsageError` for a queue that is not there and a file that is, and
     :class:`StorageError`. Memory: one chunk.
     """
+    queues = listed(queues or [], "queues")
     target = Path(checked_path(out))
     kind = format_of(target, format)
     if target.exists():
-        # Finished, but for what it leaves behind.
+        # Finished, except for what it leaves behind.
         shutil.rmtree(target.with_name(target.name + _PARTS), ignore_errors=True)
         raise UsageError(f"{target}: is there already")
     store = StoreReader(directory)
-    names = list(dict.fromkeys(queues)) if queues else store.queue_names()
-    readers = [store.queue(name) for name in names]
+    readers = _readers(store, queues)
     about = {
         "store": store.directory,
-        "queues": names,
+        "queues": sorted(set(queues)),
         "format": kind.__name__.rpartition(".")[2],  # type: ignore[attr-defined]
     }
-    with storage_errors(target, "can't be exported to"):
-        parts = _Parts(target, about)
+    with storage_errors(target, "can't be exported to"), _Parts(target, about) as parts:
+        report = ExportReport(str(target), resumed=parts.messages)
+        found = _settings(readers, report)
         total = sum(reader.summary().messages for reader in readers) if progress else 0
-        report = ExportReport(str(target), resumed=parts.done.messages)
         rows: list[NamedRow] = []
         size = 0
-        for name, row in _rows_from(store, names, parts.done, report):
+        for name, row in _rows_from(readers, parts.last, report):
             rows.append((name, row))
             size += len(row.body or b"") + 100
             if len(rows) >= chunk_rows or size >= _CHUNK_BYTES:
                 parts.write(kind, store.directory, rows)
                 rows, size = [], 0
                 if progress is not None:
-                    progress(parts.done.messages, total)
+                    progress(parts.messages, total)
         if rows:
             parts.write(kind, store.directory, rows)
-        parts.finish(kind)
-    report.messages = parts.done.messages
+        parts.finish(kind, found)
+    report.messages = parts.messages
     report.findings += store.findings
     if progress is not None:
         progress(report.messages, max(total, report.messages))
@@ -132,10 +145,10 @@ def stream_messages(
     if format not in (None, "jsonl"):
         raise UsageError(f"a stream is of JSON Lines, not {format}")
     store = StoreReader(directory)
-    names = list(dict.fromkeys(queues)) if queues else store.queue_names()
-    total = sum(store.queue(name).summary().messages for name in names) if progress else 0
+    readers = _readers(store, listed(queues or [], "queues"))
+    total = sum(reader.summary().messages for reader in readers) if progress else 0
     report = ExportReport("-")
-    for name, row in _rows_from(store, names, _Done(), report):
+    for name, row in _rows_from(readers, {}, report):
         write(line_of(name, row))
         report.messages += 1
         if progress is not None and report.messages % _CHUNK_ROWS == 0:
@@ -146,76 +159,133 @@ def stream_messages(
     return report
 
 
+def _readers(store: StoreReader, queues: list[str]) -> list[QueueReader]:
+    if not queues:
+        return store.readers()
+    return [store.queue(name) for name in dict.fromkeys(queues)]
+
+
+def _settings(readers: list[QueueReader], report: ExportReport) -> Queues:
+    found = {}
+    for reader in readers:
+        try:
+            reader.name.encode()
+        except UnicodeEncodeError:
+            continue  # no queue of ours can have that name
+        found[reader.name] = reader.settings_if_sound()
+        report.findings += reader.findings
+    return found
+
+
 def _rows_from(
-    store: StoreReader, names: list[str], done: _Done, report: ExportReport
+    readers: list[QueueReader], last: Mapping[_Place, int], report: ExportReport
 ) -> Iterator[NamedRow]:
-    """Give the rows behind what is done."""
-    first = names.index(done.queue) if done.queue in names else 0
-    for name in names[first:]:
-        reader = store.queue(name)
-        behind = done.queue != name
-        for row in reader.entries():
-            if not behind:
-                # Sub-queues come one after the other, the highest priority first.
-                same = row.priority == done.priority
-                later = (row.priority or 0) < (done.priority or 0)
-                if not (later or (same and row.seq_id > done.seq_id)):
-                    continue
-            if row.body is None:
-                report.damaged += 1
-            else:
-                yield name, row
+    """Yield the rows that follow the last ones written."""
+    for reader in readers:
+        try:
+            for row in reader.entries():
+                if row.body is None:
+                    report.damaged += 1
+                elif row.seq_id > last.get((reader.name, row.priority), -1):
+                    yield reader.name, row
+        except UsageError as error:  # deleted meanwhile
+            _log.info("%s", error)
         report.findings += reader.findings
 
 
 class _Parts:
-    """The directory of chunks; made, or found with what an earlier run has left."""
+    """The directory of chunks: made, or found with what an earlier run has left.
+
+    A context manager. `messages` are in whole chunks; `last`: the seq_id of the last one of each
+    queue and priority.
+    """
 
     def __init__(self, target: Path, about: dict[str, Any]) -> None:
-        self._target = target
-        self._directory = target.with_name(target.name + _PARTS)
-        self._about = about
-        self.done = _Done()
-        data = read_optional(REAL, self._directory / _PROGRESS)
-        if data is not None:
-            self.done = self._resume(data)
-        elif self._directory.exists() and any(self._directory.iterdir()):
-            # Without a list none of it counts.
-            shutil.rmtree(self._directory)
-        self._directory.mkdir(exist_ok=True)
-
-    def _resume(self, data: bytes) -> _Done:
-        try:
-            values = json.loads(data)
-            about, done = values["about"], _Done(**values["done"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{self._directory}: damaged ({error}): remove it") from error
-        if about != self._about:
+        self._target = os.path.abspath(target)
+        self._directory = self._target + _PARTS
+        self._progress = os.path.join(self._directory, _PROGRESS)
+        self._chunks = 0
+        self.messages = 0
+        self.last: dict[_Place, int] = {}
+        self._fs = private_directory(self._directory)
+        head = json_line(about)
+        noted = read_optional(self._fs, self._progress) or b""
+        lines = noted[: noted.rfind(b"\n") + 1].splitlines(keepends=True)
+        if lines and lines[0] != head:
             raise UsageError(f"{self._directory}: is of another export: finish or remove it")
-        return done
+        for line in lines[1:]:
+            self._resume(line)
+        if not lines:
+            # Without a list none of it counts.
+            for name in self._fs.listdir(self._directory):
+                self._fs.unlink(os.path.join(self._directory, name))
+        self._fd = self._fs.open(self._progress, os.O_WRONLY | os.O_CREAT, 0o600)
+        size = sum(map(len, lines))
+        self._fs.truncate(self._fd, size)  # a line that was cut
+        self._fs.lseek(self._fd, size, os.SEEK_SET)
+        if not lines:
+            self._note(head)
+            self._fs.sync_dir(self._directory)
 
-    def _chunk(self, number: int) -> Path:
-        return self._directory / f"{number:08d}"
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, *_ended: object) -> None:
+        self._fs.close(self._fd)
+        leave(self._fs)
+
+    def _resume(self, line: bytes) -> None:
+        try:
+            values = json.loads(line)
+            check(values, _CHUNK)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{self._directory}: damaged ({error}): remove it") from error
+        self._count(values)
+
+    def _count(self, values: dict[str, Any]) -> None:
+        self._chunks += 1
+        self.messages += values["messages"]
+        self.last.update({(name, priority): seq for name, priority, seq in values["last"]})
+
+    def _note(self, line: bytes) -> None:
+        write_all(self._fs, self._fd, line)
+        self._fs.fdatasync(self._fd)
+
+    def _chunk(self, number: int) -> str:
+        return os.path.join(self._directory, f"{number:08d}")
+
+    @contextmanager
+    def _new(self, path: str) -> Iterator[BinaryIO]:
+        """Write a new file in the block behind ``with``; durable after it."""
+        unlink_if_there(self._fs, path)  # of a run that was interrupted
+        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            yield file
+            file.flush()
+            self._fs.fdatasync(fd)
 
     def write(self, kind: FileFormat, store: str, rows: list[NamedRow]) -> None:
         """Write a chunk durably, then note it."""
-        path = self._chunk(self.done.chunks)
-        kind.write_chunk(path, store, rows)
-        sync_file(REAL, path)
-        name, row = rows[-1]
-        self.done = _Done(
-            self.done.chunks + 1, self.done.messages + len(rows), name, row.priority, row.seq_id
-        )
-        done = {one: getattr(self.done, one) for one in _Done.__slots__}
-        noted = json.dumps({"about": self._about, "done": done}).encode()
-        replace_file(REAL, self._directory / _PROGRESS, noted)
+        with self._new(self._chunk(self._chunks)) as file:
+            kind.write_chunk(file, store, rows)
+        self._fs.sync_dir(self._directory)
+        last = {(name, row.priority): row.seq_id for name, row in rows}
+        places = [(name, priority, seq) for (name, priority), seq in last.items()]
+        values = {"messages": len(rows), "last": places}
+        self._note(json_line(values))
+        self._count(values)
 
-    def finish(self, kind: FileFormat) -> None:
+    def _written(self) -> Iterator[BinaryIO]:
+        for number in range(self._chunks):
+            fd = self._fs.open(self._chunk(number), os.O_RDONLY)
+            with os.fdopen(fd, "rb") as file:
+                yield file
+
+    def finish(self, kind: FileFormat, queues: Queues) -> None:
         """Put the chunks together under the target's name, and remove them."""
-        whole = self._directory / "whole"
-        chunks = [self._chunk(number) for number in range(self.done.chunks)]
-        kind.merge(whole, chunks, self.done.messages)
-        sync_file(REAL, whole)
-        whole.rename(self._target)
-        REAL.sync_dir(self._target.parent)
-        shutil.rmtree(self._directory)
+        whole = os.path.join(self._directory, _WHOLE)
+        with self._new(whole) as file:
+            kind.merge(file, self._written(), self.messages, queues)
+        self._fs.rename(whole, self._target)
+        self._fs.sync_dir(os.path.dirname(self._target))
+        remove_tree(self._fs, self._directory)

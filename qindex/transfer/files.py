@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from journal.beneath import special
 from journal.errors import StoreError, UnsafeFileError, UsageError
 from journal.files import REAL, refuse_hole
+from qindex.format.settings import QueueSettings, checked_name, settings_of_values
 from qindex.transfer.moved import Moved
 from qindex.view.reader import Row
 
@@ -19,6 +20,8 @@ _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet"
 
 NamedRow = tuple[str, Row]
 """A queue's name, and a message of it."""
+Queues = dict[str, QueueSettings]
+"""Queues by name, with or without messages."""
 
 
 class FormatError(StoreError):
@@ -53,14 +56,34 @@ def open_input(path: Path) -> BinaryIO:
 class FileFormat(Protocol):
     """The functions of a module of a format."""
 
-    def write_chunk(self, path: Path, store: str, rows: Sequence[NamedRow]) -> None:
+    def write_chunk(self, file: BinaryIO, store: str, rows: Sequence[NamedRow]) -> None:
         """Write rows into a new file, a part of a whole."""
 
-    def merge(self, target: Path, chunks: Sequence[Path], count: int) -> None:
-        """Put the chunks, of ``count`` messages, together as ``target``."""
+    def merge(
+        self, whole: BinaryIO, chunks: Iterable[BinaryIO], count: int, queues: Queues
+    ) -> None:
+        """Write the chunks, `count` messages in all, and the names and settings of `queues`."""
+
+    def queues(self, path: Path) -> Queues:
+        """Return the queues that a file lists, if it does. Raises :class:`FormatError`."""
 
     def read(self, path: Path, start: int = 0) -> Iterator[Moved]:
         """Give the messages from number ``start`` on. Raises :class:`FormatError`."""
+
+
+def queues_of_values(path: Path, value: object) -> Queues:
+    """Return the queues of a file's list: a name, and settings as the settings file keeps them.
+
+    Raises :class:`FormatError`.
+    """
+    try:
+        if not isinstance(value, dict):
+            raise ValueError(f"a list of queues must be an object, not {value!r}")
+        for name in value:
+            checked_name(name)
+        return {name: settings_of_values(kept) for name, kept in value.items()}
+    except ValueError as error:
+        raise FormatError(path, 0, f"the list of queues is damaged: {error}") from error
 
 
 def format_of(path: Path, name: str | None = None) -> FileFormat:

@@ -9,7 +9,9 @@ Steps:
    b. ``qindex.import`` in the store is replaced: the files, how many of their messages are done,
       which batch of the next it is, the queue, the seq_id that the batch starts with;
    c. the batch is published.
-3. The store is synced, and ``qindex.import`` removed.
+3. The queues that the files list, those without messages also, get their settings where they have
+   none, now that no limit and no expiry can meet the messages on their way.
+4. The store is synced, and ``qindex.import`` removed.
 
 After a crash in c, the queue's next seq_id tells how many of the batch are published: the import
 goes on behind them. That holds only if no other publisher has used the queue before it is
@@ -21,12 +23,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import qindex
+from journal.arguments import listed
 from journal.beneath import beneath
 from journal.errors import UsageError, storage_errors
 from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, unlink_if_there
@@ -34,10 +37,10 @@ from journal.format import MAX_SEQ_ID
 from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
 from qindex.engine.engine import Engine
 from qindex.format.layout import MAX_NAME_BYTES
-from qindex.format.settings import checked_name
+from qindex.format.settings import NO_SETTINGS, checked_name
 from qindex.queue.queue import Queue
 from qindex.transfer.exporting import Progress
-from qindex.transfer.files import FileFormat, format_of
+from qindex.transfer.files import FileFormat, Queues, format_of
 from qindex.transfer.moved import Moved
 from qindex.transfer.restore import mark_delivered, restore
 
@@ -53,7 +56,7 @@ _MOST_PATH = 1 << 16
 @dataclass(slots=True)
 class ImportReport:
     """``messages``: that the files have; ``resumed``: of them from earlier runs; ``queues``: how
-    many came into each, in this run."""
+    many came into each, in this run, 0 for a queue without messages."""
 
     messages: int = 0
     resumed: int = 0
@@ -80,7 +83,7 @@ def import_messages(
     """
     if queue is not None:
         checked_name(queue)
-    sources = [_Source(Path(checked_path(path)), format) for path in files]
+    sources = [_Source(Path(checked_path(path)), format) for path in listed(files, "files")]
     if not sources:
         raise UsageError("no files to import")
     about = {"files": [source.about for source in sources], "queue": queue}
@@ -102,6 +105,10 @@ class _Source:
             stat = path.stat()
         self.about = [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
 
+    def queues(self) -> Queues:
+        with storage_errors(self.path, "can't be read"):
+            return self.kind.queues(self.path)
+
     def read(self, start: int = 0) -> Iterator[Moved]:
         with storage_errors(self.path, "can't be read"):
             yield from self.kind.read(self.path, start)
@@ -111,6 +118,7 @@ def _check(sources: Sequence[_Source], queue: str | None) -> int:
     """Read all files; gives the number of their messages. Raises as :func:`import_messages`."""
     total = 0
     for source in sources:
+        source.queues()
         for number, moved in enumerate(source.read(), 1):
             if queue is None and not moved.queue:
                 raise UsageError(f"{source.path}: message {number} names no queue: say which")
@@ -227,9 +235,18 @@ class _Import:
                 done += len(batch)
                 if progress is not None:
                     progress(done, self._total)
+        if self._queue is None:
+            self._make_queues(report)
         self._engine.sync()
         note.remove()
         return report
+
+    def _make_queues(self, report: ImportReport) -> None:
+        for source in self._sources:
+            for name, settings in source.queues().items():
+                report.queues.setdefault(name, 0)
+                if self._engine.queue(name).settings == NO_SETTINGS:
+                    self._engine.queue(name, **asdict(settings))
 
     def _publish(self, name: str, batch: list[Moved], done: int, at: _At) -> None:
         """Publish the rest of a batch; ``done``: messages before those that are sorted with it."""

@@ -2,7 +2,7 @@
 
 ::
 
-    {"qindex_messages": 1, "count": 2}
+    {"qindex_messages": 1, "count": 2, "queues": {"orders": {"message_ttl": 60.0}}}
     {"queue": "orders", "seq_id": 0, "msg_id": "…", "persistent": true, "redelivered": false,
      "expiry": null, "timestamp": 1700000000000000000, "key": "o-17", "headers": {"kind": "new"},
      "properties": {}, "size": 5, "location": "journal", "body_base64": "aGVsbG8=",
@@ -10,7 +10,8 @@
 
 ``body`` is there where it is text. Of ``headers`` and ``properties`` what JSON has no words for is
 written as :mod:`qindex.cli.output` tells; ``envelope_base64`` keeps all of it, and counts before
-them. Lines made by others need no first line, and no more than ``body`` or ``body_base64``.
+them. ``queues`` lists all exported queues, those without messages also, with their settings.
+Lines made by others need no first line, and no more than ``body`` or ``body_base64``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import base64
 import binascii
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from journal.errors import UsageError
-from qindex.transfer.files import FormatError, NamedRow, open_input
+from qindex.format.settings import settings_values
+from qindex.transfer.files import FormatError, NamedRow, Queues, open_input, queues_of_values
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
 from qindex.view.reader import Row
 from qindex.view.row_json import json_line, row_json
@@ -33,11 +35,10 @@ _HEADER = "qindex_messages"
 _TOO_DEEP = "is nested too deeply"
 
 
-def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
+def write_chunk(file: BinaryIO, store: str, rows: Sequence[NamedRow]) -> None:
     """Write rows into a new file. The store's name is not part of JSON Lines."""
-    with path.open("wb") as file:
-        for queue, row in rows:
-            file.write(line_of(queue, row))
+    for queue, row in rows:
+        file.write(line_of(queue, row))
 
 
 def line_of(queue: str, row: Row) -> bytes:
@@ -49,23 +50,30 @@ def line_of(queue: str, row: Row) -> bytes:
     return json_line(values)
 
 
-def merge(target: Path, chunks: Sequence[Path], count: int) -> None:
-    """Write the line about the file, and the chunks behind it."""
-    with target.open("wb") as whole:
-        whole.write(json_line({_HEADER: FORMAT_VERSION, "count": count}))
-        for chunk in chunks:
-            with chunk.open("rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)
+def merge(whole: BinaryIO, chunks: Iterable[BinaryIO], count: int, queues: Queues) -> None:
+    """Write the line about the file, then the chunks."""
+    kept = {name: settings_values(settings) for name, settings in queues.items()}
+    whole.write(json_line({_HEADER: FORMAT_VERSION, "count": count, "queues": kept}))
+    for chunk in chunks:
+        shutil.copyfileobj(chunk, whole, 1 << 20)
+
+
+def queues(path: Path) -> Queues:
+    """Return the queues that the line about the file lists. Raises :class:`FormatError`."""
+    with open_input(path) as file:
+        line = file.readline()
+    values = _parse(path, 1, line) if line.strip() else {}
+    return queues_of_values(path, values.get("queues", {}) if _HEADER in values else {})
 
 
 def read(path: Path, start: int = 0) -> Iterator[Moved]:
-    """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the line."""
+    """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the line.
+
+    The last line needs no line break where it is whole: editors leave it out."""
     expected: int | None = None
     count = number = 0
     with open_input(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                raise FormatError(path, number, "the file is cut here: the line has no end")
             values = _parse(path, number, line)
             if number == 1 and _HEADER in values:
                 expected = _check_header(path, values)
@@ -83,8 +91,9 @@ def read(path: Path, start: int = 0) -> Iterator[Moved]:
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         values = json.loads(line)
-    except ValueError as error:  # bad UTF-8, too
-        raise FormatError(path, number, f"is no JSON: {error}") from error
+    except ValueError as error:  # also for bad UTF-8
+        cut = "" if line.endswith(b"\n") else "the file is cut here: the line has no end, and "
+        raise FormatError(path, number, f"{cut}is no JSON: {error}") from error
     except RecursionError as error:
         raise FormatError(path, number, _TOO_DEEP) from error
     if not isinstance(values, dict):

@@ -2,26 +2,31 @@
 
 Needs pyarrow. ``headers`` and ``properties`` are JSON text as ``qindex cat --json`` prints it; the
 envelope keeps them without loss, and counts before them. The file's metadata has the version under
-``qindex_messages``; a table made by others needs no more than ``body``.
+``qindex_messages``, and under ``qindex_queues`` the queues with their settings, as JSON; a table
+made by others needs no more than ``body``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from journal.errors import UsageError
 from qindex.format.json_value import plain_value
-from qindex.transfer.files import FormatError, NamedRow, open_input
+from qindex.format.settings import settings_values
+from qindex.transfer.files import FormatError, NamedRow, Queues, open_input, queues_of_values
 from qindex.transfer.moved import FORMAT_VERSION, Moved, envelope_of, from_plain, moved_of
 from qindex.view.reader import Row
+from qindex.view.row_json import json_line
 
 _VERSION_KEY = b"qindex_messages"
+_QUEUES_KEY = b"qindex_queues"
 _BATCH_ROWS = 1000
 
 COLUMNS = {
@@ -70,10 +75,10 @@ _TAKEN = {
 }
 
 
-def write_chunk(path: Path, store: str, rows: Sequence[NamedRow]) -> None:
+def write_chunk(file: BinaryIO, store: str, rows: Sequence[NamedRow]) -> None:
     """Write rows into a new file."""
     values = [_values(store, queue, row) for queue, row in rows]
-    pq.write_table(pa.Table.from_pylist(values, SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist(values, SCHEMA), file)
 
 
 def _values(store: str, queue: str, row: Row) -> dict[str, Any]:
@@ -107,33 +112,56 @@ def _json(value: Any) -> str:
     return json.dumps(plain_value(value), ensure_ascii=True, allow_nan=False)
 
 
-def merge(target: Path, chunks: Sequence[Path], count: int) -> None:
-    """Write the chunks' tables into one file, one row group for each. ``count`` is in the file's
-    own footer."""
-    with pq.ParquetWriter(target, SCHEMA) as writer:
+def merge(whole: BinaryIO, chunks: Iterable[BinaryIO], count: int, queues: Queues) -> None:
+    """Write the chunks' tables into one file, one row group for each.
+
+    The file's metadata has the queues; `count` is in its footer.
+    """
+    kept = {name: settings_values(settings) for name, settings in queues.items()}
+    schema = SCHEMA.with_metadata({**SCHEMA.metadata, _QUEUES_KEY: json_line(kept).strip()})
+    written = 0
+    with pq.ParquetWriter(whole, schema) as writer:
         for chunk in chunks:
-            writer.write_table(pq.read_table(chunk))
-    with pq.ParquetFile(target) as whole:
-        assert whole.metadata.num_rows == count
+            table = pq.read_table(chunk)
+            writer.write_table(table.cast(schema))
+            written += table.num_rows
+    assert written == count
+
+
+def queues(path: Path) -> Queues:
+    """Return the queues that the file's metadata lists. Raises :class:`FormatError`."""
+    with _readable(path) as file:
+        kept = (file.schema_arrow.metadata or {}).get(_QUEUES_KEY, b"{}")
+    try:
+        return queues_of_values(path, json.loads(kept))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, 0, f"the list of queues is damaged: {error}") from error
 
 
 def read(path: Path, start: int = 0) -> Iterator[Moved]:
     """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the row."""
+    with _readable(path) as file:
+        _check(path, file.schema_arrow)
+        names = [name for name in file.schema_arrow.names if name in _TAKEN]
+        number = 0
+        for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if number + size <= start:
+                number += size
+                continue
+            for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
+                for values in batch.to_pylist():
+                    number += 1
+                    if number > start:
+                        yield _moved(path, number, values)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file. Raises :class:`FormatError` in place of Arrow's errors."""
     try:
         with open_input(path) as opened, pq.ParquetFile(opened) as file:
-            _check(path, file.schema_arrow)
-            names = [name for name in file.schema_arrow.names if name in _TAKEN]
-            number = 0
-            for group in range(file.num_row_groups):
-                size = file.metadata.row_group(group).num_rows
-                if number + size <= start:
-                    number += size
-                    continue
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
-                    for values in batch.to_pylist():
-                        number += 1
-                        if number > start:
-                            yield _moved(path, number, values)
+            yield file
     except FormatError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:

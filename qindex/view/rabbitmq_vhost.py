@@ -18,6 +18,7 @@ path of a killed one, or does not start at all.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -153,31 +154,24 @@ class Vhost:
             for directory in nameless
         ]
 
-    def matching(self, name: str, directories: list[QueueDirectory]) -> list[QueueDirectory]:
-        """Give the directories of the queue ``name``, in the order a node delivers from them.
-
-        ``name`` may be a queue's name, also where ``.queue_name`` is missing (the directory's
-        name is a hash of it), or a directory's.
-        """
-        hashes: dict[str, int | None] = {
-            directory_name(self.name, _raw(name), priority): priority
-            for priority in range(MAX_PRIORITY + 1)
-        }
-        hashes[directory_name(self.name, _raw(name))] = None
-        chosen = [
-            QueueDirectory(one.directory, name, hashes[one.directory])
-            for one in directories
-            if one.directory in hashes
+    def hashed(self, fs: FileSystem, name: str) -> list[QueueDirectory]:
+        """Return the directories whose names are hashes of a queue's name, in the order in which a
+        node delivers from them. ``.queue_name`` may be missing from them. Raises
+        :class:`OSError`."""
+        priorities = [None, *range(MAX_PRIORITY, -1, -1)]
+        hashes = {directory_name(self.name, _raw(name), one): one for one in priorities}
+        root = os.path.join(self.path, layout.QUEUES)
+        return [
+            QueueDirectory(directory, name, priority)
+            for directory, priority in hashes.items()
+            if _is_directory(fs, os.path.join(root, directory))
         ]
-        if not chosen:
-            chosen = [one for one in directories if name in (one.directory, one.name)]
-        return sorted(chosen, key=_delivery_order)
 
 
 def group_queues(directories: list[QueueDirectory]) -> dict[str, list[QueueDirectory]]:
     """Put the sub-queues of priority queues together; by name, highest priority first."""
     queues: dict[str, list[QueueDirectory]] = {}
-    for one in sorted(directories, key=lambda one: (one.name, _delivery_order(one))):
+    for one in sorted(directories, key=lambda one: (one.name, delivery_order(one))):
         queues.setdefault(one.name, []).append(one)
     return queues
 
@@ -235,6 +229,13 @@ def _described(fs: FileSystem, directory: str, vhost: str) -> str:
     return f"{path} (virtual host {name.decode('utf-8', 'replace')!r})"
 
 
+def _is_directory(fs: FileSystem, path: str) -> bool:
+    try:
+        return stat.S_ISDIR(fs.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _look(fs: FileSystem, path: str) -> list[str]:
     """List a path that may be a directory; empty for one behind a link, which is outside."""
     try:
@@ -283,5 +284,6 @@ def _raw(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _delivery_order(one: QueueDirectory) -> int:
+def delivery_order(one: QueueDirectory) -> int:
+    """Sort key of the sub-queues of a priority queue: a node delivers the highest first."""
     return -1 if one.priority is None else -one.priority

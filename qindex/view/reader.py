@@ -33,7 +33,7 @@ import numpy.typing as npt
 from journal.arrays import Bools
 from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError, storage_errors
-from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
+from journal.files import REAL, FileSystem, PathLike, checked_path, names_in, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
 from journal.lock import holder
@@ -54,7 +54,13 @@ from qindex.view.columns import Columns
 from qindex.view.freed_room import frees_room_inside
 from qindex.view.point_in_time import BusyError
 from qindex.view.queue_view import Location, QueueView, Row
-from qindex.view.rabbitmq_vhost import QueueDirectory, Vhost, group_queues, refuse_node_directory
+from qindex.view.rabbitmq_vhost import (
+    QueueDirectory,
+    Vhost,
+    delivery_order,
+    group_queues,
+    refuse_node_directory,
+)
 from qindex.view.stored_messages import (
     MessageStoreSummary,
     StoreDirectories,
@@ -181,7 +187,7 @@ class QueueReader:
             segments=sum(view.segment_files for view in views),
             journal_entries=sum(view.journal_entries for view in views),
             next_seq_id=next_seq_id,
-            settings=self._settings_if_sound(),
+            settings=self.settings_if_sound(),
             versions=tuple(sorted({one for view in views for one in view.versions})),
         )
 
@@ -197,7 +203,8 @@ class QueueReader:
         :class:`DamageError`, :class:`StorageError`."""
         return self._store.settings_of(self.directories[0])
 
-    def _settings_if_sound(self) -> QueueSettings:
+    def settings_if_sound(self) -> QueueSettings:
+        """Read the queue's settings; none where they are damaged, which is a finding."""
         try:
             return self.settings()
         except DamageError as error:
@@ -300,18 +307,27 @@ class StoreReader:
         return summarise_store(self._fs, directory, references)
 
     def queue(self, name: str) -> QueueReader:
-        """Give the queue of that name. Raises :class:`UsageError` when there is none."""
-        directories = self.directories()
-        if self.vhost is not None:
-            chosen = self.vhost.matching(name, directories)
-        else:
-            assert self.marker is not None
-            hashed = directory_name(self.marker.vhost, name)
-            chosen = [one for one in directories if hashed == one.directory]
-            chosen = chosen or [one for one in directories if name in (one.directory, one.name)]
+        """Return the queue of that name. Raises :class:`UsageError` when there is none.
+
+        O(1): the directory's name is a hash of the queue's. A directory's name, or that of a queue
+        whose directory has another name than it should, takes a look at all of them.
+        """
+        try:
+            chosen = self._hashed(name)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not chosen:
+            chosen = [one for one in self.directories() if name in (one.directory, one.name)]
+            chosen.sort(key=delivery_order)
         if not chosen:
             raise UsageError(f"{self.directory}: there is no queue {name!r}")
         return QueueReader(self, name, chosen)
+
+    def _hashed(self, name: str) -> list[QueueDirectory]:
+        if self.vhost is not None:
+            return self.vhost.hashed(self._fs, name)
+        assert self.marker is not None
+        return list(self._own_directories([directory_name(self.marker.vhost, name)]))
 
     # -- for the queues' readers ----------------------------------------------------------------
 
@@ -429,18 +445,15 @@ class StoreReader:
         try:
             if self.vhost is not None:
                 return self.vhost.directories(self._fs)
-            return list(self._own_directories())
+            self._own_findings = []
+            root = os.path.join(self.directory, layout.QUEUES)
+            return list(self._own_directories(sorted(names_in(self._fs, root))))
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _own_directories(self) -> Iterator[QueueDirectory]:
+    def _own_directories(self, names: list[str]) -> Iterator[QueueDirectory]:
         root = os.path.join(self.directory, layout.QUEUES)
-        self._own_findings = []
-        try:
-            names = self._fs.listdir(root)
-        except FileNotFoundError:
-            return
-        for directory in sorted(names):
+        for directory in names:
             if directory.endswith(layout.DELETED_SUFFIX):
                 continue
             path = os.path.join(root, directory, layout.QUEUE_NAME)
@@ -461,9 +474,9 @@ class StoreReader:
             except QueueNameError as error:
                 size = len(raw or b"")
                 lost = "the name is unknown"
-                self._own_findings.append(
-                    Finding(path, 0, size, Cause.DAMAGE, str(error), lost, Found.NAME)
-                )
+                found = Finding(path, 0, size, Cause.DAMAGE, str(error), lost, Found.NAME)
+                if found not in self._own_findings:
+                    self._own_findings.append(found)
             yield QueueDirectory(directory, name)
 
     def _unreadable(self, error: OSError) -> StorageError:

@@ -448,7 +448,7 @@ def test_a_store_in_use(tmp_path: Path) -> None:
         for command in (["publish", tmp_path, "q"], ["consume", tmp_path, "q"]):
             result = run(*command, stdin=b"y\n")
             assert result.code == 2
-            assert f"is open for writing by process {os.getpid()}" in result.complaints[0]
+            assert "is open for writing by this process already" in result.complaints[0]
         assert run("consume", tmp_path, "q", "--peek").out == b"x\n"
 
 
@@ -582,3 +582,58 @@ def test_json_lines_are_utf_8_whatever_the_terminal(tmp_path: Path) -> None:
         check=True,
     )
     assert json.loads(done.stdout)["body"] == "é"
+
+
+@pytest.mark.parametrize(
+    ("command", "closed", "code", "said"),
+    [
+        ("list {}", ">&-", 2, "qindex: standard output: Bad file descriptor\n"),
+        ("list {}", "2>&-", 0, ""),
+        ("list {}/no", ">&-", 2, "no such directory\n"),
+        ("list {}/no", "2>&-", 2, ""),
+        ("export {} --out -", "2>&-", 0, ""),
+        ("export {} --out -", ">/dev/full", 2, "No space left on device\n"),
+        ("publish {} q", "<&-", 2, "Bad file descriptor\n"),
+        ("verify {}", "<&- >&- 2>&-", 2, ""),
+    ],
+)
+def test_closed_standard_streams(
+    tmp_path: Path, command: str, closed: str, code: int, said: str
+) -> None:
+    with qindex.open(tmp_path / "a") as engine:
+        engine.queue("q").publish(b"x")
+    words = " ".join([*COMMAND, *command.format(tmp_path / "a").split()])
+    done = subprocess.run(
+        f"{words} {closed}", shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert done.stderr.count("\n") == (1 if said else 0)
+    assert done.stderr.endswith(said)
+    if command.startswith("export") and not code:
+        assert json.loads(done.stdout)["body"] == "x"
+
+
+def test_a_directory_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    """JSON has the name as Python has it: os.fsencode gives the path again."""
+    odd = os.path.join(os.fsencode(tmp_path), b"\xff")
+    directory = Path(os.fsdecode(odd))
+    with qindex.open(directory) as engine:
+        engine.queue("q").publish(b"x")
+    for command in (
+        ["verify", directory],
+        ["repair", directory, "--out", tmp_path / "new\udcfe"],
+        ["export", directory, "--out", directory / "x.jsonl"],
+        ["list", directory],
+    ):
+        done = child(*command, "--json")
+        output, errors = done.communicate(timeout=WAIT)
+        assert (done.returncode, errors) == (0, b"")
+        assert json.loads(output.decode("utf-8").splitlines()[0])
+        if command[0] == "export":
+            assert os.fsencode(json.loads(output)["file"]) == os.path.join(odd, b"x.jsonl")
+
+
+def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path) -> None:
+    file = tmp_path / "journal.jif"
+    file.touch()
+    assert run("inspect", file).text == f"{file}: no records\n"

@@ -115,7 +115,7 @@ def test_a_ttl_is_for_what_comes_after_it(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")
         queue.publish(b"before")
-        engine.queue("q", message_ttl=0)
+        engine.queue("q", message_ttl=1e-6)
         queue.publish(b"gone")
         engine.queue("q", message_ttl=qindex.UNSET)
         queue.publish(b"after")

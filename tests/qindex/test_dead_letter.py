@@ -100,7 +100,7 @@ def test_without_a_dead_letter_queue_it_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("take_all", [lambda q: q.get(0), lambda q: q.get_many(50) or None])
 def test_expired(tmp_path: Path, take_all: Callable[[qindex.Queue], object]) -> None:
     with open_quietly(tmp_path) as engine:
-        queue = engine.queue("q", dead_letter="dead", message_ttl=0)
+        queue = engine.queue("q", dead_letter="dead", message_ttl=1e-6)
         dead = engine.queue("dead")
         for number in range(5):
             queue.publish(b"%d" % number * (1 if number % 2 else 9000))
@@ -162,7 +162,7 @@ def test_transient_stays_transient(tmp_path: Path) -> None:
 def test_it_gets_the_ttl_of_its_new_queue(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", dead_letter="wait")
-        engine.queue("wait", message_ttl=0, dead_letter="q")
+        engine.queue("wait", message_ttl=1e-6, dead_letter="q")
         queue.publish(b"again")
         take(queue).reject()
         assert engine.queue("wait").get(0) is None  # expired there: a retry after a while
@@ -177,9 +177,9 @@ def test_it_gets_the_ttl_of_its_new_queue(tmp_path: Path) -> None:
 
 def test_a_loop_without_a_consumer_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_quietly(tmp_path) as engine:
-        engine.queue("a", message_ttl=0, dead_letter="b")
-        engine.queue("b", message_ttl=0, dead_letter="c")
-        engine.queue("c", message_ttl=0, dead_letter="a")
+        engine.queue("a", message_ttl=1e-6, dead_letter="b")
+        engine.queue("b", message_ttl=1e-6, dead_letter="c")
+        engine.queue("c", message_ttl=1e-6, dead_letter="a")
         engine.queue("a").publish(b"round")
         for name in "abc":
             assert engine.queue(name).get(0) is None

@@ -150,15 +150,15 @@ def test_a_wall_clock_that_is_set_forward_for_a_moment(tmp_path: Path) -> None:
 
 def test_queue_ttl_is_kept_with_the_queue(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
-        queue = engine.queue("q", message_ttl=0)
+        queue = engine.queue("q", message_ttl=1e-6)
         queue.publish(b"late")
         queue.publish_many([b"late"])
         queue.publish(b"late", ttl=100)
         assert queue.get(0) is None
         assert engine.queue("q") is queue
-        assert engine.queue("q", message_ttl=0) is queue
+        assert engine.queue("q", message_ttl=1e-6) is queue
     with open_quietly(tmp_path) as engine:
-        assert engine.queue("q").settings.message_ttl == 0
+        assert engine.queue("q").settings.message_ttl == 1e-6
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", message_ttl=1e6)
         queue.publish(b"late", ttl=0)

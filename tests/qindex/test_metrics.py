@@ -107,7 +107,7 @@ def test_why_messages_left(tmp_path: Path, dead_letter: str | None, batches: boo
         reject = engine.queue("reject", dead_letter=dead_letter)
         reject.publish(b"x")
         take(reject)[0].reject()
-        expire = engine.queue("expire", dead_letter=dead_letter, message_ttl=0)
+        expire = engine.queue("expire", dead_letter=dead_letter, message_ttl=1e-6)
         expire.publish(b"x")
         assert take(expire) == []
         limit = engine.queue("limit", dead_letter=dead_letter, delivery_limit=2)
@@ -235,6 +235,8 @@ def test_the_collector_gives_what_the_text_form_has(engine: qindex.Engine) -> No
     theirs = parsed(generate_latest(registry).decode())
     ours = parsed(exposition(engine_families(engine.stats())))
     assert theirs == ours
+    engine.close()
+    assert generate_latest(registry) == b""  # and a scrape goes on to other collectors
 
 
 def test_figures_of_the_files(engine: qindex.Engine) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import math
 import os
+import pickle
 import subprocess
 import sys
 import traceback
@@ -551,3 +552,127 @@ def test_errors_of_the_rocketmq_store_are_qindex_errors(tmp_path: Path) -> None:
     with pytest.raises(qindex.ClosedError) as closed:
         store.put("orders", b"late")
     assert traceback.format_exception_only(closed.value)[0].startswith("qindex.ClosedError: ")
+
+
+def test_asyncio_is_needed(tmp_path: Path) -> None:
+    """In trio, say, which runs coroutines without an asyncio loop."""
+
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path / "a"):
+            pass
+
+    with pytest.raises(qindex.UsageError, match="asyncio"):
+        main().send(None)
+    assert not (tmp_path / "a").exists()
+
+
+def test_one_name_where_names_are_listed(tmp_path: Path) -> None:
+    with open_quietly(tmp_path / "a") as engine:
+        with pytest.raises(qindex.UsageError, match=r"write \['mails'\]"):
+            engine.publish_to("mails", b"x")
+        assert engine.queue_names() == []
+    for call in (
+        lambda: export_messages(tmp_path / "a", tmp_path / "x.jsonl", "mails"),  # type: ignore[arg-type]
+        lambda: import_messages("x.jsonl", tmp_path / "a"),
+        lambda: import_messages(tmp_path / "x.jsonl", tmp_path / "a"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(qindex.UsageError, match="must be a list"):
+            call()
+    with (
+        rocketstore.open(tmp_path / "r") as store,
+        pytest.raises(qindex.UsageError, match="unique_keys must be a list"),
+    ):
+        store.put_many("t", [b"a", b"b"], unique_keys="ab")
+
+
+def test_a_whole_message_is_published_as_it_is(tmp_path: Path) -> None:
+    message = qindex.Message(b"body", "key", {"a": 1}, timestamp=5)
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        assert queue.publish(message) == 0
+        assert engine.publish_to(["q", "r"], message, ttl=60) == [1, 0]
+        large = qindex.Message(bytearray(b"x" * 10_000))  # type: ignore[arg-type]
+        assert queue.publish(large) == 2
+        for call in (
+            lambda: queue.publish(message, key="k"),
+            lambda: engine.publish_to(["q"], message, headers={}),
+        ):
+            with pytest.raises(qindex.UsageError, match="its own key"):
+                call()
+        first, second, third = queue.peek(9)
+        assert first.message == second.message == message
+        assert len(third.body) == 10_000
+
+    async def main() -> None:
+        async with qindex.aio.open(tmp_path / "b") as engine:
+            queue = await engine.queue("q")
+            await queue.publish(message, confirm=True)
+            assert (await queue.peek(1))[0].message == message
+            with pytest.raises(qindex.UsageError, match="its own key"):
+                await queue.publish(message, key="k")
+
+    asyncio.run(main())
+
+
+def test_what_was_looked_at_says_so_when_it_is_settled(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        (seen,) = queue.peek()
+        assert seen.settled
+        for call in (
+            seen.ack,
+            seen.nack,
+            seen.reject,
+            lambda: seen.extend(1),
+            lambda: queue.ack(seen),
+        ):
+            with pytest.raises(qindex.UsageError, match="only looked at: take it with get"):
+                call()
+        taken = queue.get(0)
+        assert taken is not None
+        taken.ack()
+        with pytest.raises(qindex.UsageError, match="settled already"):
+            taken.ack()
+
+
+def test_settings_that_can_do_nothing(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        for settings, what in (
+            ({"message_ttl": 0}, "message_ttl must be above 0"),
+            ({"message_ttl": "x"}, "must be None or a number"),
+            ({"overflow": "drop-head"}, "needs a limit"),
+        ):
+            with pytest.raises(qindex.UsageError, match=what):
+                engine.queue("q", **settings)
+        queue = engine.queue("q", max_length=5)
+        engine.queue("q", overflow="drop-head")
+        assert queue.settings.overflow == "drop-head"
+
+
+def test_a_second_open_in_this_process_says_so(tmp_path: Path) -> None:
+    with open_quietly(tmp_path), pytest.raises(qindex.LockedError, match="this process already"):
+        qindex.open(tmp_path)
+
+
+def test_a_deletion_tells_what_it_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "qindex")
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="misspelt")
+        queue.publish_many([b"x"] * 5)
+        assert queue.get(0) is not None
+        queue.get_many(1)[0].reject()
+        assert "queue 'misspelt' made" in caplog.text
+        assert engine.delete_queue("q") == 4
+    assert "queue 'q' deleted, with 4 messages" in caplog.text
+    with open_quietly(tmp_path) as engine:
+        assert engine.delete_queue("misspelt") == 1  # never in use
+
+
+def test_what_is_bound_to_a_process_is_not_pickled(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        for one in (engine, queue, queue.get(0)):
+            with pytest.raises(qindex.UsageError, match="can't be pickled"):
+                pickle.dumps(one)

@@ -279,3 +279,23 @@ def test_a_kill_loses_nothing(tmp_path: Path) -> None:
             assert jobs.empty()
 
     run(main)
+
+
+def test_cancelled_tasks_are_cancelled_though_the_queue_is_closed(tmp_path: Path) -> None:
+    async def main() -> None:
+        jobs = await PersistentQueue.open(tmp_path, maxsize=1)
+        jobs.put_nowait(0)
+        putters = [asyncio.create_task(jobs.put(n)) for n in range(2)]
+        await asyncio.sleep(0)
+        assert await jobs.get() == 0
+        getters = [asyncio.create_task(jobs.get()) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        waiting = [task for task in getters + putters if not task.done()]
+        assert waiting
+        for task in waiting:
+            task.cancel()
+        await jobs.close()
+        await asyncio.wait(waiting)
+        assert all(task.cancelled() for task in waiting)
+
+    run(main)

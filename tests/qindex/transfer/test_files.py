@@ -90,7 +90,7 @@ def test_of_a_rabbitmq_node_with_all_types(tmp_path: Path, suffix: str) -> None:
         }
         for directory in (source, tmp_path / "b")
     )
-    assert after == {name: rows for name, rows in before.items() if rows}
+    assert after == before
     assert sum(map(len, after.values())) == report.messages
 
 
@@ -100,12 +100,40 @@ def _typed_properties(row: Row) -> Any:
     return record.exchange, record.routing_keys, record.persistent, record.properties_raw
 
 
-def test_an_empty_queue(tmp_path: Path, suffix: str) -> None:
-    with qindex.open(tmp_path / "a") as engine:
-        engine.queue("q")
+def test_empty_queues_and_settings_come_through(tmp_path: Path, suffix: str) -> None:
+    with qindex.open(tmp_path / "a", background=False) as engine:
+        engine.queue("empty é", message_ttl=2.5, dead_letter="failed")
+        engine.queue("full", max_length=3, overflow="drop-head").publish_many([b"x"] * 3)
+        engine.queue("full", max_length=2)
+        engine.queue("failed", message_ttl=None)
+        before = {name: engine.queue(name).settings for name in engine.queue_names()}
     out = tmp_path / f"x.{suffix}"
-    assert export_messages(tmp_path / "a", out).messages == 0
-    assert import_messages([out], tmp_path / "b").messages == 0
+    assert export_messages(tmp_path / "a", out).messages == 3
+    report = import_messages([out], tmp_path / "b")
+    assert report.queues == {"empty é": 0, "failed": 0, "full": 3}
+    with qindex.open(tmp_path / "b", background=False) as engine:
+        assert {name: engine.queue(name).settings for name in engine.queue_names()} == before
+        assert len(engine.queue("full")) == 3
+
+
+def test_a_queue_with_settings_keeps_them_at_an_import(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "a") as engine:
+        engine.queue("q", max_length=3)
+    with qindex.open(tmp_path / "b") as engine:
+        engine.queue("q", max_length=7)
+    export_messages(tmp_path / "a", tmp_path / "x.jsonl")
+    import_messages([tmp_path / "x.jsonl"], tmp_path / "b")
+    with qindex.open(tmp_path / "b") as engine:
+        assert engine.queue("q").settings.max_length == 7
+
+
+def test_a_damaged_list_of_queues_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    for queues in ('{"q": {"max_length": 0, "message_ttl": null}}', '{"": {}}', "[]"):
+        path.write_text(f'{{"qindex_messages": 1, "count": 0, "queues": {queues}}}\n')
+        with pytest.raises(FormatError, match="list of queues"):
+            import_messages([path], tmp_path / "b")
+        assert not (tmp_path / "b").exists()
 
 
 def test_parquet_has_the_columns_of_the_spark_source(tmp_path: Path) -> None:
@@ -173,9 +201,92 @@ def test_an_export_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None
         export_messages(tmp_path / "a", out, chunk_rows=20, progress=stop)
     with pytest.raises(qindex.UsageError, match="another export"):
         export_messages(tmp_path / "a", out, ["orders"])
-    (tmp_path / "x.jsonl.parts" / "progress.json").write_text('{"about"')
+    with (tmp_path / "x.jsonl.parts" / "progress").open("a") as file:
+        file.write('{"messages": 1, "last": [["orders", 0]]}\n')
     with pytest.raises(qindex.UsageError, match="damaged"):
         export_messages(tmp_path / "a", out)
+
+
+def test_a_resumed_export_is_a_whole_backup(tmp_path: Path, suffix: str) -> None:
+    """A queue that was done gets messages before the export goes on, and a new queue comes."""
+    out = tmp_path / f"x.{suffix}"
+    with qindex.open(tmp_path / "a", segment_entry_count=16) as engine:
+        for name in ("first", "second"):
+            engine.queue(name).publish_many([b"%d" % n for n in range(40)])
+
+    def stop_in_the_second(done: int, total: int) -> None:
+        if done >= 60:
+            raise Stop
+
+    with pytest.raises(Stop):
+        export_messages(tmp_path / "a", out, chunk_rows=20, progress=stop_in_the_second)
+    with (tmp_path / f"x.{suffix}.parts" / "progress").open("a") as file:
+        file.write('{"messages": 1, "la')  # a kill within the note
+    with qindex.open(tmp_path / "a", segment_entry_count=16) as engine:
+        engine.queue("first").publish_many([b"later"] * 3)
+        engine.queue("a new one").publish(b"new")
+    report = export_messages(tmp_path / "a", out, chunk_rows=20)
+    assert (report.messages, report.resumed) == (84, 60)
+    import_messages([out], tmp_path / "b")
+    assert contents(tmp_path / "b") == contents(tmp_path / "a")
+
+
+def test_damage_is_told_by_a_resumed_export_also(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "a", segment_entry_count=8) as engine:
+        engine.queue("q").publish_many([b"message %d" % n for n in range(24)])
+    segment = queue_directory(tmp_path / "a", "q") / "0.idx"
+    data = bytearray(segment.read_bytes())
+    at = data.index(b"message 3")
+    data[at : at + 9] = b"MASSAGE 9"
+    segment.write_bytes(data)
+    out = tmp_path / "x.jsonl"
+
+    def stop(done: int, total: int) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        export_messages(tmp_path / "a", out, chunk_rows=10, progress=stop)
+    report = export_messages(tmp_path / "a", out, chunk_rows=10)
+    assert (report.messages, report.resumed) == (23, 10)
+    assert report.findings
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's directory")
+@pytest.mark.parametrize("planted", ["owned", "writable", "linked"])
+def test_parts_that_another_user_could_write_are_refused(tmp_path: Path, planted: str) -> None:
+    fill(tmp_path / "a")
+    out, victim = tmp_path / "x.jsonl", tmp_path / "victim"
+    victim.write_text("precious")
+    parts = tmp_path / ("elsewhere" if planted == "linked" else "x.jsonl.parts")
+    parts.mkdir()
+    for name in ("00000000", "whole"):
+        (parts / name).symlink_to(victim)
+    if planted == "owned":
+        os.chown(parts, 12345, 12345)
+    elif planted == "writable":
+        parts.chmod(0o777)
+    else:
+        (tmp_path / "x.jsonl.parts").symlink_to(parts)
+    with pytest.raises(qindex.StorageError, match=r"[Nn]ot a directory|another user"):
+        export_messages(tmp_path / "a", out)
+    assert victim.read_text() == "precious"
+    assert not out.exists()
+    assert (parts / "whole").is_symlink()
+
+
+def test_links_in_parts_of_our_own_are_replaced(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    victim, parts = tmp_path / "victim", tmp_path / "x.jsonl.parts"
+    victim.write_text("precious")
+    parts.mkdir(mode=0o700)
+    for name in ("00000000", "whole", "progress"):
+        (parts / name).symlink_to(victim)
+    with pytest.raises(qindex.StorageError, match="symbolic link"):
+        export_messages(tmp_path / "a", tmp_path / "x.jsonl")
+    (parts / "progress").unlink()
+    export_messages(tmp_path / "a", tmp_path / "x.jsonl")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "x.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 CHILD = """
@@ -287,6 +398,12 @@ def test_a_queue_that_was_published_to_meanwhile_is_not_guessed_about(tmp_path: 
         import_messages([out], target)
 
 
+def test_a_last_line_without_an_end_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(GOOD + GOOD.strip())
+    assert import_messages([path], tmp_path / "b").messages == 2
+
+
 # -- bad input -------------------------------------------------------------------------------
 
 GOOD = '{"queue": "q", "body": "fine"}\n'
@@ -295,7 +412,7 @@ GOOD = '{"queue": "q", "body": "fine"}\n'
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
-        (GOOD + '{"queue": "q", "bo', 2, "cut"),
+        (GOOD + '{"queue": "q", "bo', 2, "cut here"),
         (GOOD + "{not json}\n", 2, "no JSON"),
         (GOOD + "\xff\n", 2, "no JSON"),
         (GOOD + "[1]\n", 2, "not an object"),

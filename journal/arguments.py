@@ -1,0 +1,35 @@
+"""Checks of arguments that several packages make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import NoReturn, TypeVar
+
+from journal.errors import UsageError
+
+_One = TypeVar("_One")
+
+
+def listed(values: Iterable[_One], what: str) -> list[_One]:
+    """Return `values` as a list.
+
+    Raises :class:`UsageError` for a single text or path, which would be taken letter by letter.
+
+    >>> listed(("a", "b"), "queues")
+    ['a', 'b']
+    >>> listed("ab", "queues")
+    Traceback (most recent call last):
+    qindex.UsageError: queues must be a list, not 'ab': write ['ab']
+    """
+    if isinstance(values, str | bytes | os.PathLike):
+        raise UsageError(f"{what} must be a list, not {values!r}: write [{values!r}]")
+    return list(values)
+
+
+def refuse_pickling(one: object) -> NoReturn:
+    """Raise the :class:`UsageError` of an object that only the process can use that has it."""
+    raise UsageError(
+        f"a {type(one).__name__} can't be pickled, as for another process: "
+        f"one process has a store open, so send it what it needs of the messages"
+    )
