@@ -53,7 +53,7 @@ def test_compact_of_what_can_not_be_compacted(tmp_path: Path) -> None:
         engine.queue("q").publish(b"small")
         busy = run("compact", tmp_path / "small")
         assert busy.code == 2
-        assert "is open for writing by process" in busy.complaints[0]
+        assert "is open for writing by this process" in busy.complaints[0]
     assert run("compact", tmp_path / "small", "--json").rows[0]["size"] == 0
     assert not (tmp_path / "small" / PERSISTENT).exists()
     missing = run("compact", tmp_path / "missing")

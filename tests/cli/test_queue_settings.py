@@ -18,8 +18,8 @@ def test_settings_are_shown_and_changed(tmp_path: Path) -> None:
         shown = run("queue", tmp_path, "q", "--json")  # beside a writer
         assert shown.rows == [row]
         assert run("queue", tmp_path, "q", "--max-length", "6").code == 2
-    changed = run("queue", tmp_path, "q", "--unset", "max-length", "--overflow", "block", "--json")
-    assert changed.rows == [{**row, "max_length": None, "overflow": "block"}]
+    changed = run("queue", tmp_path, "q", "--unset", "message-ttl", "--overflow", "block", "--json")
+    assert changed.rows == [{**row, "message_ttl": None, "overflow": "block"}]
     assert "dead_letter     d" in run("queue", tmp_path, "q").text
 
 

@@ -130,7 +130,7 @@ def test_nothing_is_made_by_purge_and_delete(store: Path, tmp_path: Path, comman
     assert "no queue 'missing'" in result.err
     assert len(run("list", store, "--json").rows) == 2
     with qindex.open(store):
-        assert "is open for writing by process" in run(command, store, "orders").err
+        assert "is open for writing by this process" in run(command, store, "orders").err
 
 
 # -- a stream of messages -----------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -36,20 +37,23 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_is_kept_and_can_be_taken_away(tmp_path: Path, name: str) -> None:
     plain = getattr(QueueSettings(), name)
+    others: dict[str, Any] = {"max_length": 9} if name == "overflow" else {}
+    without = QueueSettings(**others)
+    with_it = replace(without, **{name: SETTINGS[name]})
     with open_quietly(tmp_path) as engine:
-        assert getattr(engine.queue("q", **{name: SETTINGS[name]}).settings, name) == SETTINGS[name]
-        queue = engine.queue("q", **{name: SETTINGS[name]})
+        queue = engine.queue("q", **others)
+        assert engine.queue("q", **{name: SETTINGS[name]}).settings == with_it
         assert engine.queue("q", **{name: qindex.UNSET}) is queue
-        assert queue.settings == QueueSettings()
+        assert queue.settings == without
         assert engine.queue("q", **{name: SETTINGS[name]}) is queue
     with open_quietly(tmp_path) as engine:
-        assert engine.queue("q").settings == QueueSettings(**{name: SETTINGS[name]})
+        assert engine.queue("q").settings == with_it
     with qindex.open(tmp_path, read_only=True) as reading:
-        assert reading.queue("q").settings == QueueSettings(**{name: SETTINGS[name]})
+        assert reading.queue("q").settings == with_it
     with open_quietly(tmp_path) as engine:
         assert getattr(engine.queue("q", **{name: qindex.UNSET}).settings, name) == plain
     with open_quietly(tmp_path) as engine:
-        assert engine.queue("q").settings == QueueSettings()
+        assert engine.queue("q").settings == without
 
 
 def test_other_settings_at_open_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -57,6 +57,8 @@ class LimitsMachine(RuleBasedStateMachine):
     def start(
         self, overflow: Any, max_length: int | None, max_bytes: int | None, durability: str
     ) -> None:
+        if max_length is max_bytes is None:
+            overflow = "reject"  # another one is refused without a limit
         self.overflow, self.max_length, self.max_bytes = overflow, max_length, max_bytes
         self.options: dict[str, Any] = {"durability": durability}
         self._open()

@@ -72,7 +72,7 @@ def test_a_store_in_use_is_not_repaired(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "s", background=False) as engine:
         engine.queue("q").publish(b"x")
         line = refused("repair", tmp_path / "s", "--out", tmp_path / "new")
-        assert f"is open for writing by process {os.getpid()}" in line
+        assert "is open for writing by this process" in line
     assert run("repair", tmp_path / "s", "--out", tmp_path / "new").code == 0
 
 
