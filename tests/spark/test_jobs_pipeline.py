@@ -200,10 +200,7 @@ def test_a_store_in_use_is_not_rebuilt(tmp_path: Path) -> None:
     store = make_rocket(tmp_path / "s", count=5)
     with rocketstore.open(store, background=False):
         text = complaint(pipeline("build-index", store, "--out", tmp_path / "o"))
-    assert (
-        text == f"qindex: {store}/lock: is open for writing by this process already: "
-        "use that one, or close it first"
-    )
+    assert text.startswith(f"qindex: {store}/lock: is open for writing by this process")
 
 
 def test_without_java(tmp_path: Path) -> None:
