@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from journal.errors import UnsafeFileError
-from journal.files import FileSystem, PathLike, RealFileSystem, sync_directory
+from journal.files import FileSystem, PathLike, RealFileSystem, move_up, sync_directory
 
 _Result = TypeVar("_Result")
 
@@ -100,7 +100,7 @@ class _Handle:
 
     def __init__(self, path: str, flags: int = _FOLLOWED, above: int | None = None) -> None:
         self.fd = -1
-        self.fd = os.open(path, _PATH | flags, dir_fd=above)
+        self.fd = move_up(os.open(path, _PATH | flags, dir_fd=above))
 
     def __del__(self) -> None:
         fd, self.fd = self.fd, -1
@@ -180,7 +180,7 @@ class BeneathFileSystem(RealFileSystem):
         root, inner = self._split(path)
         handle = self._root(root)
         try:
-            return _open_beneath(handle.fd, inner, flags, mode)
+            return move_up(_open_beneath(handle.fd, inner, flags, mode))
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENOTDIR):
                 _explain(handle.fd, root, inner)

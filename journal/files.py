@@ -16,6 +16,9 @@ a store into ``mmap``  the same: the pages belong to the file, not to the proces
 
 Memory-mapped files are extended with ``fallocate`` before they are mapped, so that a full disk is
 an error of that call and never a SIGBUS at a store into the map.
+
+No file is ever open as descriptor 0, 1 or 2. In a daemon that has closed these, the system would
+give their numbers to the store's files, and the next line of a log would overwrite messages.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ _BLOCK = 512
 """Bytes of a block of ``st_blocks``, on any file system."""
 _FLOCK = struct.Struct("hhqqi")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, pid."""
+_FIRST_FREE = 3
+"""The lowest descriptor that is not a standard stream."""
 
 
 class FileSystem(Protocol):
@@ -88,7 +93,6 @@ class FileSystem(Protocol):
 class RealFileSystem:
     """The operating system's own file operations."""
 
-    open = staticmethod(os.open)
     close = staticmethod(os.close)
     read = staticmethod(os.read)
     pread = staticmethod(os.pread)
@@ -106,6 +110,12 @@ class RealFileSystem:
     stat = staticmethod(os.stat)
     statvfs = staticmethod(os.statvfs)
     fstat = staticmethod(os.fstat)
+
+    @staticmethod
+    def open(path: PathLike, flags: int, mode: int = 0o666, /) -> int:
+        """Open a file, as :func:`os.open` does, with a descriptor above the standard streams'."""
+        fd = os.open(path, flags, mode)
+        return fd if fd >= _FIRST_FREE else move_up(fd)
 
     @staticmethod
     def fallocate(fd: int, offset: int, length: int, /) -> None:
@@ -131,6 +141,7 @@ class RealFileSystem:
     @staticmethod
     def mmap(fd: int, length: int, writable: bool, /) -> _mmap.mmap:
         """Map the first ``length`` bytes of the file, shared with it."""
+        _occupy_standard_streams()  # the map duplicates the descriptor, to the lowest free number
         access = _mmap.ACCESS_WRITE if writable else _mmap.ACCESS_READ
         return _mmap.mmap(fd, length, access=access)
 
@@ -140,7 +151,7 @@ class RealFileSystem:
 
         Raises :class:`journal.errors.UnopenedError` when the directory can't be opened.
         """
-        sync_directory(path, os.open)
+        sync_directory(path, REAL.open)
 
     @staticmethod
     def lock(fd: int, /) -> bool:
@@ -192,6 +203,36 @@ def _system_boot_id() -> bytes:
 
 
 REAL = RealFileSystem()
+
+
+def move_up(fd: int) -> int:
+    """Return ``fd``, or in place of a standard stream's number a higher one of the same file."""
+    if fd >= _FIRST_FREE:
+        return fd
+    try:
+        return duplicate(fd)
+    finally:
+        os.close(fd)
+
+
+def duplicate(fd: int) -> int:
+    """Return another descriptor of the same open file, as :func:`os.dup` does."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+
+
+def _occupy_standard_streams() -> None:
+    """Let ``/dev/null`` have each standard descriptor that is closed, for good, as SQLite does.
+
+    It is open to read and closed in a program that is executed, so a write still fails.
+    """
+    for stream in range(_FIRST_FREE):
+        try:
+            fcntl.fcntl(stream, fcntl.F_GETFD)
+        except OSError:
+            # Another thread may have opened something else by now: what comes out is closed then.
+            fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            if fd >= _FIRST_FREE:
+                os.close(fd)
 
 
 def sync_directory(path: PathLike, opened: Callable[[PathLike, int], int]) -> None:

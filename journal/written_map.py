@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from journal.beneath import BeneathFileSystem
 from journal.errors import StorageError
-from journal.files import FileSystem, RealFileSystem, pread_all
+from journal.files import FileSystem, RealFileSystem, duplicate, pread_all
 
 _COPY_ON_WRITE: Final = frozenset((0x9123683E, 0x2FC12FC1, 0xCA451A4E))
 """``f_type`` of btrfs, ZFS and bcachefs."""
@@ -37,7 +37,7 @@ class WrittenMap(mmap.mmap):
     def keep(self, fd: int) -> None:
         """Write what is stored to the file that is open as ``fd``, which may be closed."""
         self._path = _path_of(fd)
-        self._fd = os.dup(fd)
+        self._fd = duplicate(fd)
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
         start = (key.start or 0) if isinstance(key, slice) else key

@@ -102,7 +102,7 @@ class RemoteFileSystem(RealFileSystem):
             with _as_system_error(name):
                 copy = _Copy(self._remote, self._key(name), place, info.get("size"))
             self._copies[name] = copy
-        fd = os.open(copy.path, flags)
+        fd = super().open(copy.path, flags)
         self._open[fd] = copy
         return fd
 

@@ -37,7 +37,7 @@ class FormatError(StoreError):
 def open_input(path: Path) -> BinaryIO:
     """Open a file to import. Raises :class:`FormatError` for what is no regular file, which might
     never end, and for a hole that takes no room on disk and all of the memory; :class:`OSError`."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = REAL.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         odd = special(status.st_mode)

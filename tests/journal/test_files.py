@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import qindex
+import rocketstore
 from journal.errors import LockedError, StorageError, UnsafeFileError, WritesRefusedError
 from journal.files import (
     REAL,
@@ -228,3 +233,45 @@ def test_zeros(size: int) -> None:
         assert not is_zeros(data)
         assert not is_zeros(data, at)
         assert is_zeros(data, at + 1)
+
+
+_CLOSED_STREAMS = """
+import os, signal, sys
+import qindex, rocketstore
+from journal.beneath import beneath
+from journal.files import REAL
+
+directory = sys.argv[1]
+os.closerange(0, 3)
+fds = [fs.open(directory, os.O_RDONLY) for fs in (REAL, beneath(REAL, directory))]
+assert min(fds) > 2, fds
+REAL.sync_dir(directory)
+for fd in fds:
+    os.close(fd)
+queue = qindex.open(directory + "/ours").queue("q")
+store = rocketstore.open(directory + "/rocket")
+for number in range(3):
+    queue.publish(bytes(10_000))  # in the message store
+    queue.publish(b"small")
+    store.put("t", b"small")
+for number in range(3):
+    assert os.readlink(f"/proc/self/fd/{number}") == os.devnull
+    os.close(number)
+    try:
+        os.write(number, b"a line of a log, longer than the head of a journal's block")
+    except OSError:
+        pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_daemon_without_standard_streams(tmp_path: Path) -> None:
+    """A line of a log must not go into a file of the store."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CLOSED_STREAMS, tmp_path], check=False, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL
+    with qindex.open(tmp_path / "ours") as engine:
+        assert [len(one.body) for one in engine.queue("q").peek(9)] == [10_000, 5] * 3
+    with rocketstore.open(tmp_path / "rocket") as store:
+        assert len(store.get("t", 0, 0).bodies) == 3
