@@ -84,6 +84,7 @@ class FileSystem(Protocol):
     def fstat(self, fd: int, /) -> os.stat_result: ...
     def sync_dir(self, path: PathLike, /) -> None: ...
     def lock(self, fd: int, /) -> bool: ...
+    def lock_shared(self, fd: int, /) -> bool: ...
     def unlock(self, fd: int, /) -> None: ...
     def lock_byte(self, fd: int, /) -> bool: ...
     def byte_holder(self, fd: int, /) -> int | None: ...
@@ -156,15 +157,16 @@ class RealFileSystem:
     @staticmethod
     def lock(fd: int, /) -> bool:
         """Take an exclusive lock that dies with the process; ``False`` when another has it."""
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return _flock(fd, fcntl.LOCK_EX)
+
+    @staticmethod
+    def lock_shared(fd: int, /) -> bool:
+        """Take a lock that others may share; ``False`` when another has it exclusively."""
+        return _flock(fd, fcntl.LOCK_SH)
 
     @staticmethod
     def unlock(fd: int, /) -> None:
-        """Give back what :meth:`lock` took, though another process has the same open file."""
+        """Release a lock, though another process has the same open file."""
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     @staticmethod
@@ -203,6 +205,14 @@ def _system_boot_id() -> bytes:
 
 
 REAL = RealFileSystem()
+
+
+def _flock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def move_up(fd: int) -> int:

@@ -3,6 +3,10 @@
 The lock file holds the pid of its owner as decimal text and the name of its host, for the error
 message only (a container has a name, and pids, of its own); what counts is the ``flock`` on it,
 which the kernel drops when the process ends, however it ends.
+
+A reader that only asks whether a store is open tries a shared lock and releases it at once. A
+writer that meets such a reader tries again. ``/proc/locks`` would not answer the question: its
+device numbers are not those of ``stat`` on btrfs, and a container sees no locks of others.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from journal.errors import LockedError
-from journal.files import FileSystem, PathLike, close_quietly, read_optional
+from journal.files import FileSystem, PathLike, close_quietly, opened
 
-_LOCK_TABLE = "/proc/locks"
-UNKNOWN_PID = 0
 _PAUSE = 0.02
 """Seconds between two tries for a lock that is held: the kernel wakes nobody after a time."""
+_LOOKS = 50
+"""Tries for a lock that only readers have: one of them may have been stopped with it."""
 _MOST_READ = 128
 """Bytes of a lock file that can be a pid and the name of a host."""
 _MOST_DIGITS = 19
@@ -95,7 +99,7 @@ class DirectoryLock(LockFile):
         deadline = monotonic() + timeout
 
         def take(fd: int) -> None:
-            while not fs.lock(fd):
+            while not lock_exclusively(fs, fd):
                 if monotonic() >= deadline:
                     raise _refused(fs, fd, path)
                 sleep(_PAUSE)
@@ -119,7 +123,7 @@ def hold_if_there(fs: FileSystem, path: PathLike) -> LockFile | None:
     """
 
     def take(fd: int) -> None:
-        if not fs.lock(fd):
+        if not lock_exclusively(fs, fd):
             raise _refused(fs, fd, path)
 
     held = LockFile(fs, path)
@@ -130,29 +134,37 @@ def hold_if_there(fs: FileSystem, path: PathLike) -> LockFile | None:
     return held
 
 
-def holder(fs: FileSystem, path: PathLike) -> int | None:
-    """Tell which process holds the lock, without taking it even for a moment: a writer that opens
-    the directory just then must not fail.
+def is_held(fs: FileSystem, path: PathLike) -> bool:
+    """Return whether a process has the store of this lock file open.
 
-    ``None``: nobody; :data:`UNKNOWN_PID`: someone, or the system does not tell. Raises
-    :class:`OSError`.
+    True where the file system has no locks. Raises :class:`OSError`.
     """
     try:
-        inode = str(fs.stat(path).st_ino)
+        with opened(fs, path) as fd:
+            try:
+                if not fs.lock_shared(fd):
+                    return True
+                fs.unlock(fd)  # a child that was forked just now has the file open, too
+                return False
+            except OSError:
+                return True
     except FileNotFoundError:
-        return None
-    try:
-        with open(_LOCK_TABLE) as file:
-            table = file.read()
-    except OSError:
-        return UNKNOWN_PID
-    for line in table.splitlines():
-        # 1: FLOCK  ADVISORY  WRITE 4711 08:01:131081 0 EOF
-        fields = line.split()
-        if fields[1:2] == ["FLOCK"] and fields[-3].rpartition(":")[2] == inode:
-            owner = read_owner(read_optional(fs, path, _MOST_READ) or b"")
-            return owner.pid if owner is not None else UNKNOWN_PID
-    return None
+        return False
+
+
+def lock_exclusively(fs: FileSystem, fd: int) -> bool:
+    """Take the lock. Return False if another process, or another open file, holds it.
+
+    A reader in :func:`is_held` holds a shared lock for a moment. That is no reason to refuse.
+    """
+    for _ in range(_LOOKS):
+        if fs.lock(fd):
+            return True
+        if not fs.lock_shared(fd):
+            return False
+        fs.unlock(fd)
+        sleep(_PAUSE)
+    return False
 
 
 class Owner(NamedTuple):

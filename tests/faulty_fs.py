@@ -195,6 +195,10 @@ class FaultyFileSystem:
         self._enter_fd("lock", fd)
         return self._base.lock(fd)
 
+    def lock_shared(self, fd: int, /) -> bool:
+        self._enter_fd("lock_shared", fd)
+        return self._base.lock_shared(fd)
+
     def unlock(self, fd: int, /) -> None:
         self._enter_fd("unlock", fd)
         self._base.unlock(fd)

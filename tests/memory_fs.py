@@ -406,6 +406,9 @@ class MemoryFileSystem:
         file.inode.locked_by = file
         return True
 
+    def lock_shared(self, fd: int, /) -> bool:
+        return self.lock(fd)  # and nobody comes between this and the release
+
     def unlock(self, fd: int, /) -> None:
         file = self._file(fd)
         if file.inode.locked_by is file:

@@ -16,7 +16,7 @@ from journal.beneath import beneath
 from journal.errors import storage_errors
 from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding, Kind
-from journal.lock import holder, read_owner
+from journal.lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
@@ -125,7 +125,7 @@ class StoreVerification:
         snapshot_path = os.path.join(directory, SNAPSHOT)
         snapshot = read_optional(self.fs, snapshot_path)
         lock = os.path.join(directory, layout.LOCK)
-        self.in_use = not self.for_copy and holder(self.fs, lock) is not None
+        self.in_use = not self.for_copy and is_held(self.fs, lock)
         yield from check_names(
             self.fs, directory, ours=self.reader.vhost is None, in_use=self.in_use
         )

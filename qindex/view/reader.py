@@ -36,7 +36,7 @@ from journal.errors import DamageError, StorageError, UsageError, storage_errors
 from journal.files import REAL, FileSystem, PathLike, checked_path, names_in, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
-from journal.lock import holder
+from journal.lock import is_held
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delivery_rules import DirectoryRules
@@ -353,7 +353,7 @@ class StoreReader:
             # What an engine writes last when it closes, and removes before it writes anything.
             if SNAPSHOT in self._fs.listdir(self.directory):
                 return False
-            return holder(self._fs, os.path.join(self.directory, layout.LOCK)) is not None
+            return is_held(self._fs, os.path.join(self.directory, layout.LOCK))
         except OSError as error:
             raise self._unreadable(error) from error
 

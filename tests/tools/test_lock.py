@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 import qindex
-from journal import lock as lock_module
-from journal.files import REAL
-from journal.lock import UNKNOWN_PID, DirectoryLock, hold_if_there, holder
+from journal.files import REAL, PathLike, RealFileSystem
+from journal.lock import DirectoryLock, hold_if_there, is_held
+from tests.faulty_fs import FaultyFileSystem
+from tests.waiting import WAIT
 
 
-def test_holder(tmp_path: Path) -> None:
+def test_is_held(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    assert holder(REAL, path) is None
+    assert not is_held(REAL, path)
     held = DirectoryLock(REAL, path)
-    assert holder(REAL, path) == os.getpid()
+    assert is_held(REAL, path)
     held.release()
-    assert holder(REAL, path) is None
+    assert not is_held(REAL, path)
     assert path.read_bytes() == f"{os.getpid()} {os.uname().nodename}\n".encode()
 
 
@@ -43,15 +47,66 @@ def test_the_lock_of_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     held.release()
 
 
-def test_where_the_system_does_not_tell_somebody_may_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock_module, "_LOCK_TABLE", tmp_path / "nowhere")
+def test_where_the_system_does_not_tell_somebody_may_have_it(tmp_path: Path) -> None:
+    fs = FaultyFileSystem()
+    fs.fail("lock_shared", errno.ENOLCK)
     (tmp_path / "lock").write_bytes(b"")
-    assert holder(REAL, tmp_path / "lock") == UNKNOWN_PID
-    with qindex.open(tmp_path / "s", background=False) as engine:
-        engine.queue("q").publish(b"x")
-    assert qindex.verify(tmp_path / "s").findings == []
+    assert is_held(fs, tmp_path / "lock")
+
+
+def test_a_file_of_the_same_number_on_another_disk(tmp_path: Path) -> None:
+    """Each disk numbers its files from the beginning."""
+    held = DirectoryLock(REAL, tmp_path / "lock")
+    (tmp_path / "other").write_bytes(b"")
+
+    class Same(RealFileSystem):
+        def stat(self, _path: PathLike, /) -> os.stat_result:  # type: ignore[override]
+            return os.stat(tmp_path / "lock")
+
+    assert not is_held(Same(), tmp_path / "other")
+    held.release()
+
+
+class _Crossed(RealFileSystem):
+    """A file system where others come in before a shared lock is released."""
+
+    def __init__(self, others: Callable[[], None]) -> None:
+        self._others = others
+
+    def unlock(self, fd: int, /) -> None:  # type: ignore[override]
+        self._others()
+        super().unlock(fd)
+
+
+class _Tried(RealFileSystem):
+    """A file system that notes the first try for the lock."""
+
+    def __init__(self) -> None:
+        self.tried = Event()
+
+    def lock(self, fd: int, /) -> bool:  # type: ignore[override]
+        taken = super().lock(fd)
+        self.tried.set()
+        return taken
+
+
+def test_readers_that_ask_are_in_nobodys_way(tmp_path: Path) -> None:
+    """Another reader does not see the store open, and a writer opens it."""
+    path = tmp_path / "lock"
+    path.write_bytes(b"")
+    writing, made = _Tried(), list[DirectoryLock]()
+    writer = Thread(target=lambda: made.append(DirectoryLock(writing, path)))
+
+    def others() -> None:
+        assert not is_held(REAL, path)
+        writer.start()
+        assert writing.tried.wait(WAIT)
+        assert not made
+
+    assert not is_held(_Crossed(others), path)
+    writer.join(WAIT)
+    assert is_held(REAL, path)
+    made[0].release()
 
 
 def test_hold_if_there(tmp_path: Path) -> None:
