@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from threading import current_thread
 from typing import Protocol
 
-from journal.errors import StoreError, UnopenedError, WritesRefusedError
+from journal.errors import StorageError, StoreError, UnopenedError, WritesRefusedError
 from journal.lock_order import LockOrder
 
 _NO_HANDLE = frozenset({errno.EMFILE, errno.ENFILE})
@@ -26,6 +26,11 @@ def was_tried(error: OSError) -> bool:
     """Tell whether a sync that failed had begun: where there was no handle for it (the
     application has used them up), nothing is in doubt, and it can be tried again."""
     return error.errno not in _NO_HANDLE and not isinstance(error, UnopenedError)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether a file operation failed so that it can be tried again as it is."""
+    return isinstance(error, StorageError) and error.errno in PASSING
 
 
 class _Refuser(Protocol):

@@ -133,7 +133,7 @@ class BatchPutter:
         if synced:
             self._log_sync.check_outside()
         with state.lock:
-            state.begin_put()
+            self._dispatcher.begin_put()
             self._dispatcher.dispatch()
             batch.store_time = state.clock.read()
             first = batch.route.ordinal
@@ -147,10 +147,14 @@ class BatchPutter:
                     try:
                         state.parts.dispatch(part)
                     except StorageError as error:
-                        state.broke(error)
+                        for place in places.tolist():
+                            state.pending.note(place, batch.route, 0)
+                        self._dispatcher.failed(error)
                         break
-        if done < count:
-            state.poison.check()
+            if done < count:
+                state.poison.check()
+                assert state.behind is not None
+                raise state.behind
         if synced:
             self._log_sync.commit()
         return BatchResult(

@@ -10,6 +10,7 @@ from zlib import crc32
 from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import StorageError
 from journal.files import replace_file
+from journal.poison import is_passing
 from rocketstore.dispatch_note import DispatchNote, save_note
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.log_sync import LogSync
@@ -110,6 +111,10 @@ class Checkpointer:
             with held_or(self._log_sync.lock):
                 sync_files(fs, sorted(self._files))
                 sync_directories(fs, sorted(self._directories))
+        except StorageError as error:
+            state.poison.set(error)
+            raise
+        try:
             with held_or(state.lock):
                 for table in self._tables:
                     table.save()
@@ -120,7 +125,9 @@ class Checkpointer:
             parts.checkpoint.index = index_time
             replace_file(fs, paths.checkpoint, parts.checkpoint.to_bytes())
         except StorageError as error:
-            state.poison.set(error)
+            # A file that is replaced is written anew, all of it, by the next checkpoint.
+            if not is_passing(error):
+                state.poison.set(error)
             raise
         self._files.clear()
         self._directories.clear()

@@ -296,13 +296,19 @@ class ConsumeQueue:
         return keep
 
     def begin(self, position: int) -> None:
-        """Start a queue in the middle of its address space."""
+        """Start a queue in the middle of its address space. Raises :class:`StorageError`; the
+        queue is then as empty as before."""
         start = position - position % self.file_size
-        self._create(start)
+        try:
+            self._create(start)
+            self.wrote = start
+            if position > start:
+                self._append(PRE_BLANK * ((position - start) // UNIT_SIZE))
+        except StorageError:
+            self.starts.clear()
+            self.wrote = 0
+            raise
         self.min_logic = position
-        self.wrote = start
-        if position > start:
-            self._append(PRE_BLANK * ((position - start) // UNIT_SIZE))
 
     def _create(self, start: int) -> None:
         self._files.create(self.path(start), self.file_size)
@@ -310,15 +316,17 @@ class ConsumeQueue:
 
     def _append(self, data: bytes) -> None:
         done = 0
+        position = self.wrote
         while done < len(data):
-            position = self.wrote
             start = position - position % self.file_size
             if not self.starts or start > self.starts[-1]:
                 self._create(start)
             part = data[done : done + start + self.file_size - position]
             self._files.write(self.path(start), part, position - start)
-            self.wrote += len(part)
+            position += len(part)
             done += len(part)
+        # Only now: units that met a full disk in the middle are written again, all of them.
+        self.wrote = position
 
     # Recovery and deletion
 

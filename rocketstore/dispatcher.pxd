@@ -21,8 +21,10 @@ cdef class Dispatcher:
     @cython.locals(state=StoreState, pending=Pending, log=CommitLog, offsets=array, outer=bint)
     cpdef object dispatch(self)
     cpdef object dispatch_quietly(self)
-    @cython.locals(state=StoreState)
+    cpdef object begin_put(self)
     cpdef object catch_up(self)
+    @cython.locals(state=StoreState)
+    cpdef object catch_up_or_less(self)
     @cython.locals(pending=Pending, log=CommitLog, run=UnitRun, places=array, count=Py_ssize_t, number=Py_ssize_t,
                    offset=int64_t, end=int64_t, log_end=int64_t, base=int64_t, head=Head, indexed=Indexed, now=int64_t,
                    transaction=int64_t, code=int64_t, hashes=array, owners=array, times=array, seed=int64_t, runs=dict,

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from journal.compiled import INTERPRETED, build
-from journal.errors import DamageError, StorageError
+from journal.errors import DamageError, StorageError, StoreError
+from journal.poison import is_passing
 from rocketstore import words
 from rocketstore.commitlog_format import COMMIT, ROLLBACK, TRANSACTION_MASK
 from rocketstore.consumequeue import UnitRun
@@ -33,7 +34,8 @@ _SPACE = 32
 class Dispatcher:
     """Bring queues and index up to the log. The caller has the store's lock.
 
-    When queues or index can't be written the store takes no more writes: the messages are in the
+    Where the disk has no room for queues or index, the messages stay pending and are tried again by
+    the next call. After any other failure the store takes no more writes: the messages are in the
     log, and the next open puts them where they belong.
     """
 
@@ -43,8 +45,11 @@ class Dispatcher:
         self._state = state
 
     def dispatch(self) -> None:
-        """Dispatch all pending messages. Raises :class:`StorageError`, and :class:`DamageError`
-        when another process has written into the records."""
+        """Dispatch all pending messages. Can be repeated after an error that :func:`is_passing`.
+
+        Raises :class:`StorageError`, and :class:`DamageError` when another process has written into
+        the records.
+        """
         state = self._state
         pending = state.pending
         offsets = pending.offsets
@@ -62,13 +67,29 @@ class Dispatcher:
             else:
                 state.parts.dispatch(self._columns())
         except (StorageError, DamageError) as error:
-            state.broke(error)
+            self.failed(error)
             state.changing = outer
             raise
         log = state.commitlog
         log.last = (offsets[-1], log.max_offset - offsets[-1])
         pending.clear()
+        if state.behind is not None:
+            state.fall_behind(None)
         state.changing = outer
+
+    def failed(self, error: StoreError) -> None:
+        """Note that queues or index could not be written."""
+        if isinstance(error, StorageError) and is_passing(error):
+            self._state.fall_behind(error)
+        else:
+            self._state.broke(error)
+
+    def begin_put(self) -> None:
+        """Begin a put: :meth:`StoreState.begin_put`, and see that queues and index are not behind
+        for want of room. Raises as it does, and as :meth:`dispatch`."""
+        self._state.begin_put()
+        if self._state.behind is not None:
+            self.dispatch()
 
     def dispatch_quietly(self) -> None:
         """:meth:`dispatch` within a put: its message is stored, so an error is for the next
@@ -79,13 +100,25 @@ class Dispatcher:
     def catch_up(self) -> None:
         """Make ready to read: every put that returned is found. Raises :class:`ClosedError`,
         :class:`StorageError`, :class:`DamageError`, :class:`StoreError`."""
+        missing = self.catch_up_or_less()
+        if missing is not None:
+            raise missing
+
+    def catch_up_or_less(self) -> StorageError | None:
+        """As :meth:`catch_up`, but return the error where the disk has no room for all."""
         state = self._state
         if state.refusal is not None or state.changing:
             state.begin_read()
         if state.broken is not None:
             raise state.broken
         if state.pending.offsets:
-            self.dispatch()
+            try:
+                self.dispatch()
+            except StorageError as error:
+                if not is_passing(error):
+                    raise
+                return error
+        return None
 
     def rebuild_index(self) -> None:
         """Delete all index files and build them anew from the log. O(bytes of the log).

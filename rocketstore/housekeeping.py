@@ -3,13 +3,16 @@ syncs, and writes checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
 import time
+from collections.abc import Iterator
 
 from journal.background import Background
 from journal.errors import StorageError, StoreError
+from journal.poison import is_passing
 from rocketstore.checkpointer import Checkpointer
 from rocketstore.consumequeue_format import UNIT
 from rocketstore.delay import MAX_LEVEL, SCHEDULE_TOPIC
@@ -45,6 +48,7 @@ class Housekeeping:
         self._putter = putter
         self._checkpointer = checkpointer
         self._offsets = offsets
+        self._lacks_room = False
         self._stop = threading.Event()
         self._thread = Background(self._run, "rocketstore")
 
@@ -66,29 +70,46 @@ class Housekeeping:
         while not self._stop.wait(options.flush_interval):
             if state.refusal is not None or state.poison.reason is not None:
                 return
+            moment = time.monotonic()
             try:
-                self.deliver_due(options.clock())
-                moment = time.monotonic()
                 if options.retention is not None and moment - clean_at >= _CLEAN_SECONDS:
                     clean_at = moment
+                    # First: it makes the room that the others may lack.
                     self.clean(None, manual=False)
                     self.look_at_disk()
+                with self._room_or_later():
+                    self.deliver_due(options.clock())
                 if moment - checkpoint_at >= options.checkpoint_interval:
                     checkpoint_at = moment
                     with state.lock:
                         end = state.commitlog.max_offset
                     if end != vouched or self._offsets.changed:
-                        self._checkpointer.checkpoint()
-                        vouched = end
+                        with self._room_or_later():
+                            self._checkpointer.checkpoint()
+                            vouched = end
                 else:
-                    with state.lock:
-                        self._dispatcher.catch_up()
                     self._log_sync.sync()
             except (StoreError, OSError) as error:
                 # The store refuses writes from here on; the next caller is told why.
                 _log.error("%s: background work failed: %s", state.paths.root, error)
                 state.poison.set(error)
                 return
+
+    @contextlib.contextmanager
+    def _room_or_later(self) -> Iterator[None]:
+        """Let the next round try again what has met a full disk."""
+        try:
+            yield
+        except StorageError as error:
+            if not is_passing(error):
+                raise
+            if not self._lacks_room:
+                _log.warning(
+                    "%s: background work waits for room: %s", self._state.paths.root, error
+                )
+            self._lacks_room = True
+        else:
+            self._lacks_room = False
 
     # Delayed messages
 
@@ -162,7 +183,7 @@ class Housekeeping:
             return 0
         removed = 0
         with self._log_sync.lock, state.lock:
-            self._dispatcher.catch_up()
+            self._dispatcher.catch_up_or_less()  # there is room when this has been done
             parts = state.parts
             files = parts.commitlog.files
             with Change(state):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import storage_errors
+from journal.errors import StorageError, storage_errors
 from journal.files import FileSystem, close_quietly, read_file
 from rocketstore import words
 from rocketstore.index_format import (
@@ -68,7 +68,13 @@ class IndexFile(MappedFile):
             header = file.header
             header.begin_timestamp = header.end_timestamp = previous.end_timestamp
             header.begin_offset = header.end_offset = previous.end_offset
-            file._make_room(1)
+            try:
+                file._make_room(1)
+            except StorageError:
+                file.close()
+                with storage_errors(path, "can't be removed"):
+                    fs.unlink(path)
+                raise
             # A file without entries has count 0 on disk; only the times and offsets are seeded.
             HEADER.pack_into(
                 file.map(),

@@ -4,7 +4,7 @@ from rocketstore.index_file cimport IndexFile
 
 cdef class IndexService:
     cdef public object _fs, directory, slots, entries, _clock, _open, _open_most
-    cdef public bint _writable, names_changed
+    cdef public bint _writable, interrupted, names_changed
     cdef public list files
 
     cpdef IndexFile current(self)

@@ -58,6 +58,7 @@ class IndexService:
         self._clock = clock
         self.files: list[IndexFile] = []
         self.names_changed: bool = False
+        self.interrupted: bool = False
         self._open: list[IndexFile] = []
         self._open_most = _most_open()
 
@@ -101,8 +102,8 @@ class IndexService:
     # Writing
 
     def put(self, batch: DispatchBatch) -> None:
-        """Index messages, in log order. Raises :class:`StorageError`; it may then be repeated
-        only for what :attr:`end_offset` has not reached."""
+        """Index messages, in log order. Raises :class:`StorageError`; the call that comes next
+        leaves out what this one has indexed."""
         if not len(batch):
             return
         hashes, messages = batch.key_hashes, batch.key_messages
@@ -117,14 +118,29 @@ class IndexService:
         message. ``last``: the offset of the last message, which need not have a key. Raises as
         :meth:`put`."""
         file = self.current()
-        at = bisect_left(offsets, file.header.end_offset)
+        end = file.header.end_offset
+        at = bisect_left(offsets, end)
         count = len(hashes)
+        if self.interrupted and at < count and offsets[at] == end:
+            at += self._entries_of(end)
+        self.interrupted = True
         while at < count:
             at += file.put_many(hashes[at:], offsets[at:], times[at:])
             if at < count:
                 file = self._rotate()
         if file.is_full and count and offsets[-1] < last:
             self._rotate()
+        self.interrupted = False
+
+    def _entries_of(self, offset: int) -> int:
+        """Number of entries of the newest message, if it is the one at this offset."""
+        found = 0
+        for file in reversed(self.files):
+            for number in range(file.header.count - 1, 0, -1):
+                if file.entries_from(number, 1)["offset"][0] != offset:
+                    return found
+                found += 1
+        return found
 
     def current(self) -> IndexFile:
         """The file that takes the next key, made if need be."""

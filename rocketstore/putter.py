@@ -94,7 +94,7 @@ class Putter:
         try:
             state.take()
             if state.changing or state.refused:
-                state.begin_put()
+                self._dispatcher.begin_put()
             log = state.commitlog
             if log.at + size > log.room or size > self._max_size:
                 self._make_room(size)
@@ -191,7 +191,7 @@ class Putter:
         :meth:`rocketstore.Store.put`.
         """
         state = self._state
-        state.begin_put()
+        self._dispatcher.begin_put()
         sys_flag = with_host_bits(sys_flag, born_host, store_host)
         header = HEADERS[(sys_flag >> 4) & 3]
         route = state.route(topic, queue_id)

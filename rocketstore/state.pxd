@@ -25,7 +25,7 @@ cdef class StoreState:
     cdef public dict routes
     cdef public list _opened
     cdef public PatientLock lock
-    cdef public object broken, options, parts, paths, poison, recovered, refusal
+    cdef public object behind, broken, options, parts, paths, poison, recovered, refusal
 
     @cython.locals(lock=PatientLock)
     cpdef object take(self)

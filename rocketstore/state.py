@@ -80,6 +80,7 @@ class StoreState:
 
     ``refusal``: the error that every call raises that writes (closed, forked, read-only).
     ``full``: the disk is used beyond the retention's ``full_ratio``.
+    ``behind``: queues or index had no room for the pending messages, which are tried again.
     ``refused``: puts are refused, by one of these or by the poison.
     ``broken``: queues or index could not be written; they are not read before the next open.
     ``changing``: a call changes the store, or was cut short while it did.
@@ -88,6 +89,7 @@ class StoreState:
     __slots__ = (
         "__weakref__",
         "_opened",
+        "behind",
         "broken",
         "changing",
         "clock",
@@ -119,6 +121,7 @@ class StoreState:
         self.lock.before_waiting = order.add(Place.STORE, self.lock.is_used_here)
         self.refusal: StoreError | None = None
         self.full: bool = False
+        self.behind: StorageError | None = None
         self.refused: bool = False
         self.poison.watch(self)
         self.broken: StoreError | None = None
@@ -198,7 +201,15 @@ class StoreState:
     def refuse_full(self, full: bool) -> None:
         """Refuse puts while the disk is too full."""
         self.full = full
-        self.refused = full
+        self._look_at_refusals()
+
+    def fall_behind(self, error: StorageError | None) -> None:
+        """Note why queues and index lack the pending messages; ``None``: they have them."""
+        self.behind = error
+        self._look_at_refusals()
+
+    def _look_at_refusals(self) -> None:
+        self.refused = self.full or self.behind is not None
         # In this order: another thread may poison the store meanwhile.
         if self.refusal is not None or self.poison.reason is not None:
             self.refused = True
@@ -238,6 +249,7 @@ class StoreState:
         parts.findings[:] = self.parts.findings + damage
         self._use(parts, recovered)
         self.pending.clear()
+        self.fall_behind(None)
         for route in list(self.routes.values()):
             queue = parts.queues.get(route.key)
             route.ordinal = queue.max_offset if queue is not None else 0

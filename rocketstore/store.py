@@ -30,7 +30,7 @@ from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_messa
 from rocketstore.dispatch import QueueKey
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.filler_format import is_filler
-from rocketstore.get_result import GetResult
+from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.housekeeping import Housekeeping
 from rocketstore.layout import Paths, look
 from rocketstore.lock import StoreLock
@@ -217,7 +217,8 @@ class Store:
         self._state.check_writable()
         self._log_sync.commit()
 
-    # Reading: every answer holds every put that returned before the question
+    # Reading: every answer holds every put that returned before the question. On a full disk the
+    # queues may lack the last ones: what they have is read, and a call that needs more is refused.
 
     def get(
         self,
@@ -238,10 +239,12 @@ class Store:
             refuse_twice()
         try:
             state.take()
-            self._dispatcher.catch_up()
+            missing = self._dispatcher.catch_up_or_less()
             found = get_messages(
                 state.parts, topic, queue_id, offset, max_num, tags, most, max_bytes
             )
+            if missing is not None and found.status is not GetStatus.FOUND:
+                raise missing
         except BaseException:
             state.lock.let_go()
             raise
@@ -326,17 +329,22 @@ class Store:
     def at(self, topic: str, queue_id: int, queue_offset: int) -> StoredMessage | None:
         """The message with an ordinal in a queue; ``None`` if there is none (any more)."""
         with self._state.lock:
-            self._dispatcher.catch_up()
-            return reading.message_at(self._parts, topic, queue_id, queue_offset)
+            missing = self._dispatcher.catch_up_or_less()
+            found = reading.message_at(self._parts, topic, queue_id, queue_offset)
+        if found is None and missing is not None:
+            raise missing
+        return found
 
     def messages(self, topic: str, queue_id: int, offset: int = 0) -> Iterator[StoredMessage]:
         """All messages of a queue from an ordinal on, those put meanwhile too; changes nothing."""
         while True:
             with self._state.lock:
-                self._dispatcher.catch_up()
+                missing = self._dispatcher.catch_up_or_less()
                 page, after = reading.scan_page(self._parts, topic, queue_id, offset)
             yield from page
             if after <= max(offset, 0):
+                if missing is not None:
+                    raise missing
                 return
             offset = after
 

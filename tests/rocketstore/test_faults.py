@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from unittest.mock import patch
 
@@ -12,10 +14,12 @@ import pytest
 
 from journal.errors import StorageError, StoreError, WritesRefusedError
 from rocketstore import Store
+from rocketstore.verify import verify
 from tests.effort import by_tier, part
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
+from tests.waiting import WAIT
 
 
 def put_until_it_fails(store: Store, most: int = 400) -> tuple[list[int], StoreError | None]:
@@ -65,7 +69,7 @@ def test_queues_or_index_can_not_be_written(operation: str, path: str, tmp_path:
     """The log has the messages: nothing is lost, but writing stops, and open repairs."""
     fs = FaultyFileSystem()
     store = open_tiny(tmp_path / "s", fs=fs)
-    fs.fail(operation, errno.ENOSPC, times=None, path=f"s/{path}")
+    fs.fail(operation, errno.EIO, times=None, path=f"s/{path}")
     first = store.put("T", b"x" * 100, keys="k0")
     with pytest.raises(StorageError, match=path):
         store.get("T", 0, 0)
@@ -78,6 +82,79 @@ def test_queues_or_index_can_not_be_written(operation: str, path: str, tmp_path:
     store.close()
     assert (tmp_path / "s" / "abort").exists()
     check_kept(tmp_path / "s", [first.offset])
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize(
+    ("operation", "path", "after"),
+    [("pwrite", "consumequeue", 0), ("pwrite", "consumequeue", 2), ("truncate", "consumequeue", 0),
+     ("truncate", "index", 0), ("fallocate", "index", 0), ("fallocate", "index", 1)],
+)  # fmt: skip
+def test_no_room_for_queues_or_index(
+    operation: str, path: str, after: int, batches: bool, tmp_path: Path
+) -> None:
+    """The put that met it fails, what the queues have is read, and all go on when there is room."""
+    fs = FaultyFileSystem()
+    # A dispatch meets several files of queue and index.
+    sizes: dict[str, Any] = {"consumequeue_file_size": 80, "index_entries": 7, "index_slots": 5}
+    store = open_tiny(tmp_path / "s", fs=fs, **sizes)
+    done = [store.put("T", b"x" * 100, keys="k0").offset]
+    assert len(store.get("T", 0, 0).messages) == 1
+
+    def put(count: int) -> None:
+        keys = [f"k{len(done) + number}" for number in range(count)]
+        if batches:
+            done.extend(store.put_many("T", [b"x" * 100] * count, keys=keys).offsets)
+        else:
+            done.extend(store.put("T", b"x" * 100, keys=key).offset for key in keys)
+
+    fs.fail(operation, errno.ENOSPC, after=after, times=None, path=f"s/{path}")
+    put(19)
+    for _ in range(2):
+        assert len(store.get("T", 0, 0).messages) >= 1
+        asks: list[Callable[[], object]] = [
+            lambda: store.query("T", "k19"), store.queues, store.checkpoint,
+            lambda: store.put("T", b"y"), lambda: store.put_many("T", [b"y"]),
+        ]  # fmt: skip
+        if path == "consumequeue":
+            asks += [lambda: store.get("T", 0, 19), lambda: store.at("T", 0, 19)]
+            asks.append(lambda: list(store.messages("T", 0)))
+        for ask in asks:
+            with pytest.raises(StorageError) as caught:
+                ask()
+            assert caught.value.errno == errno.ENOSPC
+    fs.heal()
+    put(3)
+    assert [message.offset for message in store.messages("T", 0)] == done
+    assert [store.query("T", f"k{number}")[0].offset for number in range(23)] == done
+    store.close()
+    assert verify(tmp_path / "s") == []
+    check_kept(tmp_path / "s", done, **sizes)
+
+
+def test_background_work_waits_for_room(tmp_path: Path) -> None:
+    """A delayed message that is due, a checkpoint and a table, when the disk is full."""
+    fs, clock = FaultyFileSystem(), Clock()
+    store = open_tiny(
+        tmp_path / "s", fs=fs, clock=clock, background=True,
+        flush_interval=0.001, checkpoint_interval=0.002,
+    )  # fmt: skip
+    for count, (operation, path) in enumerate(
+        [("pwrite", "consumequeue"), ("write", "checkpoint"), ("write", "Offset")], start=1
+    ):
+        store.put("T", b"late", delay=1)
+        before = fs.calls[operation]
+        fs.fail(operation, errno.ENOSPC, times=None, path=path)
+        clock.now += 2000
+        until = monotonic() + WAIT
+        while fs.calls[operation] < before + 9 and monotonic() < until:
+            sleep(0.001)
+        fs.heal()
+        while len(list(store.messages("T", 0))) < count and monotonic() < until:
+            sleep(0.001)
+        assert len(list(store.messages("T", 0))) == count
+    store.close()
+    assert not (tmp_path / "s" / "abort").exists()
 
 
 def test_a_put_that_dispatches_and_fails_there_was_stored(tmp_path: Path) -> None:
