@@ -120,7 +120,7 @@ class Checkpointer:
                     table.save()
             if state.options.recovery == "full":
                 save_note(fs, paths.dispatch_note, note)
-            parts.checkpoint.physical = max(parts.checkpoint.physical, stored)
+            parts.checkpoint.physical = stored or parts.checkpoint.physical
             parts.checkpoint.logical = logical
             parts.checkpoint.index = index_time
             replace_file(fs, paths.checkpoint, parts.checkpoint.to_bytes())

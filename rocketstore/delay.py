@@ -29,6 +29,12 @@ def deliver_time(level: int, store_timestamp: int) -> int:
     return (due + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
+def is_due(due: int, level: int, now: int) -> bool:
+    """Return whether a message of this level is to be delivered now (ms). One that is due later
+    than its level allows was stored while the clock was ahead: RocketMQ delivers it at once."""
+    return due <= now or due > now + DELAY_SECONDS[level - 1] * 1000
+
+
 def level_of(text: str) -> int:
     """The level that a stored DELAY property asks for; 0 for what is no level."""
     return int(text) if _LEVEL.fullmatch(text) else 0

@@ -27,7 +27,7 @@ cdef class Dispatcher:
     cpdef object catch_up_or_less(self)
     @cython.locals(pending=Pending, log=CommitLog, run=UnitRun, places=array, count=Py_ssize_t, number=Py_ssize_t,
                    offset=int64_t, end=int64_t, log_end=int64_t, base=int64_t, head=Head, indexed=Indexed, now=int64_t,
-                   transaction=int64_t, code=int64_t, hashes=array, owners=array, times=array, seed=int64_t, runs=dict,
+                   transaction=int64_t, code=int64_t, hashes=array, owners=array, times=array, seed=int64_t, before=int64_t, ascends=bint, runs=dict,
                    noted=list, noted_place=Py_ssize_t, noted_offset=int64_t, known=Py_ssize_t, at=Py_ssize_t,
                    stop=Py_ssize_t)
     cpdef object _one_by_one(self, const unsigned char[::1] data)

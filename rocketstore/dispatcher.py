@@ -149,6 +149,7 @@ class Dispatcher:
         runs: dict[QueueKey, UnitRun] = {}
         run: UnitRun | None = None
         hashes, owners, times = array("q"), array("q"), array("q")
+        before, ascends = parts.index.end_timestamp, True
         base, places = log.base, pending.offsets
         count, log_end = len(places), log.max_offset
         for number in range(count):
@@ -163,6 +164,8 @@ class Dispatcher:
             head.read(data, offset - base, end - base, base)
             indexed.find(data, head.properties_at, end - base)
             now = head.store_timestamp
+            ascends = ascends and now >= before
+            before = now
             transaction = head.sys_flag & TRANSACTION_MASK
             if transaction == 0 or transaction == COMMIT:
                 code = words.piece_hash(data, indexed.tags, indexed.tags_end, 0)
@@ -188,7 +191,8 @@ class Dispatcher:
         for run in runs.values():
             run.put()
         if parts.options.index:
-            parts.index.put_keys(hashes, owners, times, offset)
+            put = parts.index.put_keys if ascends else parts.index.put_runs
+            put(hashes, owners, times, offset)
         parts.checkpoint.logical = now
 
     def _columns(self) -> DispatchBatch:

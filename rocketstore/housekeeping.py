@@ -15,7 +15,7 @@ from journal.errors import StorageError, StoreError
 from journal.poison import is_passing
 from rocketstore.checkpointer import Checkpointer
 from rocketstore.consumequeue_format import UNIT
-from rocketstore.delay import MAX_LEVEL, SCHEDULE_TOPIC
+from rocketstore.delay import MAX_LEVEL, SCHEDULE_TOPIC, is_due
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.log_sync import LogSync
 from rocketstore.message import StoredMessage
@@ -140,7 +140,7 @@ class Housekeeping:
             if not data:
                 return False
             place, size, due = UNIT.unpack(data)
-            if due > now:
+            if not is_due(due, level, now):
                 return False
             raw = state.commitlog.read(place, size)
             if raw is not None:

@@ -1,7 +1,8 @@
 """The IndexFiles of a store: which file takes the next key, and which files a query reads.
 
 A file is named by the local time of its creation; names sort by age. When the last file is full
-the next message begins a new one, with or without a key (a quirk of the real one).
+the next message begins a new one, with or without a key (a quirk of the real one). So does the next
+key after the clock went back: an entry can't be earlier than its file's first one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import resource
 from bisect import bisect_left
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -111,12 +113,25 @@ class IndexService:
         if not wanted.all():
             hashes, messages = hashes[wanted], messages[wanted]
         offsets, times = batch.offsets[messages], batch.store_times[messages]
-        self.put_keys(hashes.astype(np.int64), offsets, times, int(batch.offsets[-1]))
+        self.put_runs(hashes.astype(np.int64), offsets, times, int(batch.offsets[-1]))
+
+    def put_runs(self, hashes: Numbers, offsets: Numbers, times: Numbers, last: int) -> None:
+        """:meth:`put_keys` of keys whose times need not ascend."""
+        back = (np.flatnonzero(np.diff(times) < 0) + 1).tolist()
+        for start, end in pairwise([0, *back, len(times)]):
+            if (
+                start < end
+                and times[start] < self.end_timestamp
+                and self.files[-1].header.count > 1
+            ):
+                self._rotate()
+            final = last if end == len(times) else int(offsets[end - 1])
+            self.put_keys(hashes[start:end], offsets[start:end], times[start:end], final)
 
     def put_keys(self, hashes: Numbers, offsets: Numbers, times: Numbers, last: int) -> None:
         """Index keys, in log order: the hash of each, and the offset and store timestamp of its
-        message. ``last``: the offset of the last message, which need not have a key. Raises as
-        :meth:`put`."""
+        message. The times ascend. ``last``: the offset of the last message, which need not have a
+        key. Raises as :meth:`put`."""
         file = self.current()
         end = file.header.end_offset
         at = bisect_left(offsets, end)

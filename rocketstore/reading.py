@@ -217,10 +217,9 @@ def query_exact(
     log = parts.commitlog
     for file in reversed(parts.index.files):
         header = file.header
-        if header.begin_timestamp > end or header.count <= 1:
+        # Times ascend within a file, and from one to the next unless the clock went back.
+        if header.begin_timestamp > end or header.end_timestamp < begin or header.count <= 1:
             continue
-        if header.end_timestamp < begin:
-            break
         for offset in file.candidates(key_hash, begin, end):
             raw = None
             if offset not in seen:

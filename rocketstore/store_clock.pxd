@@ -8,7 +8,7 @@ from rocketstore cimport words
 cdef class StoreClock:
     cdef public bytes host, stamp
     cdef public bint wide
-    cdef public int64_t now, next_tick
+    cdef public int64_t first_tick, next_tick, now
     cdef public object _own, _ticks_per_ms
 
     cpdef object advance(self, object ticks)

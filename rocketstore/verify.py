@@ -74,16 +74,11 @@ def verify_parts(store: Store) -> Iterator[Finding]:
     holes = SkipDamage(commitlog)
     start = max(commitlog.min_offset, 0)
     walk = LogWalk(commitlog, start, keep_bad_bodies=True, on_damage=holes)
-    previous = -1
     for base, records in walk:
         moved = np.flatnonzero(records.offsets != records.positions + base)
         if len(moved):
             at = base + int(records.positions[moved[0]])
             yield _damage(parts, at, "a record says that it stands elsewhere")
-        if previous > int(records.store_times[0]):
-            at = base + int(records.positions[0])
-            yield _damage(parts, at, "store timestamps run backwards", Kind.GAP)
-        previous = int(records.store_times[-1])
         batch = from_records(records, base)
         queues.put(batch, records, base)
         if parts.options.index:

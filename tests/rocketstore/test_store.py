@@ -437,7 +437,40 @@ def test_wrong_length_files_are_named_and_set_aside(tmp_path: Path) -> None:
         assert store.findings == []
 
 
-def test_store_time_never_runs_backwards(tmp_path: Path) -> None:
+def test_a_clock_that_was_ahead_is_followed_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in 4.9.3: store times are the clock's, and no message is due later than its level says."""
+    clock = Clock(1_700_000_000_000)
+    store = open_tiny(tmp_path / "s", clock=clock)
+    store.put("T", b"0", keys="k")
+    clock.now += 75 * 365 * 86_400_000
+    store.put("T", b"late", delay=2, keys="k")
+    store.put_many("T", [b"1", b"1"], keys="k")
+    clock.now = 1_700_000_100_000
+    assert store.put("T", b"2", keys="k k2").store_timestamp == clock.now
+    assert "the clock went back by 2365199900.000 s" in caplog.text
+    assert store.deliver_due() == 1
+    store.put_many("T", [b"3"], keys="k")
+    store.close()
+    clock.now += 1000
+    with open_tiny(tmp_path / "s", clock=clock) as store:
+        assert store.put("T", b"4", keys="k").store_timestamp == clock.now
+        assert store.findings == []
+        day = 1_700_000_050_000, 1_700_000_200_000
+        for _ in range(2):
+            found = store.query("T", "k", 32, *day)
+            assert [one.body for one in found] == [b"2", b"late", b"3", b"4"]
+            assert [one.body for one in store.query("T", "k2", 32, *day)] == [b"2"]
+            later = store.query("T", "k", 32, day[1])
+            assert [one.body for one in later] == [b"1", b"1"]
+            store.rebuild_index()
+        assert [one.body for one in store.query("T", "k", 1, 0, day[0])] == [b"0"]
+        assert store.offset_by_time("T", 0, clock.now - 500) == 6
+    assert verify(tmp_path / "s") == []
+
+
+def test_store_time_waits_for_a_clock_that_is_a_little_back(tmp_path: Path) -> None:
     clock = Clock(1000)
     with open_tiny(tmp_path / "s", clock=clock) as store:
         assert store.put("T", b"").store_timestamp == 1000
