@@ -226,7 +226,9 @@ def rebuild_index(parts: Parts, number: int, offset: int, skip: int, end: int) -
     if not parts.commitlog.files.files or offset >= end:
         return
     damage = SkipDamage(parts.commitlog)
-    walk = LogWalk(parts.commitlog, offset, check_crc=False, limit=end, on_damage=damage)
+    walk = LogWalk(
+        parts.commitlog, offset, check_crc=False, placed=True, limit=end, on_damage=damage
+    )
     for base, records in walk:
         batch = from_records(records, base)
         put_from(parts, batch, 0, skip)

@@ -63,6 +63,7 @@ def recover_full(parts: Parts, note: DispatchNote | None, *, crashed: bool) -> R
     walk = LogWalk(
         parts.commitlog,
         result.walked_from,
+        placed=True,
         strict=known is not None,
         keep_bad_bodies=True,
         on_damage=log_repair,

@@ -92,6 +92,7 @@ def scan_file(
     end: int,
     *,
     check_crc: bool,
+    placed: bool = False,
     strict: bool = False,
     limit: int = BATCH,
 ) -> tuple[Records, int, Stop]:
@@ -112,6 +113,7 @@ def scan_file(
             end,
             origin=position,
             check_crc=check_crc,
+            placed=placed,
             strict=strict,
             limit=limit,
         )
@@ -132,6 +134,7 @@ def scan_records(
     *,
     origin: int = 0,
     check_crc: bool,
+    placed: bool = False,
     strict: bool = False,
     limit: int = BATCH,
 ) -> tuple[Records, int, Stop]:
@@ -141,8 +144,9 @@ def scan_records(
     Gives the sound records before the first bad one, the position after them, and why it
     stopped; ``Stop.BAD`` means that no sound record stands at that position. A record is sound
     when its magic, its lengths and (if asked) the CRC of its body agree: the checks of the real
-    recovery. ``strict`` also asks that the physical offset is the record's own place and that
-    topic and properties hold no NUL, which a torn write leaves and this project's put refuses.
+    recovery. ``placed`` also asks that the physical offset is the record's own place, as every
+    reader of a body does; ``strict`` asks this as well, and that topic and properties hold no NUL,
+    which a torn write leaves and this project's put refuses.
     """
     positions: list[int] = []
     found = positions.append
@@ -164,7 +168,7 @@ def scan_records(
             break
         found(at)
         at += size
-    records, good = _columns(data, origin, positions, at, start, check_crc, strict)
+    records, good = _columns(data, origin, positions, at, start, check_crc, placed, strict)
     if good < len(positions):
         return records, origin + positions[good], Stop.BAD
     return records, origin + at, stop
@@ -255,6 +259,7 @@ def _columns(
     after: int,
     start: int,
     check_crc: bool,
+    placed: bool,
     strict: bool,
 ) -> tuple[Records, int]:
     """Give the sound ones at the positions ``found``, which end at ``after``, and their number."""
@@ -262,7 +267,7 @@ def _columns(
     sizes = np.diff(positions, append=after)
     heads = read_heads(np.frombuffer(buffer, np.uint8), positions, sizes)
     sound = heads.sound
-    if strict:
+    if placed or strict:
         sound &= heads.offsets == positions + (start + origin)
     good = len(found) if sound.all() else int(sound.argmin())
     if check_crc:

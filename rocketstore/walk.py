@@ -41,6 +41,7 @@ class LogWalk:
         offset: int,
         *,
         check_crc: bool = True,
+        placed: bool = False,
         strict: bool = False,
         keep_bad_bodies: bool = False,
         limit: int | None = None,
@@ -48,6 +49,7 @@ class LogWalk:
     ) -> None:
         self._log = commitlog
         self._check_crc = check_crc
+        self._placed = placed
         self._strict = strict
         self._keep_bad_bodies = keep_bad_bodies
         self._limit = limit
@@ -121,6 +123,7 @@ class LogWalk:
             position,
             end,
             check_crc=check_crc,
+            placed=self._placed,
             strict=self._strict,
             limit=limit,
         )

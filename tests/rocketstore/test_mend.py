@@ -122,6 +122,38 @@ def test_one_broken_frame(root: Path) -> None:
     assert aside.read_bytes() == broken
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_records_that_say_that_they_stand_elsewhere(root: Path, swapped: bool) -> None:
+    """A bit that flipped in a record's own offset; two files that somebody has exchanged."""
+    log = Log(root)
+    offset = log.rows[4][0]
+    log.data[offset + 34] ^= 1
+    moved = {4}
+    if swapped:
+        log.data[:SIZE], log.data[SIZE : 2 * SIZE] = log.data[SIZE : 2 * SIZE], log.data[:SIZE]
+        moved = {number for number, (at, _) in enumerate(log.rows) if at < 2 * SIZE}
+        offset = log.rows[0][0]
+    note = (root / "config" / "rocketstore.json").read_bytes()
+    log.save()
+    (root / "config" / "rocketstore.json").write_bytes(note)
+    assert verify(root)[0].cause is Cause.DAMAGE
+    with open_tiny(root) as store:  # closed in order: the log is not read
+        number = min(moved)
+        asks: list[Callable[[], object]] = [
+            lambda: store.lookup(offset).body,  # type: ignore[union-attr]
+            lambda: store.at("T", 0, number // 2).body,  # type: ignore[union-attr]
+            lambda: store.get("T", 0, number // 2).bodies,
+            lambda: [message.body for message in store.messages("T", 0)],
+        ]
+        for ask in asks:
+            with pytest.raises(DamageError):
+                ask()
+        good = max(range(0, COUNT, 2))
+        assert store.get("T", 0, good // 2).bodies == [body(good)]
+    log.save()
+    check_repaired(root, moved)
+
+
 def test_the_lost_messages_place_is_taken_by_the_next_of_its_queue(root: Path) -> None:
     """Committed offsets keep their meaning: no ordinal behind the hole moves."""
     log = Log(root)
