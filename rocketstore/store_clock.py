@@ -24,8 +24,10 @@ class StoreClock:
     """``now`` is the store time (ms) of the last message. It changes from ``next_tick`` on, in the
     clock's own unit, and up to ``first_tick``.
 
-    ``host`` is the store's address as a record has it (``wide``: IPv6). ``stamp`` holds sysFlag, born timestamp and host, store timestamp and host, reconsume times and
-    prepared transaction offset of a usual message that is put now."""
+    ``host`` is the store's address as a record has it (``wide``: IPv6). ``stamp`` holds sysFlag,
+    born timestamp and host, store timestamp and host, reconsume times and prepared transaction
+    offset of a usual message that is put now.
+    """
 
     __slots__ = (
         "_own", "_ticks_per_ms", "first_tick", "host", "next_tick", "now", "stamp", "wide",
