@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from qindex.format.message import Message
     from qindex.format.settings import UNSET, QueueSettings
     from qindex.options import OpenOptions, Options
+    from qindex.queue.delivering import Consumer
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.queue import Queue
     from qindex.queue.stats import ByReason, EngineStats, QueueStats
@@ -57,6 +58,7 @@ __all__ = [
     "ByReason",
     "Cause",
     "ClosedError",
+    "Consumer",
     "DamageError",
     "Delivery",
     "Engine",
@@ -100,6 +102,7 @@ _LATER = {
     "UNSET": "qindex.format.settings",
     "Batch": "qindex.queue.delivery",
     "ByReason": "qindex.queue.stats",
+    "Consumer": "qindex.queue.delivering",
     "Delivery": "qindex.queue.delivery",
     "Engine": "qindex.engine.engine",
     "EngineStats": "qindex.queue.stats",

@@ -29,6 +29,6 @@ from __future__ import annotations
 
 from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.engine import Engine, open
-from qindex.aio.queue import Queue
+from qindex.aio.queue import Consumer, Queue
 
-__all__ = ["Batch", "Delivery", "Engine", "Queue", "open"]
+__all__ = ["Batch", "Consumer", "Delivery", "Engine", "Queue", "open"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from time import time_ns
+from time import monotonic, time_ns
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from qindex.engine import engine as plain
 from qindex.format.message import Body, Message, message_of
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
+from qindex.queue.wake_ups import has_time
 
 T = TypeVar("T")
 
@@ -123,16 +124,21 @@ class Engine:
         """Give the space of dead messages in the message store back now."""
         return await self._aside(self._engine.compact)
 
-    async def close(self) -> None:
+    async def close(self, drain: float = 0) -> None:
         """Confirm what waits for it, flush, and close the engine; raises as
-        :meth:`qindex.engine.engine.Engine.close`. Those who wait for messages get
-        :class:`~journal.errors.ClosedError`. A cancellation is raised when all is closed."""
+        :meth:`qindex.engine.engine.Engine.close`, and drains as that does. Those who wait for
+        messages get :class:`~journal.errors.ClosedError`. A cancellation ends the waiting for
+        acks (``drain``), and is raised when all is closed."""
         if self.closed:
             return
         try:
             try:
                 # Calls of this turn of the loop come first.
                 await asyncio.sleep(0)
+                if has_time(drain):
+                    deadline = monotonic() + drain
+                    while not self._engine._is_drained() and monotonic() < deadline:
+                        await asyncio.sleep(plain.LOOK)
             finally:
                 await self._ports.helper.finish(self._close)
         finally:

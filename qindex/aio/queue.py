@@ -8,7 +8,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, overload
 
-from journal.errors import UsageError
+from journal.errors import ClosedError, UsageError
 from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
@@ -25,6 +25,11 @@ from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
 T = TypeVar("T")
+
+
+def _never() -> bool:
+    return False
+
 
 _LOOK = 63
 """One call in so many + 1 looks whether a flush is due."""
@@ -218,6 +223,12 @@ class Queue:
         Gives ``None`` when there was none in time. It is taken after the last suspension: what
         is cancelled has taken nothing. See :meth:`qindex.queue.queue.Queue.get`.
         """
+        return await self.get_unless(timeout, lease, _never)
+
+    async def get_unless(
+        self, timeout: float | None, lease: float | None, stopped: Callable[[], bool]
+    ) -> Delivery | None:
+        """As :meth:`get`, but give ``None`` as soon as ``stopped()``."""
         deliverer = self._deliverer
         self._turn += 1
         if not self._turn & _TURN:
@@ -225,7 +236,7 @@ class Queue:
         delivery = deliverer.get(0, lease=lease, waits=False)
         if delivery is None and has_time(timeout):
             delivery = await self._wait_for(
-                lambda: deliverer.get(0, lease=lease, waits=False), timeout
+                lambda: deliverer.get(0, lease=lease, waits=False), timeout, stopped
             )
         return None if delivery is None else Delivery(self, delivery)
 
@@ -247,28 +258,34 @@ class Queue:
             batch = await self._wait_for(take, timeout) or batch
         return Batch(self, batch)
 
-    async def _wait_for(self, take: Callable[[], T], timeout: float | None) -> T | None:
+    async def _wait_for(
+        self, take: Callable[[], T], timeout: float | None, stopped: Callable[[], bool] = _never
+    ) -> T | None:
         """Wait until ``take``, called on the loop's thread, gives something; ``None`` when the
-        time is up. It is called for the last time after the last suspension."""
+        time is up, or ``stopped()``. It is called for the last time after the last suspension."""
         state = self._state
         deadline = deadline_after(timeout)
-        while True:
+        while not stopped():
             with Waiter(state, state.arrived) as waiter:
                 taken = take()
-                if not taken:
+                if not taken and not stopped():
                     await waiter.wait(time_left(deadline))
-                waiter.content = bool(taken)
-            if not taken:
+                waiter.content = bool(taken) or stopped()
+            if not taken and not stopped():
                 taken = take()
             if taken:
                 return taken
             if deadline is not None and monotonic() >= deadline:
                 return None
+        return None
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
-    ) -> AsyncIterator[Delivery]:
+    ) -> Consumer:
         """Give messages as they come: ``async for delivery in queue.consume(prefetch=...)``.
+
+        ``stop()`` of the iterator that is returned ends it: it gives no more messages, and those
+        that it gave can be settled. It ends as well when ``Engine.close(drain=...)`` begins.
 
         Ends when none came for ``timeout`` seconds. At most ``prefetch`` of those it gave are
         unacknowledged at a time: then it waits for an ack by another task, however long; a long
@@ -276,17 +293,20 @@ class Queue:
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
-        return _Consumption(self, prefetch, timeout, lease)
+        return Consumer(self, prefetch, timeout, lease)
 
-    async def await_settled(self, given: list[Delivery], timeout: float | None) -> list[Delivery]:
-        """Wait until one of these is settled, or the time is up; gives those that are not."""
+    async def await_settled(
+        self, given: list[Delivery], timeout: float | None, stopped: Callable[[], bool]
+    ) -> list[Delivery]:
+        """Wait until one of these is settled, the time is up, or ``stopped()``; gives those that
+        are not settled."""
         state = self._state
         deadline = deadline_after(timeout)
         while True:
             with Waiter(state, state.settled) as waiter:
                 held = [delivery for delivery in given if not delivery.settled]
                 left = time_left(deadline)
-                if len(held) < len(given) or (left is not None and left <= 0):
+                if len(held) < len(given) or (left is not None and left <= 0) or stopped():
                     return held
                 await waiter.wait(left)
 
@@ -406,9 +426,12 @@ class Queue:
         return repr(self._queue)
 
 
-class _Consumption(AsyncIterator[Delivery]):
-    """The iterator of :meth:`Queue.consume`, and no generator: it has nothing to clean up, wherever
-    it is left."""
+class Consumer(AsyncIterator[Delivery]):
+    """The iterator of :meth:`Queue.consume`.
+
+    It is no generator: it has nothing to clean up, wherever it is left. ``stopped``: it gives no
+    more messages.
+    """
 
     def __init__(
         self, queue: Queue, prefetch: int, timeout: float | None, lease: float | None
@@ -418,15 +441,34 @@ class _Consumption(AsyncIterator[Delivery]):
         self._prefetch = prefetch
         self._timeout = timeout
         self._given: list[Delivery] = []
+        self.stopped: bool = False
+
+    def stop(self) -> None:
+        """Give no more messages: the loop over this iterator ends.
+
+        Messages that it gave can be settled as before. From any thread.
+        """
+        self.stopped = True
+        self._queue._deliverer.wake_consumers()
+
+    def _ends(self) -> bool:
+        self.stopped = self.stopped or self._queue._deliverer.is_drained()
+        return self.stopped
 
     async def __anext__(self) -> Delivery:
+        queue = self._queue
         if len(self._given) >= self._prefetch:
-            self._given = await self._queue.await_settled(self._given, LONG_HELD)
-            if len(self._given) >= self._prefetch:
-                seq_ids = [one.seq_id for one in self._given]
-                warn_of_full_prefetch(self._queue.name, seq_ids)
-                self._given = await self._queue.await_settled(self._given, None)
-        delivery = await self._queue.get(self._timeout, lease=self._lease)
+            self._given = await queue.await_settled(self._given, LONG_HELD, self._ends)
+            if len(self._given) >= self._prefetch and not self._ends():
+                warn_of_full_prefetch(queue.name, [one.seq_id for one in self._given])
+                self._given = await queue.await_settled(self._given, None, self._ends)
+        delivery = None
+        if not self._ends():
+            try:
+                delivery = await queue.get_unless(self._timeout, self._lease, self._ends)
+            except ClosedError:
+                if not self._ends():
+                    raise
         if delivery is None:
             raise StopAsyncIteration
         self._given.append(delivery)

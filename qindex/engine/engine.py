@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from time import time_ns
+from time import monotonic, sleep, time_ns
 from typing import Any, NoReturn
 
 from journal import format as journal_format
@@ -59,6 +59,7 @@ from qindex.queue.parts import QueueParts
 from qindex.queue.queue import Queue
 from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
+from qindex.queue.wake_ups import has_time
 from qindex.recovery import store_directory
 from qindex.recovery.queue_directory import remove_queue_directory, stored_name
 from qindex.recovery.settings_file import adopt_settings, read_settings
@@ -67,6 +68,8 @@ from qindex.recovery.store_recovery import StoreRecovery, remove_journal
 
 _log = logging.getLogger("qindex.engine")
 
+LOOK = 0.01
+"""Seconds between two looks for messages that are out, while the engine waits for their acks."""
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
 """Threads whose failures are logged, and raised by a close of the engine."""
 
@@ -569,8 +572,12 @@ class Engine:
         """Whether it was closed, or is just being closed, or was opened before a fork."""
         return self._lock.refusal is not None
 
-    def close(self) -> None:
+    def close(self, drain: float = 0) -> None:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
+
+        ``drain``: first wait up to so many seconds until all messages that are out are settled.
+        Meanwhile no queue hands out another one: ``get`` raises
+        :class:`~journal.errors.ClosedError`, and ``consume`` ends. All other calls work.
 
         New calls are refused: the engine's from the start, a queue's as soon as its own turn to
         close comes. Those that wait for something get :class:`~journal.errors.ClosedError`; the
@@ -584,9 +591,21 @@ class Engine:
         if self._closing.is_mine():
             return
         self._refuse_inside()
+        if has_time(drain):
+            deadline = monotonic() + drain
+            while not self.closed and not self._is_drained() and monotonic() < deadline:
+                sleep(LOOK)
         with self._closing:
             if not self.closed:
                 self._close()
+
+    def _is_drained(self) -> bool:
+        """Hand out no more messages from now on. Return whether all that are out are settled."""
+        queues = [queue._parts for queue in self._awake_queues()]
+        for parts in queues:
+            if not parts.deliverer.is_drained():
+                parts.deliverer.drain()
+        return not any(parts.state.index.out for parts in queues)
 
     def _refuse_inside(self) -> None:
         """Refuse to close in the middle of a call, which would have to be waited for."""

@@ -168,8 +168,8 @@ class ReadOnlyEngine:
         """Whether it was closed."""
         return self._closed
 
-    def close(self) -> None:
-        """Refuse further calls. There is nothing to give back."""
+    def close(self, drain: float = 0) -> None:
+        """Refuse further calls. There is nothing to wait for (``drain``) or to give back."""
         self._closed = True
 
     def __enter__(self) -> ReadOnlyEngine:

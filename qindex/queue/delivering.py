@@ -6,8 +6,9 @@ import logging
 from array import array
 from collections.abc import Iterator, Sequence
 
+from journal.background import Background
 from journal.call_lock import refuse_twice
-from journal.errors import StoreError, UsageError
+from journal.errors import ClosedError, StoreError, UsageError
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, PUBLISHED
@@ -43,6 +44,48 @@ def warn_of_full_prefetch(name: str, seq_ids: Sequence[int]) -> None:
     _log.warning(what, name, len(seq_ids), shown)
 
 
+class Consumer(Iterator[Delivery]):
+    """The iterator of :meth:`qindex.queue.queue.Queue.consume`.
+
+    ``stopped``: it gives no more messages.
+    """
+
+    def __init__(
+        self, deliverer: Deliverer, prefetch: int, timeout: float | None, lease: float | None
+    ) -> None:
+        self._deliverer = deliverer
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._lease = lease
+        self._given: list[Delivery] = []
+        self.stopped: bool = False
+
+    def stop(self) -> None:
+        """Give no more messages: the loop over this iterator ends.
+
+        Messages that it gave can be settled as before. From any thread, and in a signal's handler.
+        """
+        self.stopped = True
+        self._deliverer.wake_consumers()
+
+    def __next__(self) -> Delivery:
+        deliverer = self._deliverer
+        if len(self._given) >= self._prefetch and not self.stopped:
+            self._given = deliverer.await_settled(self._given, self)
+        delivery = None
+        if not self.stopped:
+            try:
+                delivery = deliverer.get(self._timeout, self._lease, True, self)
+            except ClosedError:
+                if not deliverer.is_drained():
+                    raise
+                self.stopped = True
+        if delivery is None:
+            raise StopIteration
+        self._given.append(delivery)
+        return delivery
+
+
 class Deliverer:
     """Hands out the messages of one queue.
 
@@ -66,9 +109,13 @@ class Deliverer:
     # -- one by one -----------------------------------------------------------------------------
 
     def get(
-        self, timeout: float | None = None, lease: float | None = None, waits: bool = True
+        self,
+        timeout: float | None = None,
+        lease: float | None = None,
+        waits: bool = True,
+        consumer: Consumer | None = None,
     ) -> Delivery | None:
-        """See :meth:`qindex.queue.queue.Queue.get`."""
+        """See :meth:`qindex.queue.queue.Queue.get`. Return None once ``consumer`` was stopped."""
         if lease is not None:
             check_lease(lease)
         state = self._state
@@ -78,13 +125,15 @@ class Deliverer:
         given: Delivery | None
         try:
             state.take()
+            if state.draining:
+                state.refuse_delivery()
             index = state.index
             ahead = index.ahead
             while True:
                 window, at = ahead.window, ahead.at
                 if ahead.returned or at == len(window.bodies):
                     given = None
-                    if not self._available(timeout, waits):
+                    if not self._available(timeout, waits, consumer):
                         break
                     if ahead.returned:
                         given = self._take_returned(lease)
@@ -132,9 +181,13 @@ class Deliverer:
             self._letters.move_waiting(waits)
         return given
 
-    def _available(self, timeout: float | None, waits: bool) -> bool:
-        """Wait until a message is given back or in the window; false when the time is up."""
+    def _available(
+        self, timeout: float | None, waits: bool, consumer: Consumer | None = None
+    ) -> bool:
+        """Wait until a message is given back or in the window; false when the time is up, or the
+        consumer was stopped."""
         state = self._state
+        state.refuse_delivery()
         index = state.index
         ahead = index.ahead
         if ahead.is_empty() and self._fill_few():
@@ -155,9 +208,10 @@ class Deliverer:
             if letters.holds_any() and letters.move_unlocked(waits):
                 continue
             left = time_left(deadline)
-            if left is not None and left <= 0:
+            if (left is not None and left <= 0) or (consumer is not None and consumer.stopped):
                 return False
             state.wait_for(state.arrived, left)
+            state.refuse_delivery()
         return True
 
     def _fill(self, most: int) -> bool:
@@ -437,32 +491,43 @@ class Deliverer:
 
     # -- consuming and looking --------------------------------------------------------------------
 
-    def consume(
-        self, prefetch: int, timeout: float | None, lease: float | None
-    ) -> Iterator[Delivery]:
+    def consume(self, prefetch: int, timeout: float | None, lease: float | None) -> Consumer:
         """See :meth:`qindex.queue.queue.Queue.consume`."""
-        given: list[Delivery] = []
-        while True:
-            if len(given) >= prefetch:
-                given = self._await_settled(given)
-            delivery = self.get(timeout, lease=lease)
-            if delivery is None:
-                return
-            given.append(delivery)
-            yield delivery
+        return Consumer(self, prefetch, timeout, lease)
 
-    def _await_settled(self, given: list[Delivery]) -> list[Delivery]:
-        """Wait until one of these is settled; gives those that are not. Warns of a long wait."""
+    def await_settled(self, given: list[Delivery], consumer: Consumer) -> list[Delivery]:
+        """Wait until one of these is settled, or the consumer is stopped; gives those that are
+        not settled. Warns of a long wait."""
         until: float | None = LONG_HELD
         with self._state.lock, self._state as state:
             while True:
                 held = [delivery for delivery in given if not delivery.settled]
-                if len(held) < len(given):
+                if len(held) < len(given) or consumer.stopped or state.draining:
                     return held
                 rung = state.wait_for(state.settled, until)
                 if not rung and until is not None:
                     until = None
                     warn_of_full_prefetch(state.name, [one.seq_id for one in given])
+
+    def wake_consumers(self) -> None:
+        """Let all who wait for a message, or for an ack, look whether they were stopped."""
+        state = self._state
+        if state.lock.is_mine():
+            # A handler, in the middle of a call that may be about to wait.
+            Background(self.wake_consumers, "qindex-stop").start()
+            return
+        with state.lock.anyway:
+            state.arrived.notify_all()
+            state.settled.notify_all()
+
+    def drain(self) -> None:
+        """Hand out no more messages."""
+        self._state.draining = True
+        self.wake_consumers()
+
+    def is_drained(self) -> bool:
+        """Return whether the queue hands out no more messages because its engine is closing."""
+        return self._state.draining
 
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
@@ -505,6 +570,7 @@ class Deliverer:
     def take_last(self, *, waits: bool = True) -> Delivery | None:
         """See :func:`qindex.queue.lifo.take_last`."""
         with self._state.lock, self._state as state:
+            state.refuse_delivery()
             index = state.index
             given: Delivery | None = None
             while index.live > index.out and (seq := index.last_ready()) is not None:
@@ -517,6 +583,7 @@ class Deliverer:
     def take_at(self, seq: int, *, waits: bool = True) -> Delivery | None:
         """See :func:`qindex.queue.lifo.take_at`."""
         with self._state.lock, self._state as state:
+            state.refuse_delivery()
             index = state.index
             given = None
             if (

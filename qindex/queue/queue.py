@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import UsageError
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
+from qindex.queue.delivering import Consumer
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.parts import QueueParts
 from qindex.queue.stats import QueueStats
@@ -136,8 +137,12 @@ class Queue:
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
-    ) -> Iterator[Delivery]:
+    ) -> Consumer:
         """Yield messages as they come; ends when none came for ``timeout`` seconds.
+
+        ``stop()`` of the iterator that is returned ends it at once, from any thread or in a
+        signal's handler: it gives no more messages, and those that it gave can be settled. It ends
+        as well when ``Engine.close(drain=...)`` begins.
 
         At most ``prefetch`` of those it gave are unacknowledged at a time: then it waits for an
         ack (by another thread), however long, before it gives the next; a long wait is logged.

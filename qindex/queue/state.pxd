@@ -12,7 +12,7 @@ cdef class QueueState:
     cdef public QueueIndex index
     cdef public Py_ssize_t check_mask, delivery_limit, first_seq, most_embedded, most_plain
     cdef public uint64_t id_high
-    cdef public bint sync_each, to_move, watched
+    cdef public bint draining, sync_each, to_move, watched
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
     cdef public Bell arrived, settled

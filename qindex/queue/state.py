@@ -9,7 +9,7 @@ from types import TracebackType
 
 from journal.call_lock import refuse_twice
 from journal.calls import Calls
-from journal.errors import StoreError, UsageError
+from journal.errors import ClosedError, StoreError, UsageError
 from journal.lock_order import Rank
 from journal.patience import PatientLock
 from qindex.format.message_record import plain_body_size
@@ -47,6 +47,7 @@ class QueueState:
         "check_mask",
         "counts",
         "delivery_limit",
+        "draining",
         "first_seq",
         "flushed",
         "flushing",
@@ -86,6 +87,8 @@ class QueueState:
         messages: Messages | None = None,
     ) -> None:
         self.name: str = name
+        # The engine is closing, and messages that are out may still be settled.
+        self.draining: bool = False
         self.index: QueueIndex = index
         self.options: Options = options
         self.messages: Messages | None = messages
@@ -218,6 +221,11 @@ class QueueState:
         began to close. Lock held or not."""
         self.lock.check()
         self.calls.check()
+
+    def refuse_delivery(self) -> None:
+        """Raise :class:`ClosedError` while the engine waits for outstanding messages to close."""
+        if self.draining:
+            raise ClosedError(f"queue {self.name!r}: the engine is closing")
 
     def wait_for(self, bell: Bell, seconds: float | None) -> bool:
         """Wait until a bell rings, or ``seconds`` have passed (false). Lock held, though not
