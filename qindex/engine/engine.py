@@ -204,6 +204,7 @@ class Engine:
                     budget=options.memory_budget,
                     order=self._poison.order,
                 )
+            self._alarm.begin()
         except BaseException:
             self._alarm.stop()
             self._messages.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
 
@@ -35,16 +36,29 @@ class Alarm:
             order.add(Rank.ROSTER, lock._is_owned)  # type: ignore[attr-defined]
         self._times: dict[Sleeper, float] = {}
         self._thread = Background(self._run, "qindex-alarm")
+        self._begun = False
         self._stopped = False
+
+    def begin(self) -> None:
+        """Start calling sleepers that are due.
+
+        Until then they wait: a timer that moves messages while the open still compares the queues
+        would move a message a second time.
+        """
+        with self._wake:
+            self._begun = True
+            if self._times:
+                self._thread.start()
 
     def set(self, who: Sleeper, when: float) -> None:
         """Call ``who`` at ``when`` (of :func:`time.monotonic`). A queue's lock may be held."""
         with self._wake:
             if self._stopped:
                 return
-            # Where the system has no thread left, the next alarm tries again. The caller's action
-            # stands.
-            self._thread.start()
+            if self._begun:
+                # Where the system has no thread left, the next alarm tries again. The caller's
+                # action stands.
+                self._thread.start()
             if self._times.get(who, when + 1) <= when:
                 return
             first = min(self._times.values(), default=None)
@@ -70,23 +84,30 @@ class Alarm:
                 due = self._sleep()
                 if self._stopped:
                     return
-            for who in due:
-                try:
-                    who.on_alarm()
-                except ClosedError:
-                    continue  # closed, or deleted, meanwhile: nothing of it is left to do
-                except StoreError as error:
-                    _log.error("%r: %s", who, error)
+            self._call(due)
 
     def _sleep(self) -> list[Sleeper]:
-        """Wait until somebody is due; gives them."""
+        """Wait until a sleeper is due, and return all that are."""
         while not self._stopped:
-            now = monotonic()
-            due = [who for who, when in self._times.items() if when <= now]
+            due = self._take_due()
             if due:
-                for who in due:
-                    del self._times[who]
                 return due
-            left = min(self._times.values()) - now if self._times else None
+            left = min(self._times.values()) - monotonic() if self._times else None
             self._wake.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
         return []
+
+    def _take_due(self) -> list[Sleeper]:
+        now = monotonic()
+        due = [who for who, when in self._times.items() if when <= now]
+        for who in due:
+            del self._times[who]
+        return due
+
+    def _call(self, due: Iterable[Sleeper]) -> None:
+        for who in due:
+            try:
+                who.on_alarm()
+            except ClosedError:
+                continue  # closed, or deleted, meanwhile: nothing of it is left to do
+            except StoreError as error:
+                _log.error("%r: %s", who, error)

@@ -473,6 +473,20 @@ class Driver:
         self.do_publish_many(name, count, kind)
         self._end_move(name, target, letters)
 
+    def do_expire(self, name: str, target: str, count: int) -> None:
+        """Publish messages whose time is up at once: the timer moves them to the dead-letter
+        queue."""
+        queue = self._queue(name)
+        messages = [self._new(name, "small")[0] for _ in range(count)]
+        letters = self._begin_move(name, target, messages)
+        bodies = [body_of(one.number, "small") for one in messages]
+        for one, seq in zip(messages, queue.publish_many(bodies, ttl=0), strict=True):
+            one.seq_id, one.published, one.safe = seq, True, self._each
+        self.books[name].changed()
+        self._note()
+        queue._parts.producer._expirer.on_alarm()
+        self._end_move(name, target, letters)
+
     def do_get_last(self, name: str, target: str) -> None:
         """Take a message for the last time: after a crash it goes to the dead-letter queue."""
         queue = self._queue(name)

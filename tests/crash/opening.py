@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 import qindex
 from journal.files import FileSystem
+from journal.lock_order import LockOrder
+from qindex.format import layout
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
+from qindex.queue.timer import Alarm
 from tests.crash.driver import KINDS, OPTIONS, ROOT, body_of
 from tests.crash.ledger import Outcome, Queued
 from tests.recording_fs import RecordingFileSystem
@@ -23,10 +28,73 @@ class _BrokenError(Exception):
     """A promise of a kind that needs no model to see it."""
 
 
+class _TimerByHand(Alarm):
+    """A timer whose thread gets its turn as soon as it may: at each file operation of the open for
+    which no lock is held."""
+
+    def __init__(self, order: LockOrder) -> None:
+        super().__init__(order)
+        self._order = order
+        self._has_begun = mock.Mock(return_value=True)
+        self._thread = mock.Mock(start=self._has_begun, is_mine=lambda: False)
+        self._firing = False
+
+    def fire(self) -> None:
+        is_running = self._has_begun.called and not self._firing
+        if is_running and not any(is_mine() for _, is_mine in self._order._held):
+            self._firing = True
+            try:
+                self._call(self._take_due())
+            finally:
+                self._firing = False
+
+
+class _WithTimer:
+    """A file system that lets the timers of the engines that use it fire."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._timers: list[_TimerByHand] = []
+
+    def timer(self, order: LockOrder) -> Alarm:
+        self._timers.append(_TimerByHand(order))
+        return self._timers[-1]
+
+    def fire(self) -> None:
+        for timer in self._timers:
+            timer.fire()
+
+    def stop(self) -> None:
+        """Let no timer fire any more, and be as quick as the file system itself."""
+        for name in dir(self._fs):
+            if not name.startswith("_"):
+                setattr(self, name, getattr(self._fs, name))
+
+    def __getattr__(self, name: str) -> Any:
+        self.fire()
+        return getattr(self._fs, name)
+
+
 def open_store(fs: FileSystem, options: dict[str, Any]) -> qindex.Engine:
-    """Open as a user would: nothing is to be repaired by his leave."""
-    engine: qindex.Engine = qindex.open(ROOT, fs=fs, **{**OPTIONS, **options})
+    """Open as a user would, who leaves nothing to be repaired; timers fire meanwhile."""
+    engine: qindex.Engine
+    if not _has_settings(fs):
+        engine = qindex.open(ROOT, fs=fs, **{**OPTIONS, **options})
+        return engine
+    seen = _WithTimer(fs)
+    with mock.patch("qindex.engine.engine.Alarm", seen.timer):
+        engine = qindex.open(ROOT, fs=seen, **{**OPTIONS, **options})
+    seen.fire()
+    seen.stop()
     return engine
+
+
+def _has_settings(fs: FileSystem) -> bool:
+    """Tell whether a queue has settings: without a ttl no timer is set while a store opens."""
+    queues = f"{ROOT}/{layout.QUEUES}"
+    with suppress(FileNotFoundError):
+        return any(layout.SETTINGS in fs.listdir(f"{queues}/{one}") for one in fs.listdir(queues))
+    return False
 
 
 class Opened:

@@ -22,6 +22,7 @@ import qindex.queue.flushing
 import qindex.recovery.store_recovery
 from journal.files import FileSystem
 from journal.journal import Journal, Retired
+from journal.lock_order import LockOrder
 from journal.sync import GroupCommit
 from msgstore import compaction
 from msgstore.writer import Writer
@@ -34,8 +35,10 @@ from qindex.index.seq_ids import SeqFile
 from qindex.queue.flushing import Flusher
 from qindex.queue.parts import QueueParts
 from qindex.queue.state import QueueState
+from qindex.queue.timer import Alarm
 from tests.crash.driver import Workload
 from tests.crash.explorer import Explorer, Known, Limits, Report
+from tests.crash.workloads import DELAYED
 from tests.effort import by_tier, part
 
 pytestmark = pytest.mark.interpreted  # parts of the engine are replaced
@@ -283,6 +286,16 @@ def _journal_stays_after_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qindex.engine.engine, "remove_journal", cut)
 
 
+def _timer_fires_while_the_store_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Alarm.__init__
+
+    def init(self: Alarm, order: LockOrder) -> None:
+        real(self, order)
+        self.begin()
+
+    monkeypatch.setattr(Alarm, "__init__", init)
+
+
 _OVERWRITTEN = replace(
     _FLUSHED,
     steps=(("publish", "a", "ttl"), ("flush", "a"), ("sync",), ("publish", "a")),
@@ -422,6 +435,11 @@ MUTATIONS = [
         "a rest with records in the journal",
         _rest_cuts_the_journal_off,
         Workload("rested and synced", (("publish", "a"), ("rest", "a"), ("sync",))),
+    ),
+    Mutation(
+        "timer fires while the store opens",
+        _timer_fires_while_the_store_opens,
+        Workload("expired", (("expire", "a", "d", 1), ("consume", "d")), setup=DELAYED),
     ),
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.crash.driver import Step, Workload
 
-__all__ = ["COMPACTION", "INDEX", "LIMITS", "OVERWRITTEN", "STORE", "WORKLOADS"]
+__all__ = ["COMPACTION", "DELAYED", "INDEX", "LIMITS", "OVERWRITTEN", "STORE", "WORKLOADS"]
 
 _OPEN: tuple[Step, ...] = (("open",), ("queue", "a"))
 _FSYNC = {"durability": "fsync"}
@@ -575,6 +575,11 @@ _DEAD: tuple[Step, ...] = (
     ("limited", "a", (("dead_letter", "d"),)),
     ("queue", "d"),
 )
+DELAYED: tuple[Step, ...] = (
+    ("open",),
+    ("limited", "a", (("ttl", 1e9), ("dead_letter", "d"))),
+    ("queue", "d"),
+)
 _FULL = (("max_length", 3), ("overflow", "drop-head"), ("dead_letter", "d"))
 _THRICE = (("delivery_limit", 3), ("dead_letter", "d"))
 
@@ -651,6 +656,17 @@ LIMITS: tuple[Workload, ...] = (
             ("overflow", "a", "d"),
         ),
         setup=(("open",), ("limited", "a", _FULL), ("queue", "d")),
+    ),
+    *_many(
+        "expired dead letters",
+        (
+            ("expire", "a", "d", 2),
+            ("consume", "d", 1),
+            ("sync",),
+            ("expire", "a", "d", 1),
+            ("consume", "d"),
+        ),
+        setup=DELAYED,
     ),
     Workload(
         "delivery limit",
