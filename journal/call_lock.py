@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
-from journal import words
-from journal.errors import StoreError, UsageError
+from journal import forks, words
+from journal.errors import ForkedError, StoreError, UsageError
 from journal.owned_lock import OwnedLock
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ def refuse_twice() -> NoReturn:
     raise UsageError(
         "this thread is in the middle of another call: a signal's handler, or the finalizer of an "
         "object, can't use the same queue or store now"
+    )
+
+
+def forked_text(whose: str) -> str:
+    """Say why a forked child can't use what its parent process has opened."""
+    return (
+        f"{whose} was opened before the fork, and belongs to the parent process; close it before "
+        "the fork, and open it in the one process that uses it"
     )
 
 
@@ -49,17 +57,23 @@ def _nothing() -> None:
 class CallLock(OwnedLock):
     """A lock that knows its owner, and that may refuse. It may be the lock of a condition.
 
+    In a forked child each call that takes it raises :class:`ForkedError`: a thread of the parent
+    may have had it, and what it guards belongs to the parent. ``whose``: what was opened, for the
+    text of that error.
     ``refusal``: what each call that takes it raises since :meth:`refuse`, or ``None``.
     ``before_waiting``: called before it is waited for (:mod:`journal.lock_order`).
     """
 
-    __slots__ = ("before_waiting", "refusal")
+    __slots__ = ("_stamp", "before_waiting", "refusal", "whose")
 
     refusal: tuple[type[StoreError], str] | None
     before_waiting: Callable[[], None]
+    whose: str
 
-    def __init__(self) -> None:
+    def __init__(self, whose: str = "the store") -> None:
         super().__init__()
+        self.whose = whose
+        self._stamp: int = forks.stamp()
         self.refusal = None
         self.before_waiting = _nothing
 
@@ -70,8 +84,19 @@ class CallLock(OwnedLock):
         if self.refusal is None:
             self.refusal = kind, text
 
+    def is_inherited(self) -> bool:
+        """Tell whether this process is a forked child of the one that made it."""
+        return self._stamp != words.kept_stamp()
+
+    def is_over(self) -> bool:
+        """Tell whether each call that takes it raises."""
+        return self.refusal is not None or self.is_inherited()
+
     def check(self) -> None:
         """Raise what it was told to raise. Held or not."""
+        if self.is_inherited():
+            forks.noticed()
+            self.refuse(ForkedError, forked_text(self.whose))
         refusal = self.refusal
         if refusal is not None:
             kind, text = refusal
@@ -80,7 +105,7 @@ class CallLock(OwnedLock):
     def check_taken(self) -> None:
         """As :meth:`check`, for one who has just taken it: it is released at once, for a signal's
         handler may raise as :meth:`let_go` begins."""
-        if self.refusal is not None:
+        if self.is_over():
             self.release()
             self.check()
 
@@ -130,6 +155,8 @@ class Anyway:
     def __enter__(self) -> None:
         words.room_on_stack()
         lock = self._lock
+        if lock.is_inherited():
+            lock.check()
         if lock.is_mine():
             refuse_twice()
         try:

@@ -12,8 +12,9 @@ from _thread import RLock, get_ident
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from journal.call_lock import refuse_twice
-from journal.errors import StoreError
+from journal import forks
+from journal.call_lock import forked_text, refuse_twice
+from journal.errors import ForkedError, StoreError
 
 _NOTHING = nullcontext()
 
@@ -42,9 +43,12 @@ class _Here(RLock):  # type: ignore[misc]  # the stubs say final, the class does
 
 
 class Calls:
-    """``with calls.here():`` around a call that a close has to wait for. Thread-safe."""
+    """``with calls.here():`` around a call that a close has to wait for. Thread-safe. ``whose``:
+    what a forked child is told was opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, whose: str = "the store") -> None:
+        self._whose = whose
+        self._stamp = forks.stamp()
         self._locks: dict[int, _Here] = {}
         self._refusal: tuple[type[StoreError], str] | None = None
         # The thread that waits for the end of the calls, none of which is its own.
@@ -65,14 +69,17 @@ class Calls:
         return lock is not None and lock._is_owned()
 
     def check(self) -> None:
-        """Raise what it was told to raise."""
+        """Raise what it was told to raise, and :class:`ForkedError` in a forked child."""
+        if self._stamp != forks.stamp():
+            self.refuse(ForkedError, forked_text(self._whose))
         if self._refusal is not None:
             kind, text = self._refusal
             raise kind(text)
 
     def refuse(self, kind: type[StoreError], text: str) -> None:
-        """Let no call in any more: each raises ``kind(text)``."""
-        self._refusal = kind, text
+        """Let no call in any more: each raises ``kind(text)``. The first refusal is kept."""
+        if self._refusal is None:
+            self._refusal = kind, text
 
     def wait(self) -> None:
         """Wait until the calls of all other threads have ended; none may begin any more."""

@@ -19,8 +19,10 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import NamedTuple
 
+from journal import forks
 from journal.errors import LockedError
 from journal.files import FileSystem, PathLike, close_quietly, opened
+from journal.words import kept_stamp
 
 _PAUSE = 0.02
 """Seconds between two tries for a lock that is held: the kernel wakes nobody after a time."""
@@ -40,6 +42,7 @@ class LockFile:
         self._fs = fs
         self._path = path
         self._fd: int | None = None
+        self._stamp = forks.stamp()
 
     def open(self, flags: int, take: Callable[[int], None]) -> None:
         """Open the file, and call ``take`` with its descriptor, to lock it.
@@ -217,9 +220,9 @@ def _let_go_in_child() -> None:
     global _forks_ended
     _forks_ended = _forks_begun
     for lock in list(_held):
-        lock.let_go()
+        if lock._stamp != kept_stamp():
+            lock.let_go()
 
 
-os.register_at_fork(
-    before=_fork_begins, after_in_parent=_fork_ends, after_in_child=_let_go_in_child
-)
+os.register_at_fork(before=_fork_begins, after_in_parent=_fork_ends)
+forks.in_child(_let_go_in_child)

@@ -38,8 +38,8 @@ class PatientLock(CallLock):
 
     __slots__ = ("_alone", "_given_up", "_line", "_seen", "_shared", "_user", "_wanted", "waits")
 
-    def __init__(self, *, shared: bool = False) -> None:
-        super().__init__()
+    def __init__(self, whose: str = "the store", *, shared: bool = False) -> None:
+        super().__init__(whose)
         # A signal's handler may come to wait while its thread does.
         self._line = RLock()
         self._given_up = allocate_lock()
@@ -66,7 +66,9 @@ class PatientLock(CallLock):
     def take(self) -> bool:
         """Take it, if it is free, nobody else is next, and it does not refuse; false where the
         caller is to call :meth:`wait_for_turn`."""
-        return not self._wanted and self.refusal is None and self.acquire(False)
+        if self._wanted or self.refusal is not None or self._stamp != words.kept_stamp():
+            return False
+        return self.acquire(False)
 
     def choose(self) -> None:
         """Become patient when another thread calls this than the last time, and plain again after

@@ -20,6 +20,7 @@ cdef extern from *:
     #include <stdatomic.h>
     #include <stdint.h>
     #include <string.h>
+    #include <unistd.h>
     #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     #define words_big64(x) __builtin_bswap64(x)
     #else
@@ -51,6 +52,25 @@ cdef extern from *:
         }
         while (steps--) Py_LeaveRecursiveCall();
         return failed ? -1 : 0;
+    }
+
+    /* The word of the page that a fork wipes; the number of the process where there is none. The
+       buffer is never given back. */
+    static inline uint64_t words_kept_stamp(void) {
+        static volatile uint64_t *stamp = NULL;
+        static int looked = 0;
+        if (!looked) {
+            static Py_buffer buffer;
+            PyObject *module = PyImport_ImportModule("journal.forks");
+            PyObject *page = module ? PyObject_GetAttrString(module, "PAGE") : NULL;
+            if (page && page != Py_None && !PyObject_GetBuffer(page, &buffer, PyBUF_SIMPLE))
+                stamp = (volatile uint64_t *)buffer.buf;
+            Py_XDECREF(page);
+            Py_XDECREF(module);
+            PyErr_Clear();
+            looked = 1;
+        }
+        return stamp != NULL ? *stamp : (uint64_t)getpid();
     }
 
     /* Whether it is an mmap.mmap, and no subclass, whose stores may be recorded. */
@@ -124,12 +144,17 @@ cdef extern from *:
     """
     uint64_t words_big64(uint64_t) noexcept nogil
     int words_room_on_stack() except -1
+    uint64_t words_kept_stamp() noexcept
     void words_commit_start(char *, const char *) noexcept nogil
     void words_commit_word(char *, uint64_t) noexcept nogil
     int words_is_map(object) except -1
     int words_sum(const char *, Py_ssize_t, uint64_t *) except -1
     bint words_has_room(array)
     void words_grow_by_one(array)
+
+
+cdef inline uint64_t kept_stamp() noexcept:
+    return words_kept_stamp()
 
 
 cdef inline int store_record(object into, Py_ssize_t at, object record) except -1:

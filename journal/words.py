@@ -9,6 +9,7 @@ functions exist twice, so a test holds the two against each other.
 
 from __future__ import annotations
 
+import os
 import struct
 from _thread import get_ident as this_thread
 from time import clock_gettime_ns as clock_ns
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from journal import forks
 from journal.format import START_SIZE
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ __all__ = [
     "join_record",
     "join_rows",
     "join_words",
+    "kept_stamp",
     "look_for_signals",
     "now_ns",
     "push",
@@ -50,6 +53,12 @@ _BEFORE_TAIL = 20
 """Bytes of the start and the timestamp."""
 _ROWS_AT_ONCE = 1024
 _ROW_BYTES_AT_ONCE = 1 << 18
+
+
+def kept_stamp() -> int:
+    """Return the stamp of this process, as :func:`journal.forks.stamp` does; 0 in a forked child
+    that has made none yet."""
+    return os.getpid() if forks.PAGE is None else forks.PAGE[0]
 
 
 def store_record(into: mmap.mmap, at: int, record: bytes | memoryview) -> None:

@@ -115,7 +115,7 @@ class StoreState:
     def __init__(self, options: Options, paths: Paths) -> None:
         self.options: Options = options
         self.paths: Paths = paths
-        self.lock: PatientLock = PatientLock(shared=True)
+        self.lock: PatientLock = PatientLock(paths.root, shared=True)
         self.poison: Poison = Poison()
         order = self.poison.order
         self.lock.before_waiting = order.add(Place.STORE, self.lock.is_used_here)
@@ -158,12 +158,15 @@ class StoreState:
             lock.wait_for_turn()
 
     def check_open(self) -> None:
-        """Raise :class:`ClosedError` after a close."""
+        """Raise :class:`ClosedError` after a close, and :class:`ForkedError` in a forked child."""
+        self.lock.check()
         if isinstance(self.refusal, ClosedError):
             raise self.refusal
 
     def check_writable(self) -> None:
-        """Raise the refusal of writes, if there is one."""
+        """Raise the refusal of writes, if there is one, and :class:`ForkedError` in a forked
+        child."""
+        self.lock.check()
         if self.refusal is not None:
             raise self.refusal
         self.poison.check()

@@ -8,9 +8,6 @@ crash takes from them are put again at open.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Self, Unpack
@@ -18,10 +15,9 @@ from typing import Any, NoReturn, Self, Unpack
 from journal.arguments import refuse_pickling
 from journal.beneath import beneath, leave
 from journal.call_lock import check_alone, refuse_twice
-from journal.errors import ClosedError, ForkedError, StorageError, UsageError, storage_errors
+from journal.errors import ClosedError, StorageError, UsageError, storage_errors
 from journal.files import FileSystem, PathLike, checked_path, make_dirs
 from journal.findings import Finding
-from journal.patience import PatientLock
 from journal.threads import check_unpatched
 from rocketstore import reading
 from rocketstore.batch_putter import BatchPutter
@@ -51,8 +47,6 @@ from rocketstore.reading import (
 )
 from rocketstore.rebuild import Rebuilt
 from rocketstore.state import StoreState
-
-_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def open_store(path: PathLike, **options: Any) -> Store:
@@ -94,7 +88,6 @@ class Store:
             if isinstance(error, OSError):
                 raise StorageError(error.filename or path, "can't be opened", error) from error
             raise
-        _open_stores.add(self)
         if options.background and not options.read_only:
             self._housekeeping.start()
 
@@ -437,8 +430,13 @@ class Store:
         self._checkpointer.checkpoint()
 
     def close(self) -> None:
-        """Sync all, write the checkpoint, remove ``abort``, release the lock. Can be repeated."""
+        """Sync all, write the checkpoint, remove ``abort``, release the lock. Can be repeated. In
+        a forked child it changes nothing: the store is its parent's."""
         state = self._state
+        if state.lock.is_inherited():
+            if self._file_lock is not None:
+                self._file_lock.let_go()
+            return
         if isinstance(state.refusal, ClosedError):
             # A close before may have been cut short behind its refusal.
             self._release()
@@ -466,7 +464,6 @@ class Store:
 
     def _refuse_calls(self) -> None:
         self._state.refuse(ClosedError(f"{self.path}: the store is closed"))
-        _open_stores.discard(self)
 
     def _remove_abort(self) -> None:
         fs, paths = self.options.fs, self._state.paths
@@ -477,8 +474,7 @@ class Store:
     def _release(self) -> None:
         """Close all files, and give the lock of the directory back. Can be repeated."""
         try:
-            if not isinstance(self._state.refusal, ForkedError):
-                self._state.close_files()
+            self._state.close_files()
         finally:
             if self._file_lock is not None:
                 self._file_lock.release()
@@ -492,14 +488,3 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _close_in_child() -> None:
-    for store in list(_open_stores):
-        store._state.refuse(ForkedError(f"{store.path}: was opened by the parent process"))
-        # The parent may have held it at that moment; no thread here would ever release it.
-        store._state.lock = PatientLock(shared=True)
-
-
-with contextlib.suppress(AttributeError):
-    os.register_at_fork(after_in_child=_close_in_child)

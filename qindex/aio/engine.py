@@ -223,4 +223,4 @@ def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Open
 
 def _is_over(queue: plain_queue.Queue) -> bool:
     """Tell whether a queue was closed or deleted."""
-    return queue._parts.state.lock.refusal is not None
+    return queue._parts.state.lock.is_over()

@@ -16,6 +16,7 @@ from threading import get_ident
 from typing import TypeVar
 
 import qindex
+from journal import forks
 from journal.call_lock import CallLock, refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.threads import check_unpatched
@@ -62,6 +63,7 @@ def acquire(directory: str | os.PathLike[str]) -> qindex.Engine:
     Each call needs one of :func:`release`. Raises as :func:`qindex.open`.
     """
     check_unpatched()
+    _forget_parents()
     path = os.path.realpath(directory)
     me = get_ident()
     use: _Use | None = None
@@ -105,6 +107,7 @@ def _idle(path: str) -> _Use | None:
 
 def release(engine: qindex.Engine) -> None:
     """Give an engine back; the last one closes it. Raises as :meth:`qindex.Engine.close`."""
+    _forget_parents()
     _given_back.append(engine)
     _see_to()
 
@@ -184,13 +187,15 @@ def leave(engine: qindex.Engine, name: str, shared: Shared) -> bool:
         return True
 
 
-def _after_fork() -> None:
+def _forget_parents() -> None:
     """In a forked child: the engines that the parent has open are not the child's."""
     global _lock, _changed
+    if not _lock.is_inherited():
+        return
     _lock = CallLock()
     _changed = threading.Condition(_lock)  # type: ignore[arg-type]
     _uses.clear()
     _given_back.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+forks.in_child(_forget_parents)

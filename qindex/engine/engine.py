@@ -20,7 +20,6 @@ from journal.compiled import build
 from journal.errors import (
     ClosedError,
     DamageError,
-    ForkedError,
     NotAStoreError,
     StorageError,
     StoreError,
@@ -54,7 +53,6 @@ from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.queue.flushing import Flusher
-from qindex.queue.guards import forget_at_fork, refuse_in_child
 from qindex.queue.parts import QueueParts
 from qindex.queue.queue import Queue
 from qindex.queue.stats import EngineStats
@@ -101,9 +99,9 @@ class Engine:
         outside, fs = fs, beneath(fs, directory, hold=True)
         self._fs = fs
         self._poison = Poison()
-        self._lock = CallLock()
-        self._calls = Calls()
-        self._closing = CallLock()
+        self._lock = CallLock(directory)
+        self._calls = Calls(directory)
+        self._closing = CallLock(directory)
         self._awake: dict[str, Queue] = {}
         self._resting: dict[str, RestingQueue] = {}
         self._queues_directory = os.path.join(directory, layout.QUEUES)
@@ -125,7 +123,6 @@ class Engine:
         except BaseException:
             self._directory_lock.release()
             raise
-        refuse_in_child(self)
         _log.debug("%s: open; this build of qindex is %s", directory, build())
 
     # -- opening --------------------------------------------------------------------------------
@@ -571,7 +568,7 @@ class Engine:
     @property
     def closed(self) -> bool:
         """Whether it was closed, or is just being closed, or was opened before a fork."""
-        return self._lock.refusal is not None
+        return self._lock.is_over()
 
     def close(self, drain: float = 0) -> None:
         """Flush, leave a snapshot so that the next open is quick, and give the lock back.
@@ -587,8 +584,12 @@ class Engine:
         :class:`~journal.errors.WritesRefusedError` when it has refused before, in the background:
         it names the queues that are not all on disk. The engine is closed all the same, as when a
         signal's handler raises: the next open recovers. Raises :class:`UsageError`, and does
-        nothing, in a handler or finalizer that interrupts another call of its thread.
+        nothing, in a handler or finalizer that interrupts another call of its thread. In a forked
+        child it changes nothing: the store is its parent's.
         """
+        if self._lock.is_inherited():
+            self._directory_lock.let_go()
+            return
         if self._closing.is_mine():
             return
         self._refuse_inside()
@@ -631,7 +632,6 @@ class Engine:
             with self._lock:
                 self._lock.refuse(ClosedError, text)
             self._calls.refuse(ClosedError, text)
-            forget_at_fork(self)
             self._await_calls()
             self._stop_threads()
             self._close_files()
@@ -707,22 +707,6 @@ class Engine:
             )
         if failure is not None:
             raise failure
-
-    def _forked(self) -> None:
-        text = (
-            f"{self.directory}: was opened before the fork, and belongs to the parent process; "
-            "close it before the fork, and open it in the one process that uses it"
-        )
-        # A call that was under way at the fork still uses the old lock.
-        self._lock.refuse(ForkedError, text)
-        self._lock = CallLock()
-        self._lock.refuse(ForkedError, text)
-        self._calls.refuse(ForkedError, text)
-        self._closing = CallLock()
-        # The child shares the lock with its parent; a copy left open here would outlive it.
-        self._directory_lock.let_go()
-        for queue in self._awake.values():
-            queue._parts.flusher.forked()
 
     def __enter__(self) -> Engine:
         return self

@@ -9,9 +9,8 @@ from contextlib import nullcontext
 from time import sleep
 
 from journal.durations import Stopwatch
-from journal.errors import ClosedError, ForkedError, StorageError, StoreError
+from journal.errors import ClosedError, StorageError, StoreError
 from journal.format import ACTION_SIZE
-from journal.patience import PatientLock
 from journal.poison import PASSING
 from qindex.format.settings import NO_SETTINGS
 from qindex.index.flush import write_plan
@@ -292,18 +291,6 @@ class Flusher:
             except StorageError as error:
                 _log.warning("%s: it is to be deleted all the same", error)
         return stored
-
-    def forked(self) -> None:
-        """In a forked child: refuse everything. No lock is taken: its holder was left behind."""
-        name = self.state.name
-        text = (
-            f"queue {name!r} was opened before the fork, and belongs to the parent process; close "
-            "the engine before the fork, and open it in the one process that uses it"
-        )
-        # A call that was under way at the fork still uses the old lock.
-        self.state.lock.refuse(ForkedError, text)
-        self.state.lock = PatientLock()
-        self.state.lock.refuse(ForkedError, text)
 
     def resting(self) -> RestingQueue:
         """Give the figures of a closed queue that the snapshot keeps."""

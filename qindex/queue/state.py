@@ -94,7 +94,7 @@ class QueueState:
         self.messages: Messages | None = messages
         self.alarm: Alarm = alarm
         self.calls: Calls = calls
-        self.lock: PatientLock = PatientLock()
+        self.lock: PatientLock = PatientLock(f"queue {name!r}")
         self.lock.before_waiting = index.poison.order.checked(Rank.QUEUE)
         self.arrived: Bell = Bell(self.lock)
         self.flushed: Bell = Bell(self.lock)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +20,24 @@ from rocketstore.lock import StoreLock
 from tests.qindex.support import drain, open_quietly
 from tests.waiting import WAIT
 
+Fork = Callable[[], int]
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
+BY_C: Fork = ctypes.PyDLL(None).fork
+"""As uWSGI forks: no hook of Python's runs."""
+FORKS = pytest.mark.parametrize("fork", [os.fork, BY_C], ids=["python", "c"])
 
-def test_use_in_a_forked_child_raises(tmp_path: Path) -> None:
+
+@FORKS
+def test_use_in_a_forked_child_raises(tmp_path: Path, fork: Fork) -> None:
     engine = qindex.open(tmp_path, flush_idle=1e6)
     queue = engine.queue("q")
     queue.publish_many([b"0", b"1", b"2"])
     delivery = queue.get(0)
     assert delivery is not None
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if not child:
         wrong = []
         for name, call in (
@@ -98,7 +107,8 @@ def test_a_child_that_outlives_its_parent_keeps_no_lock(tmp_path: Path) -> None:
         parent.stdout.close()
 
 
-def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path) -> None:
+@FORKS
+def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path, fork: Fork) -> None:
     engine = open_quietly(tmp_path)
     queue = engine.queue("q")
     held, go_on = threading.Event(), threading.Event()
@@ -111,7 +121,7 @@ def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path) -> None:
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(WAIT)
-    child = os.fork()
+    child = fork()
     if not child:
         try:
             queue.flush()
@@ -123,6 +133,76 @@ def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path) -> None:
     go_on.set()
     holder.join()
     engine.close()
+
+
+_GENERATIONS = """
+import ctypes, os, sys, qindex, rocketstore
+from qindex.compat import PersistentQueue
+engine, log = qindex.open(sys.argv[1] + "/parent"), rocketstore.open(sys.argv[1] + "/log")
+queue, jobs = engine.queue("q"), PersistentQueue(sys.argv[1] + "/jobs")
+queue.publish_many([b"x"] * 1000)
+log.put("T", b"x")
+
+def refuses(*calls):
+    for call in calls:
+        try:
+            call()
+        except qindex.ForkedError:
+            continue
+        raise AssertionError(f"{call} did not raise")
+
+pid = ctypes.PyDLL(None).fork()
+if pid:
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    queue.publish(b"x")
+    log.put("T", b"y")
+    jobs.put(1)
+    for refused in (qindex.open, rocketstore.open):
+        try:
+            refused(engine.directory if refused is qindex.open else log.path)
+        except qindex.LockedError:
+            continue
+        raise AssertionError("the child gave its parent's lock back")
+    log.close()
+    engine.close()
+else:
+    mine = qindex.open(sys.argv[1] + "/child")
+    PersistentQueue(sys.argv[1] + "/jobs of the child").put(1)
+    refuses(lambda: queue.publish(b"y"), lambda: queue.get(0), queue.sync, engine.sync)
+    refuses(lambda: log.put("T", b"y"), lambda: log.get("T", 0, 0), log.sync)
+    mine.queue("q").publish(b"y")
+    if not (pid := ctypes.PyDLL(None).fork()):
+        refuses(lambda: mine.queue("q"), lambda: queue.get(0), lambda: log.lookup(0))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    mine.close()
+    log.close()
+    del queue, engine, log, jobs  # and what finalizers and the end of the interpreter do
+"""
+
+
+_WITHOUT_PAGES = """
+import sys
+platform, sys.platform = sys.platform, "one that wipes no pages"
+import journal.forks
+sys.platform = platform
+assert journal.forks.PAGE is None
+"""
+
+
+@pytest.mark.parametrize("before", ["", _WITHOUT_PAGES], ids=["page", "number of the process"])
+def test_generations_of_a_process_that_c_forks(tmp_path: Path, before: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", before + _GENERATIONS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with open_quietly(tmp_path / "parent") as engine:
+        assert len(engine.queue("q")) == 1001
+    with open_quietly(tmp_path / "child") as engine:
+        assert len(engine.queue("q")) == 1
 
 
 class ForkingFileSystem(RealFileSystem):
