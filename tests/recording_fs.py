@@ -135,6 +135,7 @@ class RecordingFileSystem:
         self.statvfs = below.statvfs
         self.fstat = below.fstat
         self.lock = below.lock
+        self.lock_shared = below.lock_shared
         self.lock_byte = below.lock_byte
         self.unlock = below.unlock
         self.byte_holder = below.byte_holder

@@ -105,6 +105,6 @@ class SyncLog(RealFileSystem):
             self.synced.append(f"{Path(path).name}/")
             real.sync_dir(path)
 
-        self.open = open_  # type: ignore[assignment]
+        self.open = open_  # type: ignore[method-assign]
         self.fdatasync = fdatasync  # type: ignore[assignment]
         self.sync_dir = sync_dir  # type: ignore[method-assign]

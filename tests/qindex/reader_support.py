@@ -35,7 +35,7 @@ class LookingFileSystem(RealFileSystem):
             *("unlink", "mkdir", "rmdir", "sync_dir", "lock"),
         ):
             setattr(self, name, self._refuse)
-        self.open = self._open  # type: ignore[assignment]
+        self.open = self._open  # type: ignore[method-assign]
 
     @staticmethod
     def _refuse(*_arguments: object) -> None:

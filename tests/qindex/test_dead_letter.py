@@ -299,7 +299,7 @@ class _Refusing(RealFileSystem):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return real(path, flags, mode)
 
-        self.open = opened  # type: ignore[assignment]
+        self.open = opened  # type: ignore[method-assign]
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class FailingFileSystem(RealFileSystem):
             return os.open(path, flags, mode)
 
         self.armed = True
-        self.open = fail  # type: ignore[assignment]
+        self.open = fail  # type: ignore[method-assign]
 
 
 def test_a_segment_that_can_t_be_read_costs_its_messages_alone(tmp_path: Path) -> None:

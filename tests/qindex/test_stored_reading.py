@@ -144,7 +144,7 @@ class Pausing(LookingFileSystem):
                     happens()
             return real(path, flags, mode)
 
-        self.open = open_  # type: ignore[assignment]
+        self.open = open_  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("at", range(1, 16))
