@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -25,6 +27,20 @@ from pyspark_qindex.read_entries import read_entries
 from pyspark_qindex.read_files import read_files, read_stored
 from pyspark_qindex.read_messages import read_messages
 from pyspark_qindex.schemas import Table, spark_schema
+
+
+def can_stream() -> bool:
+    """Return whether this Spark keeps the limit of a batch: it does from 4.2 on."""
+    return importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+
+
+def check_stream() -> None:
+    """Raise :class:`UsageError` where a stream is asked for and Spark is too old for it."""
+    if not can_stream():
+        raise UsageError(
+            f"streams need pyspark 4.2 or newer, not {pyspark.__version__}: it would ignore "
+            f"maxMessagesPerBatch and read a whole backlog at once"
+        )
 
 
 def read_part(part: Part, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -69,6 +85,8 @@ class TableSource(DataSource):
         return spark_schema(read_options(self.options, self._tables).columns)
 
     def _asked(self, schema: StructType, *, stream: bool) -> ReadOptions:
+        if stream:
+            check_stream()
         options = read_options(self.options, self._tables, stream=stream)
         followed = next(iter(self._tables))
         if stream and options.include != followed:
@@ -98,6 +116,7 @@ class QindexSource(TableSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Publish each batch into a queue, once."""
+        check_stream()
         from pyspark_qindex.sink import QueueSink, sink_options
 
         return QueueSink(sink_options(self.options, stream=True), schema)
