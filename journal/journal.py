@@ -103,7 +103,8 @@ class Journal:
         """Open or create the file and keep its first ``position`` bytes.
 
         The bytes behind are cut off: recovery has found a torn or zero-filled tail there. With
-        ``rested`` (:mod:`journal.rested`) they are room, and kept. Raises :class:`StorageError`.
+        ``rested`` (:mod:`journal.rested`) they are room, and kept: on a full disk it takes delivers
+        and acks. Raises :class:`StorageError`.
         """
         self._fs = fs
         self.path: str = os.fspath(path)
@@ -131,8 +132,11 @@ class Journal:
                 except OSError as error:
                     if not rested or error.errno not in FULL:
                         raise
-                    self._use(mmap.mmap(-1, mmap.PAGESIZE), position, in_reserve=True)
-                    self.word_limit = 0
+                    if position:
+                        self._open_reserve(position, 0)
+                    else:
+                        self._use(mmap.mmap(-1, mmap.PAGESIZE), position, in_reserve=True)
+                        self.word_limit = 0
             except BaseException:
                 fs.close(self._fd)
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,6 +194,7 @@ class Engine:
         options = self.options
         try:
             self._finish_moves()
+            self._wake_unmoved()
             self._wake_expiring()
             if options.background:
                 self._housekeeper = Housekeeper(
@@ -206,6 +208,17 @@ class Engine:
             self._alarm.stop()
             self._messages.close()
             raise
+
+    def _wake_unmoved(self) -> None:
+        """Open the queues whose journal recovery found no room to move: they go on with it."""
+        for hashed, resting in list(self._resting.items()):
+            if not resting.unmoved:
+                continue
+            name = stored_name(self._fs, resting.directory, hashed, self.findings)
+            if directory_name(self._vhost, checked_name(name)) != hashed:
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise StorageError(resting.directory, "a queue without its name", full)
+            self.queue(name)
 
     def _wake_expiring(self) -> None:
         """Open the queues with a ttl that hold messages: they expire though nobody asks for the
@@ -354,6 +367,8 @@ class Engine:
             seq_file=seq_file,
         )
         index.findings = self.findings
+        if resting.unmoved:
+            index.take_over(resting.unmoved)
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
         parts = QueueParts(
@@ -368,6 +383,8 @@ class Engine:
             request_flush=ask,
         )
         index.before_waking = partial(self._roster.admit, parts)
+        if resting.unmoved:
+            self._roster.admit(parts)
         return Queue(parts)
 
     def _queue_name_file(self, raw: bytes) -> bytes:

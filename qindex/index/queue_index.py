@@ -26,8 +26,8 @@ from journal import format as journal_format
 from journal import words
 from journal.arrays import I64, U8, Bools
 from journal.durations import NO_DURATIONS, Durations
-from journal.errors import StorageError
-from journal.files import FileSystem
+from journal.errors import StorageError, storage_errors
+from journal.files import FileSystem, opened
 from journal.format import ACK, ACK_BITS, DELIVER, DELIVER_BITS, PUBLISH_TRANSIENT, TYPE_SHIFT
 from journal.journal import Journal, Retired
 from journal.poison import Poison
@@ -471,6 +471,36 @@ class QueueIndex(IndexReader):
         return dropped
 
     # -- after a call that was cut short --------------------------------------------------------
+
+    def take_over(self, end: int) -> None:
+        """Go on with the journal that an earlier run has left, whose records end at ``end``.
+
+        The queue was just opened, and knows the segments as their files are. Raises
+        :class:`StorageError` and :class:`DamageError`.
+        """
+        path = self.journal.path
+        opening = storage_errors(path, "the journal can't be opened")
+        with opening, opened(self.fs, path, os.O_RDWR) as fd:
+            # A hole in it would need room on the disk at some store into the map.
+            self.fs.fallocate(fd, 0, self.fs.fstat(fd).st_size)
+        journal = self.journal = Journal(
+            self.fs, path, self.poison, position=end, entries=self.entry_count, rested=True
+        )
+        journal.highest = len(journal.map)
+        walk = walk_journal(journal.map, 0, end)
+        for number in segment_numbers(walk.seqs, self.entry_count):
+            segment = self.segments.get(number)
+            if segment is not None and not segment.loaded:
+                self.load(segment)
+        entries = JournalRecords(path, walk).entries
+        if len(entries):
+            self.positions_base = int(entries.seqs[0])
+        self.rebuild()
+        # What was delivered or acknowledged by the earlier run is not counted.
+        self._live_before = sum(segment.unacked for segment in self.segments.values())
+        self._first_seq = self.next_seq
+        self.taken = self.acks = 0
+        self._actions_flushed = self.actions - len(walk)
 
     def rebuild(self) -> None:
         """Forget the memory of a call that was cut short, and read the journal again.

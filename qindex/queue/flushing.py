@@ -11,7 +11,7 @@ from time import sleep
 from journal.durations import Stopwatch
 from journal.errors import ClosedError, StorageError, StoreError
 from journal.format import ACTION_SIZE
-from journal.poison import PASSING
+from journal.poison import is_passing
 from qindex.format.settings import NO_SETTINGS
 from qindex.index.flush import write_plan
 from qindex.queue.dead_letters import Mover
@@ -210,7 +210,7 @@ class Flusher:
                 end = index.journal.end
             prepared = index.journal.prepare(plan.front, end)
         except StorageError as error:
-            if error.errno not in PASSING:
+            if not is_passing(error):
                 index.poison.set(error)
             raise
         with lock:
@@ -257,6 +257,7 @@ class Flusher:
             state.lock.refuse(ClosedError, f"queue {state.name!r} is closed")
             state.notify_all()
             state.await_flush()
+            cut = True
             try:
                 if index.poison.reason is None:
                     if index.changing:
@@ -264,8 +265,11 @@ class Flusher:
                     state.forgive_outstanding()
                     index.drop_transient()
                     self.write_and_empty(held=True)
+            except StorageError as error:
+                cut = not is_passing(error)  # its reserve lets the next open consume
+                raise
             finally:
-                index.journal.close()
+                index.journal.close(cut=cut)
 
     def abandon(self, kind: type[StoreError], text: str) -> list[bytes]:
         """Close without a flush: the queue's directory is about to be deleted. Gives the ids of

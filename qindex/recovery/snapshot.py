@@ -53,6 +53,8 @@ class RestingQueue:
     ``segments``: for each number the entries not acknowledged and the bytes of its file.
     ``journal_left``: recovery left the file of the journal, which holds nothing but zeros; it has
     to go (:func:`qindex.recovery.store_recovery.remove_journal`) before anything is written.
+    ``unmoved``: bytes of records in the journal, which recovery found no room to move: they stay
+    there, and ``segments`` is what the files of the segments say.
     ``has_settings``: there is a file of settings; as the directory tells, not the snapshot.
     ``stamp``: of the youngest segment, where the form of segments has such
     (:meth:`qindex.index.segment_form.SegmentForm.stamp`).
@@ -64,6 +66,7 @@ class RestingQueue:
     journal_left: bool = False
     has_settings: bool = False
     stamp: int = 0
+    unmoved: int = 0
 
     @property
     def live(self) -> int:

@@ -31,11 +31,11 @@ from journal import format as journal_format
 from journal.arrays import I64
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed
-from journal.errors import ClosedError, storage_errors
+from journal.errors import ClosedError, StorageError, storage_errors
 from journal.files import FileSystem, is_zeros, map_optional, sync_file, unlink_if_there
 from journal.findings import Cause, Finding
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
-from journal.poison import Poison
+from journal.poison import Poison, is_passing
 from msgstore.errors import StaleSnapshotError
 from qindex.format import layout
 from qindex.format.record_layouts import journal_layout
@@ -542,7 +542,16 @@ def _rewrite(
         next_seq = _next_seq(loaded, seq_file)
         if seq_file.same_run:
             _give_out(seq_file, next_seq)
-        segments = _flush(fs, loaded, next_seq)
+        try:
+            segments = _flush(fs, loaded, next_seq)
+        except StorageError as error:
+            as_filed = _as_filed(fs, loaded) if _may_serve(loaded, seq_file, error) else None
+            if as_filed is None:
+                raise
+            _log.warning("%s: is served from its journal: %s", directory, error)
+            has_settings = layout.SETTINGS in loaded.names
+            size = loaded.journal_size
+            return RestingQueue(directory, next_seq, as_filed, False, has_settings, 0, size)
         known = seq_file.same_run or seq_file.unused
         left = may_leave and known and _may_leave_journal(loaded)
         if not left:
@@ -552,6 +561,25 @@ def _rewrite(
             # and the journal was written before. Until here the old reservation holds.
             _give_out(seq_file, next_seq)
     return RestingQueue(directory, next_seq, segments, left, layout.SETTINGS in loaded.names)
+
+
+def _may_serve(loaded: LoadedQueue, seq_file: SeqFile, error: StorageError) -> bool:
+    """Tell whether the queue can be used as its journal and files are, where the disk has no room
+    to move what the journal holds: nothing else was to be changed."""
+    unchanged = not (loaded.findings or loaded.transient or loaded.form.overwrites)
+    return unchanged and seq_file.same_run and is_passing(error)
+
+
+def _as_filed(fs: FileSystem, loaded: LoadedQueue) -> dict[int, tuple[int, int]] | None:
+    """Give what the files of the segments say, after a flush that failed; ``None`` where one does
+    not end where it did."""
+    found = {}
+    for number in segment_files(loaded.form, fs.listdir(loaded.directory)):
+        scan = loaded.form.scan(fs, loaded.directory, number, loaded.entry_count)
+        if scan.findings:
+            return None
+        found[number] = scan.unacked, scan.size
+    return found
 
 
 def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]) -> None:

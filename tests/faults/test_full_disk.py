@@ -180,3 +180,16 @@ def test_a_segment_can_be_consumed_without_any_room(entries: int) -> None:
     with open_quietly(Path("/store"), fs=fs, **options) as again:
         assert again.findings == []
         assert len(again.queue("q")) == 0
+
+
+@pytest.mark.parametrize(("end", "size"), [("kill", 100), ("close", 2000)])
+def test_a_store_opens_on_a_disk_without_a_free_block(tmp_path: Path, end: str, size: int) -> None:
+    """Killed or closed there, three times over: all is drained, in order, and nothing comes back
+    but what was out."""
+    options = {"end": end, "size": size, "segment_entry_count": 512}
+    found = run_on_a_disk(tmp_path, "2m", "tests.faults.reopen_child", json.dumps(options))
+    assert min(found["sent"].values()) > 100
+    assert found["same"] == {"a": True, "b": True}
+    assert found["again"] == [{"a": 10, "b": 10}, {"a": 1, "b": 1}, {"a": 1, "b": 1}]
+    assert found["findings"] == []
+    assert found["ready"] == [0, 0]
