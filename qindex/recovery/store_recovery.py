@@ -549,6 +549,8 @@ def _rewrite(
             if as_filed is None:
                 raise
             _log.warning("%s: is served from its journal: %s", directory, error)
+            # The acks in it may be what the message store deletes messages for.
+            _sync_journal(fs, loaded)
             has_settings = layout.SETTINGS in loaded.names
             size = loaded.journal_size
             return RestingQueue(directory, next_seq, as_filed, False, has_settings, 0, size)
