@@ -375,7 +375,13 @@ class MessageStore:
         except FileNotFoundError as error:
             if self._read_only:  # another process, which has the store open, has reclaimed it
                 raise MissingMessageError(state.directory, msg_id) from error
-            raise StorageError(state.path(place[0]), "is gone", error) from error
+            path = state.path(place[0])
+            try:
+                state.fs.listdir(state.directory)
+            except OSError:
+                # All of the store is away, perhaps for a while: no message of it is lost yet.
+                raise StorageError(path, "is gone", error) from error
+            raise DamageError(path, place[1], "the file is gone") from error
         except OSError as error:
             raise StorageError(state.path(place[0]), "can't be opened", error) from error
 

@@ -124,6 +124,7 @@ def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan
         if not size:
             _forget_removed(segment)
         start = segment.file_size
+        segment.missing = max(start - size, 0)
         if size != start or not start:
             # Recovery has found the end of the file torn, or an earlier flush has left it so; or
             # these are the sums of a file that did not outlive a loss of power.

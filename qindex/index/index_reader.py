@@ -17,7 +17,7 @@ from journal import format as journal_format
 from journal.arrays import I64
 from journal.errors import DamageError, StorageError
 from journal.files import FileSystem, ReadBuffer, pread_all
-from journal.findings import Finding
+from journal.findings import Cause, Finding, Kind
 from journal.journal import Journal
 from qindex.format import plain_rows
 from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
@@ -27,7 +27,7 @@ from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.quarantine import quarantine_findings
 from qindex.index.read_ahead import EMPTY_WINDOW, Window
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
-from qindex.index.segment_form import Known, SegmentForm
+from qindex.index.segment_form import Known, SegmentForm, SegmentPlan
 from qindex.index.segment_scan import SegmentScan, empty_scan, stored_entries
 
 _log = logging.getLogger("qindex.index")
@@ -109,17 +109,31 @@ class IndexReader:
         if segment.unacked != unacked:
             self._live_before += segment.unacked - unacked
             self.lost_entries = True
-            at, what = segment.file_size, f"{unacked - segment.unacked} entries are missing"
+            count = unacked - segment.unacked
             if scan.findings:
                 quarantine_findings(self.fs, scan.findings)
-                at, what = scan.findings[0].offset, f"{scan.findings[0].what}; {what}"
-            raise DamageError(path, at, what)
+                at, what = scan.findings[0].offset, scan.findings[0].what
+            elif scan.size:
+                at, what = scan.size, f"the file has {scan.size} bytes of {segment.file_size}"
+            else:
+                at, what = 0, "the file is gone, or empty"
+            lost = f"{count} of {unacked} messages are lost"
+            missing = Finding(path, at, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
+            self.report([missing])
+            raise DamageError(path, at, f"{what}; {lost}")
 
     def report(self, findings: Sequence[Finding]) -> None:
         """Tell the user of damage that was met while the queue is open."""
         for finding in findings:
             _log.warning("%s", finding)
         self.findings += findings
+
+    def report_missing(self, planned: SegmentPlan) -> None:
+        """Tell the user that a flush found less of a segment's file than was written before."""
+        path = os.path.join(self.directory, self.form.file_name(planned.number))
+        what = f"another program has taken {planned.missing} bytes of the file away"
+        lost = "the messages in them are lost"
+        self.report([Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)])
 
     def _scan(self, segment: Segment, known: Known | None = None) -> tuple[str, SegmentScan]:
         path = os.path.join(self.directory, self.form.file_name(segment.number))
@@ -356,12 +370,15 @@ class IndexReader:
         low = int(offsets.min())
         high = int((offsets + lengths).max())
         path = os.path.join(self.directory, self.form.file_name(segment.number))
+        data = b""
         try:
             fd = self.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 data = pread_all(self.fs, fd, high - low, low)
             finally:
                 self.fs.close(fd)
+        except FileNotFoundError:
+            pass  # another program has deleted it
         except OSError as error:
             raise StorageError(path, "the segment can't be read", error) from error
         # Another program has cut the file: the bytes that are gone read as zeros, and no checksum

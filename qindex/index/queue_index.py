@@ -717,6 +717,8 @@ class QueueIndex(IndexReader):
         vanished = (np.frombuffer(planned.filed, np.uint8) == ABSENT) & (filed == ACKED)
         filed[vanished] = ABSENT
         segment.filed = bytearray(filed.tobytes())
+        if planned.missing:
+            self.report_missing(planned)
         if planned.rewritten:
             segment.offsets = segment.lengths = None
             segment.verified = b""

@@ -35,6 +35,7 @@ class SegmentPlan:
     The results: ``offsets`` and ``lengths`` of the publish records that were appended, for the
     entries ``rels``; ``created``: a file was made; ``deleted``; ``rewritten``: what was read
     before is not what there is, because an earlier try of this flush had failed, say;
+    ``missing``: bytes that were written before, and that another program has taken away;
     ``file_size`` after.
     """
 
@@ -50,6 +51,7 @@ class SegmentPlan:
     created: bool = False
     deleted: bool = False
     rewritten: bool = False
+    missing: int = 0
 
     @property
     def unacked(self) -> int:

@@ -14,7 +14,7 @@ cdef class Deliverer:
     cdef public QueueState _state
     cdef public Settler _settler
     cdef public Flusher _flusher
-    cdef public object _letters, _reader
+    cdef public object _letters, _owed, _reader
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead, window=Window,
                    at=Py_ssize_t, seq=Py_ssize_t, given=Delivery, again=bint)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from journal.background import Background
 from journal.call_lock import refuse_twice
-from journal.errors import ClosedError, StoreError, UsageError
+from journal.errors import ClosedError, DamageError, StoreError, UsageError
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, PUBLISHED
@@ -105,6 +105,8 @@ class Deliverer:
         self._reader = reader
         self._letters = letters
         self._settler = settler
+        # Damage that has ended a batch of messages before it; the next call raises it.
+        self._owed: DamageError | None = None
 
     # -- one by one -----------------------------------------------------------------------------
 
@@ -194,6 +196,9 @@ class Deliverer:
             return True
         letters = self._letters
         deadline = deadline_after(timeout)
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            raise owed
         while ahead.is_empty():
             if index.dirty > self._flusher.max_dirty:
                 # Deliveries count too; a flush may let others in, who fill the window.
@@ -352,9 +357,12 @@ class Deliverer:
         try:
             while len(batch) < most and self._take_into(batch, most - len(batch)):
                 pass
-        except StoreError:
+        except StoreError as error:
             if not batch:
                 raise
+            if isinstance(error, DamageError):
+                # A segment is read once: the next read would not find the damage again.
+                self._owed = error
 
     def _take_into(self, batch: Batch, most: int) -> bool:
         """Move messages that may be delivered into ``batch``; false when it has to end here."""

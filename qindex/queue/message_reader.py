@@ -72,7 +72,10 @@ class MessageReader:
         if entry.stored and messages is not None:
             # A message that is gone leaves its entry alone to be set aside.
             with suppress(MissingMessageError):
-                path, offset, data = messages.raw(entry.msg_id)
+                try:
+                    path, offset, data = messages.raw(entry.msg_id)
+                except DamageError as error:
+                    path, offset, data = error.path, error.offset, b""
         if data:  # else it was set aside when the file was read
             quarantine(index.fs, path, offset, data)
         return path, offset
