@@ -50,14 +50,16 @@ _MOST_BROKEN = 8
 class Healed:
     """A file's bytes, with ``fixed``: the offsets of bytes in which one bit was put right, and
     ``broken``: the offsets of blocks that do not hold and could not be healed. ``sound``: bytes
-    from the start that are covered by checksums that hold. ``end``: behind the last byte that is
-    covered."""
+    from the start that are covered by checksums that hold. ``end``: past the last byte that the
+    file had when its last checksum was written. The file may be shorter now. ``torn``: the sums end
+    in what is no extent, behind which none may be appended."""
 
     data: FileBytes
     fixed: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
     sound: int = 0
     end: int = 0
+    torn: bool = False
 
 
 def extent(data: ReadBuffer, offset: int) -> bytes:
@@ -96,10 +98,11 @@ def heal(data: FileBytes, sums: bytes | None, *, power_lost: bool = False) -> He
     if not sums:
         return Healed(data)
     view = memoryview(data)
-    sound, end, wrong = _compare(view, sums)
+    sound, wrong = _compare(view, sums)
+    end, torn = _end(data, sums)
     if len(wrong) > _MOST_BROKEN:
-        return Healed(data)
-    healed = Healed(data, sound=sound, end=end)
+        return Healed(data, end=end, torn=torn)
+    healed = Healed(data, sound=sound, end=end, torn=torn)
     for start, stop, check in wrong:
         found = xxh3_64_intdigest(view[start:stop])
         if (found ^ check).bit_count() == 1:
@@ -120,12 +123,28 @@ def heal(data: FileBytes, sums: bytes | None, *, power_lost: bool = False) -> He
     return healed
 
 
-def _compare(view: memoryview, sums: bytes) -> tuple[int, int, list[tuple[int, int, int]]]:
-    """Count the bytes from the start that are covered without a gap, tell where the last covered
-    one ends, and give start, end and checksum of each block that does not hold. An extent at a
-    time: as a rule all of it holds."""
+def _end(data: ReadBuffer, sums: bytes) -> tuple[int, bool]:
+    """Return where the last byte ends that ``sums`` cover, and whether they end in no extent.
+
+    A flipped bit in the head of the last extent is corrected first: it must not make a whole file
+    look cut.
+    """
+    end = stop = 0
+    for position, size, offset, length in extents(sums):
+        stop = position + size
+        if offset + length > len(data):
+            flipped = _flipped_head(data, sums, position, end)
+            if flipped is not None:
+                _, offset, length = flipped
+        end = offset + length
+    return end, stop < len(sums)
+
+
+def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """Count the bytes from the start that are covered without a gap, and give start, end and
+    checksum of each block that does not hold. An extent at a time: as a rule all of it holds."""
     size = len(view)
-    covered = end = 0
+    covered = 0
     wrong: list[tuple[int, int, int]] = []
     for position, _, offset, length in extents(sums):
         end = offset + length
@@ -144,7 +163,7 @@ def _compare(view: memoryview, sums: bytes) -> tuple[int, int, list[tuple[int, i
                 for start, ((check,), (digest,)) in zip(starts, pairs, strict=True)
                 if digest != check
             ]
-    return covered, end, wrong
+    return covered, wrong
 
 
 def extents(sums: bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -206,7 +225,7 @@ def check_sums(path: str, data: ReadBuffer, sums: bytes) -> Iterator[Finding]:
                 yield Finding(path, len(data), 0, Cause.DAMAGE, what, gone, Kind.TORN)
         end = offset + length
         extent_sums = _HEAD.pack(offset, length) + sums[position + HEAD_SIZE : following]
-        for start, stop, check in _compare(memoryview(data), extent_sums)[2]:
+        for start, stop, check in _compare(memoryview(data), extent_sums)[1]:
             off = xxh3_64_intdigest(memoryview(data)[start:stop]) ^ check
             if off.bit_count() == 1:
                 at = position + HEAD_SIZE + (start - offset) // BLOCK * _SUM.size
@@ -250,7 +269,7 @@ def _flipped_head(
         if offset < end or not length or offset + length > len(data) or following > len(sums):
             continue
         head += sums[position + HEAD_SIZE : following]
-        if not _compare(memoryview(data), bytes(head))[2]:
+        if not _compare(memoryview(data), bytes(head))[1]:
             return position + (bit >> 3), offset, length
     return None
 

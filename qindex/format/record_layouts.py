@@ -42,12 +42,17 @@ def journal_layout(seq_limit: int, *, power_lost: bool = False, complete: int = 
 
 
 def segment_layout(
-    number: int, entry_count: int, elsewhere: Elsewhere | None = None, *, power_lost: bool = False
+    number: int,
+    entry_count: int,
+    elsewhere: Elsewhere | None = None,
+    *,
+    power_lost: bool = False,
+    complete: int = 0,
 ) -> Layout:
     """Lay out segment ``number`` of a queue with ``entry_count`` entries a segment.
 
-    ``elsewhere``: what the queue's journal, which is ours, publishes too. ``power_lost``:
-    see :class:`qindex.format.resynchronise.Layout`.
+    ``elsewhere``: what the queue's journal, which is ours, publishes too. ``power_lost``,
+    ``complete``: see :class:`qindex.format.resynchronise.Layout`.
     """
     first_seq = number * entry_count
 
@@ -86,4 +91,5 @@ def segment_layout(
         end_seq=first_seq + entry_count,
         elsewhere=elsewhere,
         power_lost=power_lost,
+        complete=complete,
     )

@@ -14,7 +14,8 @@ sound record is looked for and the walk goes on there:
 5. Otherwise all bytes up to the next sound publish record are lost.
 
 Each place is reported (:class:`journal.findings.Finding`), with its cause: a tail that is torn or
-zero, or whole zero pages, comes of a crash; anything else is damage.
+zero, or whole zero pages, comes of a crash; anything else is damage. Bytes that the checksums of
+the file say were there (:attr:`Layout.complete`) are damage in any case: no crash takes them back.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Layout:
     had from another file, if they are not sound here. ``power_lost``: the system that wrote the
     file is gone, and with it what it had not synced: sectors of 512 bytes may never have been
     written.
-    ``complete``: bytes from the start of the file that were all appended in whole.
+    ``complete``: bytes from the start of the file that were all appended in whole. The file may be
+    shorter now. 0 where a loss of power may have taken some of them.
     """
 
     head_size: int
@@ -132,9 +134,9 @@ def read_soundly(path: str, data: Data, layout: Layout, verified: int = 0) -> Re
     them are not taken.
     O(size), and a bounded amount more for each damaged place.
     """
-    if not data:
+    if not data and not layout.complete:
         return Reading(NO_WALK, data)
-    if verified >= len(data):
+    if len(data) and verified >= len(data) >= layout.complete:
         walk = layout.walk(data, 0, len(data), sys.maxsize)
         if walk.ending is Ending.END:
             return Reading(walk, data)
@@ -194,6 +196,10 @@ class _Reader:
             if resume.patch is None:
                 # The bytes before are judged: a later search must not go back into them.
                 self._floor = max(self._floor, position)
+        missing = self._layout.complete - size
+        if missing > 0:
+            what = f"the file ends at {size}; it had at least {self._layout.complete} bytes"
+            self._find(size, 0, Cause.DAMAGE, what, self._most_lost(size), Kind.TORN)
         joined = join_walks(self._pieces or [NO_WALK])
         return Reading(joined, self._data, self._findings)
 
@@ -273,7 +279,7 @@ class _Reader:
     def _is_zero_tail(self, offset: int) -> bool:
         if not self._nothing_from(offset):
             return False
-        if offset == 0 or self._layout.step_size < 8:
+        if offset == 0 or self._layout.step_size < 8 or offset < self._layout.complete:
             length = len(self._data) - offset
             what, consequence = "zero-filled tail", "nothing is lost"
             self._find(offset, length, Cause.CRASH, what, consequence, Kind.ZEROS)
@@ -508,7 +514,19 @@ class _Reader:
         consequence: str = "",
         kind: Kind = Kind.RECORD,
     ) -> None:
+        # Only a patch of a record whose head was damaged says of what was there that it still is.
+        if cause is Cause.CRASH and kind is not Kind.CORRECTED and offset < self._layout.complete:
+            cause, consequence = Cause.DAMAGE, self._most_lost(offset, offset + length)
         self._findings.append(Finding(self._path, offset, length, cause, what, consequence, kind))
+
+    def _most_lost(self, start: int, stop: int = sys.maxsize) -> str:
+        """Say how many messages can have been in the part of these bytes that was there."""
+        layout = self._layout
+        length = min(stop, layout.complete) - start
+        most = -(-length // layout.head_size)
+        if stop >= len(self._data):
+            most = min(most, layout.end_seq - 1 - max(self._last_seq, layout.first_seq - 1))
+        return f"{length} bytes that had been written are lost, with at most {most} messages"
 
 
 def _is_half(data: Data, start: int, length: int) -> bool:

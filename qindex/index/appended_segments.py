@@ -14,7 +14,7 @@ from journal.arrays import I64, U8
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import extent
 from journal.files import FileSystem, ReadBuffer, replace_file, unlink_if_there, write_all
-from journal.findings import Finding
+from journal.findings import Cause, Finding, Kind
 from journal.format import PAYLOAD_SIZE, PUBLISH_TRANSIENT
 from journal.poison import PASSING
 from qindex.format.message_record import gather_bytes
@@ -66,12 +66,19 @@ class _Appended(SegmentForm):
         elsewhere: Elsewhere | None = None,
         known: Known | None = None,
         power_lost: bool = False,
+        at_rest: bool = False,
     ) -> SegmentScan:
         path = os.path.join(directory, file_name(number))
         findings: list[Finding] = []
         healed = read_healed(fs, path, findings, power_lost=power_lost)
+        complete = healed.end if at_rest else 0
+        ahead = power_lost and healed.end > len(healed.data) and not at_rest
+        if ahead or healed.torn:
+            # Both files are written anew: what is appended next must not be held against these.
+            what, lost = "the checksums are not those of the file", "nothing is lost"
+            findings.append(Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED))
         scan = scan_segment(
-            path, healed.data, number, entry_count, healed.sound, elsewhere, power_lost
+            path, healed.data, number, entry_count, healed.sound, elsewhere, power_lost, complete
         )
         scan.findings[:0] = findings
         return scan
@@ -87,7 +94,7 @@ class _Appended(SegmentForm):
 
     def delete(self, fs: FileSystem, directory: str, number: int) -> bool:
         path = os.path.join(directory, file_name(number))
-        remove_sums(fs, path)
+        remove_sums(fs, path, durably=False)  # the flush syncs the directory
         return unlink_if_there(fs, path)
 
     def mended(self, directory: str, number: int, scan: SegmentScan) -> SegmentScan:
@@ -197,9 +204,15 @@ def append_sums(fs: FileSystem, path: str, sums: list[bytes]) -> None:
             fs.close(fd)
 
 
-def remove_sums(fs: FileSystem, path: str) -> None:
-    """Remove the sum file of ``path``; done before the bytes it is of change."""
-    unlink_if_there(fs, path + SUMS_SUFFIX)
+def remove_sums(fs: FileSystem, path: str, *, durably: bool = True) -> None:
+    """Remove the sum file of `path`. Call this before changing the data it covers.
+
+    The removal is synced, unless the caller syncs the directory itself before it lets anything go
+    that the data is of. Otherwise a loss of power could bring back checksums of other bytes, and
+    what they cover would pass for lost.
+    """
+    if unlink_if_there(fs, path + SUMS_SUFFIX) and durably:
+        fs.sync_dir(os.path.dirname(path))
 
 
 def _step_records(states: U8, filed: U8, fresh: npt.NDArray[np.bool_]) -> bytes:

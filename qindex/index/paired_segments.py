@@ -90,6 +90,7 @@ class _Paired(SegmentForm):
         elsewhere: Elsewhere | None = None,
         known: Known | None = None,
         power_lost: bool = False,
+        at_rest: bool = False,
     ) -> SegmentScan:
         findings: list[Finding] = []
         index_path, store_path = _paths(directory, number)
@@ -202,7 +203,7 @@ class _Paired(SegmentForm):
     def delete(self, fs: FileSystem, directory: str, number: int) -> bool:
         index_path, store_path = _paths(directory, number)
         gone = unlink_if_there(fs, index_path)
-        remove_sums(fs, store_path)
+        remove_sums(fs, store_path, durably=False)
         return unlink_if_there(fs, store_path) or gone
 
 

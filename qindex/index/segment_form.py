@@ -141,11 +141,14 @@ class SegmentForm(ABC):
         elsewhere: Elsewhere | None = None,
         known: Known | None = None,
         power_lost: bool = False,
+        at_rest: bool = False,
     ) -> SegmentScan:
         """Read a segment. No damage is an error: see the findings. Raises
         :class:`FileNotFoundError` where it has no file. ``elsewhere``, ``power_lost``: see
-        :func:`qindex.format.record_layouts.segment_layout`. ``known``: for a form that overwrites,
-        what a flush that was cut short may have left is passed over."""
+        :func:`qindex.format.record_layouts.segment_layout`. ``at_rest``: nobody is writing to the
+        file, and no flush was cut short there, so its checksums tell what was synced. ``known``:
+        for a form that overwrites, what a flush that was cut short may have left is passed
+        over."""
 
     @abstractmethod
     def append(self, fs: FileSystem, directory: str, journal: ReadBuffer, plan: SegmentPlan) -> int:

@@ -107,16 +107,20 @@ def scan_segment(
     verified: int = 0,
     elsewhere: Elsewhere | None = None,
     power_lost: bool = False,
+    complete: int = 0,
 ) -> SegmentScan:
     """Scan the bytes of one segment file. Never raises on any bytes.
 
     ``verified``: bytes from the start whose checksums were found to hold; those of the records in
     them are not taken.
-    ``elsewhere``, ``power_lost``: see :func:`qindex.format.record_layouts.segment_layout`.
+    ``elsewhere``, ``power_lost``, ``complete``: see
+    :func:`qindex.format.record_layouts.segment_layout`.
     """
     states = bytearray(entry_count)
     filed = np.frombuffer(states, np.uint8)
-    layout = segment_layout(number, entry_count, elsewhere, power_lost=power_lost)
+    layout = segment_layout(
+        number, entry_count, elsewhere, power_lost=power_lost, complete=complete
+    )
     reading = read_soundly(path, data, layout, verified)
     walk, findings = reading.walk, reading.findings
     base = number * entry_count

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 
+from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import DamageError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
+from journal.format import FILE_NAME as JOURNAL
 from qindex.index.quarantine import quarantine_findings
+from qindex.index.segment_form import SegmentForm
 
 _log = logging.getLogger("qindex.recovery")
 
@@ -40,6 +44,25 @@ def set_aside(fs: FileSystem, findings: Iterable[Finding]) -> None:
     """Copy the damaged bytes to quarantine files, durably. Raises :class:`StorageError`,
     :class:`OSError`."""
     quarantine_findings(fs, [one for one in findings if one.cause is Cause.DAMAGE])
+
+
+def lost_files(
+    directory: str, form: SegmentForm, names: Sequence[str], *, power_lost: bool
+) -> Iterator[Finding]:
+    """Find index files that are missing though their checksums are there.
+
+    ``names``: all in the queue's directory. An engine removes the checksums first. So where no
+    power was lost since, somebody else has removed the file.
+    """
+    there = set(names)
+    for name in names:
+        of = name.removesuffix(SUMS_SUFFIX)
+        is_index = of == JOURNAL or form.file_number(of) is not None
+        if of != name and is_index and of not in there:
+            cause = Cause.CRASH if power_lost else Cause.DAMAGE
+            what, lost = "the file is missing; its checksums are there", "its entries are lost"
+            path, kind = os.path.join(directory, of), Kind.MISSING_FILE
+            yield Finding(path, 0, 0, cause, what, lost, kind)
 
 
 def without_message(path: str, seq: int, msg_id: bytes) -> Finding:

@@ -23,6 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed
 from journal.errors import ClosedError, StorageError, storage_errors
 from journal.files import FileSystem, is_zeros, map_optional, sync_file, unlink_if_there
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
 from journal.poison import Poison, is_passing
 from msgstore.errors import StaleSnapshotError
@@ -42,6 +43,7 @@ from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import NO_WALK, Data, Elsewhere, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.index.appended_segments import remove_sums
 from qindex.index.flush import FlushPlan, write_plan
 from qindex.index.merge import JournalRecords
 from qindex.index.messages import Messages, has_message_store
@@ -50,7 +52,7 @@ from qindex.index.segment_form import Known, SegmentForm, plan_segment
 from qindex.index.segment_scan import SegmentScan, read_healed, stored_entries
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
-from qindex.recovery.damage import judge, report, set_aside, without_message
+from qindex.recovery.damage import judge, lost_files, report, set_aside, without_message
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
 from qindex.recovery.elsewhere import is_as_closed, segment_files, take_back, was_with_a_node
 from qindex.recovery.queue_directory import remove_queue_directory
@@ -121,7 +123,7 @@ class StoreRecovery:
             if self._form.overwrites:
                 resting = None if snapshot is None else snapshot[0]
                 queues = dict(self._queue_files())
-                with_a_node = was_with_a_node(self._fs, self._directory)
+                with_a_node = self._with_a_node
                 if with_a_node or (
                     resting is not None and not is_as_closed(self._fs, self._form, resting, queues)
                 ):
@@ -140,6 +142,10 @@ class StoreRecovery:
             raise
         finally:
             self._done.set()
+
+    @cached_property
+    def _with_a_node(self) -> bool:
+        return was_with_a_node(self._fs, self._directory)
 
     def _queue_files(self) -> Iterator[tuple[str, list[str]]]:
         """Give the directory of each queue, and the names in it; a queue whose making or deletion
@@ -255,6 +261,7 @@ class StoreRecovery:
                 seq_limit=seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID,
                 given_out=seq_file.next_after_crash(0) if seq_file.same_run else None,
                 power_lost=seq_file.power_lost,
+                with_a_node=self._with_a_node,
             )
         judge(loaded.findings, repair=self._options.repair)
         return loaded, seq_file
@@ -288,7 +295,7 @@ class LoadedQueue:
     ``mended``: what the files of damaged segments (by number) should hold; the states and
     offsets of those are of these bytes. ``stored``: seq_id and message id of each entry whose
     message is in the persistent message store. ``again``: seq_ids that the files have as
-    delivered, of entries that the journal has.
+    delivered, of entries that the journal has. ``vouched``: the checksums are of these files.
     """
 
     directory: str
@@ -304,6 +311,7 @@ class LoadedQueue:
     mended: dict[int, SegmentScan] = field(default_factory=dict)
     stored: list[tuple[int, bytes]] = field(default_factory=list)
     again: list[I64] = field(default_factory=list)
+    vouched: bool = True
 
     @property
     def unacked(self) -> int:
@@ -339,15 +347,17 @@ def load_queue(
     seq_limit: int = SEQ_MASK,
     given_out: int | None = None,
     power_lost: bool = False,
+    with_a_node: bool = False,
 ) -> LoadedQueue:
     """Read all of a queue's directory, which has these ``names`` in it.
 
     ``seq_limit``: no seq_id above it was ever given out. ``given_out``: all seq_ids below were
     before the journal's first record; known where no power was lost since. ``power_lost``: see
-    :class:`qindex.format.resynchronise.Layout`. Raises :class:`OSError`. Damage is no
+    :class:`qindex.format.resynchronise.Layout`. ``with_a_node``: a RabbitMQ node may have changed
+    the files, which writes no checksums. Raises :class:`OSError`. Damage is no
     error here: see ``findings``. Memory: one segment file at a time, and the journal.
     """
-    loaded = LoadedQueue(directory, form, entry_count, names)
+    loaded = LoadedQueue(directory, form, entry_count, names, vouched=not with_a_node)
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     # Where the file of its seq_ids tells nothing, all is looked at, and told.
     knows = given_out is not None
@@ -357,6 +367,9 @@ def load_queue(
     is_ours = seq_limit < SEQ_MASK and has_records
     elsewhere = Elsewhere.of(reading.walk, _JOURNAL_HEAD) if is_ours else None
     _read_segments(fs, loaded, reading, elsewhere, power_lost)
+    # Those of a node that deleted a segment say nothing of a loss.
+    excused = power_lost or with_a_node
+    loaded.findings += lost_files(directory, form, names, power_lost=excused)
     if has_records:
         if given_out is not None:
             _leave_out_early_steps(loaded, journal_path, reading, given_out)
@@ -389,7 +402,8 @@ def _read_journal(
         healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk
     if not healed.data:
         return Reading(NO_WALK, healed.data)
-    records = journal_layout(seq_limit, power_lost=power_lost, complete=healed.end)
+    complete = healed.end if loaded.vouched and not power_lost else 0
+    records = journal_layout(seq_limit, power_lost=power_lost, complete=complete)
     reading = read_soundly(path, healed.data, records, healed.sound)
     loaded.findings += reading.findings
     loaded.journal_size = reading.walk.end
@@ -409,7 +423,10 @@ def _read_segments(
     overwritten = loaded.form.overwrites
     for number in segment_files(loaded.form, loaded.names):
         known = Known.of(reading.walk, number, loaded.entry_count) if overwritten else None
-        scan = _read_segment(fs, loaded, number, elsewhere, known, power_lost)
+        # Where the journal has records of a segment, a loss of power may have cut a flush short
+        # that was changing the file. The journal still holds what that flush was writing.
+        at_rest = loaded.vouched and not (power_lost and number in touched)
+        scan = _read_segment(fs, loaded, number, elsewhere, known, power_lost, at_rest)
         unacked = scan.unacked
         if number not in touched and unacked:
             segment = Segment.unloaded(number, loaded.entry_count, unacked, scan.size)
@@ -427,6 +444,7 @@ def _read_segment(
     elsewhere: Elsewhere | None,
     known: Known | None,
     power_lost: bool,
+    at_rest: bool,
 ) -> SegmentScan:
     form, count = loaded.form, loaded.entry_count
     scan = form.scan(
@@ -437,6 +455,7 @@ def _read_segment(
         elsewhere=elsewhere,
         known=known,
         power_lost=power_lost,
+        at_rest=at_rest,
     )
     loaded.again.append(scan.again)
     if scan.findings:
@@ -535,6 +554,8 @@ def _rewrite(
     with storage_errors(directory, "the queue can't be recovered"):
         if loaded.findings:
             set_aside(fs, loaded.findings)
+        for path in {one.path for one in loaded.findings if one.kind is Kind.MISSING_FILE}:
+            remove_sums(fs, path)
         for number, mended in loaded.mended.items():
             loaded.form.mend(fs, loaded.directory, number, mended)
         _drop_missing(fs, loaded, missing)

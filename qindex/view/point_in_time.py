@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import sleep
 
 from journal import format as journal_format
@@ -111,7 +111,8 @@ def pin_queue(
             healed = heal(journal, sums)
             if not trust_sums:
                 healed.sound = 0
-            how = replace(layout(), complete=healed.end)
+            how = layout()
+            how.complete = 0 if how.power_lost else healed.end
             reading = _settled(fs, path, healed, journal, how)
         except FileNotFoundError:
             raise
@@ -183,7 +184,11 @@ def _settled(
     reading = read_soundly(path, healed.data, layout, healed.sound)
     certain = healed_findings(path, healed, layout.power_lost)
     size = len(journal)
-    findings = [one for one in reading.findings if journal.count(0, one.offset) < size - one.offset]
+    findings = [
+        one
+        for one in reading.findings
+        if one.cause is Cause.DAMAGE or journal.count(0, one.offset) < size - one.offset
+    ]
     if len(findings) < len(reading.findings):
         # Zeros from here on are how an open journal looks, with nothing in it or behind it.
         reading.findings[:] = findings
@@ -225,7 +230,8 @@ def has_moved_on(
     if _bytes_at(fs, path, 0, len(pinned.head)) != pinned.head:
         return True
     torn = all(
-        one.cause is Cause.CRASH and one.offset + one.length == pinned.size for one in findings
+        one.offset + one.length == pinned.size and (one.cause is Cause.CRASH or not one.length)
+        for one in findings
     )
     if not torn:
         return False

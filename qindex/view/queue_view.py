@@ -149,8 +149,10 @@ class QueueView:
         self._find(self.pinned.reading.findings)
         if rules.repeats_are_damage and len(self._entries) < np.count_nonzero(publishes):
             self._find_repeats(walk.take(publishes))
-        touched = segment_numbers(walk.seqs, rules.entry_count)
-        numbers = sorted({*self.pinned.segments, *touched})
+        # A loss of power may have cut a flush short in these. The journal still holds what that
+        # flush was writing.
+        self._touched = segment_numbers(walk.seqs, rules.entry_count)
+        numbers = sorted({*self.pinned.segments, *self._touched})
         self.entry_count: int = rules.entry_count
         """Entries a segment."""
         self._version1 = numbers
@@ -357,7 +359,12 @@ class QueueView:
         healed = read_healed(self._fs, path, findings, data, self._power_lost)
         verified = healed.sound if self._trust_sums else 0
         lost = self._power_lost
-        scan = scan_segment(path, healed.data, number, count, verified, self._elsewhere, lost)
+        complete = 0 if lost and number in self._touched else healed.end
+        if complete > len(data) and self.form.size(self._fs, directory, number) > len(data):
+            complete = len(data)  # a flush has appended to the file since it was pinned
+        scan = scan_segment(
+            path, healed.data, number, count, verified, self._elsewhere, lost, complete
+        )
         findings += scan.findings
         findings += self._more_findings(path, scan)
         if findings and not has_moved_on(self._fs, directory, pinned, findings):

@@ -19,6 +19,41 @@ def damage_of(engine: qindex.Engine) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.parametrize("left", [None, 0, 60, 100, "zeros"])
+def test_what_a_killed_process_had_synced_and_is_gone(
+    tmp_path: Path, left: int | str | None
+) -> None:
+    """The checksums of a segment are written after it was synced. So a file that is cut, also
+    between two records, or that ends in zeros, has lost what no crash takes."""
+    with open_quietly(tmp_path / "s") as engine:
+        engine.queue("q").publish_many([b"message %03d" % at for at in range(20)])
+        engine.flush()
+        store = copy_live(tmp_path / "s", tmp_path / "killed")
+    file = queue_directory(store, "q") / "1.idx"
+    data = file.read_bytes()
+    record = len(data) // 8
+    if left is None:
+        file.unlink()
+    elif left == "zeros":
+        file.write_bytes(data[: 4 * record].ljust(len(data), b"\0"))
+    else:
+        file.write_bytes(data[: 2 * record if left == 60 else int(left)])
+    damage = qindex.verify(store).damage
+    assert {one.path for one in damage} == {str(file)}
+    saved = qindex.repair(store, tmp_path / "new")
+    assert not saved.complete
+    assert saved.messages < 20
+    with pytest.raises(qindex.DamageError, match=r"1\.idx"):
+        open_quietly(store)
+    with open_quietly(store, repair=True) as engine:
+        assert len(engine.queue("q")) == saved.messages
+        assert damage_of(engine)
+    with open_quietly(store) as engine:
+        assert not damage_of(engine)
+    if left == "zeros":
+        assert any("at most 4 messages" in one.consequence for one in saved.lost)
+
+
 @pytest.mark.parametrize("left", [None, 0, 100])
 def test_a_segment_that_is_gone_since_the_clean_close(tmp_path: Path, left: int | None) -> None:
     """Recovery took a missing file for a segment whose messages are all acknowledged."""
@@ -30,9 +65,9 @@ def test_a_segment_that_is_gone_since_the_clean_close(tmp_path: Path, left: int 
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:left])
-    with open_quietly(tmp_path) as engine:
+    with open_quietly(tmp_path, repair=True) as engine:
         what = f"the file has {left or 0} bytes of {size} at the clean close"
-        assert damage_of(engine) == [("1.idx", what)]
+        assert ("1.idx", what) in damage_of(engine)
         seqs = [seq for seq, _, _ in drain(engine.queue("q"))]
         assert [seq for seq in seqs if not 8 <= seq < 16] == [*range(8), *range(16, 20)]
 
