@@ -277,7 +277,9 @@ class Deliverer:
         state = self._state
         seq = delivery.seq_id
         state.went_out(1, len(delivery.body))
-        if delivery.redelivered:
+        # That a message with a count was delivered may be missing from the journal: damage took it,
+        # or there was no room for it.
+        if delivery.redelivered or (state.returns and seq in state.returns):
             before = state.returns.get(seq, 1)
             if state.delivery_limit and before >= state.delivery_limit:
                 delivery._queue = None
@@ -462,8 +464,10 @@ class Deliverer:
         delivered too often, and were taken out of it. Lock held."""
         state = self._state
         again: dict[int, int] = {}
-        for delivery in batch if DELIVERED in batch._states else ():
-            if not delivery.redelivered:
+        known = state.returns
+        counted = DELIVERED in batch._states or not known.keys().isdisjoint(batch._seqs)
+        for delivery in batch if counted else ():
+            if not delivery.redelivered and delivery.seq_id not in known:
                 continue
             before = state.returns.get(delivery.seq_id, 1)
             if state.delivery_limit and before >= state.delivery_limit:

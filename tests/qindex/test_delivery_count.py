@@ -165,3 +165,25 @@ def test_a_disk_that_is_full_costs_a_delivery_no_more(
         delivery.ack()
         assert "can't be written" in caplog.text
         (queue_directory(tmp_path, "q") / "qindex.deliveries").rmdir()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_count_outlives_damage_to_the_segment(tmp_path: Path, many: bool) -> None:
+    """Damage took the deliver records of messages that have a count of 0: a clean close took them
+    back. The second close counted down from there."""
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter="dead", delivery_limit=5)
+        queue.publish_many([b"message %d" % number * 4 for number in range(8)])
+        assert len(queue.get_many(6)) == 6
+    (segment,) = queue_directory(tmp_path, "q").glob("0.idx")
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-12] + bytes(12))
+    with open_quietly(tmp_path) as engine:
+        queue = engine.queue("q")
+        taken = list(queue.get_many(8)) if many else [take(queue) for _ in range(8)]
+        assert [one.delivery_count for one in taken] == [1] * 8
+        for one in taken:
+            one.nack()
+        assert [one.delivery_count for one in queue.get_many(8)] == [2] * 8
+    with open_quietly(tmp_path) as engine:
+        assert [one.delivery_count for one in engine.queue("q").get_many(8)] == [2] * 8
