@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import typer
 
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from qindex.cli.look import Directory, JsonOption
 from qindex.cli.output import key_text, print_json, print_line, print_note, progress_bar
+from qindex.index.pair_scan import ACKED_OR_LOST
 from qindex.tools.saved import SaveReport
 from qindex.tools.verify import Verification
 
+_FEW = 3
 _ROCKET_DIRECTORIES = ("commitlog", os.path.join("store", "commitlog"))
 
 Out = Annotated[
@@ -169,12 +171,11 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
     if as_json:
         print_json(report.to_dict())
         return code
-    lost = set(report.lost)
-    for finding in report.findings:
-        if finding in lost:
-            print_line(f"lost: {_line(finding)}")
-        else:
-            print_note(f"note: {_line(finding)}")
+    lost = report.lost
+    for finding in _counted(lost):
+        print_line(f"lost: {finding}")
+    for finding in _counted([one for one in report.findings if not report.loses(one)]):
+        print_note(f"note: {finding}")
     for queue in report.queues:
         fields: dict[str, Any] = dataclasses.asdict(queue)
         name = fields.pop("name")
@@ -183,9 +184,34 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
         print_line(f"queue {key_text(name)}: {shown or 'empty'}")
     for path in report.quarantined:
         print_note(f"set aside: {os.path.join(report.target, path)}")
-    verdict = "nothing was lost" if report.complete else f"{len(lost)} places could not be saved"
     print_line(
         f"{report.target}: {report.messages} messages in {len(report.queues)} queues, "
-        f"{report.stored_messages} in the message store; {verdict}"
+        f"{report.stored_messages} in the message store; {_verdict(report)}"
     )
     return code
+
+
+def _verdict(report: SaveReport) -> str:
+    if report.complete:
+        return "nothing was lost"
+    bare = [one for one in report.lost if one.kind is Kind.ENTRY_WITHOUT_MESSAGE]
+    entries = max(len(bare), sum(queue.lost for queue in report.queues))
+    places = max(len(report.lost) - entries, 0)
+    parts = [f"{places} places could not be saved"] if places else []
+    if entries:
+        excused = bare and all(one.cause is Cause.CRASH for one in bare)
+        why = f": {ACKED_OR_LOST}" if excused else ""
+        parts.append(f"{entries} entries without a message{why}")
+    return "; ".join(parts)
+
+
+def _counted(findings: Iterable[Finding]) -> Iterator[str]:
+    """Describe findings. Of many of one kind in one file the first is shown, and their number."""
+    groups: dict[tuple[str, Kind, Cause], list[Finding]] = {}
+    for one in findings:
+        groups.setdefault((one.path, one.kind, one.cause), []).append(one)
+    for group in groups.values():
+        if len(group) <= _FEW:
+            yield from map(_line, group)
+        else:
+            yield f"{_line(group[0])} (and {len(group) - 1} more of this kind in this file)"

@@ -9,13 +9,16 @@ where a node was told to write none, its term has to decode.
 After a kill, an entry may name a message that was never written, or is gone since: its
 acknowledgement had not reached the index. A node drops it without a word; so does a reader here,
 and only the check of a whole store mentions it.
+
+Where ``K.qi`` is lost or cut, the messages of ``K.qs`` that no slot names are there all the same. A
+salvage takes them in, behind the others: some of them may have been acknowledged.
 """
 
 from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +44,10 @@ assert HEAD.itemsize == PAYLOAD_SIZE
 
 _DROPPED = "the message is not delivered"
 _LOST = "the message is lost"
+ACKED_OR_LOST = "acknowledged just before the crash, or lost"
+"""The consequence of an entry without a message, where a node was killed."""
 _SHOWN = "the message is sound, and shown"
+_TERM = b"\x83"
 
 
 class Depth(enum.IntEnum):
@@ -131,7 +137,8 @@ class Pair:
     that hold entries. ``heads``: the fixed fields as version 1 has them; the id of a message that
     is in ``store``, the bytes of ``K.qs``, is known only at :attr:`Depth.DECODE`. ``starts``: of
     the records in ``store``, of ``embedded`` bytes. ``kinds``: as in a journal. ``bodies``: true
-    sizes of bodies, -1 where unknown, ``None`` where no record was decoded.
+    sizes of bodies, -1 where unknown, ``None`` where no record was decoded. ``unnamed``: so many of
+    the last entries have no slot; see the module's text.
     """
 
     path: str
@@ -144,6 +151,7 @@ class Pair:
     bodies: I64 | None
     store: bytes | bytearray
     findings: list[Finding]
+    unnamed: int = 0
 
     @property
     def seqs(self) -> I64:
@@ -157,10 +165,18 @@ class Pair:
 
 
 def read_pair(
-    fs: FileSystem, directory: str, pinned: PinnedPair, count: int, depth: Depth, *, clean: bool
+    fs: FileSystem,
+    directory: str,
+    pinned: PinnedPair,
+    count: int,
+    depth: Depth,
+    *,
+    clean: bool,
+    rescue: bool = False,
 ) -> Pair:
     """Read a segment. ``count``: entries a segment, where its header does not tell. ``clean``: the
-    node was stopped in order, so nothing may be missing. Raises :class:`OSError`.
+    node was stopped in order, so nothing may be missing. ``rescue``: take in what no slot names,
+    where slots are lost. Raises :class:`OSError`.
 
     Memory: both files.
     """
@@ -170,7 +186,14 @@ def read_pair(
         own = os.path.join(directory, index_format.file_name(pinned.number))
         index = (read_optional(fs, own) or b"")[: pinned.size]
     return scan_pair(
-        directory, pinned, index, lambda: read_optional(fs, path) or b"", count, depth, clean=clean
+        directory,
+        pinned,
+        index,
+        lambda: read_optional(fs, path) or b"",
+        count,
+        depth,
+        clean=clean,
+        rescue=rescue,
     )
 
 
@@ -184,10 +207,13 @@ def scan_pair(
     *,
     clean: bool,
     ignored: Bools | None = None,
+    rescue: bool = False,
 ) -> Pair:
     """Scan the bytes of a segment's ``index``, and those of ``K.qs`` where they are needed. As
     :func:`read_pair`; ``ignored``: slots whose entries are not looked at, shape ``(count,)``."""
-    return _Reading(directory, pinned, index, read_store, count, depth, clean, ignored).run()
+    return _Reading(
+        directory, pinned, index, read_store, count, depth, clean, ignored, rescue
+    ).run()
 
 
 @dataclass(slots=True)
@@ -200,6 +226,7 @@ class _Reading:
     depth: Depth
     clean: bool
     ignored: Bools | None
+    rescue: bool
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -230,7 +257,10 @@ class _Reading:
         self._find_records(entries, named, store)
         if self.depth is Depth.DECODE:
             self._decode(entries, store)
-        return self._pair(entries, base, count, store)
+        pair = self._pair(entries, base, count, store)
+        if self.rescue and pinned.store_size > HEADER_SIZE:
+            self._rescue(pair, entries, store or self.read_store())
+        return pair
 
     def _add(
         self, path: str, offset: int, length: int, cause: Cause, what: str, lost: str, kind: Kind
@@ -243,8 +273,9 @@ class _Reading:
         path, size = self._index_path, len(data)
         if self.pinned.size < 0:
             if self.depth is Depth.DECODE:
-                what, lost = "its index is gone: all was acknowledged", "nothing is lost"
-                self._add(self._store_path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED)
+                what, lost = "its index is gone", "all was acknowledged, or its entries are lost"
+                cause = Cause.DAMAGE if self.clean else Cause.CRASH
+                self._add(path, 0, 0, cause, what, lost, Kind.MISSING_FILE)
             return
         if problem:
             has_messages = self.pinned.store_size > HEADER_SIZE
@@ -257,7 +288,8 @@ class _Reading:
             rest = data[-torn:]
             lost = "its entry is lost" if rest[0] else "nothing is lost"
             what = "the file ends inside a slot"
-            self._add(path, size - torn, torn, Cause.CRASH, what, lost, Kind.TORN)
+            kind = Kind.TORN if rest[0] else Kind.ZEROS
+            self._add(path, size - torn, torn, Cause.CRASH, what, lost, kind)
 
     def _judge_slots(self, entries: _Entries) -> None:
         slots = entries.slots
@@ -368,7 +400,8 @@ class _Reading:
             if kept and (self.clean or self.depth is Depth.DECODE) and not entries.odd[at]:
                 cause = Cause.DAMAGE if self.clean else Cause.CRASH
                 what, kind = f"{seq} is not there", Kind.ENTRY_WITHOUT_MESSAGE
-                self._add(path, max(offset, 0), 0, cause, what, _LOST, kind)
+                lost = _LOST if self.clean else ACKED_OR_LOST
+                self._add(path, max(offset, 0), 0, cause, what, lost, kind)
             return None
         stated, flags, crc, _ = store_format.ENTRY_HEAD.unpack_from(view, offset)
         for length in dict.fromkeys((size, stated)):
@@ -450,6 +483,37 @@ class _Reading:
         others: I64 = rows[~done]
         return others
 
+    # -- messages without a slot ----------------------------------------------------------------
+
+    def _rescue(self, pair: Pair, entries: _Entries, store: bytes | bytearray) -> None:
+        """Take in the messages behind the last one that a slot names, if slots are missing: there
+        are fewer than messages, or the index ends inside one."""
+        size = len(self.data)
+        slots = max(size - HEADER_SIZE, 0) // ENTRY_SIZE
+        torn = size < HEADER_SIZE or (size - HEADER_SIZE) % ENTRY_SIZE != 0
+        named_end = int((entries.starts + entries.lengths).max(initial=HEADER_SIZE))
+        found = list(_records_in(store))
+        behind = [one for one in found if one[0] >= named_end]
+        missing = behind if torn else behind[max(len(behind) - max(len(found) - slots, 0), 0) :]
+        first = int(pair.rows[-1]) + 1 if len(pair.rows) else 0
+        rescued = _Unnamed(store, missing[: pair.count - first])
+        if not rescued.count:
+            return
+        what = f"no entry names its last {rescued.count} messages"
+        lost = "they are saved; some of them may have been acknowledged"
+        at = rescued.starts[0] - store_format.ENTRY_HEAD.size
+        cause, kind = Cause.CRASH, Kind.MESSAGE_WITHOUT_ENTRY
+        self._add(self._store_path, int(at), 0, cause, what, lost, kind)
+        rows = first + np.arange(rescued.count)
+        pair.rows = np.append(pair.rows, rows)
+        pair.heads = np.append(pair.heads, rescued.heads)
+        pair.starts = np.append(pair.starts, rescued.starts)
+        pair.kinds = np.append(pair.kinds, rescued.kinds)
+        if pair.bodies is not None:
+            pair.bodies = np.append(pair.bodies, rescued.heads["size"].astype(np.int64))
+        pair.store = store
+        pair.unnamed = rescued.count
+
     # -- what comes of it -----------------------------------------------------------------------
 
     def _pair(self, entries: _Entries, base: int, count: int, store: bytes | bytearray) -> Pair:
@@ -513,6 +577,44 @@ class _Entries:
     def lengths_of(self, sizes: I64) -> I64:
         """Give the records' lengths as they were found, or else as the index says."""
         return sizes if self.sizes is None else self.sizes
+
+
+class _Unnamed:
+    """The messages of records that no slot names, in columns as :class:`Pair` has them."""
+
+    def __init__(self, store: bytes | bytearray, records: list[tuple[int, int]]) -> None:
+        view = memoryview(store)
+        rows, starts, kinds = [], [], []
+        for start, length in records:
+            try:
+                message, end = read_rabbitmq(view[start : start + length])
+            except StoreError:
+                continue
+            rows.append((message.msg_id, 0, len(message.body), end))
+            starts.append(start)
+            kinds.append(PUBLISH_PERSISTENT if message.persistent else PUBLISH_TRANSIENT)
+        self.count = len(rows)
+        self.heads = np.array(rows, HEAD)
+        self.starts: I64 = np.array(starts, np.int64)
+        self.kinds: U8 = np.array(kinds, np.uint8)
+
+
+def _records_in(store: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """Find the records in the bytes of ``K.qs`` that have their checksums: where each starts, and
+    its length. What lies between them is passed over."""
+    head = store_format.ENTRY_HEAD
+    view = memoryview(store)
+    at = HEADER_SIZE
+    while (start := store.find(_TERM, at + head.size)) >= 0:
+        at = start - head.size
+        size, flags, crc, zero = head.unpack_from(view, at)
+        whole = size and not zero and flags == store_format.HAS_CHECKSUM
+        record = view[start : start + size] if whole and start + size <= len(view) else view[:0]
+        if record and store_format.checksum(record) == crc:
+            yield start, size
+            at = start + size
+        else:
+            at += 1
 
 
 def _any_bytes(where: npt.NDArray[np.void]) -> Bools:

@@ -48,6 +48,7 @@ from journal.files import (
     replace_file,
 )
 from journal.files import unlink_if_there as unlink
+from journal.findings import Cause, Kind
 from journal.lock import DirectoryLock
 from msgstore.format import NODE_STATE_NAMES, TAIL_FLAG, classify_name
 from msgstore.format import file_name as store_file
@@ -244,7 +245,8 @@ class _Conversion:
         findings = report.findings
         findings[:] = [one for one in findings if one.path != self._work]
         for finding in findings:
-            if report.loses(finding):
+            rescued = finding.kind is Kind.MESSAGE_WITHOUT_ENTRY  # there may be no slots for them
+            if rescued or (finding.cause is Cause.DAMAGE and report.loses(finding)):
                 raise for_salvage(finding.path, finding.offset, finding.what)
 
     def _is_half_combined(self) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
-from journal.arrays import I64
+from journal.arrays import I64, U8
 from journal.errors import DamageError, StoreError, UsageError
 from journal.files import (
     FileSystem,
@@ -31,7 +31,7 @@ from journal.files import (
     replace_file,
     write_all,
 )
-from journal.findings import Cause, Kind
+from journal.findings import Cause, Finding, Kind
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import MAX_RECORD
@@ -51,16 +51,19 @@ from qindex.format.rabbitmq.queue_index_v2 import (
     HEADER_SIZE,
     parse_header,
 )
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
+from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import file_name as pair_store_file
 from qindex.format.rabbitmq.vhost_config import format_vhost_config
+from qindex.format.segment import file_number
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.index.pair_scan import entry_count_of
 from qindex.index.paired_segments import PAIRED
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
 from qindex.tools.pair_writer import PairWriter
-from qindex.tools.queue_check import CheckedQueue
+from qindex.tools.queue_check import CheckedQueue, StoredEntries
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.store_check import StoreCheck, is_in, pack_ids
@@ -115,6 +118,7 @@ class StoreCopy:
     _doubles: dict[str, list[int]] = field(default_factory=dict)
     _done: int = 0
     _missing: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S16"))
+    _unnamed: U8 = field(default_factory=lambda: np.empty((0, 16), np.uint8))
 
     @property
     def entry_count(self) -> int:
@@ -259,13 +263,7 @@ class StoreCopy:
         """Copy the entries of a queue into queue directory ``directory`` of the new store,
         under their own seq_ids, or numbered from ``at`` on where that is not negative; gives the
         next number."""
-        path = os.path.join(self.target, layout.QUEUES, directory)
-        writer: QueueWriter | PairWriter
-        if self.version == 2:
-            count = self._kept_pairs.get(directory, self.pair_entries)
-            writer = PairWriter(self.fs, path, count, name, ours=self.sums)
-        else:
-            writer = QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
+        writer = self._writer(directory, name)
         if not checked.readable:
             return at
         view = self.reader.pin_as(ThoroughView, checked.queue)
@@ -287,7 +285,75 @@ class StoreCopy:
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
+        saved.unnamed += view.unnamed
+        saved.lost += self._lost_in_pairs(checked)
         return at
+
+    def _lost_in_pairs(self, checked: CheckedQueue) -> int:
+        """Count the entries of version 2 whose message should be in ``K.qs``, and is not sound
+        there; the view does not give them."""
+        path = self.reader.path_of(checked.queue)
+        return sum(
+            one.offset >= HEADER_SIZE and self.report.loses(one)
+            for one in self.report.findings
+            if one.path.endswith(STORE_SUFFIX) and os.path.dirname(one.path) == path
+        )
+
+    def take_unnamed(self) -> bool:
+        """Take in the messages of the message store that no entry names, where entries are lost.
+
+        Return whether there are any. They may be those of the lost entries, or acknowledged long
+        ago. Call this after :meth:`check`, before :meth:`copy_messages`.
+        """
+        if not any(self.report.loses(one) and _is_of_index(one) for one in self.report.findings):
+            return False
+        there = self.messages.all_records()[0]
+        first = np.sort(np.unique(there, return_index=True)[1])
+        ids = there[first]
+        ids = ids[~is_in(ids, self.messages.named()[0])]
+        self._unnamed = np.frombuffer(
+            b"".join(msg_id.ljust(16, b"\0") for msg_id in ids.tolist()), np.uint8
+        ).reshape(-1, 16)
+        count = len(ids)
+        numbers, yes = np.arange(count), np.ones(count, np.bool_)
+        nobody = QueueDirectory("", "")
+        entries = StoredEntries(
+            "", nobody, False, numbers, numbers, self._unnamed, np.zeros(count, np.int64), yes
+        )
+        self.messages.entries = [*self.messages.entries, entries]
+        return count > 0
+
+    def copy_unnamed(self, directory: str, name: bytes, saved: SavedQueue) -> None:
+        """Copy what :meth:`take_unnamed` has found into a queue of its own."""
+        count = len(self._unnamed)
+        nothing, yes = np.zeros(count, np.int64), np.ones(count, np.bool_)
+        batch = Batch(
+            path="",
+            in_journal=False,
+            data=b"",
+            version2=False,
+            seqs=np.arange(count),
+            payloads=nothing,
+            offsets=nothing,
+            delivered=yes,
+            persistent=yes,
+            dropped=~yes,
+            ids=self._unnamed,
+            expiry=nothing.astype(np.uint64),
+            sizes=nothing,
+            embedded=nothing,
+        )
+        sizes = self._stored_sizes(batch, nothing.copy())
+        self._writer(directory, name).add(batch, batch.seqs, sizes)
+        saved.messages = saved.unnamed = saved.redelivered = saved.next_seq_id = count
+        saved.bytes = int(sizes.sum())
+
+    def _writer(self, directory: str, name: bytes | None) -> QueueWriter | PairWriter:
+        path = os.path.join(self.target, layout.QUEUES, directory)
+        if self.version == 2:
+            count = self._kept_pairs.get(directory, self.pair_entries)
+            return PairWriter(self.fs, path, count, name, ours=self.sums)
+        return QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
 
     def begin_vhost(self, vhost: bytes) -> None:
         """Make the new store a virtual host's directory, which a node knows by these files."""
@@ -439,6 +505,15 @@ class StoreCopy:
             for piece in pieces:
                 write_all(fs, fd, piece)
             fs.fdatasync(fd)
+
+
+def _is_of_index(finding: Finding) -> bool:
+    """Tell whether a finding is about a file that holds entries."""
+    name = os.path.basename(finding.path)
+    if finding.kind is Kind.ENTRY_WITHOUT_MESSAGE:
+        return False
+    is_file = name.endswith(INDEX_SUFFIX) or file_number(name) is not None
+    return is_file or name == journal_format.FILE_NAME
 
 
 def _basic(batch: Batch, vhost: bytes) -> Batch:

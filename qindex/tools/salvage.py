@@ -40,6 +40,9 @@ from qindex.view.rabbitmq_vhost import (
 )
 from qindex.view.reader import StoreReader
 
+UNNAMED = "recovered-messages"
+"""The queue of messages that no entry names, where entries are lost."""
+
 Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
 
 _LOOKED_AT = 100
@@ -81,13 +84,13 @@ def salvage(
     vhosts = vhosts_in(fs, source, _MARKS)
     try:
         with Staging(fs, out, source) as staging:
-            report = SaveReport(source, staging.target)
+            report = SaveReport(source, staging.target, of_node=True)
             for vhost in vhosts:
                 target = staging.path
                 if len(vhosts) > 1:
                     target = os.path.join(target, os.path.basename(vhost))
                     make_dirs(fs, target)
-                one = SaveReport(source, staging.target)
+                one = SaveReport(source, staging.target, of_node=True)
                 reader = StoreReader(os.path.join(source, vhost), fs)
                 _Salvage(fs, reader, target, one, list(names), progress).run(format)
                 _add(report, one, os.path.relpath(target, staging.path))
@@ -142,11 +145,14 @@ class _Salvage:
                 copy.basic_for = self._vhost
             copy.begin_vhost(self._vhost)
         copy.names = [*copy.names, *self._routing_keys()]
+        unnamed = copy.take_unnamed()
         copy.copy_messages()
         groups = group_queues([checked.queue for checked in copy.checked])
         for name, group in groups.items():
             saved = self._ours(name, group) if format == "qindex" else self._theirs(name, group)
             self._report.queues.append(saved)
+        if unnamed:
+            self._report.queues.append(self._unnamed())
         copy.set_aside()
         if format == "qindex":
             settle(fs, self._target)
@@ -203,6 +209,17 @@ class _Salvage:
             saved.next_seq_id = max(seen, self._reader.next_seq(group[0], rules, seen))
         path = os.path.join(self._target, layout.QUEUES, directory)
         reserve_seq_ids(self._fs, path, saved.next_seq_id)
+        return saved
+
+    def _unnamed(self) -> SavedQueue:
+        """Copy the messages that no entry names into a queue of their own."""
+        saved = SavedQueue(UNNAMED, self._text)
+        directory = directory_name(self._text, UNNAMED)
+        raw = format_queue_name(self._text, UNNAMED, version=self._copy.version)
+        self._copy.copy_unnamed(directory, raw, saved)
+        if self._copy.sums:
+            path = os.path.join(self._target, layout.QUEUES, directory)
+            reserve_seq_ids(self._fs, path, saved.next_seq_id)
         return saved
 
     def _theirs(self, name: str, group: list[QueueDirectory]) -> SavedQueue:

@@ -16,9 +16,9 @@ from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_number
 
 _ALWAYS = frozenset((Kind.ENTRY_WITHOUT_MESSAGE,))
-_HARMLESS_IN_INDEX = frozenset(
-    (Kind.CORRECTED, Kind.CHECKSUM, Kind.STEP, Kind.PERSISTENCE, Kind.SIZE)
-)
+_CUT = frozenset((Kind.TORN, Kind.MISSING_FILE))
+"""In a node's directory nothing tells what was synced once, so what is cut counts as lost."""
+_HARMLESS_IN_INDEX = frozenset((Kind.CORRECTED, Kind.STEP, Kind.PERSISTENCE, Kind.SIZE))
 _HARMLESS_IN_VERSION_2 = frozenset((Kind.CORRECTED, Kind.PERSISTENCE, Kind.SIZE, Kind.COUNT))
 _ANYWHERE = frozenset(
     (
@@ -38,7 +38,8 @@ class SavedQueue:
     ``messages`` and ``bytes`` (of their bodies) are there; ``redelivered`` of them come again;
     ``expiring`` have an expiry. ``lost``: entries whose message is nowhere. ``transient``:
     messages that do not outlive a restart, dropped. ``moved``: entries left out, whose message is
-    in the dead-letter queue.
+    in the dead-letter queue. ``unnamed``: of the messages, those that no entry names, as their
+    index is lost; some of them may have been acknowledged.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SavedQueue:
     transient: int = 0
     moved: int = 0
     next_seq_id: int = 0
+    unnamed: int = 0
 
 
 @dataclass(slots=True)
@@ -60,7 +62,8 @@ class SaveReport:
     ``findings``: all that is wrong with the source; ``lost``: those of them by which something
     could not be saved. ``quarantined``: files in the new store with the damaged bytes.
     ``restored``: damaged files whose content could be told all the same.
-    ``stored_messages``, ``stored_bytes``: copied from message store to message store.
+    ``stored_messages``, ``stored_bytes``: copied from message store to message store. ``of_node``:
+    the source is a RabbitMQ node's.
     """
 
     source: str
@@ -71,6 +74,7 @@ class SaveReport:
     stored_messages: int = 0
     stored_bytes: int = 0
     restored: set[str] = field(default_factory=set)
+    of_node: bool = False
 
     @property
     def lost(self) -> list[Finding]:
@@ -79,12 +83,25 @@ class SaveReport:
 
     def loses(self, finding: Finding) -> bool:
         """Whether something that the finding names could not be saved."""
-        return finding.path not in self.restored and loses(finding)
+        if finding.path in self.restored or self._is_explained(finding):
+            return False
+        return loses(finding, of_node=self.of_node)
+
+    def _is_explained(self, finding: Finding) -> bool:
+        """Whether it is a block without its checksum, and another finding says what is wrong with
+        the bytes in it."""
+        if finding.kind is not Kind.CHECKSUM or file_number(os.path.basename(finding.path)) is None:
+            return False
+        block = range(finding.offset, finding.offset + finding.length + 1)
+        return any(
+            one.path == finding.path and one is not finding and one.offset in block
+            for one in self.findings
+        )
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was lost."""
-        return not self.lost
+        """Whether nothing was lost: no entry lacks its message, and no record was cut."""
+        return not self.lost and not any(queue.lost for queue in self.queues)
 
     @property
     def messages(self) -> int:
@@ -106,17 +123,19 @@ class SaveReport:
         }
 
 
-def loses(finding: Finding) -> bool:
+def loses(finding: Finding, *, of_node: bool = False) -> bool:
     """Tell whether something that ``finding`` names can't be in a copy of the store.
 
     A message that no entry names is garbage, and the store's own notes (snapshot, checksums,
-    seq_ids) are made anew, so damage there costs nothing.
+    seq_ids) are made anew, so damage there costs nothing. ``of_node``: it is a RabbitMQ node's.
     """
     name = os.path.basename(finding.path)
+    if finding.kind in _ALWAYS or (of_node and finding.kind in _CUT):
+        return True
+    if name in (layout.CONFIG, layout.MARKER) and finding.kind is Kind.CONFIG:
+        return finding.cause is Cause.DAMAGE  # the size of the segments is assumed
     if name.endswith((INDEX_SUFFIX, STORE_SUFFIX)):
         return finding.cause is Cause.DAMAGE and finding.kind not in _HARMLESS_IN_VERSION_2
-    if finding.kind in _ALWAYS:
-        return True
     if finding.cause is Cause.CRASH:
         return False
     if finding.kind in _ANYWHERE:

@@ -35,6 +35,7 @@ from qindex.format.rabbitmq.container import states_more
 from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
 from qindex.format.stored_id import vouches
 from qindex.index.messages import check_record
+from qindex.index.pair_scan import ACKED_OR_LOST
 from qindex.tools.headless import find_headless
 from qindex.tools.queue_check import StoredEntries, size_finding
 from qindex.view.freed_room import concerning
@@ -47,7 +48,6 @@ _ID = "S16"
 _NUL = b"\0"
 _TERM = b"\x83"
 _LOST = "the message is lost"
-_NOT_WRITTEN = "a node drops the entry: its acknowledgement was not written yet"
 
 
 @dataclass(slots=True)
@@ -235,7 +235,7 @@ class StoreCheck:
         ids = np.array(sorted(missing), _ID)
         for one in self.entries:
             cause = Cause.DAMAGE if self.lost_is_damage(one) else Cause.CRASH
-            lost = _NOT_WRITTEN if one.version2 and cause is Cause.CRASH else _LOST
+            lost = ACKED_OR_LOST if one.version2 and cause is Cause.CRASH else _LOST
             for at in np.flatnonzero(is_in(pack_ids(one.ids), ids)).tolist():
                 msg_id = one.ids[at].tobytes().hex()
                 what = f"seq_id {int(one.seqs[at])}: its message {msg_id} is not in the store"

@@ -16,7 +16,7 @@ from journal.arrays import I64, U8, U64, Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER, PAYLOAD_SIZE
 from qindex.format.resynchronise import Data
-from qindex.index.pair_scan import Depth
+from qindex.index.pair_scan import Depth, Pair, PinnedPair
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.index.segment_scan import SegmentScan
 from qindex.view.queue_view import QueueView
@@ -66,12 +66,15 @@ class Batch:
 class ThoroughView(QueueView):
     """See the module's text. ``unacked``: entries published and not acknowledged, for each segment
     that :meth:`batches` was asked for. ``highest``: the highest seq_id met by then, or -1;
-    ``highest_filed``: the highest in the segment files."""
+    ``highest_filed``: the highest in the segment files. ``unnamed``: entries given so far that have
+    no slot, see :mod:`qindex.index.pair_scan`."""
 
     _trust_sums = False
+    _rescues = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.unacked: dict[int, int] = {}
+        self.unnamed: int = 0
         super().__init__(*arguments, **options)
         walk = self.pinned.reading.walk
         self.highest: int = int(walk.seqs.max()) if len(walk) else -1
@@ -93,6 +96,11 @@ class ThoroughView(QueueView):
             lost, kind = "the last one counts", Kind.DUPLICATE_SEQ_ID
             found.append(Finding(path, offset, length, Cause.DAMAGE, what, lost, kind))
         return found
+
+    def _read_pair(self, pinned: PinnedPair, depth: Depth) -> Pair | None:
+        pair = super()._read_pair(pinned, depth)
+        self.unnamed += 0 if pair is None else pair.unnamed
+        return pair
 
     def batches(self, number: int) -> Iterator[Batch]:
         """Read segment ``number``: the entries in its file, then those in the journal."""

@@ -108,6 +108,8 @@ class QueueView:
 
     _trust_sums = True
     """Whether records of blocks whose checksum holds are taken for sound, unseen."""
+    _rescues = False
+    """Whether messages of version 2 count that no entry names, as their index is lost."""
 
     def __init__(
         self,
@@ -281,7 +283,13 @@ class QueueView:
         directory = self.pinned.directory
         try:
             pair = read_pair(
-                self._fs, directory, pinned, self.entry_count, depth, clean=self._rules.clean
+                self._fs,
+                directory,
+                pinned,
+                self.entry_count,
+                depth,
+                clean=self._rules.clean,
+                rescue=self._rescues,
             )
         except OSError as error:
             path = os.path.join(directory, index_file(pinned.number))

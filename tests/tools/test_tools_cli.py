@@ -83,7 +83,7 @@ def test_repair_reports(copy_of: Callable[[State], Path], tmp_path: Path) -> Non
     assert [line for line in lines if line.startswith("lost: [entry-without-message]")]
     assert any(re.match(r"queue orders: messages: 25, bytes: \d+, ", line) for line in lines)
     assert lines[-1].endswith(
-        "64 messages in 2 queues, 9 in the message store; 2 places could not be saved"
+        "64 messages in 2 queues, 9 in the message store; 2 entries without a message"
     )
     aside = tmp_path / "new" / "quarantine" / "msg_store_persistent" / "1.rdq.6884"
     assert f"qindex: set aside: {aside}" in result.complaints
