@@ -202,5 +202,5 @@ def open(
     if read_only:
         from qindex.engine.read_only import ReadOnlyEngine
 
-        return ReadOnlyEngine(directory, fs)
+        return ReadOnlyEngine(directory, fs, segment_entry_count=checked.segment_entry_count)
     return Engine(os.path.abspath(checked_path(directory)), checked, fs)

@@ -65,6 +65,7 @@ class Options:
     of 4.0 to 4.3 have them; that is settled when the directory is made, and a store that was made
     so stays so whatever is said here. ``vhost``: the virtual host in names and records.
     ``segment_entry_count``: of a directory that is being made; RabbitMQ's ``.config`` overrides.
+    With ``read_only``, of a virtual host's directory that has lost its ``.config``.
     """
 
     durability: Durability = "os"

@@ -49,6 +49,16 @@ QueueName = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
+EntryCountOption = Annotated[
+    int | None,
+    typer.Option(
+        "--segment-entry-count",
+        metavar="N",
+        help="Entries a segment of a RabbitMQ virtual host that has lost its .config.",
+        show_default=False,
+    ),
+]
+
 _SIZES = ("size", "live", "garbage")
 """Figures of a message store that are bytes."""
 
@@ -58,7 +68,10 @@ WideOption = Annotated[
 
 
 def list_command(
-    directory: Directory, wide: WideOption = False, as_json: JsonOption = False
+    directory: Directory,
+    wide: WideOption = False,
+    entry_count: EntryCountOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """List the queues of a store: also of one that is in use, or that a RabbitMQ node wrote.
 
@@ -68,7 +81,7 @@ def list_command(
     (1+2: a node was stopped while it converted them). Settings stand below the queues that have
     some.
     """
-    store = StoreReader(directory)
+    store = StoreReader(directory, segment_entry_count=entry_count)
     found = []
     code = 0
     for reader in store.readers():
@@ -95,6 +108,7 @@ def stats_command(
         bool, typer.Option("--prometheus", help="Print Prometheus' text form.")
     ] = False,
     wide: WideOption = False,
+    entry_count: EntryCountOption = None,
 ) -> int:
     """Print figures of the queues, their sum, and those of the message store.
 
@@ -103,7 +117,7 @@ def stats_command(
     its files; references, how often queues hold them; missing, messages that queues hold and
     that are not there (then it exits 1).
     """
-    store = StoreReader(directory)
+    store = StoreReader(directory, segment_entry_count=entry_count)
     found = []
     code = 0
     for reader in store.readers():
@@ -157,6 +171,7 @@ def cat_command(
         int | None, typer.Option(min=0, help="Print this many messages at most.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Print messages with this key only.")] = None,
+    entry_count: EntryCountOption = None,
 ) -> int:
     """Print the messages of a queue in order of delivery, and change nothing.
 
@@ -164,7 +179,7 @@ def cat_command(
     message is; the size of its body in bytes; key; the start of the body. Exits 1 when something
     is damaged: the sound messages come first, then a line for each damaged place.
     """
-    store = StoreReader(directory)
+    store = StoreReader(directory, segment_entry_count=entry_count)
     reader = store.queue(queue)
     _print_rows(reader, as_json=as_json, count=count, key=key)
     return print_findings([*reader.findings, *store.findings])

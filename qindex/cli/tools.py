@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from journal.findings import Cause, Finding, Kind
-from qindex.cli.look import Directory, JsonOption
+from qindex.cli.look import Directory, EntryCountOption, JsonOption
 from qindex.cli.output import key_text, print_json, print_line, print_note, progress_bar
 from qindex.index.pair_scan import ACKED_OR_LOST
 from qindex.tools.saved import SaveReport
@@ -37,7 +37,9 @@ Names = Annotated[
 ]
 
 
-def verify_command(directory: Directory, as_json: JsonOption = False) -> int:
+def verify_command(
+    directory: Directory, entry_count: EntryCountOption = None, as_json: JsonOption = False
+) -> int:
     """Check everything: formats, checksums, references both ways, counts, names.
 
     DIR is a store, also one in use; a RabbitMQ virtual host's or node's directory; or a RocketMQ
@@ -46,7 +48,7 @@ def verify_command(directory: Directory, as_json: JsonOption = False) -> int:
     with --json their cause is "crash") and no damage.
     """
     rocket = _rocket_directory(directory)
-    check = Verification(directory)
+    check = Verification(directory, segment_entry_count=entry_count)
     findings = check.findings() if rocket is None else _rocket_findings(rocket)
     counts = dict.fromkeys(Cause, 0)
     for finding in findings:
@@ -120,6 +122,7 @@ def salvage_command(
         ),
     ] = "qindex",
     names: Names = None,
+    entry_count: EntryCountOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Save the messages of a RabbitMQ node (3.10 to 4.3) that does not start any more.
@@ -130,7 +133,14 @@ def salvage_command(
     from qindex.tools.salvage import salvage
 
     with progress_bar("saving") as told:
-        report = salvage(directory, out, format=format, names=names or (), progress=told)
+        report = salvage(
+            directory,
+            out,
+            format=format,
+            names=names or (),
+            segment_entry_count=entry_count,
+            progress=told,
+        )
     return _print_report(report, as_json)
 
 

@@ -116,8 +116,12 @@ class ReadOnlyEngine:
     something else, :class:`StorageError` when the system refuses.
     """
 
-    def __init__(self, directory: PathLike, fs: FileSystem = REAL) -> None:
-        self.reader: StoreReader = StoreReader(directory, fs)
+    def __init__(
+        self, directory: PathLike, fs: FileSystem = REAL, *, segment_entry_count: int | None = None
+    ) -> None:
+        self.reader: StoreReader = StoreReader(
+            directory, fs, segment_entry_count=segment_entry_count
+        )
         self.directory: str = self.reader.directory
         self._closed = False
 

@@ -55,6 +55,7 @@ def salvage(
     *,
     format: Format = "qindex",
     names: Iterable[str] = (),
+    segment_entry_count: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     fs: FileSystem = REAL,
 ) -> SaveReport:
@@ -72,6 +73,9 @@ def salvage(
     expiry. Messages are saved, too, that the node does not find, or does not start with. Quorum
     queues and streams are named, and not read.
     ``progress`` is called with the messages that were saved and those that there are.
+    ``segment_entry_count``: of a virtual host that has lost its ``.config``, where the files do not
+    tell. Messages that no entry names, where entries are lost, are saved into the queue whose file
+    they are in, or into the queue ``recovered-messages``.
     ``names``: as for :func:`qindex.tools.repair.repair`, which see for the rest. Raises
     :class:`UsageError`, :class:`NotAStoreError`, :class:`StorageError`.
     """
@@ -91,7 +95,9 @@ def salvage(
                     target = os.path.join(target, os.path.basename(vhost))
                     make_dirs(fs, target)
                 one = SaveReport(source, staging.target, of_node=True)
-                reader = StoreReader(os.path.join(source, vhost), fs)
+                reader = StoreReader(
+                    os.path.join(source, vhost), fs, segment_entry_count=segment_entry_count
+                )
                 _Salvage(fs, reader, target, one, list(names), progress).run(format)
                 _add(report, one, os.path.relpath(target, staging.path))
             for node in node_directories(vhosts):

@@ -69,11 +69,13 @@ class Report:
 
 @dataclass(slots=True)
 class Verification:
-    """A check under way: ``figures`` grow while :meth:`findings` is gone through."""
+    """A check under way: ``figures`` grow while :meth:`findings` is gone through.
+    ``segment_entry_count``: see :func:`verify`."""
 
     directory: str
     fs: FileSystem = REAL
     figures: Figures = field(default_factory=Figures)
+    segment_entry_count: int | None = None
 
     def findings(self) -> Iterator[Finding]:
         """Give the findings of all stores in the directory: of one of ours, of a virtual host's,
@@ -95,7 +97,8 @@ class Verification:
         yield from self._store(directory, marker)
 
     def _store(self, directory: str, marker: layout.StoreMarker | None) -> Iterator[Finding]:
-        reader = StoreReader(directory, self.fs, marker=marker)
+        count = self.segment_entry_count
+        reader = StoreReader(directory, self.fs, marker=marker, segment_entry_count=count)
         with storage_errors(directory, "the store can't be read"):
             yield from StoreVerification(self.fs, reader, self.figures).findings()
 
@@ -237,7 +240,9 @@ def check_store(directory: PathLike, fs: FileSystem = REAL) -> Iterator[Finding]
     return Verification(checked_path(directory), fs).findings()
 
 
-def verify(directory: PathLike, *, fs: FileSystem = REAL) -> Report:
+def verify(
+    directory: PathLike, *, segment_entry_count: int | None = None, fs: FileSystem = REAL
+) -> Report:
     """Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
 
     >>> import qindex, tempfile
@@ -250,9 +255,10 @@ def verify(directory: PathLike, *, fs: FileSystem = REAL) -> Report:
 
     May run beside a process that has it open. O(size of the store); memory: one segment file and
     the longest journal, and about 150 bytes for each message in the message store.
-    Raises :class:`NotAStoreError`, :class:`StorageError`,
-    :class:`qindex.view.point_in_time.BusyError`.
+    ``segment_entry_count``: of a RabbitMQ virtual host that has lost its ``.config``. Raises
+    :class:`NotAStoreError`, :class:`StorageError`, :class:`UsageError` where this number has to be
+    given, :class:`qindex.view.point_in_time.BusyError`.
     """
-    check = Verification(checked_path(directory), fs)
+    check = Verification(checked_path(directory), fs, segment_entry_count=segment_entry_count)
     findings = list(check.findings())
     return Report(os.path.abspath(checked_path(directory)), findings, check.figures)

@@ -70,7 +70,8 @@ class Vhost:
     """The content of the files beside the queues.
 
     ``name``: the virtual host's. ``not_clean``: why a node would not believe the terms of a
-    clean stop, ``None`` where it would. ``terms``: by directory name.
+    clean stop, ``None`` where it would. ``terms``: by directory name. ``assumed``: why
+    ``entry_count`` is an assumption (:mod:`qindex.view.entry_count`), ``None`` where it is stated.
     """
 
     path: str
@@ -79,13 +80,14 @@ class Vhost:
     terms: dict[str, QueueTerms]
     not_clean: str | None
     findings: list[Finding] = field(default_factory=list)
+    assumed: str | None = None
 
     @classmethod
     def read(cls, fs: FileSystem, path: str) -> Vhost:
         """Read the virtual host at ``path``. Raises :class:`OSError`."""
         findings: list[Finding] = []
         name = read_optional(fs, os.path.join(path, VHOST_FILE)) or DEFAULT_VHOST
-        count = _entry_count(fs, path, findings)
+        count, assumed = _entry_count(fs, path)
         terms_path = os.path.join(path, RECOVERY_TERMS)
         data = read_optional(fs, terms_path)
         recovered = read_recovery_terms(data)
@@ -94,7 +96,7 @@ class Vhost:
             size = len(data or b"")
             findings.append(Finding(terms_path, 0, size, Cause.DAMAGE, problem, lost, Kind.CONFIG))
         reason = _store_reason(fs, os.path.join(path, PERSISTENT_STORE), recovered.queues.values())
-        return cls(path, name, count, recovered.queues, reason, findings)
+        return cls(path, name, count, recovered.queues, reason, findings, assumed)
 
     def rules(self, directory: str) -> DirectoryRules:
         """Tell how the entries of the queue directory of that name are to be read."""
@@ -251,22 +253,13 @@ def _names(fs: FileSystem, path: str) -> list[str]:
         return []
 
 
-def _entry_count(fs: FileSystem, path: str, findings: list[Finding]) -> int:
-    config_path = os.path.join(path, layout.CONFIG)
-    raw = read_optional(fs, config_path)
+def _entry_count(fs: FileSystem, path: str) -> tuple[int, str | None]:
+    """Give the number of entries a segment, and why it is an assumption."""
     try:
-        config = parse_vhost_config(raw)
+        config = parse_vhost_config(read_optional(fs, os.path.join(path, layout.CONFIG)))
     except TermError as error:
-        problem: str | None = str(error)
-        count = LEGACY_SEGMENT_ENTRY_COUNT
-    else:
-        problem = config.fallback
-        count = config.segment_entry_count
-    if problem is not None and raw is not None:
-        lost = f"{count} entries a segment assumed"
-        found = Finding(config_path, 0, len(raw), Cause.DAMAGE, problem, lost, Kind.CONFIG)
-        findings.append(found)
-    return count
+        return LEGACY_SEGMENT_ENTRY_COUNT, str(error)
+    return config.segment_entry_count, config.fallback
 
 
 def _store_reason(fs: FileSystem, store: str, terms: Iterable[QueueTerms]) -> str | None:

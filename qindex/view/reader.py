@@ -51,6 +51,7 @@ from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import RestingQueue, read_snapshot
 from qindex.view.backlog import ready_and_unacked
 from qindex.view.columns import Columns
+from qindex.view.entry_count import settle_entry_count
 from qindex.view.freed_room import frees_room_inside
 from qindex.view.point_in_time import BusyError
 from qindex.view.queue_view import Location, QueueView, Row
@@ -231,8 +232,10 @@ class StoreReader:
     ``kind``: ``"qindex"`` or ``"rabbitmq"``. ``findings``: those outside the queues' own files.
     ``marker``: the marker's content of a store of ours (given, where the file can't be read any
     more); ``vhost``: that of a virtual host's own files. The other one is ``None``.
+    ``segment_entry_count``: of a virtual host whose ``.config`` does not say it.
     Raises :class:`NotAStoreError` for a file or a directory of something else (it names
-    the virtual hosts of a node's directory), :class:`StorageError` when the system refuses.
+    the virtual hosts of a node's directory), :class:`StorageError` when the system refuses, and
+    :class:`UsageError` where ``segment_entry_count`` has to be given.
     """
 
     def __init__(
@@ -241,6 +244,7 @@ class StoreReader:
         fs: FileSystem = REAL,
         *,
         marker: layout.StoreMarker | None = None,
+        segment_entry_count: int | None = None,
     ) -> None:
         self.directory: str = os.path.abspath(checked_path(directory))
         self._fs = fs = beneath(fs, self.directory)
@@ -255,6 +259,8 @@ class StoreReader:
             )
             if self.marker is None:
                 self.vhost = Vhost.read(fs, self.directory)
+                if self.vhost.assumed:
+                    settle_entry_count(fs, self.vhost, self.stores, segment_entry_count)
         except OSError as error:
             raise self._unreadable(error) from error
 
