@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyspark
@@ -75,6 +75,19 @@ class PartsReader:
             yield from self._read_part(part, self.options)
 
 
+class RefusedStream(DataSourceStreamReader):
+    """The stream of a Spark that is too old for it.
+
+    Spark 4.1 hides an error that is raised before it has a reader.
+    """
+
+    def _refuse(self, *_given: object) -> NoReturn:
+        check_stream()
+        raise AssertionError("this Spark can stream")
+
+    initialOffset = latestOffset = read = _refuse  # type: ignore[assignment]
+
+
 class TableSource(DataSource):
     """A source of tables, the first of which can be followed."""
 
@@ -85,8 +98,6 @@ class TableSource(DataSource):
         return spark_schema(read_options(self.options, self._tables).columns)
 
     def _asked(self, schema: StructType, *, stream: bool) -> ReadOptions:
-        if stream:
-            check_stream()
         options = read_options(self.options, self._tables, stream=stream)
         followed = next(iter(self._tables))
         if stream and options.include != followed:
@@ -110,6 +121,8 @@ class QindexSource(TableSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Follow queues; only messages can be followed."""
+        if not can_stream():
+            return RefusedStream()
         from pyspark_qindex.streaming import QueueStream
 
         return QueueStream(self._asked(schema, stream=True))

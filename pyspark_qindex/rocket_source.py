@@ -6,7 +6,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from pyspark_qindex.options import ROCKET_TABLES
-from pyspark_qindex.qindex_source import Parts, PartsReader, TableSource
+from pyspark_qindex.qindex_source import (
+    Parts,
+    PartsReader,
+    RefusedStream,
+    TableSource,
+    can_stream,
+)
 from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
 
@@ -27,6 +33,8 @@ class RocketSource(TableSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Follow CommitLogs; only records can be followed."""
+        if not can_stream():
+            return RefusedStream()
         from pyspark_qindex.rocket_streaming import LogStream
 
         return LogStream(self._asked(schema, stream=True))
