@@ -29,6 +29,7 @@ from journal.background import Background
 from journal.call_lock import CallLock
 from journal.errors import StorageError, StoreError
 from journal.files import pread_all, pwrite_all
+from journal.flag import Flag
 from journal.lock_order import Rank
 from msgstore.format import tmp_name
 from msgstore.scan import Record, scan_file
@@ -104,13 +105,13 @@ class Compactor:
         self._background = background
         self._allowed_per_live = _SLACK / (1 - state.garbage_ratio)
         self._mutex = CallLock()
-        self._wake = threading.Event()
-        self._stop = threading.Event()
-        room = threading.RLock()
-        self._room = threading.Condition(room)
+        self._wake = Flag()
+        self._stop = Flag()
+        self._freed = Flag()
+        self._starting = threading.RLock()
         order = state.poison.order
         self._mutex.before_waiting = order.add(Rank.COMPACTION, self._mutex.is_mine)
-        order.add(Rank.STORE_ROOM, room._is_owned)  # type: ignore[attr-defined]
+        order.add(Rank.STORE_ROOM, self._starting._is_owned)  # type: ignore[attr-defined]
         self._thread = Background(self._loop, "msgstore-compaction")
         self._busy = False
         self._watches_drain = False
@@ -128,7 +129,7 @@ class Compactor:
             return
         self._wake.set()
         if not self._stop.is_set():
-            with self._room:
+            with self._starting:
                 if self._stop.is_set() or self._thread.start():
                     return
             # The thread is started again when there is more garbage. The caller's removal stands.
@@ -172,8 +173,7 @@ class Compactor:
                 timeout = _RETRY_SECONDS
             finally:
                 self._busy = False
-                with self._room:
-                    self._room.notify_all()
+                self._freed.set()
             drained = self._dead_current()
             self._watches_drain = drained is not None
             if drained is not None:
@@ -193,7 +193,7 @@ class Compactor:
         """Stop the thread; a copy that is under way is given up and removed."""
         self._stop.set()
         self._wake.set()
-        with self._room:
+        with self._starting:
             pass  # no thread is about to be started
         self._thread.join()
 
@@ -205,12 +205,12 @@ class Compactor:
         if (self._busy or self._wake.is_set()) and self._is_over(incoming) and self._can_help():
             started = time.monotonic()
             deadline = started + _LONGEST_STALL
-            with self._room:
-                while self._is_over(incoming) and self._can_help():
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._room.wait(min(left, 0.02))
+            while self._is_over(incoming) and self._can_help():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._freed.clear()
+                self._freed.wait(min(left, 0.02))
             self.stalled_seconds += time.monotonic() - started
 
     def _is_over(self, incoming: int, share: float = 1.0) -> bool:
@@ -286,8 +286,7 @@ class Compactor:
                 report.bytes_deleted += state.summary.drop_file(key).size
             del handle  # closes the file and frees its blocks: not under the lock
             report.files_deleted += 1
-            with self._room:
-                self._room.notify_all()
+            self._freed.set()
             self._breathe()
 
     def _unlink(self, path: str) -> None:

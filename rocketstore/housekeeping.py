@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 import time
 from collections.abc import Iterator
 
 from journal.background import Background
 from journal.errors import StorageError, StoreError
+from journal.flag import Flag
 from journal.poison import is_passing
 from rocketstore.checkpointer import Checkpointer
 from rocketstore.consumequeue_format import UNIT
@@ -49,7 +49,7 @@ class Housekeeping:
         self._checkpointer = checkpointer
         self._offsets = offsets
         self._lacks_room = False
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._thread = Background(self._run, "rocketstore")
 
     # The thread

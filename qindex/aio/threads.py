@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from journal.errors import ClosedError, UsageError
+from journal.flag import Flag
 from qindex.queue.queue import Queue
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ class Syncer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked: deque[_Asked | None] = deque()
-        self._wake = threading.Semaphore(0)
+        self._wake = Flag()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -129,7 +130,7 @@ class Syncer:
                     target=self._run, name="qindex-aio-sync", daemon=True
                 )
                 self._thread.start()
-        self._wake.release()
+        self._wake.set()
 
     def stop(self) -> None:
         """End the thread; earlier calls are done first."""
@@ -137,13 +138,14 @@ class Syncer:
             self._stopped = True
             thread = self._thread
             self._asked.append(None)
-        self._wake.release()
+        self._wake.set()
         if thread is not None:
             thread.join()
 
     def _run(self) -> None:
         while True:
-            self._wake.acquire()
+            self._wake.wait()
+            self._wake.clear()
             ended = False
             parties: dict[Queue, list[tuple[asyncio.AbstractEventLoop, Waiting]]] = {}
             while self._asked:

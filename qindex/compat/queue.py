@@ -350,7 +350,7 @@ class PersistentQueue(Items, _StandardQueue[Any]):
         if timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
         deadline = None if timeout is None else monotonic() + timeout
-        with self.not_empty:
+        with self.mutex:
             while not self._qsize():
                 if getattr(self, "is_shutdown", False):  # from Python 3.13 on
                     raise getattr(standard, "ShutDown")  # noqa: B009
@@ -364,7 +364,7 @@ class PersistentQueue(Items, _StandardQueue[Any]):
             return Taken(self, item, delivery)
 
     def _settle(self, delivery: Delivery, *, again: bool) -> None:
-        with self.all_tasks_done:
+        with self.mutex:
             self._check_open()
             if again:
                 delivery.nack()
@@ -378,7 +378,7 @@ class PersistentQueue(Items, _StandardQueue[Any]):
         """Say that an item is done with: it does not come again. Raises :class:`ValueError` when
         called more often than there were items, as :meth:`queue.Queue.task_done` does."""
         state = self._state
-        with self.all_tasks_done:
+        with self.mutex:
             self._check_open()
             if state.unfinished <= 0:
                 raise ValueError("task_done() called too many times")
@@ -387,7 +387,7 @@ class PersistentQueue(Items, _StandardQueue[Any]):
 
     def join(self) -> None:
         """Wait until all items are done with."""
-        with self.all_tasks_done:
+        with self.mutex:
             while self._state.unfinished:
                 self._check_open()
                 self.all_tasks_done.wait()

@@ -11,6 +11,7 @@ from time import monotonic
 
 from journal.background import Background
 from journal.errors import ClosedError, StoreError
+from journal.flag import Flag
 from journal.lock_order import LockOrder, Rank
 from qindex.engine.idle_queues import Roster
 from qindex.queue.flushing import Flusher
@@ -40,10 +41,10 @@ class Housekeeper:
         self._roster = roster
         self._idle = idle
         self._budget = budget
-        lock = threading.RLock()
-        self._wake = threading.Condition(lock)
+        self._lock = threading.RLock()
         if order is not None:
-            order.add(Rank.ROSTER, lock._is_owned)  # type: ignore[attr-defined]
+            order.add(Rank.ROSTER, self._lock._is_owned)  # type: ignore[attr-defined]
+        self._wake = Flag()
         self._asked: dict[Flusher, int | None] = {}
         self._crowded = False
         self._stopped = False
@@ -59,17 +60,17 @@ class Housekeeper:
         if not self._thread.start():
             return False
         if queue not in self._asked:
-            with self._wake:
+            with self._lock:
+                self._wake.set()
                 self._asked[queue] = None
-                self._wake.notify()
         return True
 
     def ask_for_room(self) -> None:
         """Put queues to rest soon: many are awake. Called with a queue's lock held, too."""
         if not self._crowded:
-            with self._wake:
+            with self._lock:
+                self._wake.set()
                 self._crowded = True
-                self._wake.notify()
 
     def is_mine(self) -> bool:
         """Tell whether the calling thread is this one."""
@@ -77,19 +78,19 @@ class Housekeeper:
 
     def stop(self) -> None:
         """End the thread; a flush under way is finished first."""
-        with self._wake:
+        with self._lock:
             self._stopped = True
-            self._wake.notify()
+            self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
         tick = min(max(self._idle / 2, 0.001), threading.TIMEOUT_MAX)
         look_at = monotonic() + tick
         while True:
-            with self._wake:
-                if not self._stopped and not self._crowded:
-                    left = max(look_at - monotonic(), 0)
-                    self._wake.wait(min(left, _BURST_LOOK) if self._asked else left)
+            left = max(look_at - monotonic(), 0)
+            self._wake.wait(min(left, _BURST_LOOK) if self._asked else left)
+            self._wake.clear()
+            with self._lock:
                 if self._stopped:
                     return
                 asked = list(self._asked)

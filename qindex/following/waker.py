@@ -10,9 +10,10 @@ send thousands in a second.
 from __future__ import annotations
 
 import logging
-import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+
+from journal.flag import Flag
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
@@ -34,7 +35,7 @@ class Waker:
     def __init__(self, poll: float, *, events: bool) -> None:
         self._poll = poll
         self._events = events
-        self._woken = threading.Event()
+        self._woken = Flag()
         self._pause = _FIRST_PAUSE
         self._news_at = monotonic()
         self._observer: BaseObserver | None = None

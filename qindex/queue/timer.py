@@ -14,6 +14,7 @@ from typing import Protocol
 
 from journal.background import Background
 from journal.errors import ClosedError, StoreError
+from journal.flag import Flag
 from journal.lock_order import LockOrder, Rank
 
 _log = logging.getLogger("qindex.queue")
@@ -30,10 +31,10 @@ class Alarm:
     """One time for each sleeper: the earliest it has asked for. Thread-safe."""
 
     def __init__(self, order: LockOrder | None = None) -> None:
-        lock = threading.RLock()
-        self._wake = threading.Condition(lock)
+        self._lock = threading.RLock()
         if order is not None:
-            order.add(Rank.ROSTER, lock._is_owned)  # type: ignore[attr-defined]
+            order.add(Rank.ROSTER, self._lock._is_owned)  # type: ignore[attr-defined]
+        self._wake = Flag()
         self._times: dict[Sleeper, float] = {}
         self._thread = Background(self._run, "qindex-alarm")
         self._begun = False
@@ -45,14 +46,14 @@ class Alarm:
         Until then they wait: a timer that moves messages while the open still compares the queues
         would move a message a second time.
         """
-        with self._wake:
+        with self._lock:
             self._begun = True
             if self._times:
                 self._thread.start()
 
     def set(self, who: Sleeper, when: float) -> None:
         """Call ``who`` at ``when`` (of :func:`time.monotonic`). A queue's lock may be held."""
-        with self._wake:
+        with self._lock:
             if self._stopped:
                 return
             if self._begun:
@@ -62,9 +63,10 @@ class Alarm:
             if self._times.get(who, when + 1) <= when:
                 return
             first = min(self._times.values(), default=None)
-            self._times[who] = when
             if first is None or when < first:
-                self._wake.notify()
+                # Before the time is noted: a signal's handler may raise in between.
+                self._wake.set()
+            self._times[who] = when
 
     def is_mine(self) -> bool:
         """Tell whether the calling thread is this one."""
@@ -72,29 +74,24 @@ class Alarm:
 
     def stop(self) -> None:
         """End the thread; a call under way is finished first."""
-        with self._wake:
+        with self._lock:
             self._stopped = True
             self._times.clear()
-            self._wake.notify()
+            self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            with self._wake:
-                due = self._sleep()
+            self._wake.clear()
+            with self._lock:
                 if self._stopped:
                     return
-            self._call(due)
-
-    def _sleep(self) -> list[Sleeper]:
-        """Wait until a sleeper is due, and return all that are."""
-        while not self._stopped:
-            due = self._take_due()
+                due = self._take_due()
+                first = min(self._times.values(), default=None)
             if due:
-                return due
-            left = min(self._times.values()) - monotonic() if self._times else None
-            self._wake.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
-        return []
+                self._call(due)
+            else:
+                self._wake.wait(None if first is None else max(first - monotonic(), 0))
 
     def _take_due(self) -> list[Sleeper]:
         now = monotonic()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from journal.block_sums import Healed
 from journal.errors import ClosedError, StorageError, storage_errors
 from journal.files import FileSystem, is_zeros, map_optional, sync_file, unlink_if_there
 from journal.findings import Cause, Finding, Kind
+from journal.flag import Flag
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
 from journal.poison import Poison, is_passing
 from msgstore.errors import StaleSnapshotError
@@ -109,7 +109,7 @@ class StoreRecovery:
         self._options = options
         self._poison = poison
         self._sync_indexes = before_reclaim
-        self._done = threading.Event()
+        self._done = Flag()
         self._failed = False
 
     def open(self) -> RecoveredStore:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -56,7 +57,12 @@ def _is_ours(file: str) -> bool:
 
 
 class _Tracer:
-    def __init__(self, stop_at: int, handler: Callable[[str], object]) -> None:
+    """``library``: what is interrupted includes the standard library's locks."""
+
+    def __init__(
+        self, stop_at: int, handler: Callable[[str], object], *, library: bool = False
+    ) -> None:
+        self._library = library
         self.count = 0
         self.where = ""
         self._stop_at = stop_at
@@ -64,7 +70,10 @@ class _Tracer:
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
         """Take note that a function of ours begins, or goes on; gives what follows it."""
-        if event != "call" or not _is_ours(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if event != "call" or not (
+            _is_ours(file) or (self._library and file == threading.__file__)
+        ):
             return None
         following = self._following(frame.f_code)
         frame.f_trace = following  # or 3.13 does not trace the opcodes of this frame
@@ -106,9 +115,13 @@ def _end(where: str) -> NoReturn:
 
 
 def _run(
-    call: Callable[[], object], stop_at: int, handler: Callable[[str], object] = _end
+    call: Callable[[], object],
+    stop_at: int,
+    handler: Callable[[str], object] = _end,
+    *,
+    library: bool = False,
 ) -> _Tracer:
-    tracer = _Tracer(stop_at, handler)
+    tracer = _Tracer(stop_at, handler, library=library)
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
@@ -118,16 +131,17 @@ def _run(
     return tracer
 
 
-def points_of(call: Callable[[], object]) -> int:
-    """Make a call; gives the number of points where it could have been interrupted."""
-    return _run(call, 0).count
+def points_of(call: Callable[[], object], *, library: bool = False) -> int:
+    """Make a call; gives the number of points where it could have been interrupted. ``library``:
+    also within the standard library's locks."""
+    return _run(call, 0, library=library).count
 
 
-def interrupted_at(call: Callable[[], object], point: int) -> str | None:
+def interrupted_at(call: Callable[[], object], point: int, *, library: bool = False) -> str | None:
     """Make a call that is interrupted at this point (from 1); tells where, or ``None`` when it was
     at its end before."""
     try:
-        _run(call, point)
+        _run(call, point, library=library)
     except Interruption as error:
         return str(error)
     return None

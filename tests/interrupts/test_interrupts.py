@@ -14,18 +14,26 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Thread
+from unittest import mock
 
 import pytest
 
 import qindex
+from journal.flag import Flag
 from journal.patience import PatientLock
 from journal.sync import GroupCommit
+from qindex.engine.housekeeper import Housekeeper
+from qindex.engine.idle_queues import Roster
+from qindex.queue.timer import Alarm
 from tests.effort import by_tier, part
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.interrupts.operations import OPERATIONS, OPTIONS, Case, Operation
+from tests.waiting import WAIT
 
 pytestmark = [
     pytest.mark.interpreted,  # it interrupts between any two lines
@@ -170,3 +178,59 @@ def test_a_sync_that_is_cut_short_leaves_the_lead_to_the_next() -> None:
         calls.clear()
         commits.commit()
         assert calls == [1]
+
+
+class _NoThread:
+    """A thread that is not there, so that all points are those of the calling one."""
+
+    def start(self) -> bool:
+        return True
+
+    def join(self) -> None:
+        pass
+
+
+class _Sleeper:
+    def on_alarm(self) -> None:
+        pass
+
+
+def _of_an_alarm() -> tuple[Alarm, list[Callable[[], object]]]:
+    alarm = Alarm()
+    alarm._thread = _NoThread()  # type: ignore[assignment]
+    set_one = partial(alarm.set, _Sleeper(), 0.0)
+    return alarm, [alarm.begin, set_one, alarm.stop]
+
+
+def _of_a_housekeeper() -> tuple[Housekeeper, list[Callable[[], object]]]:
+    with mock.patch("qindex.engine.housekeeper.Background", return_value=_NoThread()):
+        keeper = Housekeeper(Roster(1, None), idle=1.0, budget=1)
+    return keeper, [partial(keeper.ask, mock.Mock()), keeper.ask_for_room, keeper.stop]
+
+
+@pytest.mark.parametrize("made", [_of_an_alarm, _of_a_housekeeper], ids=["alarm", "housekeeper"])
+@pytest.mark.parametrize("call", range(3))
+def test_the_threads_of_an_engine_get_their_lock(
+    made: Callable[[], tuple[Alarm | Housekeeper, list[Callable[[], object]]]], call: int
+) -> None:
+    """A close waited for ever for a thread that waited for a lock that a handler had left taken."""
+    points = points_of(made()[1][call], library=True)
+    assert points > 1
+    for point in range(1, points + 1):
+        owner, calls = made()
+        assert interrupted_at(calls[call], point, library=True)
+        assert not owner._lock._is_owned()  # type: ignore[attr-defined]
+
+
+def test_a_flag_that_is_cut_short() -> None:
+    points = points_of(Flag().set, library=True)
+    for point in range(1, points + 1):
+        flag = Flag()
+        interrupted_at(flag.set, point, library=True)
+        before = flag.is_set()
+        thread = Thread(target=flag.set)
+        if not before:
+            thread.start()
+        assert flag.wait(WAIT)
+        if not before:
+            thread.join()
