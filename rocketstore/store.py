@@ -8,6 +8,7 @@ crash takes from them are put again at open.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Self, Unpack
@@ -431,11 +432,17 @@ class Store:
 
     def close(self) -> None:
         """Sync all, write the checkpoint, remove ``abort``, release the lock. Can be repeated. In
-        a forked child it changes nothing: the store is its parent's."""
+        a forked child it changes nothing: the store is its parent's. Nor does it at the end of the
+        interpreter, where only finalizers run: nothing is lost, and the next open recovers."""
         state = self._state
         if state.lock.is_inherited():
             if self._file_lock is not None:
                 self._file_lock.let_go()
+            return
+        if sys.is_finalizing():
+            # As a killed process leaves it: threads were stopped wherever they were, perhaps with
+            # locks taken, and nothing can be imported any more.
+            state.refuse(ClosedError(f"{self.path}: the interpreter has ended"))
             return
         if isinstance(state.refusal, ClosedError):
             # A close before may have been cut short behind its refusal.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -602,10 +603,17 @@ class Engine:
         it names the queues that are not all on disk. The engine is closed all the same, as when a
         signal's handler raises: the next open recovers. Raises :class:`UsageError`, and does
         nothing, in a handler or finalizer that interrupts another call of its thread. In a forked
-        child it changes nothing: the store is its parent's.
+        child it changes nothing: the store is its parent's. Nor does it at the end of the
+        interpreter, where only finalizers run: nothing is lost, and the next open recovers.
         """
         if self._lock.is_inherited():
             self._directory_lock.let_go()
+            return
+        if sys.is_finalizing():
+            # A finalizer calls this at the end of the interpreter. Its threads were stopped
+            # wherever they were, perhaps with locks taken, and nothing can be imported any more.
+            # What is on disk is what a killed process leaves.
+            self._lock.refuse(ClosedError, f"{self.directory}: the interpreter has ended")
             return
         if self._closing.is_mine():
             return
