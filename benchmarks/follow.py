@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(directory: str, count: int) -> dict[str, float]:
     store, beside = os.path.join(directory, "store"), os.path.join(directory, "plain writes")
-    command = [sys.executable, "-c", _PUBLISH, store, str(count), beside]
+    command = [sys.executable, "-P", "-c", _PUBLISH, store, str(count), beside]
     # A list: of what is measured, this loop is to be the smallest part.
     lags: list[int] = []
     add = lags.append

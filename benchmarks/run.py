@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import module_command
 from benchmarks.page import split_page, write_page
 
 __all__ = ["PROGRAMS", "Program", "main"]
@@ -104,13 +105,14 @@ def run_program(program: Program, *, quick: bool, directory: Path | None) -> Res
     # A program that was cut off may leave workers that write there for another moment.
     with tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True) as place:
         lines = Path(place) / "lines.json"
-        command = [sys.executable, "-m", f"benchmarks.{program.name}"]
-        command += program.quick if quick else program.sized
-        command += [program.directory, place, program.lines, str(lines)]
+        sized = program.quick if quick else program.sized
+        place = os.path.abspath(place)
+        words = [*sized, program.directory, place, program.lines, os.path.join(place, lines.name)]
+        command = module_command(program.name, *words)
         started = time.monotonic()
         try:
             status = subprocess.run(
-                command, cwd=_ROOT, stdout=sys.stderr, timeout=_MOST_SECONDS, check=False
+                command, cwd="/", stdout=sys.stderr, timeout=_MOST_SECONDS, check=False
             ).returncode
         except subprocess.TimeoutExpired:
             status = _CUT_OFF

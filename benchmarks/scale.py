@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import qindex
+from benchmarks.children import module_command
 from benchmarks.measure import Bar, human
 from benchmarks.tasks import disk_use, resident_bytes
 
@@ -379,10 +380,12 @@ def _run_all(given: argparse.Namespace, directory: Path) -> Iterator[tuple[str, 
 def _run(
     name: str, store: Path, count: int, depth: int, given: argparse.Namespace
 ) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.scale", "--step", name, "--dir", str(store)]
-    command += ["--queues", str(count), "--messages", str(depth)]
-    command += ["--open-files", str(given.open_files), "--idle", str(given.idle)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    words = ["--step", name, "--dir", os.path.abspath(store)]
+    words += ["--queues", str(count), "--messages", str(depth)]
+    words += ["--open-files", str(given.open_files), "--idle", str(given.idle)]
+    done = subprocess.run(
+        module_command("scale", *words), cwd="/", stdout=subprocess.PIPE, text=True, check=False
+    )
     if name.endswith("kill"):
         if done.returncode != -signal.SIGKILL:
             raise RuntimeError(f"{name}: ended with {done.returncode}, and was to be killed")

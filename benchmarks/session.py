@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.children import module_command
 from benchmarks.contender import Contender
 from benchmarks.measure import Report, Sample
 
@@ -45,12 +45,11 @@ class Worker:
 
     def __init__(self, who: str, directory: Path, prefix: Iterable[str] = ()) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "benchmarks.worker", who, str(directory)],
+            [*prefix, *module_command("worker", who, os.path.abspath(directory))],
+            cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # so that a tracer is ended together with what it traces
         )
         self._unread = b""

@@ -35,6 +35,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 import qindex
+from benchmarks.children import module_command
 from benchmarks.measure import FLOOR, Bar, Report, Sample
 
 __all__ = ["main"]
@@ -147,9 +148,9 @@ class Session:
     """A process that :func:`serve` runs in."""
 
     def __init__(self, directory: Path, master: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.spark", "--serve", master]
         self._process = subprocess.Popen(
-            [*command, "--directory", str(directory)],
+            module_command("spark", "--serve", master, "--directory", os.path.abspath(directory)),
+            cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

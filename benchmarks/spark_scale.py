@@ -16,7 +16,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import qindex
+from benchmarks.children import module_command
 
 WAYS = ("loop", "local[1]", "local[2]")
 QUEUES = 4
@@ -110,9 +110,10 @@ def run_way(way: str, paths: list[str]) -> dict[str, Any]:
 def measure(root: Path, stores: int) -> Iterator[dict[str, Any]]:
     """Every way over the first ``stores`` of the fleet, each in a fresh process."""
     for way in WAYS:
-        command = [sys.executable, "-m", "benchmarks.spark_scale", "--way", way]
-        command += ["--stores", str(stores), "--root", str(root)]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+        place = os.path.abspath(root)
+        words = ["--way", way, "--stores", str(stores), "--root", place]
+        command = module_command("spark_scale", *words)
+        done = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, check=True, text=True)
         yield json.loads(done.stdout.splitlines()[-1])
 
 

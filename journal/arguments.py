@@ -27,6 +27,19 @@ def listed(values: Iterable[_One], what: str) -> list[_One]:
     return list(values)
 
 
+def encoded(text: str, what: str) -> bytes:
+    """Return `text` as UTF-8. Raises :class:`UsageError` for what is no Unicode.
+
+    >>> encoded("\udcff", "the topic")
+    Traceback (most recent call last):
+    qindex.UsageError: the topic must be valid Unicode, not '\\udcff'
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} must be valid Unicode, not {text!a}") from error
+
+
 def refuse_pickling(one: object) -> NoReturn:
     """Raise the :class:`UsageError` of an object that only the process can use that has it."""
     raise UsageError(

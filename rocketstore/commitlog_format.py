@@ -32,6 +32,7 @@ import socket
 import struct
 from functools import lru_cache
 
+from journal.arguments import encoded
 from journal.crc import crc32
 from journal.errors import UsageError
 
@@ -152,7 +153,7 @@ def encode_topic(topic: str) -> bytes:
     """Check a topic and give its bytes. Raises :class:`UsageError` naming the limit of 127."""
     if not topic:
         raise UsageError("the topic is empty")
-    data = topic.encode()
+    data = encoded(topic, "the topic")
     if len(data) > _TOPIC_MAX:
         raise UsageError(f"topic of {len(data)} bytes: the limit is {_TOPIC_MAX}")
     if b"\0" in data or b"/" in data or data in (b".", b".."):

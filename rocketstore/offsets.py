@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+from journal.arguments import encoded
 from journal.errors import UsageError, storage_errors
 from journal.files import FileSystem, make_dirs, read_optional, replace_file
 
@@ -106,6 +107,8 @@ def save_json(fs: FileSystem, path: str, content: dict[str, Any]) -> None:
 def _place(group: str, topic: str) -> str:
     if not group or not topic or "@" in group or "@" in topic:
         raise UsageError(f"group {group!r} and topic {topic!r}: neither may be empty or hold @")
+    encoded(group, "the group")
+    encoded(topic, "the topic")
     return f"{topic}@{group}"
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from pyspark_qindex.jobs.outcome import Outcome, Plot
+from qindex.compare.page import PAGE_POLICY
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
@@ -62,6 +63,7 @@ def render_page(job: str, outcome: Outcome, shown: Mapping[str, Rows], most: int
     body = "\n".join(parts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{PAGE_POLICY}">'
         f"<title>qindex pipeline {html.escape(job)}</title><style>{_STYLE}</style></head>"
         f"<body>{body}</body></html>\n"
     )

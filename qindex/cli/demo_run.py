@@ -6,13 +6,12 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 
 import numpy as np
 
+from journal.child import command
 from journal.errors import StoreError
 from qindex.cli.demo_child import READY
 from qindex.cli.demo_log import ACKED, PUBLISHED, RECORD, Log
@@ -35,13 +34,12 @@ def run_and_kill(
     by the time of its death. Raises :class:`ChildError` unless it was that signal it died of.
     """
     reading, writing = os.pipe()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(_paths())}
-    command = [sys.executable, "-m", "qindex.cli.demo_child", directory]
+    store = os.path.abspath(directory)
     try:
         child = subprocess.Popen(
-            [*command, str(writing), str(first_number)],
+            command("qindex.cli.demo_child", store, str(writing), str(first_number)),
             pass_fds=(writing,),
-            env=environment,
+            cwd="/",
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -65,13 +63,6 @@ def run_and_kill(
         raise ChildError(f"the child process ended by itself ({child.returncode}): {last}")
     # A killed process has written whole records.
     return np.frombuffer(data, RECORD, (len(data) - len(READY)) // RECORD.itemsize, len(READY))
-
-
-def _paths() -> list[str]:
-    """Where the child finds this package, whether or not it is installed."""
-    root = str(Path(__file__).resolve().parents[2])
-    given = os.environ.get("PYTHONPATH")
-    return [root, given] if given else [root]
 
 
 def _listen(fd: int, data: bytearray, seconds: float, tell: Callable[[int, int], None]) -> None:

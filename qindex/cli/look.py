@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -29,13 +30,20 @@ Directory = Annotated[
 ]
 
 
+_OFFERED = re.compile(r"[\w.@:-]+")
+
+
 def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
-    """Give the names of queues that begin so, for a shell's completion."""
+    """Give the names of queues that begin so, for a shell's completion.
+
+    Names with characters that a shell may act on are left out: some shells take what they are
+    offered as words of a command, and run what is in it.
+    """
     try:
         names = StoreReader(str(context.params.get("directory", ""))).queue_names()
     except (StoreError, OSError):
         return []
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete) and _OFFERED.fullmatch(name)]
 
 
 QueueName = Annotated[

@@ -17,7 +17,7 @@ from qindex.compare.plots import Axis, Line, line_plot
 from qindex.compare.run import Plan, Results
 from qindex.compare.workload import PRESETS, Workload
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The browser itself refuses whatever the page might load or run."""
 _BINS = 40
 _LAST_QUANTILE = 0.99995
@@ -114,7 +114,7 @@ def make_page(plan: Plan, results: Results, figures: Sequence[Figure]) -> str:
     ]
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        f"<meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">"
+        f"<meta http-equiv='Content-Security-Policy' content=\"{PAGE_POLICY}\">"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         "<link rel='icon' href='data:,'>"
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"

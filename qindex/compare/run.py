@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from journal.child import command
 from journal.errors import StoreError, UsageError
 from qindex.compare.designs import Contender
 from qindex.compare.workload import Workload
@@ -151,18 +151,16 @@ def _child(
     plan: Plan, kind: type[Contender], task: str, directory: Path, **more: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A child at its task; killed, if it still lives, in the end."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     request = {
         "task": task,
         "contender": kind.name,
-        "directory": str(directory),
+        "directory": os.path.abspath(directory),
         "workload": plan.workload.to_dict(),
         **more,
     }
     with subprocess.Popen(
-        [sys.executable, "-m", "qindex.compare.child"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        command("qindex.compare.child"),
+        cwd="/",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,8 +20,9 @@ Requests that can't be serialized are kept in memory only, as Scrapy does it. On
 revived, because its class or its callback has gone since, is logged and set aside in the queue
 ``requests.unreadable`` of the store; it is tried again at the next start.
 
-Requests are pickled, or marshalled by the ``Marshal...`` classes. Don't resume from a JOBDIR that
-comes from somebody you don't trust: unpickling runs code.
+Requests are pickled, or marshalled by the ``Marshal...`` classes, which unpickle nothing. Don't
+resume with the ``Pickle...`` classes from a JOBDIR that somebody else can write: unpickling runs
+code.
 """
 
 from __future__ import annotations
@@ -180,10 +181,24 @@ class _Use:
 _uses: weakref.WeakKeyDictionary[Crawler, _Use] = weakref.WeakKeyDictionary()
 
 
-def _revive(body: bytes, spider: Spider | None) -> Request:
-    """Make a request of its bytes, whichever of the classes here has written them. Raises whatever
-    its class, its callback or what it holds may raise that is not there any more."""
-    loads: Callable[[bytes], Any] = pickle.loads if body[:1] == _PICKLED else marshal.loads
+_Loads = Callable[[bytes], Any]
+
+
+def _marshalled_or_pickled(body: bytes) -> Any:
+    """Return what any of the classes here has written. Runs code of whoever wrote it."""
+    return pickle.loads(body) if body[:1] == _PICKLED else marshal.loads(body)
+
+
+def _marshalled(body: bytes) -> Any:
+    """Return what a ``Marshal...`` class has written. Raises :class:`ValueError` for a pickle."""
+    if body[:1] == _PICKLED:
+        raise ValueError("it is pickled, and this crawl asks for marshalled requests")
+    return marshal.loads(body)
+
+
+def _revive(body: bytes, spider: Spider | None, loads: _Loads) -> Request:
+    """Make a request of its bytes. Raises whatever its class, its callback or what it holds may
+    raise that is not there any more."""
     return request_from_dict(loads(body), spider=spider)
 
 
@@ -191,6 +206,7 @@ class _RequestQueue:
     """One queue of requests, of one slot and priority; made by Scrapy's priority queues."""
 
     dumps: Callable[[Any], bytes]
+    loads: _Loads
     _lifo = False
 
     def __init__(self, crawler: Crawler, key: str) -> None:
@@ -227,7 +243,7 @@ class _RequestQueue:
             popped = self._requests.pop(self._waiting, newest=self._lifo)
             if popped is None:
                 return None
-            request = _revived(self._crawler, self._requests, popped)
+            request = self._revived(popped)
             if request is None:
                 continue
             if self._ledger is None:
@@ -244,11 +260,14 @@ class _RequestQueue:
             if body is None:
                 return None
             try:
-                return _revive(body, self._spider)
+                return _revive(body, self._spider, type(self).loads)
             except Exception:
                 popped = self._requests.pop(self._waiting, newest=self._lifo)
-                if popped is None or _revived(self._crawler, self._requests, popped) is not None:
+                if popped is None or self._revived(popped) is not None:
                     raise
+
+    def _revived(self, popped: Popped) -> Request | None:
+        return _revived(self._crawler, self._requests, popped, type(self).loads)
 
     def _settle(self) -> None:
         if self._ledger is not None:
@@ -271,10 +290,10 @@ class _RequestQueue:
         return len(self._waiting)
 
 
-def _revived(crawler: Crawler, requests: Requests, popped: Popped) -> Request | None:
+def _revived(crawler: Crawler, requests: Requests, popped: Popped, loads: _Loads) -> Request | None:
     """Make a request of what was taken; ``None`` where that can't be: it is set aside then."""
     try:
-        return _revive(popped.delivery.body, crawler.spider)
+        return _revive(popped.delivery.body, crawler.spider, loads)
     except Exception as error:
         requests.set_aside(popped, f"{type(error).__name__}: {error}")
         if crawler.stats is not None:
@@ -301,6 +320,7 @@ class PickleFifoDiskQueue(_RequestQueue):
     """Breadth first; any request that pickle takes."""
 
     dumps: Callable[[Any], bytes] = staticmethod(_pickled)
+    loads: _Loads = staticmethod(_marshalled_or_pickled)
 
 
 class PickleLifoDiskQueue(PickleFifoDiskQueue):
@@ -310,9 +330,10 @@ class PickleLifoDiskQueue(PickleFifoDiskQueue):
 
 
 class MarshalFifoDiskQueue(_RequestQueue):
-    """Breadth first; requests of plain values, quicker."""
+    """Breadth first; requests of plain values, quicker. Nothing is unpickled."""
 
     dumps: Callable[[Any], bytes] = staticmethod(marshal.dumps)
+    loads: _Loads = staticmethod(_marshalled)
 
 
 class MarshalLifoDiskQueue(MarshalFifoDiskQueue):
@@ -353,7 +374,7 @@ class Scheduler(plain.Scheduler):
         for _ in range(count):
             if popped is None:
                 break
-            request = _revived(self.crawler, requests, popped)
+            request = _revived(self.crawler, requests, popped, self._loads)
             if request is not None:
                 self._schedule(requests, request, popped)
             if waiting.users:
@@ -361,6 +382,12 @@ class Scheduler(plain.Scheduler):
             popped = requests.pop(waiting, newest=request is None)
         requests.retire(waiting)
         _log.info("resuming: %d requests of %r", count, waiting.name)
+
+    @property
+    def _loads(self) -> _Loads:
+        """Reads the requests of the class that the settings name."""
+        loads: _Loads = getattr(self.dqclass, "loads", _marshalled)
+        return loads
 
     def _schedule(self, requests: Requests, request: Request, popped: Popped) -> None:
         """Put a request into the queue that it belongs to; it is there twice for a moment, never
@@ -386,7 +413,7 @@ class Scheduler(plain.Scheduler):
 
         def put(delivery: Delivery) -> bool:
             try:
-                return self._dqpush(_revive(delivery.body, self.spider))
+                return self._dqpush(_revive(delivery.body, self.spider, self._loads))
             except Exception as error:
                 _log.debug("%r still can't be revived: %s", delivery, error)
                 return False

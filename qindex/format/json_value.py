@@ -11,6 +11,7 @@ is an object of one key that starts with ``$``:
 ``{"$ext": [5, "AP8="]}``  another msgpack extension: its code, and its data in base64
 ``{"$map": [[1, "a"]]}``   a map with keys that are no strings, or that start with ``$``
 ``{"$text": "68e9"}``      text that is no valid Unicode: its bytes in hexadecimal
+``{"$deep": "list"}``      a list or map below 100 others, which an old message may hold: its kind
 =========================  ======================================================================
 """
 
@@ -24,8 +25,11 @@ from typing import Any
 
 import msgpack
 
+_MOST_LEVELS = 100
+"""Levels that are shown: readers of JSON recurse, and so does this."""
 
-def plain_value(value: Any) -> Any:
+
+def plain_value(value: Any, levels: int = _MOST_LEVELS) -> Any:
     """Give a value in what JSON has; see the module's text."""
     if value is None or isinstance(value, bool | int):
         return value
@@ -36,11 +40,13 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return {"$base64": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
-        return _mapping(value)
+        return _mapping(value, levels) if levels else {"$deep": "map"}
     if isinstance(value, msgpack.ExtType):
         return {"$ext": [value.code, base64.b64encode(value.data).decode()]}
     if isinstance(value, list | tuple):
-        return [plain_value(one) for one in value]
+        if not levels:
+            return {"$deep": "list"}
+        return [plain_value(one, levels - 1) for one in value]
     if isinstance(value, Decimal):
         return {"$decimal": str(value)}
     if isinstance(value, msgpack.Timestamp):
@@ -56,11 +62,12 @@ def _text(value: str) -> Any:
     return value
 
 
-def _mapping(value: Mapping[Any, Any]) -> Any:
+def _mapping(value: Mapping[Any, Any], levels: int) -> Any:
     names = all(
         isinstance(key, str) and not key.startswith("$") and isinstance(_text(key), str)
         for key in value
     )
     if names:
-        return {key: plain_value(one) for key, one in value.items()}
-    return {"$map": [[plain_value(key), plain_value(one)] for key, one in value.items()]}
+        return {key: plain_value(one, levels - 1) for key, one in value.items()}
+    pairs = value.items()
+    return {"$map": [[plain_value(key), plain_value(one, levels - 1)] for key, one in pairs]}

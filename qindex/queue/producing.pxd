@@ -32,8 +32,8 @@ cdef class Producer:
         object persistent
     )
 
-cdef int _check_parts(object key, object headers, object properties) except -1
+cdef int _check_parts(object key, object headers, object properties, bint any_depth=*) except -1
 @cython.locals(is_table=bint)
-cdef int _check_table(str name, object table) except -1
+cdef int _check_table(str name, object table, bint any_depth) except -1
 @cython.locals(largest=Py_ssize_t, size=Py_ssize_t)
 cdef Py_ssize_t _largest_of(object given) except? -1

@@ -42,6 +42,9 @@ Made = TypeVar("Made")
 
 MOST_RESERVED = RESERVE // 2
 """Messages that :meth:`Producer.reserve` takes: a segment has room beside them."""
+MAX_DEPTH = 64
+"""Levels of lists and maps in a value of a header: RabbitMQ's nodes and JSON libraries recurse."""
+_CONTAINERS = frozenset((dict, list, tuple))
 _NO_TABLE: Mapping[str, Any] = {}
 _MOST_KEPT = 512 << 10
 """Bytes of large messages that are kept for a consumer that keeps up."""
@@ -509,9 +512,10 @@ class Producer:
         self.check_message(given)
         return given
 
-    def check_message(self, message: Message) -> None:
-        """Raise :class:`UsageError` for a message that can't be right."""
-        _check_message(message)
+    def check_message(self, message: Message, *, any_depth: bool = False) -> None:
+        """Raise :class:`UsageError` for a message that can't be right; `any_depth` is for one that
+        was published before there was a limit."""
+        _check_message(message, any_depth)
         self.state.check_size(len(message.body))
 
     def expiry(self, ttl: float | None) -> int:
@@ -555,27 +559,46 @@ def _each(batch: Sequence[Given], make: Callable[[Given], Made]) -> list[Made]:
     return made
 
 
-def _check_message(message: Message) -> None:
+def _check_message(message: Message, any_depth: bool) -> None:
     stamp = message.timestamp
     if not isinstance(stamp, int) or not 0 <= stamp < 1 << 64:
         raise UsageError(f"a timestamp is nanoseconds, an int from 0 to 2^64 - 1, not {stamp!r}")
-    _check_parts(message.key, message.headers, message.properties)
+    _check_parts(message.key, message.headers, message.properties, any_depth)
 
 
 def _check_parts(
-    key: str | None, headers: Mapping[str, Any], properties: Mapping[str, Any]
+    key: str | None,
+    headers: Mapping[str, Any],
+    properties: Mapping[str, Any],
+    any_depth: bool = False,
 ) -> None:
     if key is not None and not isinstance(key, str):
         raise UsageError(f"a key must be a str, not {type(key).__name__}")
     if headers is not _NO_TABLE:
-        _check_table("headers", headers)
+        _check_table("headers", headers, any_depth)
     if properties is not _NO_TABLE:
-        _check_table("properties", properties)
+        _check_table("properties", properties, any_depth)
 
 
-def _check_table(name: str, table: Mapping[str, Any]) -> None:
+def _check_table(name: str, table: Mapping[str, Any], any_depth: bool) -> None:
     # A dict is not asked: that would cost as much as all the rest.
     is_table = type(table) is dict or isinstance(table, Mapping)
     for key in table if is_table else (None,):
         if not isinstance(key, str):
             raise UsageError(f"{name} must be a mapping with str keys")
+        if type(table[key]) in _CONTAINERS and not any_depth:
+            _check_depth(name, table[key])
+
+
+def _check_depth(name: str, value: Any) -> None:
+    """Refuse a value nested too deep for programs that go through it by recursion."""
+    level, depth = [value], 1
+    while level := [
+        inner
+        for one in level
+        for inner in (one.values() if isinstance(one, dict) else one)
+        if type(inner) in _CONTAINERS
+    ]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise UsageError(f"{name} may be nested {MAX_DEPTH} deep")

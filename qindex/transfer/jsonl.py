@@ -114,10 +114,10 @@ def _check_header(path: Path, values: dict[str, Any]) -> int:
 def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
     try:
         given = dict(values)
-        for name in ("key", "headers", "properties"):
-            if name in given:
-                given[name] = from_plain(given[name])
         given["envelope"] = _bytes(values, "envelope_base64")
+        for name in ("key", "headers", "properties"):
+            # The envelope counts before these, which may leave out what is nested too deep.
+            given[name] = from_plain(given.get(name)) if given["envelope"] is None else None
         body = _bytes(values, "body_base64")
         if body is None:
             text = values.get("body")

@@ -188,7 +188,9 @@ def _moved(path: Path, number: int, values: dict[str, Any]) -> Moved:
     try:
         for name in ("headers", "properties"):
             text = values.get(name)
-            if text is not None:
+            if text is None or values.get("envelope") is not None:
+                values[name] = None  # the envelope counts before it
+            else:
                 values[name] = from_plain(json.loads(text))
         return moved_of(values)
     except (UsageError, ValueError) as error:

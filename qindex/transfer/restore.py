@@ -40,7 +40,7 @@ def restore(queue: Queue, moved: Sequence[Moved]) -> range:
 
 def _prepared(producer: Producer, moved: Moved) -> Prepared:
     message = moved.message
-    producer.check_message(message)
+    producer.check_message(message, any_depth=True)
     if not isinstance(message.properties, RabbitProperties):
         return producer.prepared(message, True)
     state = producer.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,3 +201,17 @@ def test_a_child_without_its_parent_ends(
     worker.join(timeout=WAIT)
     assert not worker.is_alive()
     os.close(writing)
+
+
+def test_a_child_runs_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    for name in ("json", "struct", "numpy", "qindex", "journal"):
+        (planted / f"{name}.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(planted)
+    seen = demo_run.run_and_kill("../store", 0, 0.05, lambda *_counts: None)
+    assert len(seen)
+    assert (tmp_path / "store").is_dir()
+    assert sorted(path.suffix for path in planted.iterdir()) == [".py"] * 5

@@ -290,3 +290,14 @@ def test_the_help_of_top_names_its_keys() -> None:
     result = run("top", "--help")
     assert result.code == 0, result.err
     assert f"Keys: {' '.join(_SORTS)} sort" in " ".join(result.out.decode().split())
+
+
+@pytest.mark.parametrize(
+    "name", ["zz$(touch x)", "orders;touch${IFS}x", "a b", "`x`", "a\\tb", "x'y"]
+)
+def test_names_that_a_shell_may_run_are_not_offered(tmp_path: Path, name: str) -> None:
+    store = tmp_path / "store"
+    with qindex.open(store) as engine:
+        for one in (name, "été.2@x:y-z_"):
+            engine.queue(one)
+    assert completed(tmp_path, f"qindex cat {store} ") == ["été.2@x:y-z_"]

@@ -612,3 +612,25 @@ def test_options_that_are_no_numbers(tmp_path: Path, value: Any) -> None:
     if value != 0:
         with pytest.raises(UsageError, match="retention: hours"):
             rocketstore.Retention(hours=value)
+
+
+def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    bad = "\udcff"
+    with rocketstore.open(tmp_path) as store:
+        for call in (
+            lambda: store.put(bad, b"x"),
+            lambda: store.put("t", b"x", keys=bad),
+            lambda: store.put("t", b"x", tags=bad),
+            lambda: store.put("t", b"x", unique_key=bad),
+            lambda: store.put("t", b"x", properties={"a": bad}),
+            lambda: store.put_many(bad, [b"x"]),
+            lambda: store.put_many("t", [b"x"], keys=[bad]),
+            lambda: store.put_batch(bad, [(0, b"x", {})]),
+            lambda: store.commit_offset(bad, "t", 0, 0),
+            lambda: store.commit_offset("g", bad, 0, 0),
+        ):
+            with pytest.raises(UsageError):
+                call()
+        store.put("t", b"x")
+    with rocketstore.open(tmp_path) as store:
+        assert [one.body for one in store.get("t", 0, 0).messages] == [b"x"]

@@ -186,3 +186,26 @@ def test_use_after_close_is_refused(tmp_path: Path) -> None:
         with pytest.raises(qindex.ClosedError):
             call()
     scheduler.close("finished")
+
+
+def test_a_crawl_with_marshalled_requests_unpickles_nothing(tmp_path: Path) -> None:
+    """A pickle in its store is set aside; a crawl that asks for pickle takes both."""
+    marshalled = {"SCHEDULER_DISK_QUEUE": "qindex.compat.scrapy.MarshalLifoDiskQueue"}
+    crawler, scheduler = made(tmp_path / "job", engine=True, **marshalled)
+    scheduler.enqueue_request(Request("http://a/plain"))
+    scheduler.close("finished")
+    mark = tmp_path / "ran"
+    code = b"\x80\x04c__builtin__\nexec\n(X" + _counted(f"open({str(mark)!r}, 'w')") + b"tR."
+    with qindex.open(tmp_path / "job" / "requests.qindex") as engine:
+        (waiting,) = engine.queue("requests.waiting").peek()
+        engine.queue("requests.waiting").publish(code, key=waiting.key)
+    crawler, scheduler = made(tmp_path / "job", engine=True, **marshalled)
+    assert urls(scheduler) == ["http://a/plain"]
+    assert crawler.stats is not None
+    assert crawler.stats.get_value("qindex/unreadable") == 1
+    assert not mark.exists()
+    scheduler.close("finished")
+
+
+def _counted(text: str) -> bytes:
+    return len(text.encode()).to_bytes(4, "little") + text.encode()
