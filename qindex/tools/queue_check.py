@@ -112,10 +112,15 @@ class CheckedQueue:
 
 
 def check_queue(
-    fs: FileSystem, reader: StoreReader, checked: CheckedQueue, *, in_use: bool
+    fs: FileSystem,
+    reader: StoreReader,
+    checked: CheckedQueue,
+    *,
+    in_use: bool,
+    closed: bool = False,
 ) -> Iterator[Finding]:
     """Check the queue directory ``checked.queue`` of the store that ``reader`` reads, and fill
-    ``checked``.
+    ``checked``. ``closed``: the store was closed in order, so no crash can have cut anything short.
 
     Beside a writer nothing that comes of its work is found; a queue that is deleted meanwhile has
     no findings. Memory: the journal, one segment file at a time, 40 bytes for each entry whose
@@ -130,7 +135,7 @@ def check_queue(
         form = form_of(1 if reader.marker is None else reader.marker.version)
         sums = list(_check_sum_files(fs, directory, form, checked.same_run)) if ours else []
         view = reader.pin_as(ThoroughView, checked.queue)
-        yield from _check_entries(view, checked)
+        yield from _check_entries(view, checked, of_node=not ours)
         yield from _judged(view, checked.same_run)
         # The view has said how much a file lacks that was cut, where it can't be a crash's doing.
         cut = {(one.path, one.offset) for one in view.findings if one.kind is Kind.TORN}
@@ -138,8 +143,8 @@ def check_queue(
         if ours:
             yield from _check_gaps(view, directory)
             yield from _check_steps(fs, view, directory)
-            yield from _check_seq_file(fs, directory, checked, identity)
-            yield from _check_small_files(fs, directory)
+            yield from _check_seq_file(fs, directory, checked, identity, closed=closed)
+            yield from _check_small_files(fs, directory, checked.same_run)
     except FileNotFoundError:
         return  # deleted meanwhile
     except (OSError, StorageError) as error:
@@ -165,12 +170,17 @@ def _judged(view: ThoroughView, same_run: bool) -> Iterator[Finding]:
             yield finding
 
 
-def _check_entries(view: ThoroughView, checked: CheckedQueue) -> Iterator[Finding]:
+def _check_entries(
+    view: ThoroughView, checked: CheckedQueue, *, of_node: bool
+) -> Iterator[Finding]:
     ids = QueueIds()
     for _, batch in view.all_batches():
         checked.count(batch)
         ids.take(batch)
-        yield from _check_sizes(batch)
+        for finding in _check_sizes(batch):
+            # Where a sector of the journal was lost, no checksum of RabbitMQ's record tells.
+            crash = batch.in_journal and not checked.same_run and not of_node
+            yield replace(finding, cause=Cause.CRASH) if crash else finding
     yield from ids.findings()
     checked.unacked = view.unacked
     checked.next_seen = view.highest + 1
@@ -232,7 +242,9 @@ def _check_sum_files(
         # The last entries that a flush appends to a segment are synced before they leave the
         # journal; a loss of power before that may leave their checksums alone.
         last = max((offset for _, _, offset, _ in extents(sums)), default=0)
-        may_be_cut = not same_run and (is_journal or len(data) >= last)
+        # Those of version 2 are written before it is synced.
+        unsynced = is_journal or form.overwrites or len(data) >= last
+        may_be_cut = not same_run and unsynced
         for finding in check_sums(path, data, sums):
             if finding.offset + finding.length == len(sums) and len(now) > len(sums):
                 continue  # it was being written
@@ -269,7 +281,7 @@ def _check_steps(fs: FileSystem, view: ThoroughView, directory: str) -> Iterator
 
 
 def _check_seq_file(
-    fs: FileSystem, directory: str, checked: CheckedQueue, identity: object
+    fs: FileSystem, directory: str, checked: CheckedQueue, identity: object, *, closed: bool
 ) -> Iterator[Finding]:
     """``identity``: of the queue, before anything of it was read."""
     path = os.path.join(directory, SEQ_FILE_NAME)
@@ -290,7 +302,11 @@ def _check_seq_file(
     if len(data) % SLOT_SIZE or len(data) > _SLOTS * SLOT_SIZE:
         at = len(data) // SLOT_SIZE * SLOT_SIZE
         what = f"{len(data)} bytes are no slots of {SLOT_SIZE}"
-        yield Finding(path, at, len(data) - at, Cause.DAMAGE, what, lost, Kind.TORN)
+        # A slot that is appended may be cut short, also after a clean close where the power went:
+        # a floor is never synced.
+        whole = (closed and checked.same_run) or len(data) > _SLOTS * SLOT_SIZE
+        cause = Cause.DAMAGE if whole else Cause.CRASH
+        yield Finding(path, at, len(data) - at, cause, what, lost, Kind.TORN)
     reserved = max((slot.reserved for slot in sound_slots(data)), default=0)
     if checked.next_seen > reserved:
         what = f"seq_ids are reserved below {reserved}; {checked.next_seen - 1} was given out"
@@ -327,7 +343,7 @@ def check_slots(path: str, data: bytes, same_run: bool) -> Iterator[Finding]:
             yield Finding(path, at, 1, Cause.DAMAGE, what, lost, Kind.CORRECTED)
 
 
-def _check_small_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
+def _check_small_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator[Finding]:
     path = os.path.join(directory, layout.SETTINGS)
     data = read_optional(fs, path)
     if data is not None:
@@ -336,14 +352,14 @@ def _check_small_files(fs: FileSystem, directory: str) -> Iterator[Finding]:
         except ValueError as error:
             what, lost = f"the settings of the queue: {error}", "the queue can't be opened"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
-    yield from _check_deliveries(fs, os.path.join(directory, DELIVERIES))
+    yield from _check_deliveries(fs, os.path.join(directory, DELIVERIES), same_run)
     if lacks_its_name(fs, directory):
         path = os.path.join(directory, layout.QUEUE_NAME)
         what, lost = "the queue's name is missing", "its directory's name is a hash of it"
         yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
 
 
-def _check_deliveries(fs: FileSystem, path: str) -> Iterator[Finding]:
+def _check_deliveries(fs: FileSystem, path: str, same_run: bool) -> Iterator[Finding]:
     lost = "a message may be delivered more often than its queue's delivery_limit says"
     try:
         data = read_optional(fs, path) or b""
@@ -354,8 +370,10 @@ def _check_deliveries(fs: FileSystem, path: str) -> Iterator[Finding]:
     whole = len(data) - len(data) % RECORD_SIZE
     for at in range(0, whole, RECORD_SIZE):
         if unpack_count(data[at : at + RECORD_SIZE]) is None:
-            # The last one may have been cut short, or be on its way.
-            cause = Cause.DAMAGE if at + RECORD_SIZE < len(data) else Cause.CRASH
+            # The last one may have been cut short, or be on its way. The file is never synced, so a
+            # loss of power may have taken any.
+            last = at + RECORD_SIZE >= len(data)
+            cause = Cause.DAMAGE if same_run and not last else Cause.CRASH
             what = "no count of deliveries stands here"
             yield Finding(path, at, RECORD_SIZE, cause, what, lost, Kind.CHECKSUM)
             return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import sleep
 
@@ -338,7 +338,9 @@ class StoreCheck:
                 entry = int(rows[row])
                 seq, stated = int(one.seqs[entry]), int(one.sizes[entry])
                 offset = int(one.offsets[entry])
-                yield size_finding(one.path, offset, seq, stated, int(sizes[row]))
+                found = size_finding(one.path, offset, seq, stated, int(sizes[row]))
+                # Of an entry that a loss of power has left a part of, no checksum tells.
+                yield found if self.lost_is_damage(one) else replace(found, cause=Cause.CRASH)
 
     def chosen(self) -> Iterator[tuple[ScannedFile, I64, I64]]:
         """Give the records that entries name, each message once: for each file its rows, and how

@@ -32,6 +32,9 @@ from qindex.tools.thorough_view import ThoroughView
 from qindex.view.rabbitmq_vhost import find_vhosts
 from qindex.view.reader import StoreReader
 
+_BLANK = b"\0 \t\r\n"
+"""A lock file that nobody wrote to, or whose writing did not reach the disk."""
+
 
 @dataclass(slots=True)
 class Figures:
@@ -158,7 +161,7 @@ class StoreVerification:
     def _lock(self) -> Iterator[Finding]:
         path = os.path.join(self.reader.directory, layout.LOCK)
         data = read_optional(self.fs, path, 4096) or b""
-        if data.strip() and read_owner(data) is None:
+        if data.strip(_BLANK) and read_owner(data) is None:
             what, lost = "the lock file holds no pid", "the next open writes it anew"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
 
@@ -173,24 +176,29 @@ class StoreVerification:
     def _queues(self) -> Iterator[Finding]:
         for queue in self.reader.directories():
             checked = CheckedQueue(queue)
-            yield from check_queue(self.fs, self.reader, checked, in_use=self.in_use)
+            closed = self._is_clean()
+            yield from check_queue(self.fs, self.reader, checked, in_use=self.in_use, closed=closed)
             self.checked.append(checked)
             self.figures.queues += 1
             self.figures.entries += checked.entries
             self.figures.bytes += checked.bytes
 
+    def _is_clean(self) -> bool:
+        return read_optional(self.fs, os.path.join(self.reader.directory, SNAPSHOT)) is not None
+
     def _store_check(self, name: str, persistent: bool) -> StoreCheck:
         runs = {one.queue.directory: one.same_run for one in self.checked}
-        clean = read_optional(self.fs, os.path.join(self.reader.directory, SNAPSHOT)) is not None
+        clean = self._is_clean()
 
         def lost_is_damage(entries: StoredEntries) -> bool:
-            # A message reaches the operating system before its entry, and the disk, too, before
-            # a flush brings the entry there: only a loss of power takes it from the journal's.
+            # A message reaches the operating system before its entry. It reaches the disk before
+            # the entry does only where somebody synced both: a flush that the engine makes by
+            # itself syncs the entry alone. So a loss of power explains what is missing.
             vhost = self.reader.vhost
             if vhost is not None:
                 # A killed node of version 2 may not have written an acknowledgement yet.
                 return not entries.version2 or vhost.rules(entries.queue.directory).clean
-            return clean or not entries.in_journal or runs[entries.queue.directory]
+            return clean or runs[entries.queue.directory]
 
         entries = [one.of(persistent) for checked in self.checked for one in checked.stored]
         return StoreCheck(

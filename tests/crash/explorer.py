@@ -17,7 +17,7 @@ from typing import Any
 from tests.crash.disk import Data, Disk, Name, Note, Operation
 from tests.crash.driver import Workload, record
 from tests.crash.ledger import Outcome, Promise, violations
-from tests.crash.opening import Opened, open_store
+from tests.crash.opening import Opened, open_store, verified
 from tests.crash.states import Bounds, State, kill_states, power_states
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
@@ -32,7 +32,8 @@ Promises = dict[str, Promise]
 class Limits:
     """How far to go. ``bounds``: of one point. ``power``: at one of so many points a loss of power
     is tried; the death of the process is at each. ``second``: of each so many steps of a recovery
-    one is crashed (0: none). ``goes_on``: one of so many states is used further. ``turn``: which
+    one is crashed (0: none). ``goes_on``: one of so many states is used further. ``verify``: one of
+    so many states is verified before it is opened. ``turn``: which
     ones these are. ``seconds``: of CPU for a workload, at the most. ``failures``: after so many a
     workload is given up."""
 
@@ -40,6 +41,7 @@ class Limits:
     power: int = 1
     second: int = 1
     goes_on: int = 16
+    verify: int = 16
     turn: int = 0
     seconds: float = 1e9
     failures: int = 1
@@ -242,6 +244,7 @@ class Explorer:
         fs = RecordingFileSystem("/", memory)
         report.opened += 1
         steps = 0
+        wrong = verified(memory) if self._is_chosen(state.key, self.limits.verify) else ""
         try:
             opened = Opened(open_store(fs, options), options)
         except Exception as error:
@@ -251,6 +254,8 @@ class Explorer:
             outcome = opened.look()
             if not outcome.error and self._is_chosen(state.key, self.limits.goes_on):
                 outcome = self._goes_on(fs, opened, outcome)
+        if wrong:
+            outcome = Outcome(error=wrong)
         self._known.outcomes[state.key, boot] = outcome
         yield "", outcome
         seconds = self._known.seconds[state.key, boot] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest import mock
 
@@ -13,11 +13,13 @@ from qindex.format import layout
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm
+from qindex.tools import queue_check, store_check
+from qindex.view import point_in_time, queue_view
 from tests.crash.driver import KINDS, OPTIONS, ROOT, body_of
 from tests.crash.ledger import Outcome, Queued
 from tests.recording_fs import RecordingFileSystem
 
-__all__ = ["Opened", "open_store"]
+__all__ = ["Opened", "open_store", "verified"]
 
 _ALL = 100_000
 _PROBE = b"probe"
@@ -95,6 +97,18 @@ def _has_settings(fs: FileSystem) -> bool:
     with suppress(FileNotFoundError):
         return any(layout.SETTINGS in fs.listdir(f"{queues}/{one}") for one in fs.listdir(queues))
     return False
+
+
+def verified(fs: FileSystem) -> str:
+    """Verify a state before anybody opens it; tell of damage, which no crash leaves."""
+    with ExitStack() as patches:
+        for module in (point_in_time, queue_check, queue_view, store_check):
+            patches.enter_context(mock.patch.object(module, "sleep"))
+        try:
+            damage = qindex.verify(ROOT, fs=fs).damage
+        except qindex.NotAStoreError:
+            return ""  # it was being made
+    return f"verify calls it damage: {damage[0]}" if damage else ""
 
 
 class Opened:
