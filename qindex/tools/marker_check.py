@@ -2,7 +2,8 @@
 
 Without the number of entries a segment has no segment but the first can be read. Our publish
 records know it all the same: the checksum of an embedded one covers its seq_id, of which the
-segment file has the remainder only, so trying all numbers there are tells the right one.
+segment file has the remainder only, so trying all numbers there are tells the right one. Where no
+record tells, the number is taken that contradicts the files least (:mod:`qindex.view.entry_count`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.paired_segments import PAIRED
 from qindex.recovery import store_directory
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
+from qindex.view.entry_count import fitting_counts
 
 _MOST_EMBEDDED = 1 << 20
 
@@ -63,10 +65,13 @@ def check_marker(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker | N
         raise NotAStoreError(f"{directory}: no such directory") from error
     except OSError as error:
         raise StorageError(directory, "the store can't be read", error) from error
-    marker = _deduce(fs, directory)
+    marker, certain = _deduce(fs, directory)
     kind = Kind.CHECKSUM if data is not None else Kind.MISSING_FILE
     what = "neither copy holds" if data is not None else "the marker is missing"
     lost = f"the engine does not open the store; {marker.entry_count} entries a segment assumed"
+    if not certain:
+        # Messages may be lost by that, and acknowledged ones come back.
+        kind, lost = Kind.CONFIG, f"{lost}, which other numbers fit as well"
     return marker, [Finding(path, 0, len(data or b""), Cause.DAMAGE, what, lost, kind)]
 
 
@@ -98,8 +103,9 @@ def _queue_directories(fs: FileSystem, directory: str) -> Iterator[str]:
         yield path
 
 
-def _deduce(fs: FileSystem, directory: str) -> layout.StoreMarker:
-    vhost, count = "/", None
+def _deduce(fs: FileSystem, directory: str) -> tuple[layout.StoreMarker, bool]:
+    """Find out what the marker said, and whether the number of entries a segment is certain."""
+    vhost, count, matters = "/", None, False
     for path in _queue_directories(fs, directory):
         raw = read_optional(fs, os.path.join(path, layout.QUEUE_NAME)) or b""
         try:
@@ -108,11 +114,18 @@ def _deduce(fs: FileSystem, directory: str) -> layout.StoreMarker:
             continue  # the check of the queue's own files names it
         for name in fs.listdir(path):
             if file_number(name, INDEX_SUFFIX) is not None:
-                return _of_pairs(fs, path, name, vhost)
+                return _of_pairs(fs, path, name, vhost), True
             number = file_number(name)
+            matters |= bool(number)
             if number and count is None:
                 count = _entry_count(fs, os.path.join(path, name), number)
-    return layout.StoreMarker(count or DEFAULT_ENTRY_COUNT, vhost)
+    certain = count is not None or not matters
+    if not certain:
+        # No record that covers its seq_id: all messages are in the message store, or damaged.
+        queues = dict.fromkeys(_queue_directories(fs, directory))
+        fitting = fitting_counts(fs, queues)
+        count, certain = fitting[0], len(fitting) == 1
+    return layout.StoreMarker(count or DEFAULT_ENTRY_COUNT, vhost), certain
 
 
 def _of_pairs(fs: FileSystem, path: str, name: str, vhost: str) -> layout.StoreMarker:

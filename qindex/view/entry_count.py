@@ -15,7 +15,7 @@ that gives the same messages; if they give different ones, only the caller can t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -68,7 +68,15 @@ def settle_entry_count(
     elif _has_second_segment(fs, vhost):
         matters = True
         directories = vhost.directories(fs)
-        fitting = _fitting([_Queue.read(fs, vhost, one) for one in directories])
+        fitting = fitting_counts(
+            fs,
+            {
+                os.path.join(vhost.path, layout.QUEUES, one.directory): vhost.rules(
+                    one.directory
+                ).next_seq
+                for one in directories
+            },
+        )
         count = fitting[0]
         if len(fitting) == 1:
             why = "the files contradict other numbers"
@@ -98,8 +106,16 @@ def _has_second_segment(fs: FileSystem, vhost: Vhost) -> bool:
     )
 
 
+def fitting_counts(fs: FileSystem, queues: Mapping[str, int | None]) -> list[int]:
+    """Return the numbers of entries a segment that contradict the files of version 1 least.
+
+    ``queues``: their directories, and the seq_id of each one's next publish where it is known.
+    O(size of the index files). Raises :class:`OSError`.
+    """
+    return _fitting([_Queue.read(fs, path, following) for path, following in queues.items()])
+
+
 def _fitting(queues: Sequence[_Queue]) -> list[int]:
-    """Give the numbers that contradict the files least."""
     contradictions = {count: _contradictions(queues, count) for count in _USUAL}
     if min(contradictions.values()):
         more = {count for queue in queues for count in queue.guesses()}
@@ -162,9 +178,8 @@ class _Queue:
     next_seq: int | None = None
 
     @classmethod
-    def read(cls, fs: FileSystem, vhost: Vhost, one: QueueDirectory) -> _Queue:
-        queue = cls(next_seq=vhost.rules(one.directory).next_seq)
-        directory = os.path.join(vhost.path, layout.QUEUES, one.directory)
+    def read(cls, fs: FileSystem, directory: str, next_seq: int | None) -> _Queue:
+        queue = cls(next_seq=next_seq)
         for name in names_in(fs, directory):
             number = file_number(name)
             if number is None or name != file_name(number):
