@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import typer
@@ -181,11 +181,11 @@ def _print_report(report: SaveReport, as_json: bool) -> int:
     if as_json:
         print_json(report.to_dict())
         return code
-    lost = report.lost
-    for finding in _counted(lost):
-        print_line(f"lost: {finding}")
-    for finding in _counted([one for one in report.findings if not report.loses(one)]):
-        print_note(f"note: {finding}")
+    for is_lost, text in _counted(report):
+        if is_lost:
+            print_line(f"lost: {text}")
+        else:
+            print_note(f"note: {text}")
     for queue in report.queues:
         fields: dict[str, Any] = dataclasses.asdict(queue)
         name = fields.pop("name")
@@ -215,13 +215,15 @@ def _verdict(report: SaveReport) -> str:
     return "; ".join(parts)
 
 
-def _counted(findings: Iterable[Finding]) -> Iterator[str]:
-    """Describe findings. Of many of one kind in one file the first is shown, and their number."""
-    groups: dict[tuple[str, Kind, Cause], list[Finding]] = {}
-    for one in findings:
-        groups.setdefault((one.path, one.kind, one.cause), []).append(one)
-    for group in groups.values():
-        if len(group) <= _FEW:
-            yield from map(_line, group)
-        else:
-            yield f"{_line(group[0])} (and {len(group) - 1} more of this kind in this file)"
+def _counted(report: SaveReport) -> Iterator[tuple[bool, str]]:
+    """Describe the findings, and whether each is a loss. Of many of one kind in one file the first
+    is shown, and their number."""
+    lost = set(report.lost)
+    groups: dict[tuple[bool, str, Kind, Cause], list[Finding]] = {}
+    for one in report.findings:
+        groups.setdefault((one in lost, one.path, one.kind, one.cause), []).append(one)
+    for (is_lost, *_), group in groups.items():
+        shown = [_line(one) for one in group]
+        if len(group) > _FEW:
+            shown = [f"{shown[0]} (and {len(group) - 1} more of this kind in this file)"]
+        yield from ((is_lost, text) for text in shown)

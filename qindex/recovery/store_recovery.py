@@ -367,9 +367,10 @@ def load_queue(
     is_ours = seq_limit < SEQ_MASK and has_records
     elsewhere = Elsewhere.of(reading.walk, _JOURNAL_HEAD) if is_ours else None
     _read_segments(fs, loaded, reading, elsewhere, power_lost)
-    # Those of a node that deleted a segment say nothing of a loss.
-    excused = power_lost or with_a_node
-    loaded.findings += lost_files(directory, form, names, power_lost=excused)
+    # A node that deletes a segment leaves its checksums. Of one that had a store of version 2 there
+    # may be no trace.
+    if loaded.vouched and not form.overwrites:
+        loaded.findings += lost_files(directory, form, names, power_lost=power_lost)
     if has_records:
         if given_out is not None:
             _leave_out_early_steps(loaded, journal_path, reading, given_out)
