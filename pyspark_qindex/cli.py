@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from journal.errors import DamageError, StoreError, UsageError
+from journal.shown import printable
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.local_session import CONNECT
 from qindex.cli.output import print_json, print_line
@@ -231,6 +232,7 @@ def _print(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     rows = shown.get(outcome.shown, [])
@@ -240,7 +242,8 @@ def _print(
             number = any(isinstance(row[name], int | float) for row in rows)
             table.add_column(name, justify="right" if number else "left", overflow="fold")
         for row in rows[:_ROWS_SHOWN]:
-            table.add_row(*(_text(value) for value in row.values()))
+            # Names may hold codes for a terminal, and what rich takes for its markup.
+            table.add_row(*(Text(printable(_text(value))) for value in row.values()))
         console.print(table)
         if len(rows) > _ROWS_SHOWN:
             print_line(f"... the others are in {os.path.join(out, outcome.shown)}.json")

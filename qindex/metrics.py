@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from journal.durations import BOUNDS, Durations
 from journal.errors import ClosedError
+from journal.shown import printable
 from qindex.format.settings import QueueSettings
 from qindex.queue.stats import ByReason, EngineStats, QueueStats
 from qindex.view.reader import MessageStoreSummary, QueueSummary
@@ -187,7 +188,7 @@ def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:
 
 def _labels(queue: str) -> dict[str, str]:
     # A name may be bytes that are no UTF-8, which the text form has to be.
-    return {"queue": queue.encode("utf-8", "backslashreplace").decode()}
+    return {"queue": printable(queue)}
 
 
 def _single(name: str, text: str, value: float) -> Family:

@@ -18,6 +18,7 @@ import typer
 
 from journal.errors import DamageError, UsageError
 from journal.findings import Cause
+from journal.shown import json_safe, printable
 from rocketstore.inspection import inspect_file
 from rocketstore.message import StoredMessage
 from rocketstore.reading import TIME_MAX
@@ -56,7 +57,7 @@ def _print(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
     for row in rows:
         damaged += "damage" in row
         if as_json:
-            _line(json.dumps(row, ensure_ascii=False))
+            _line(json_safe(json.dumps(row, ensure_ascii=False)))
         else:
             hidden = ("body_base64",) if "body" in row else ()
             shown = [f"{name}={_text(row[name])}" for name in row if name not in hidden]
@@ -66,7 +67,7 @@ def _print(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
 
 def _line(text: str) -> None:
     # In UTF-8 whatever the terminal is said to have: topics and bodies are.
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
+    sys.stdout.buffer.write(printable(text).encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _text(value: Any) -> str:
@@ -247,7 +248,7 @@ def rebuild_index_command(
         _print(iter([row]), as_json)
         damage = [finding for finding in store.findings if finding.cause is Cause.DAMAGE]
         for finding in damage:
-            sys.stderr.write(f"qindex: {finding}\n")
+            sys.stderr.write(f"qindex: {printable(str(finding))}\n")
         _finish(len(damage))
 
 

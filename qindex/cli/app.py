@@ -18,6 +18,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ import qindex
 from journal.compiled import build
 from journal.errors import DamageError, StoreError
 from qindex._packages import see
-from qindex.cli.output import flush, print_line, print_note
+from qindex.cli.output import NoteHandler, flush, print_line, print_note
 
 FOUND = 1
 WRONG_USE = 2
@@ -171,6 +172,7 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code. Never raises, and never prints a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    logging.lastResort = NoteHandler(logging.WARNING)
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A terminal without Unicode shows help all the same.

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from journal.errors import UsageError
-from qindex.cli.output import print_json, print_line, print_note
+from qindex.cli.output import print_json, print_line, print_note, print_styled
 from qindex.compare.designs import Contender
 from qindex.compare.figures import Figure, figures_of, show_range, show_value, verdict
 from qindex.compare.page import make_page
@@ -193,7 +193,7 @@ def _show(plan: Plan, figures: Sequence[Figure]) -> None:
         table.add_row(f"{some.title} [dim]({arrow})[/dim]", *cells)
     with console.capture() as captured:
         console.print(table)
-    print_line(captured.get().rstrip("\n"))
+    print_styled(captured.get().rstrip("\n"))
     for line in _words(plan, figures):
         print_line(line)
 

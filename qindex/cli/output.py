@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from journal.findings import Finding
+from journal.shown import printable
 from qindex.format.settings import NO_SETTINGS, QueueSettings
 from qindex.queue.delivery import Delivery
 from qindex.view.row_json import body_fields, json_line, message_fields
@@ -28,7 +30,12 @@ def flush() -> None:
 
 
 def print_line(text: str = "") -> None:
-    """Print one line to standard output."""
+    """Print lines to standard output, with escapes for what a terminal might act on."""
+    print_styled("\n".join(map(printable, text.split("\n"))))
+
+
+def print_styled(text: str) -> None:
+    """Print lines with the codes for a terminal that are in them."""
     write_out(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
@@ -46,8 +53,16 @@ def print_result(as_json: bool, value: Mapping[str, Any], text: str) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print one line to standard error."""
-    sys.stderr.write("qindex: " + text.replace("\n", " ") + "\n")
+    """Print one line to standard error, with escapes for what a terminal might act on."""
+    sys.stderr.write("qindex: " + printable(text.replace("\n", " ")) + "\n")
+
+
+class NoteHandler(logging.Handler):
+    """Prints log records as notes, where the program has set up no logging of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        print_note(record.getMessage())
 
 
 def print_findings(findings: Iterable[Finding]) -> int:

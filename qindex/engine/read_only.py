@@ -55,7 +55,7 @@ class ReadOnlyQueue:
         self._engine._check_open()
         for row in self._reader.entries():
             if row.body is None:
-                _log.warning("%s: seq_id %d: %s", self.name, row.seq_id, row.error or row.location)
+                _log.warning("%r: seq_id %d: %s", self.name, row.seq_id, row.error or row.location)
             else:
                 yield _delivery(row, row.body)
 

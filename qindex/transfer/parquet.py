@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from journal.errors import UsageError
@@ -28,6 +29,13 @@ from qindex.view.row_json import json_line
 _VERSION_KEY = b"qindex_messages"
 _QUEUES_KEY = b"qindex_queues"
 _BATCH_ROWS = 1000
+_MOST_TOGETHER = 16 << 20
+"""Bytes of texts of the rows that are in memory as Python has them."""
+_MOST_GROUP = 256 << 20
+"""Bytes of a row group, unpacked: it is read as a whole."""
+_MOST_ROWS = 1_000_000
+_ROWS_A_BYTE = 32
+"""Rows that any file may have, and how many more for each byte of it: messages differ."""
 
 COLUMNS = {
     "store": "string",
@@ -73,6 +81,9 @@ _TAKEN = {
     "body": pa.types.is_binary,
     "envelope": pa.types.is_binary,
 }
+
+
+_FIXED = (pa.types.is_boolean, pa.types.is_integer)
 
 
 def write_chunk(file: BinaryIO, store: str, rows: Sequence[NamedRow]) -> None:
@@ -142,7 +153,10 @@ def read(path: Path, start: int = 0) -> Iterator[Moved]:
     """Give the messages from number ``start`` on. Raises :class:`FormatError`, with the row."""
     with _readable(path) as file:
         _check(path, file.schema_arrow)
+        _check_size(path, file.metadata)
         names = [name for name in file.schema_arrow.names if name in _TAKEN]
+        texts = [name for name in names if _TAKEN[name] not in _FIXED]
+    with _readable(path, texts) as file:
         number = 0
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group).num_rows
@@ -150,17 +164,46 @@ def read(path: Path, start: int = 0) -> Iterator[Moved]:
                 number += size
                 continue
             for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
-                for values in batch.to_pylist():
+                for values in _rows(batch):
                     number += 1
                     if number > start:
                         yield _moved(path, number, values)
 
 
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch, with at most :data:`_MOST_TOGETHER` bytes of texts at a time.
+
+    A text that many rows share is in the batch once, and would be there for each of them.
+    """
+    longest = 1
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type) and len(column.dictionary):
+            longest += pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+    step = max(_MOST_TOGETHER // longest, 1)
+    for at in range(0, batch.num_rows, step):
+        yield from batch.slice(at, step).to_pylist()
+
+
+def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
+    """Refuse a small file that is made to take much memory or time."""
+    size = path.stat().st_size
+    if metadata.num_rows > _MOST_ROWS + size * _ROWS_A_BYTE:
+        raise FormatError(path, 0, f"has {metadata.num_rows:,} rows in {size:,} bytes")
+    for group in range(metadata.num_row_groups):
+        unpacked = metadata.row_group(group).total_byte_size
+        if unpacked > _MOST_GROUP:
+            what = f"row group {group} has {unpacked:,} bytes: at most {_MOST_GROUP:,} are read"
+            raise FormatError(path, 0, f"{what}, so write smaller row groups")
+
+
 @contextmanager
-def _readable(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file. Raises :class:`FormatError` in place of Arrow's errors."""
+def _readable(path: Path, texts: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file, to read each text of the columns `texts` once.
+
+    Raises :class:`FormatError` in place of Arrow's errors.
+    """
     try:
-        with open_input(path) as opened, pq.ParquetFile(opened) as file:
+        with open_input(path) as opened, pq.ParquetFile(opened, read_dictionary=texts) as file:
             yield file
     except FormatError:
         raise

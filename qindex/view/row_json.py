@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from journal.shown import json_safe
 from qindex.format.json_value import plain_value
 from qindex.view.reader import Row
 
@@ -18,7 +19,7 @@ def json_line(value: Mapping[str, Any]) -> bytes:
     :func:`os.fsencode` makes the path of the text that a reader of the JSON gets.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    return json_safe(text).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def row_json(row: Row) -> dict[str, Any]:

@@ -637,3 +637,42 @@ def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path) -> None:
     file = tmp_path / "journal.jif"
     file.touch()
     assert run("inspect", file).text == f"{file}: no records\n"
+
+
+ODD_NAME = "a\x1b[31m\u202e\x9bq"
+ODD_KEY = "k\x1b[2J\u2066"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "list {}",
+        "list {} --wide",
+        "list {} --json",
+        "cat {} NAME",
+        "cat {} NAME --json",
+        "stats {}",
+        "stats {} --prometheus",
+        "verify {}",
+        "queue {} NAME",
+        "top {} --once",
+        "export {} --out -",
+        "cat {} \x1b[31mno",
+        "list {}/\x1b]0;x\x07",
+        "inspect /tmp/\x1b[31mx",
+        "rocket list \x1b[31mx",
+    ],
+)
+def test_nothing_foreign_reaches_the_terminal_as_it_is(tmp_path: Path, words: str) -> None:
+    with qindex.open(tmp_path / "s") as engine:
+        engine.queue(ODD_NAME, dead_letter="d\x1b[0m\x07").publish(b"x", key=ODD_KEY)
+    arguments = [
+        ODD_NAME if word == "NAME" else word.format(tmp_path / "s") for word in words.split(" ")
+    ]
+    result = run(*arguments)
+    text = (result.out + result.err.encode()).decode()
+    assert text
+    assert not [one for one in text if not one.isprintable() and one != "\n"]
+    if words.endswith("--json"):
+        (row,) = result.rows
+        assert row.get("name") == ODD_NAME or row["key"] == ODD_KEY

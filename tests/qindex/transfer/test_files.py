@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -553,3 +554,44 @@ def test_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert f"{out}: line {count + 1}: the file is cut here" in told
     assert run("import", tmp_path / "b")[0] == 2
     assert run("export", tmp_path / "a")[0] == 2
+
+
+# -- files that are made to take much memory, or time ------------------------------------------
+
+
+def test_a_text_that_many_rows_share_is_not_in_memory_for_each(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("qindex.transfer.parquet")
+    table = pa.table({"body": [b"x" * 1_000_000] * 100})
+    pa.parquet.write_table(table, tmp_path / "x.parquet", compression="zstd")
+    del table
+    tracemalloc.start()
+    try:
+        count = sum(len(one.message.body) for one in parquet.read(tmp_path / "x.parquet"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 100_000_000
+    assert peak < 50_000_000
+
+
+def test_more_rows_than_bytes_could_hold_are_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"body": [b"x"] * 1_500_000})
+    pq.write_table(table, tmp_path / "x.parquet", compression="zstd")
+    with pytest.raises(FormatError, match=r"1,500,000 rows in [\d,]+ bytes"):
+        import_messages([tmp_path / "x.parquet"], tmp_path / "b", "q")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_row_group_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("qindex.transfer.parquet")
+    table = pa.table({"body": [b"x" * 100_000]})
+    pa.parquet.write_table(table, tmp_path / "x.parquet", compression="zstd")
+    monkeypatch.setattr(parquet, "_MOST_GROUP", 90_000)
+    with pytest.raises(FormatError, match="write smaller row groups"):
+        import_messages([tmp_path / "x.parquet"], tmp_path / "b", "q")
