@@ -9,6 +9,7 @@ a restart has the same bounds, and all of its messages that are still there.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,6 +29,8 @@ from pyspark_qindex.qindex_source import Parts, PartsReader, read_part
 from pyspark_qindex.stores import find_stores, is_queue_store, need_store
 
 _TASK_BYTES = 16 << 20
+_LIKE_OURS = re.compile(r" \((priority \d+|plain)\)$")
+"""The end of a queue's own name that looks as if it had been added here."""
 
 
 class Stream(PartsReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -173,5 +176,8 @@ def _first(part: QueuePart) -> int:
 
 
 def _name(part: QueuePart) -> str:
+    """Return the name of a queue in offsets, which no other queue of the store has."""
     name = plain_text(part.queue) or ""
-    return name if part.priority is None else f"{name} (priority {part.priority})"
+    if part.priority is not None:
+        return f"{name} (priority {part.priority})"
+    return f"{name} (plain)" if _LIKE_OURS.search(name) else name

@@ -151,6 +151,7 @@ class Producer:
         timeout: float | None,
         waits: bool,
     ) -> int:
+        message = self._checked(message)
         given = self._publish_messages([message], ttl, persistent, confirm, timeout, waits)
         return given.start
 
@@ -553,8 +554,6 @@ def _each(batch: Sequence[Given], make: Callable[[Given], Made]) -> list[Made]:
         try:
             made.append(make(one))
         except UsageError as error:
-            if len(batch) == 1:
-                raise
             raise UsageError(f"message {at} of the batch: {error}") from error
     return made
 

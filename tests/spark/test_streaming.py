@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -341,3 +342,14 @@ def test_kill_9_of_the_driver_at_any_moment(tmp_path: Path, drivers: Any) -> Non
     (query,) = (path for path in (sink / STAGING).iterdir() if path.is_dir())
     left = [path for path in query.rglob("*") if path.is_file()]
     assert left == []
+
+
+def test_each_queue_has_a_name_of_its_own_in_offsets() -> None:
+    from pyspark_qindex.streaming import _name
+
+    queues = [("x", None), ("x", 1), ("x (priority 1)", None), ("x (plain)", None)]
+    queues += [("x (priority 1) (plain)", None), ("x (plain)", 1)]
+    parts: list[Any] = [SimpleNamespace(queue=name, priority=one) for name, one in queues]
+    names = [_name(part) for part in parts]
+    assert names[:2] == ["x", "x (priority 1)"]
+    assert len(set(names)) == len(names)
