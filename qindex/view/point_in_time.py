@@ -108,10 +108,10 @@ def pin_queue(
             if not (read_sums(fs, path) or b"").startswith(sums):
                 continue
             pairs = pin_pairs(fs, directory, fs.listdir(directory)) if of_node else {}
-            healed = heal(journal, sums)
+            how = layout()
+            healed = heal(journal, sums, power_lost=how.power_lost)
             if not trust_sums:
                 healed.sound = 0
-            how = layout()
             how.complete = 0 if how.power_lost else healed.end
             reading = _settled(fs, path, healed, journal, how)
         except FileNotFoundError:
