@@ -12,22 +12,38 @@ Descriptors are as :mod:`os` gives them, so reads and writes cost what they cost
 
 A hard link, and another file system that is mounted in the directory, can't be told apart from the
 store's own files.
+
+New files and directories follow the mode of the directory: in one of mode 0700 files have 0600, in
+one of 0770 they have 0660, whatever the umask. :func:`make_store_directory` sets that mode.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import stat
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from journal.errors import UnsafeFileError
-from journal.files import FileSystem, PathLike, RealFileSystem, move_up, sync_directory
+from journal.files import (
+    REAL,
+    FileSystem,
+    PathLike,
+    RealFileSystem,
+    is_there,
+    make_dirs,
+    move_up,
+    sync_directory,
+)
+from journal.findings import Cause, Finding, Kind
+
+_log = logging.getLogger("qindex.files")
 
 _Result = TypeVar("_Result")
 
@@ -60,24 +76,88 @@ def beneath(fs: FileSystem, *directories: PathLike, hold: bool = False) -> FileS
     of another kind than the real one (in memory, say) is given as it is.
     """
     if isinstance(fs, BeneathFileSystem) and all(map(fs.covers, directories)):
-        return fs
+        return fs.sharing() if hold else fs
     if type(fs) is not RealFileSystem and not isinstance(fs, BeneathFileSystem):
         return fs
     return BeneathFileSystem([os.fspath(one) for one in directories], hold=hold)
 
 
-def private_directory(path: PathLike) -> FileSystem:
+def private_directory(path: PathLike, fs: FileSystem = REAL) -> FileSystem:
     """Make a working directory that only this user can use, or take up one that is so.
 
-    Returns the file system confined to it and to the directory it is in; both stay the ones that
-    are meant until :func:`leave`. A symbolic link, another user's directory, and one that others
-    can write raise :class:`journal.errors.UnsafeFileError`: whoever made it could exchange its
-    files. Raises :class:`OSError`.
+    Returns the file system confined to it, to the directory it is in, and to those that ``fs`` is
+    confined to; all stay the ones that are meant until :func:`leave`. A symbolic link, another
+    user's directory, and one that others can write raise :class:`journal.errors.UnsafeFileError`:
+    whoever made it could exchange its files. Raises :class:`OSError`.
     """
     text = os.path.abspath(os.fspath(path))
-    fs = BeneathFileSystem([text, os.path.dirname(text)], hold=True)
-    fs.hold_private(text)
-    return fs
+    if type(fs) is not RealFileSystem and not isinstance(fs, BeneathFileSystem):
+        make_dirs(fs, text)
+        return fs
+    roots = fs.roots if isinstance(fs, BeneathFileSystem) else []
+    private = BeneathFileSystem([text, *roots, os.path.dirname(text)], hold=True)
+    private.hold_private(text)
+    return private
+
+
+def make_store_directory(outside: FileSystem, fs: FileSystem, path: str, mode: int | None) -> None:
+    """Make the directory of a new store, or take an empty one, with the mode that its files follow.
+
+    ``mode``: of files; ``None``: 0600. A directory for a group keeps its group for all that is
+    made in it (the set-group-ID bit). Parents that are missing get the same mode. ``outside``:
+    makes what is missing; ``fs``: confined to the directory. A directory of another user keeps its
+    mode. Raises :class:`OSError`.
+    """
+    missing = []
+    above = path
+    while not is_there(outside, above):
+        missing.append(above)
+        above = os.path.dirname(above) or "."
+    make_dirs(outside, path)
+    if isinstance(fs, BeneathFileSystem):
+        wanted = _directory_mode(mode or 0o600)
+        for parent in reversed(missing[1:]):
+            made = _Handle(parent, _DIRECTORY)
+            _set_mode(made.fd, parent, wanted)
+        fs.set_mode(path, wanted)
+
+
+def follow(fs: FileSystem, path: str) -> None:
+    """Make nothing new more accessible than this file, or directory, of the store already is: a
+    directory may be open to others whose files never were. Nothing there changes nothing."""
+    if isinstance(fs, BeneathFileSystem):
+        with suppress(FileNotFoundError):
+            fs.follow(path)
+
+
+def _directory_mode(mode: int) -> int:
+    """Return the mode of the directories of a store with files of ``mode``."""
+    mode |= (mode & 0o444) >> 2
+    return mode | stat.S_ISGID if mode & stat.S_IRWXG else mode
+
+
+def _set_mode(directory: int, path: str, mode: int) -> None:
+    """Set the mode of an open directory, if it is this user's."""
+    if stat.S_IMODE(os.fstat(directory).st_mode) == mode:
+        return
+    fd = os.open(".", os.O_RDONLY | _DIRECTORY, dir_fd=directory)
+    try:
+        os.fchmod(fd, mode)
+    except OSError as error:
+        _log.warning("%s: keeps its mode: %s", path, error.strerror)
+    finally:
+        os.close(fd)
+
+
+def open_to_others(fs: FileSystem, directory: str) -> Iterator[Finding]:
+    """Note a store whose directory lets other users in, to read or to write. Raises
+    :class:`OSError`."""
+    mode = stat.S_IMODE(fs.stat(directory).st_mode)
+    if mode & stat.S_IRWXO:
+        able = "read and write" if mode & stat.S_IWOTH else "read"
+        what = f"all users of this machine may {able} in this directory: its mode is {mode:04o}"
+        advice = "chmod -R o-rwx keeps them out"
+        yield Finding(directory, 0, 0, Cause.CRASH, what, advice, Kind.OPEN_TO_OTHERS)
 
 
 def leave(fs: FileSystem) -> None:
@@ -96,11 +176,25 @@ def check_root(fs: FileSystem, path: PathLike) -> None:
 class _Handle:
     """An open directory; closed when its last user lets go of it."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("_mode", "fd")
 
     def __init__(self, path: str, flags: int = _FOLLOWED, above: int | None = None) -> None:
         self.fd = -1
+        self._mode: int | None = None
         self.fd = move_up(os.open(path, _PATH | flags, dir_fd=above))
+
+    @property
+    def mode(self) -> int:
+        """The mode of new directories below; that of files, with the bits of 0666. Nothing new can
+        be written by all users."""
+        if self._mode is None:
+            self._mode = os.fstat(self.fd).st_mode & 0o775 | 0o700
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: int | None) -> None:
+        """``None``: ask the system again."""
+        self._mode = mode
 
     def __del__(self) -> None:
         fd, self.fd = self.fd, -1
@@ -119,6 +213,35 @@ class BeneathFileSystem(RealFileSystem):
         self._roots = [(root.rstrip("/") or "/", root.rstrip("/") + "/") for root in roots]
         self._hold = hold
         self._held: dict[str, _Handle] = {}
+
+    @property
+    def roots(self) -> list[str]:
+        """The directories."""
+        return [root for root, _ in self._roots]
+
+    def sharing(self) -> BeneathFileSystem:
+        """Return another of the same directories that holds them too, until its own leave."""
+        other = BeneathFileSystem(self.roots, hold=True)
+        other._held = dict(self._held)
+        return other
+
+    def set_mode(self, path: str, mode: int) -> None:
+        """Set the mode of a directory that becomes a store's."""
+        fd = self._open(path, _PATH | _DIRECTORY)
+        try:
+            _set_mode(fd, path, mode)
+        finally:
+            os.close(fd)
+        root, _ = self._split(path)
+        self._root(root).mode = None
+
+    def follow(self, path: str) -> None:
+        """Make nothing new more accessible than what is at ``path``. For held directories."""
+        status = self.stat(path)
+        bits = stat.S_IMODE(status.st_mode)
+        if stat.S_ISREG(status.st_mode):
+            bits = _directory_mode(bits)
+        self._root(self._split(path)[0]).mode &= bits | 0o700
 
     def covers(self, path: PathLike) -> bool:
         """Tell whether a path is in one of the directories, as it is written."""
@@ -140,6 +263,7 @@ class BeneathFileSystem(RealFileSystem):
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             text = f"{path} belongs to another user, or others can write it: remove it"
             raise UnsafeFileError(errno.EPERM, text, path)
+        _set_mode(handle.fd, path, 0o700)  # what an earlier version has left is 0755
         self._held[path] = handle
 
     def check_root(self, path: PathLike) -> None:
@@ -213,16 +337,34 @@ class BeneathFileSystem(RealFileSystem):
     # -- operations -----------------------------------------------------------------------------
 
     def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int:  # type: ignore[override]
-        """Open a regular file, or a directory to read."""
-        fd = self._open(path, flags | _ALWAYS, mode if flags & os.O_CREAT else 0)
+        """Open a regular file, or a directory to read. A new file has those bits of ``mode`` that
+        the store's directory has."""
+        mode = mode & self._mode_of(path) if flags & os.O_CREAT else 0
+        fd = self._open(path, flags & ~os.O_TRUNC | _ALWAYS, mode)
         try:
-            opened = os.fstat(fd).st_mode
+            status = os.fstat(fd)
+            opened = status.st_mode
             if special(opened):
                 raise _unsafe(os.fspath(path), opened)
+            if mode & ~opened and not status.st_size:
+                self._widen(fd, status, mode)
+            if flags & os.O_TRUNC and status.st_size:
+                os.ftruncate(fd, 0)
         except BaseException:
             os.close(fd)
             raise
         return fd
+
+    def _mode_of(self, path: PathLike) -> int:
+        """Return the mode of new directories where ``path`` is."""
+        return self._root(self._split(path)[0]).mode
+
+    @staticmethod
+    def _widen(fd: int, status: os.stat_result, mode: int) -> None:
+        """Give a new file, or directory, the bits that the umask has taken away."""
+        if status.st_uid == os.geteuid():
+            with suppress(OSError):  # a file system without modes
+                os.fchmod(fd, stat.S_IMODE(status.st_mode) | mode)
 
     def rename(self, source: PathLike, target: PathLike, /) -> None:  # type: ignore[override]
         """Rename within the directories; a link is renamed itself."""
@@ -245,7 +387,19 @@ class BeneathFileSystem(RealFileSystem):
 
     def mkdir(self, path: PathLike, /) -> None:  # type: ignore[override]
         """Make a directory."""
-        self._in_parent(path, lambda fd, name: os.mkdir(name, dir_fd=fd))
+
+        mode = self._mode_of(self._parent(path)[0])
+
+        def make(above: int, name: str) -> None:
+            os.mkdir(name, mode, dir_fd=above)
+            if mode & 0o077:
+                fd = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=above)
+                try:
+                    self._widen(fd, os.fstat(fd), mode)
+                finally:
+                    os.close(fd)
+
+        self._in_parent(path, make)
 
     def rmdir(self, path: PathLike, /) -> None:  # type: ignore[override]
         """Remove an empty directory."""

@@ -17,6 +17,9 @@ a store into ``mmap``  the same: the pages belong to the file, not to the proces
 Memory-mapped files are extended with ``fallocate`` before they are mapped, so that a full disk is
 an error of that call and never a SIGBUS at a store into the map.
 
+New files and directories can be used by this user alone, whatever the umask (0600, 0700). In a
+store they follow the mode of its directory (:mod:`journal.beneath`).
+
 No file is ever open as descriptor 0, 1 or 2. In a daemon that has closed these, the system would
 give their numbers to the store's files, and the next line of a log would overwrite messages.
 """
@@ -32,7 +35,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 from journal.errors import UnopenedError, UnsafeFileError, UsageError, storage_errors
 
@@ -62,7 +65,7 @@ _FIRST_FREE = 3
 class FileSystem(Protocol):
     """The operations a store needs. Each raises :class:`OSError` as the system call would."""
 
-    def open(self, path: PathLike, flags: int, mode: int = 0o666, /) -> int: ...
+    def open(self, path: PathLike, flags: int, mode: int = 0o600, /) -> int: ...
     def close(self, fd: int, /) -> None: ...
     def read(self, fd: int, length: int, /) -> bytes: ...
     def pread(self, fd: int, length: int, offset: int, /) -> bytes: ...
@@ -105,7 +108,6 @@ class RealFileSystem:
     fsync = staticmethod(os.fsync)
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
-    mkdir = staticmethod(os.mkdir)
     rmdir = staticmethod(os.rmdir)
     listdir = staticmethod(os.listdir)
     stat = staticmethod(os.stat)
@@ -113,10 +115,15 @@ class RealFileSystem:
     fstat = staticmethod(os.fstat)
 
     @staticmethod
-    def open(path: PathLike, flags: int, mode: int = 0o666, /) -> int:
+    def open(path: PathLike, flags: int, mode: int = 0o600, /) -> int:
         """Open a file, as :func:`os.open` does, with a descriptor above the standard streams'."""
         fd = os.open(path, flags, mode)
         return fd if fd >= _FIRST_FREE else move_up(fd)
+
+    @staticmethod
+    def mkdir(path: PathLike, /) -> None:
+        """Make a directory that only this user can use."""
+        os.mkdir(path, 0o700)
 
     @staticmethod
     def fallocate(fd: int, offset: int, length: int, /) -> None:
@@ -274,16 +281,45 @@ def checked_path(path: PathLike) -> str:
     raise UsageError(f"a path must be a str or os.PathLike without NUL, not {path!a}")
 
 
+def create(fs: FileSystem, path: PathLike) -> int:
+    """Open a new file for reading and writing; one that a crash, or anybody, has left under this
+    name is removed first, not written into. Raises :class:`OSError`."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return fs.open(path, flags)
+    except FileExistsError:
+        fs.unlink(path)
+        return fs.open(path, flags)
+
+
 @contextmanager
-def opened(
-    fs: FileSystem, path: PathLike, flags: int = os.O_RDONLY, mode: int = 0o644
-) -> Iterator[int]:
-    """Open a file for the block behind ``with``; gives its descriptor. Raises :class:`OSError`."""
-    fd = fs.open(path, flags | os.O_CLOEXEC, mode)
+def created(fs: FileSystem, path: PathLike) -> Iterator[int]:
+    """Create a file, as :func:`create`, for the block behind ``with``; gives its descriptor."""
+    fd = create(fs, path)
     try:
         yield fd
     finally:
         fs.close(fd)
+
+
+@contextmanager
+def opened(fs: FileSystem, path: PathLike, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file for the block behind ``with``; gives its descriptor. Raises :class:`OSError`."""
+    fd = fs.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        fs.close(fd)
+
+
+def open_private(path: PathLike, mode: str = "w") -> IO[Any]:
+    """Open a file of text or bytes to write, as :func:`open` does; a new one is for this user
+    alone. For pages and reports, which have no store's file system."""
+
+    def opener(name: str, flags: int) -> int:
+        return REAL.open(name, flags)
+
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
 
 
 def sync_file(fs: FileSystem, path: PathLike) -> None:
@@ -447,7 +483,7 @@ def replace_file(fs: FileSystem, path: PathLike, data: bytes) -> None:
     path = os.fspath(path)
     tmp = path + _TMP_SUFFIX
     with storage_errors(path, "can't be written"):
-        with opened(fs, tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        with created(fs, tmp) as fd:
             write_all(fs, fd, data)
             fs.fdatasync(fd)
         fs.rename(tmp, path)

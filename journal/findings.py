@@ -17,7 +17,8 @@ class Cause(enum.Enum):
     """The possible author of a finding."""
 
     CRASH = "crash"
-    """A crash of the process or the machine leaves this; open repairs it without asking."""
+    """A crash of the process or the machine leaves this; open repairs it without asking. So does
+    what is no damage at all (:attr:`Kind.OPEN_TO_OTHERS`)."""
     DAMAGE = "damage"
     """No crash leaves this (bit rot, a foreign file); open raises unless ``repair=True``."""
 
@@ -64,6 +65,8 @@ class Kind(enum.StrEnum):
     """A file that the system does not let us read."""
     MISMATCH = "mismatch"
     """A file that follows from another one, and does not agree with it."""
+    OPEN_TO_OTHERS = "open-to-others"
+    """A store that other users of the machine can read or write: a note, no damage."""
     CONFIG = "config"
     """A file that says how others are to be read, and makes no sense."""
 

@@ -37,6 +37,7 @@ from journal.files import (
     FileSystem,
     PathLike,
     close_quietly,
+    create,
     pwrite_all,
     unlink_if_there,
 )
@@ -121,7 +122,7 @@ class Journal:
         try:
             # The checksums go before their bytes change.
             self._sums.remove()
-            self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             try:
                 size = fs.fstat(self._fd).st_size
                 if size > position and not rested:
@@ -413,9 +414,7 @@ class Journal:
             return None
         fs = self._fs
         try:
-            fd = fs.open(
-                self.path + _NEW_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
-            )
+            fd = create(fs, self.path + _NEW_SUFFIX)
             try:
                 fs.fallocate(fd, 0, end - front)
                 with memoryview(old_map) as view:
@@ -512,8 +511,7 @@ class Journal:
         if prepared is not None:
             fd, copied = prepared.fd, prepared.size
         else:
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            fd, copied = fs.open(new_path, flags, 0o644), 0
+            fd, copied = create(fs, new_path), 0
         tail = end - front
         try:
             new_map, allocated = make_room(fs, fd, copied, tail, FIRST_CAPACITY, self.entries)

@@ -55,7 +55,7 @@ class LockFile:
         fs = self._fs
         while True:
             forks = _forks_begun
-            fd = fs.open(self._path, flags | os.O_CLOEXEC, 0o644)
+            fd = fs.open(self._path, flags | os.O_CLOEXEC)
             try:
                 self._fd = fd
                 _held.add(self)

@@ -45,6 +45,15 @@ def Int(low: int, high: int) -> Shape:
     return Shape(f"an integer from {low} to {high}", fits)
 
 
+FILE_MODE = Shape(
+    "0o600, 0o640, 0o644, 0o660, 0o664 or None",
+    lambda value: (
+        value is None or (type(value) is int and value in (0o600, 0o640, 0o644, 0o660, 0o664))
+    ),
+)
+"""The mode of a store's files: no other user may write, or execute."""
+
+
 def Number(low: float, below: float) -> Shape:
     """An integer or a float, from ``low`` on and below ``below``."""
 

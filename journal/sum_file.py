@@ -13,7 +13,7 @@ import os
 
 from journal.block_sums import HEAD_SIZE, SUFFIX
 from journal.errors import StorageError
-from journal.files import FileSystem, PathLike, opened, unlink_if_there
+from journal.files import FileSystem, PathLike, created, opened, unlink_if_there
 from journal.room import whole_pages
 from journal.written_map import map_writable
 
@@ -61,8 +61,7 @@ class SumFile:
         fs = self._fs
         had = 0 if self._map is None else len(self._map)
         size = whole_pages(max(end, 2 * had))
-        flags = os.O_RDWR | (0 if had else os.O_CREAT | os.O_TRUNC)
-        with opened(fs, self.path, flags) as fd:
+        with opened(fs, self.path, os.O_RDWR) if had else created(fs, self.path) as fd:
             fs.fallocate(fd, 0, size)
             room = map_writable(fs, fd, size)
         self._unmap()

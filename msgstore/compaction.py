@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from journal.background import Background
 from journal.call_lock import CallLock
 from journal.errors import StorageError, StoreError
-from journal.files import pread_all, pwrite_all
+from journal.files import create, pread_all, pwrite_all
 from journal.flag import Flag
 from journal.lock_order import Rank
 from msgstore.format import tmp_name
@@ -436,8 +436,7 @@ class _Copier:
         self._compactor = compactor
         self._state = compactor._state
         self._fs = self._state.fs
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._fd = self._fs.open(tmp, flags, 0o666)
+        self._fd = create(self._fs, tmp)
         self._parts: list[bytes] = []
         self._pending = 0
         self._written = 0

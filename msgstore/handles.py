@@ -77,13 +77,13 @@ class Handles:
 
     def _add(self, key: int, flags: int) -> Handle:
         try:
-            fd = self._fs.open(self.path(key), flags, 0o666)
+            fd = self._fs.open(self.path(key), flags)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             # The process is out of descriptors: our own idle ones are the first to go.
             self._open.clear()
-            fd = self._fs.open(self.path(key), flags, 0o666)
+            fd = self._fs.open(self.path(key), flags)
         handle = self._open[key] = Handle(self._fs, key, fd)
         if len(self._open) > self._limit:
             self._open.popitem(last=False)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from journal.errors import DamageError, StorageError, StoreError, storage_errors
 from journal.files import (
     FileSystem,
+    created,
     data_ranges,
     make_dirs,
     opened,
@@ -367,7 +368,7 @@ class Recovery:
         tmp = os.path.join(self._directory, tmp_name(key))
         scan = FileScan(target, 0)
         with storage_errors(tmp, "can't move records to safety"):
-            with opened(self._fs, tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666) as fd:
+            with created(self._fs, tmp) as fd:
                 for msg_id in msg_ids:
                     record = self._read(self._chosen[msg_id])
                     if record is None:

@@ -173,7 +173,7 @@ class RemoteFileSystem(RealFileSystem):
     mmap = _refuse
     rename = _refuse  # type: ignore[assignment]
     unlink = _refuse  # type: ignore[assignment]
-    mkdir = _refuse  # type: ignore[assignment]
+    mkdir = _refuse
     rmdir = _refuse  # type: ignore[assignment]
 
 

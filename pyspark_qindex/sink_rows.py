@@ -72,7 +72,7 @@ class _Raw(io.RawIOBase):
     """A file of the store to write to, as Arrow wants it."""
 
     def __init__(self, path: str) -> None:
-        self._fd = REAL.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = REAL.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
 
     def writable(self) -> bool:
         return True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
 from journal.errors import UsageError
-from journal.schema import Int, Number, OneOf, Optional, Text
+from journal.schema import FILE_MODE, Int, Number, OneOf, Optional, Text
 
 Durability = Literal["os", "fsync", "buffered"]
 Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
@@ -27,6 +27,7 @@ class OpenOptions(TypedDict, total=False):
     compaction_bytes_per_second: float | None
     background: bool
     lock_timeout: float
+    mode: int | None
     repair: bool
     record_format: Format
     vhost: str
@@ -58,6 +59,10 @@ class Options:
 
     ``lock_timeout``: seconds to wait for another process that has the directory open, as where a
     service is restarted and the old process still ends.
+    ``mode``: of the files of a store that is being made, 0o600, 0o640, 0o644, 0o660 or 0o664,
+    whatever the umask. ``None``: 0o600, so that only this user can use the store. With 0o660 all
+    members of the directory's group can, whose later opens follow it. A store that is there keeps
+    its modes whatever is said here.
     ``repair``: open a damaged directory: damaged bytes are set aside in quarantine files.
     ``read_only``: look, don't touch; any number may, beside a writer.
     ``record_format``: of messages that are published: ours, or RabbitMQ's (then a node of 3.10 to
@@ -80,6 +85,7 @@ class Options:
     compaction_bytes_per_second: float | None = None
     background: bool = True
     lock_timeout: float = 0.0
+    mode: int | None = None
     repair: bool = False
     read_only: bool = False
     record_format: Format = "qindex"
@@ -112,6 +118,7 @@ _SHAPES = {
     "repair": _SWITCH,
     "read_only": _SWITCH,
     "lock_timeout": Number(0, 1e9),
+    "mode": FILE_MODE,
     "vhost": Text(255),
     "segment_entry_count": Optional(Int(1, 1 << 14)),
 }

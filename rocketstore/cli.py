@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from journal.errors import DamageError, UsageError
-from journal.findings import Cause
+from journal.findings import Cause, Kind
 from journal.shown import json_safe, printable
 from rocketstore.inspection import inspect_file
 from rocketstore.message import StoredMessage
@@ -214,7 +214,7 @@ def verify_command(directory: Directory, as_json: AsJson = False) -> None:
     """Check every record, unit and index entry; a line for each finding."""
     findings = verify(directory)
     _print((finding.to_dict() for finding in findings), as_json)
-    _finish(len(findings))
+    _finish(sum(one.kind is not Kind.OPEN_TO_OTHERS for one in findings))
     if not as_json:
         _line(f"{directory}: sound")
 

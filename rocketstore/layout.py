@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from time import sleep
 
@@ -118,9 +119,15 @@ def look(
         raise StorageError(error.filename or paths.root, "can't be listed", error) from error
 
 
+def is_store(names: Iterable[str]) -> bool:
+    """Tell whether a directory with these names has files of a store."""
+    return not {"commitlog", "consumequeue", "index"}.isdisjoint(names)
+
+
 def _look(fs: FileSystem, paths: Paths, options: Options, *, exists: bool) -> Layout:
-    if exists and not (set(fs.listdir(paths.root)) & {"commitlog", "consumequeue", "index"}):
-        names = [name for name in fs.listdir(paths.root) if name not in ("lock", "config")]
+    listed = fs.listdir(paths.root) if exists else []
+    if exists and not is_store(listed):
+        names = [name for name in listed if name not in ("lock", "config")]
         if options.read_only or not options.create:
             raise NotAStoreError(f"{paths.root}: holds no commitlog directory")
         if names and set(names) - {"abort", "checkpoint", "quarantine"}:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from journal.errors import UsageError
 from journal.files import REAL, FileSystem
-from journal.schema import Int, Number, Optional
+from journal.schema import FILE_MODE, Int, Number, Optional
 from rocketstore.retention import Retention
 
 Durability = Literal["os", "fsync"]
@@ -38,6 +38,8 @@ class Options:
     ``create`` the directory must hold a store already. ``background`` runs a
     thread that syncs every ``flush_interval`` seconds, records a checkpoint every
     ``checkpoint_interval``, delivers delayed messages and applies ``retention``.
+    ``mode``: of the files of a store that is being made, as in :class:`qindex.Options`: ``None``
+    (0o600, for this user alone), 0o640, 0o644, 0o660 (for the directory's group) or 0o664.
     """
 
     commitlog_file_size: int | None = None
@@ -55,6 +57,7 @@ class Options:
     flush_interval: float = 0.5
     checkpoint_interval: float = 10.0
     retention: Retention | None = None
+    mode: int | None = None
     store_host: str | tuple[str, int] = ("127.0.0.1", 10911)
     max_message_size: int = MAX_MESSAGE_SIZE
     clock: Callable[[], int] = clock_ms
@@ -78,6 +81,7 @@ _NUMBERS = {
     "consumequeue_file_size": Optional(Int(20, 1 << 40)),
     "index_slots": Optional(Int(1, (1 << 31) - 1)),
     "index_entries": Optional(Int(2, (1 << 31) - 1)),
+    "mode": FILE_MODE,
     "max_message_size": Int(1, (1 << 31) - 1),
     "flush_interval": _SECONDS,
     "checkpoint_interval": _SECONDS,

@@ -63,7 +63,7 @@ def _save(
 ) -> str:
     with storage_errors(paths.quarantine, "can't be written"):
         target = _free_name(fs, paths, name)
-        with opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666) as fd:
+        with opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
             end = 0
             for at, data in parts:
                 if at > end:

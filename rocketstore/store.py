@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any, NoReturn, Self, Unpack
 
 from journal.arguments import refuse_pickling
-from journal.beneath import beneath, leave
+from journal.beneath import beneath, follow, leave, make_store_directory
 from journal.call_lock import check_alone, refuse_twice
 from journal.errors import ClosedError, StorageError, UsageError, storage_errors
-from journal.files import FileSystem, PathLike, checked_path, make_dirs
+from journal.files import FileSystem, PathLike, checked_path, names_in
 from journal.findings import Finding
 from journal.threads import check_unpatched
 from rocketstore import reading
@@ -29,7 +29,7 @@ from rocketstore.dispatcher import Dispatcher
 from rocketstore.filler_format import is_filler
 from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.housekeeping import Housekeeping
-from rocketstore.layout import Paths, look
+from rocketstore.layout import Paths, is_store, look
 from rocketstore.lock import StoreLock
 from rocketstore.log_sync import LogSync
 from rocketstore.message import BatchResult, PutResult, StoredMessage
@@ -94,8 +94,12 @@ class Store:
 
     def _take_lock(self, outside: FileSystem, paths: Paths) -> StoreLock:
         with storage_errors(self.path, "can't be created"):
-            make_dirs(outside, self.path)
-        return StoreLock(self.options.fs, paths.lock)
+            fs = self.options.fs
+            if is_store(names_in(fs, self.path)):
+                follow(fs, paths.commitlog)
+            else:
+                make_store_directory(outside, fs, self.path, self.options.mode)
+        return StoreLock(fs, paths.lock)
 
     def _open(self, options: Options, paths: Paths) -> None:
         state = self._state

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from journal.beneath import beneath, special
+from journal.beneath import beneath, open_to_others, special
 from journal.files import REAL, FileSystem, PathLike, checked_path
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue_format import UNIT_SIZE
@@ -39,7 +39,8 @@ def verify(path: PathLike, **options: object) -> list[Finding]:
         lock = None  # no store was ever opened here for writing
     try:
         with open_store(path, **{**options, "read_only": True}) as store:
-            return [*_special_files(fs, path), *verify_parts(store)]
+            others = open_to_others(fs, path)
+            return [*_special_files(fs, path), *others, *verify_parts(store)]
     finally:
         if lock is not None:
             lock.release()

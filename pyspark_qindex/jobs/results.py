@@ -6,6 +6,8 @@
     DIR/NAME.parquet/      each table, as Spark writes it
     DIR/NAME.json          each table that is not as long as the stores have messages: a line a row
     DIR/index.html         the page, complete in itself
+
+Others can't read them: a new DIR has mode 0700, and the files that are not Spark's have 0600.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, Final
 from pyarrow.parquet import ParquetFile
 
 from journal.errors import StorageError, UsageError
+from journal.files import open_private
 from pyspark_qindex.jobs.outcome import Outcome
 from pyspark_qindex.jobs.report import render_page
 
@@ -31,7 +34,7 @@ def claim(directory: str) -> None:
     or written to.
     """
     try:
-        os.makedirs(directory, exist_ok=True)
+        os.makedirs(directory, 0o700, exist_ok=True)
         if os.listdir(directory):
             raise UsageError(f"{directory}: is not empty; give a new directory with --out")
         probe = os.path.join(directory, ".probe")
@@ -58,10 +61,10 @@ def write_outcome(job: str, outcome: Outcome, directory: str) -> dict[str, list[
             if not table.large:
                 shown[name] = _write_json(path, os.path.join(directory, f"{name}.json"))
         summary = {"job": job, **outcome.summary, "tables": list(outcome.tables)}
-        with open(os.path.join(directory, "summary.json"), "w", encoding="utf-8") as file:
+        with open_private(os.path.join(directory, "summary.json")) as file:
             json.dump(summary, file, indent=2, ensure_ascii=False)
             file.write("\n")
-        with open(os.path.join(directory, "index.html"), "w", encoding="utf-8") as file:
+        with open_private(os.path.join(directory, "index.html")) as file:
             file.write(render_page(job, outcome, shown, _ROWS_ON_PAGE))
     except OSError as error:
         raise StorageError(error.filename or directory, "can't be written", error) from error
@@ -71,7 +74,7 @@ def write_outcome(job: str, outcome: Outcome, directory: str) -> dict[str, list[
 def _write_json(parquet: str, path: str) -> list[dict[str, Any]]:
     """Write what Spark has written as JSON, too; gives the first rows. A batch at a time."""
     kept: list[dict[str, Any]] = []
-    with open(path, "w", encoding="utf-8") as file:
+    with open_private(path) as file:
         for row in _rows_of(parquet):
             if len(kept) < _ROWS_ON_PAGE:
                 kept.append(row)

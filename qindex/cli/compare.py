@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from journal.errors import UsageError
+from journal.files import open_private
 from qindex.cli.output import print_json, print_line, print_note, print_styled
 from qindex.compare.designs import Contender
 from qindex.compare.figures import Figure, figures_of, show_range, show_value, verdict
@@ -105,7 +106,8 @@ def compare_command(
     plan = replace(plan, kinds=[kind for kind in plan.kinds if kind.name not in results.failed])
     figures = figures_of(plan, results)
     if html is not None:
-        html.write_text(make_page(plan, results, figures), encoding="utf-8")
+        with open_private(html) as file:
+            file.write(make_page(plan, results, figures))
         print_note(f"the page is in {html}")
     if as_json:
         for figure in figures:

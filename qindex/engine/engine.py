@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from journal import format as journal_format
 from journal.arguments import listed, refuse_pickling
-from journal.beneath import beneath, leave
+from journal.beneath import beneath, follow, leave, make_store_directory
 from journal.call_lock import CallLock, refuse_twice
 from journal.calls import Calls
 from journal.compiled import build
@@ -137,10 +137,12 @@ class Engine:
             try:
                 names = fs.listdir(directory)
             except FileNotFoundError:
-                make_dirs(outside, directory)
                 names = []
-            known = layout.MARKER in names or store_directory.is_empty_store(names)
-            if not known and not store_directory.find_marker(fs, directory):
+            if store_directory.is_empty_store(names):
+                make_store_directory(outside, fs, directory, self.options.mode)
+            elif layout.MARKER in names:
+                follow(fs, os.path.join(directory, layout.MARKER))
+            elif not store_directory.find_marker(fs, directory):
                 raise NotAStoreError(
                     f"{directory}: a RabbitMQ directory; open it with read_only=True"
                 )

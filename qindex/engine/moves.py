@@ -257,9 +257,9 @@ class Moves:
             if self._fd is None:
                 if self._fsync:
                     # First: with a handle of the file, nobody would sync its name again.
-                    fs.close(fs.open(self._path, _FLAGS, 0o644))
+                    fs.close(fs.open(self._path, _FLAGS))
                     fs.sync_dir(os.path.dirname(self._path))
-                self._fd = fs.open(self._path, _FLAGS, 0o644)
+                self._fd = fs.open(self._path, _FLAGS)
             pwrite_all(fs, self._fd, frame, self._end)
             if self._fsync:
                 syncing = True

@@ -124,7 +124,7 @@ APPENDED: SegmentForm = _Appended()
 
 
 def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan) -> int:
-    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     try:
         size = fs.fstat(fd).st_size
         segment.rewritten = size != segment.file_size
@@ -195,9 +195,7 @@ class _Appender:
 def append_sums(fs: FileSystem, path: str, sums: list[bytes]) -> None:
     """Append extents to the sum file of ``path``; see :mod:`journal.block_sums`."""
     if sums:
-        fd = fs.open(
-            path + SUMS_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        fd = fs.open(path + SUMS_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         try:
             write_all(fs, fd, b"".join(sums))
         finally:

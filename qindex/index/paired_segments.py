@@ -348,7 +348,7 @@ class _Append:
         rows = np.flatnonzero(lengths)
         where = packed[:, : index_format.WHERE_SIZE].copy()
         written = 0
-        fd = fs.open(self._store_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = fs.open(self._store_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             size = fs.fstat(fd).st_size
             plan.created |= not size
@@ -421,7 +421,7 @@ class _Append:
     def _index(self, rels: I64, fresh: npt.NDArray[np.void]) -> int:
         """Write what has changed of ``K.qi``, durably; gives the bytes."""
         fs, plan, count = self._fs, self._plan, self._count
-        fd = fs.open(self._index_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = fs.open(self._index_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             size = fs.fstat(fd).st_size
             plan.created |= not size

@@ -93,7 +93,7 @@ class SeqFile:
         number = min(numbers, key=self._age)
         syncing = False
         try:
-            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
             try:
                 pwrite_all(fs, fd, pack_slot(slot), SLOT_SIZE * number)
                 syncing = durable

@@ -106,7 +106,7 @@ class DeliveryCounts:
             self.rewrite(all_counts)
         fs = self._fs
         try:
-            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
             try:
                 pwrite_all(fs, fd, pack_count(seq_id, count), self._end)
             finally:

@@ -23,6 +23,7 @@ from journal.arrays import I64, U8
 from journal.errors import DamageError, StoreError, UsageError
 from journal.files import (
     FileSystem,
+    created,
     data_ranges,
     make_dirs,
     opened,
@@ -501,7 +502,7 @@ class StoreCopy:
     def _write_pieces(self, target: str, pieces: Iterable[bytes]) -> None:
         fs = self.fs
         make_dirs(fs, os.path.dirname(target))
-        with opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        with created(fs, target) as fd:
             for piece in pieces:
                 write_all(fs, fd, piece)
             fs.fdatasync(fd)

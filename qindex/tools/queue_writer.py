@@ -12,7 +12,7 @@ import numpy as np
 
 from journal.arrays import I64
 from journal.block_sums import extent
-from journal.files import FileSystem, make_dirs, opened, write_all
+from journal.files import FileSystem, created, make_dirs, opened, write_all
 from journal.format import PAYLOAD_SIZE
 from qindex.format import layout
 from qindex.format.segment import (
@@ -77,7 +77,7 @@ class QueueWriter:
 def write_name(fs: FileSystem, directory: str, name: bytes) -> None:
     """Write a queue's name file. Raises :class:`OSError`."""
     path = os.path.join(directory, layout.QUEUE_NAME)
-    with opened(fs, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+    with created(fs, path) as fd:
         write_all(fs, fd, name)
 
 

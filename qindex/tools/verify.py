@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from journal.beneath import beneath
+from journal.beneath import beneath, open_to_others
 from journal.errors import storage_errors
 from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding, Kind
@@ -135,6 +135,8 @@ class StoreVerification:
         yield from check_names(
             self.fs, directory, ours=self.reader.vhost is None, in_use=self.in_use
         )
+        if self.reader.vhost is None and not self.for_copy:
+            yield from open_to_others(self.fs, directory)
         yield from self._lock()
         yield from self._moves()
         yield from self._queues()

@@ -32,7 +32,7 @@ from typing import Any, BinaryIO
 from journal.arguments import listed
 from journal.beneath import leave, private_directory
 from journal.errors import UsageError, storage_errors
-from journal.files import PathLike, checked_path, read_optional, unlink_if_there, write_all
+from journal.files import PathLike, checked_path, create, read_optional, write_all
 from journal.findings import Finding
 from journal.format import MAX_SEQ_ID
 from journal.schema import Int, ListOf, Optional, Record, Row, Shape, check
@@ -219,7 +219,7 @@ class _Parts:
             # Without a list none of it counts.
             for name in self._fs.listdir(self._directory):
                 self._fs.unlink(os.path.join(self._directory, name))
-        self._fd = self._fs.open(self._progress, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._fd = self._fs.open(self._progress, os.O_WRONLY | os.O_CREAT)
         size = sum(map(len, lines))
         self._fs.truncate(self._fd, size)  # a line that was cut
         self._fs.lseek(self._fd, size, os.SEEK_SET)
@@ -257,8 +257,7 @@ class _Parts:
     @contextmanager
     def _new(self, path: str) -> Iterator[BinaryIO]:
         """Write a new file in the block behind ``with``; durable after it."""
-        unlink_if_there(self._fs, path)  # of a run that was interrupted
-        fd = self._fs.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = create(self._fs, path)
         with os.fdopen(fd, "wb") as file:
             yield file
             file.flush()
