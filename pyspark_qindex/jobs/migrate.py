@@ -194,8 +194,8 @@ def _of_nodes(fleet: list[FleetStore]) -> list[str]:
 def _fill_rocketmq(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], sizes: dict[str, int]
 ) -> Iterator[Row]:
-    for store, path, mine in stores_of(rows, targets, os.devnull):
-        fill = RocketFill(path, sizes)
+    for store, place, mine in stores_of(rows, targets, os.devnull):
+        fill = RocketFill(place, sizes)
         for row in mine:
             if row["queue"] is not None or row["error"] is not None:
                 yield _put_in_rocketmq(fill, row, targets[store])
@@ -256,8 +256,8 @@ def _delay_offsets(one: FleetStore) -> dict[int, int]:
 def _fill_queues(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], delays: dict[str, dict[int, int]]
 ) -> Iterator[Row]:
-    for store, path, mine in stores_of(rows, targets, os.devnull):
-        fill = QueueFill(path)
+    for store, place, mine in stores_of(rows, targets, os.devnull):
+        fill = QueueFill(place)
         for row in mine:
             if row["topic"] is None and row["error"] is None:
                 continue

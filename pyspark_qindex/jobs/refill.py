@@ -67,7 +67,7 @@ class QueueKept:
 
 
 @contextmanager
-def new_store(target: str, source: str) -> Iterator[str | None]:
+def new_store(target: str, source: str) -> Iterator[Staging | None]:
     """Give the place where to build ``target``, which appears when all is done; ``None`` when it
     is there already. ``source``: what it is made from.
 
@@ -79,18 +79,18 @@ def new_store(target: str, source: str) -> Iterator[str | None]:
     with storage_errors(os.path.dirname(target), "can't be made"):
         os.makedirs(os.path.dirname(target), exist_ok=True)
     with Staging(REAL, target, source) as staging:
-        yield staging.path
+        yield staging
         staging.commit()
 
 
 def stores_of(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], source: str
-) -> Iterator[tuple[str, str | None, Iterator[dict[str, Any]]]]:
+) -> Iterator[tuple[str, Staging | None, Iterator[dict[str, Any]]]]:
     """Give the stores of rows that come store by store: each one's name, the place where to build
     its target (see :func:`new_store`), and its rows, to be gone through before the next."""
     for store, mine in groupby(rows, itemgetter("store")):
-        with new_store(targets[store], source) as path:
-            yield store, path, mine
+        with new_store(targets[store], source) as place:
+            yield store, place, mine
 
 
 class QueueFill:
@@ -98,11 +98,12 @@ class QueueFill:
     priority queue's sub-queues get seq_ids in the order in which they come. With transient ones
     in it the store is left as a running engine has it: the next open drops them.
 
-    ``path``: an empty directory, or ``None``: nothing is written, all is only counted.
+    ``place``: ``None``: nothing is written, all is only counted.
     """
 
-    def __init__(self, path: str | None) -> None:
-        self._path = path
+    def __init__(self, place: Staging | None) -> None:
+        self._path = path = None if place is None else place.path
+        self._fs = fs = REAL if place is None else place.fs
         self._options = Options(background=False)
         self._writers: dict[str, QueueWriter] = {}
         self._next: dict[str, int] = {}
@@ -114,7 +115,7 @@ class QueueFill:
         self._stores: dict[bool, MessageStore] = {}
         self._transient = False
         if path is not None:
-            begin_store(REAL, path, layout.StoreMarker(DEFAULT_ENTRY_COUNT, _VHOST))
+            begin_store(fs, path, layout.StoreMarker(DEFAULT_ENTRY_COUNT, _VHOST))
 
     def declare(self, kept: QueueKept) -> None:
         """Make a queue."""
@@ -128,7 +129,7 @@ class QueueFill:
             directory = os.path.join(self._path, layout.QUEUES, directory_name(_VHOST, name))
             stored = format_queue_name(_VHOST, name)
             self._writers[name] = QueueWriter(
-                REAL, directory, DEFAULT_ENTRY_COUNT, stored, sums=True
+                self._fs, directory, DEFAULT_ENTRY_COUNT, stored, sums=True
             )
 
     def put(self, origin: Origin, message: Message) -> int:
@@ -184,6 +185,7 @@ class QueueFill:
                 snapshot=None,
                 check=check_record,
                 poison=Poison(),
+                fs=self._fs,
                 background=False,
             )
         return self._stores[persistent]
@@ -204,15 +206,15 @@ class QueueFill:
             store.sync()
             store.close()
         for name, writer in self._writers.items():
-            reserve_seq_ids(REAL, writer.directory, self._next[name])
+            reserve_seq_ids(self._fs, writer.directory, self._next[name])
             if name in self._settings:
                 content = layout.pack_checked(self._settings[name])
-                replace_file(REAL, os.path.join(writer.directory, layout.SETTINGS), content)
+                replace_file(self._fs, os.path.join(writer.directory, layout.SETTINGS), content)
             if name in self._deliveries:
                 content = b"".join(starmap(pack_count, self._deliveries[name].items()))
-                replace_file(REAL, os.path.join(writer.directory, DELIVERIES), content)
+                replace_file(self._fs, os.path.join(writer.directory, DELIVERIES), content)
         if not self._transient:
-            settle(REAL, self._path)
+            settle(self._fs, self._path)
 
 
 def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Batch, I64, I64]:
@@ -242,17 +244,17 @@ def _batch_of(rows: list[tuple[Origin, bytes, int, int]]) -> tuple[Batch, I64, I
 
 
 class RocketFill:
-    """Fills one RocketMQ store. ``path``: an empty directory, or ``None``: all is only counted.
+    """Fills one RocketMQ store. ``place``: ``None``: all is only counted.
     ``sizes``: of its files, as :func:`rocketstore.open` takes them."""
 
-    def __init__(self, path: str | None, sizes: dict[str, int] | None = None) -> None:
+    def __init__(self, place: Staging | None, sizes: dict[str, int] | None = None) -> None:
         self._now = 0
         self._counts: dict[tuple[str, int], int] = {}
         self._store = None
-        if path is not None:
-            make_dirs(REAL, path)
+        if place is not None:
+            make_dirs(place.fs, place.path)
             self._store = rocketstore.open(
-                path, background=False, clock=self._clock, **(sizes or {})
+                place.path, background=False, clock=self._clock, fs=place.fs, **(sizes or {})
             )
 
     def _clock(self) -> int:

@@ -264,9 +264,9 @@ def _fill_queues(
     kept: dict[str, list[QueueKept]],
     source: str,
 ) -> Iterator[Row]:
-    for store, path, mine in stores_of(rows, targets, source):
+    for store, place, mine in stores_of(rows, targets, source):
         counts: dict[str, list[int]] = {}
-        fill = QueueFill(path)
+        fill = QueueFill(place)
         for one in kept.get(store, ()):
             fill.declare(one)
             counts[one.name] = [0, 0, 0]
@@ -318,9 +318,9 @@ def _import_records(records: DataFrame, targets: dict[str, str], source: str) ->
 def _fill_records(
     rows: Iterator[dict[str, Any]], targets: dict[str, str], source: str
 ) -> Iterator[Row]:
-    for store, path, mine in stores_of(rows, targets, source):
+    for store, place, mine in stores_of(rows, targets, source):
         counts: dict[str, list[int]] = {}
-        fill = RocketFill(path)
+        fill = RocketFill(place)
         for row in mine:
             queue = f"{row['topic']}/{row['queue_id']}"
             count = counts.setdefault(queue, [0, 0, 0])

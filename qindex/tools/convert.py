@@ -344,6 +344,7 @@ def _handed_over(
         if held is not None:
             stack.callback(held.release)
         staging = stack.enter_context(Staging(fs, out, source))
+        fs = staging.fs
         report = SaveReport(source, staging.target)
         reader = StoreReader(source, fs, marker=marker)
         vhost = marker.vhost.encode("utf-8", "surrogateescape")

@@ -66,6 +66,7 @@ def repair(
     held = hold_store(fs, source)
     try:
         with Staging(fs, out, source) as staging:
+            fs = staging.fs
             report = SaveReport(source, staging.target, findings=findings)
             _copy(fs, StoreReader(source, fs, marker=marker), staging.path, report, names)
             staging.commit()

@@ -88,6 +88,7 @@ def salvage(
     vhosts = vhosts_in(fs, source, _MARKS)
     try:
         with Staging(fs, out, source) as staging:
+            fs = staging.fs
             report = SaveReport(source, staging.target, of_node=True)
             for vhost in vhosts:
                 target = staging.path

@@ -2,6 +2,10 @@
 
 It is built in ``<NEW>.partial/``, beside its place, and renamed. A program that dies leaves that
 directory, which the next one to make the same NEW begins anew with.
+
+That directory is this user's own, with mode 0700, and is held open: another user who has made it,
+or puts another in its place meanwhile, can't exchange what is built. So NEW, too, is for this user
+alone.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from journal.beneath import BeneathFileSystem
+from journal.beneath import BeneathFileSystem, leave, private_directory
 from journal.errors import StorageError, UsageError, storage_errors
 from journal.files import FileSystem, PathLike, RealFileSystem, is_there, make_dirs, sync_file
 from journal.lock import DirectoryLock
@@ -27,8 +31,9 @@ _CONTENT = "content"
 
 
 class Staging:
-    """Makes ``target``; ``path`` is where to put its content. A context manager: on an error what
-    was built is removed.
+    """Makes ``target``; ``path`` is where to put its content, by the file system ``fs``, which also
+    has the directories that the one given has. A context manager: on an error what was built is
+    removed.
 
     Raises :class:`UsageError` when ``target`` is not empty, or within ``source`` (or around it);
     :class:`journal.errors.LockedError` when another process is making it;
@@ -36,7 +41,7 @@ class Staging:
     """
 
     def __init__(self, fs: FileSystem, target: PathLike, source: PathLike) -> None:
-        self._fs = fs
+        self.fs: FileSystem = fs
         self.target: str = os.path.abspath(os.fspath(target))
         self._partial = self.target + _SUFFIX
         self.path: str = os.path.join(self._partial, _CONTENT)
@@ -45,7 +50,10 @@ class Staging:
             self._check_empty()
             if not is_there(fs, os.path.dirname(self.target)):
                 raise UsageError(f"{os.path.dirname(self.target)}: no such directory")
-            make_dirs(fs, self._partial)
+            fs = self.fs = private_directory(self._partial, fs)
+        except OSError as error:
+            raise StorageError(self.target, "can't be made", error) from error
+        try:
             self._lock = DirectoryLock(fs, os.path.join(self._partial, _LOCK))
             try:
                 if _CONTENT in fs.listdir(self._partial):
@@ -61,11 +69,12 @@ class Staging:
     def _clear(self) -> None:
         """Remove what was built; what can't be removed, the next attempt will."""
         with contextlib.suppress(OSError):
-            remove_tree(self._fs, self._partial)
+            remove_tree(self.fs, self._partial)
+        leave(self.fs)
 
     def _check_empty(self) -> None:
         try:
-            names = self._fs.listdir(self.target)
+            names = self.fs.listdir(self.target)
         except FileNotFoundError:
             return
         except NotADirectoryError as error:
@@ -76,9 +85,9 @@ class Staging:
     def commit(self) -> None:
         """Give the directory its name; durable on return. Raises :class:`StorageError`."""
         with storage_errors(self.target, "can't be put in place"):
-            sync_tree(self._fs, self.path)
-            self._fs.rename(self.path, self.target)
-            self._fs.sync_dir(os.path.dirname(self.target))
+            sync_tree(self.fs, self.path)
+            self.fs.rename(self.path, self.target)
+            self.fs.sync_dir(os.path.dirname(self.target))
 
     def __enter__(self) -> Staging:
         return self
