@@ -10,8 +10,9 @@ a FIFO would make the open wait for ever, a device may do anything.
 Any other thing raises :class:`journal.errors.UnsafeFileError`, an :class:`OSError` that names it.
 Descriptors are as :mod:`os` gives them, so reads and writes cost what they cost without this.
 
-A hard link, and another file system that is mounted in the directory, can't be told apart from the
-store's own files.
+A file that has a second name (a hard link) is read, and not opened for writing: the other name may
+be another program's file, or a backup. Another file system that is mounted in the directory can't
+be told apart from the store's own files.
 
 New files and directories follow the mode of the directory: in one of mode 0700 files have 0600, in
 one of 0770 they have 0660, whatever the umask. :func:`make_store_directory` sets that mode.
@@ -56,6 +57,7 @@ _PATH: Final = getattr(os, "O_PATH", os.O_RDONLY)
 _FOLLOWED: Final = os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY: Final = _FOLLOWED | os.O_NOFOLLOW
 _ALWAYS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_WRITES: Final = os.O_WRONLY | os.O_RDWR
 _ATTEMPTS: Final = 64
 """A look-up that met a rename elsewhere in the system is asked for again (``EAGAIN``)."""
 
@@ -346,6 +348,8 @@ class BeneathFileSystem(RealFileSystem):
             opened = status.st_mode
             if special(opened):
                 raise _unsafe(os.fspath(path), opened)
+            if flags & _WRITES and status.st_nlink > 1 and stat.S_ISREG(opened):
+                raise _linked(os.fspath(path), status.st_nlink)
             if mode & ~opened and not status.st_size:
                 self._widen(fd, status, mode)
             if flags & os.O_TRUNC and status.st_size:
@@ -460,6 +464,14 @@ def special(mode: int) -> str | None:
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
     return next((text for test, text in _KINDS if test(mode)), "no regular file")
+
+
+def _linked(path: str, names: int) -> UnsafeFileError:
+    text = (
+        f"{path} has {names} names (hard links), and a write would change them all: "
+        "put a copy in its place (cp -p FILE FILE.copy; mv FILE.copy FILE)"
+    )
+    return UnsafeFileError(errno.EMLINK, text, path)
 
 
 def _unsafe(path: str, mode: int) -> UnsafeFileError:
