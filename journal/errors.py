@@ -43,22 +43,37 @@ class QueueFullError(StoreError):
 class LockedError(StoreError):
     """Another process has the directory open for writing.
 
-    ``pid`` is that process, or ``None`` when the lock file does not tell, or when it is another
-    host's or container's: that is ``host`` then, and ``None`` else.
+    ``pid`` is that process, or ``None`` when the lock file does not tell, when the process that it
+    names no longer runs, or when it is another host's or container's: that is ``host`` then, and
+    ``None`` else.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], pid: int | None, host: str | None = None
+        self,
+        path: str | os.PathLike[str],
+        pid: int | None,
+        host: str | None = None,
+        *,
+        runs: bool = True,
+        remedy: str = "",
     ) -> None:
+        """``runs``: whether process ``pid`` does. ``remedy``: what a caller can do about another
+        process's lock."""
         self.path: str = os.fspath(path)
-        self.pid = pid if host is None else None
+        self.pid = pid if host is None and runs else None
         self.host = host
         who = f"process {pid}" if pid is not None else "another process"
         if host is not None:
             who += f" of another host or container, {host!a}"
         elif pid == os.getpid():
-            who = "this process already: use that one, or close it first"
-        super().__init__(f"{self.path}: is open for writing by {who}")
+            who, remedy = "this process already: use that one, or close it first", ""
+        elif not runs:
+            who = (
+                f"another process: the lock file names process {pid}, which no longer runs, but "
+                "the lock is held"
+            )
+        remedy = f"; {remedy}" if remedy else ""
+        super().__init__(f"{self.path}: is open for writing by {who}{remedy}")
 
 
 class StorageError(StoreError):

@@ -95,16 +95,19 @@ class DirectoryLock(LockFile):
 
     Raises :class:`LockedError` when another process (or another engine in this one) holds it for
     longer than ``timeout`` seconds, and :class:`OSError` when the lock file can't be made.
+    ``remedy``: what the error tells the caller to do.
     """
 
-    def __init__(self, fs: FileSystem, path: PathLike, timeout: float = 0.0) -> None:
+    def __init__(
+        self, fs: FileSystem, path: PathLike, timeout: float = 0.0, *, remedy: str = ""
+    ) -> None:
         super().__init__(fs, path)
         deadline = monotonic() + timeout
 
         def take(fd: int) -> None:
             while not lock_exclusively(fs, fd):
                 if monotonic() >= deadline:
-                    raise _refused(fs, fd, path)
+                    raise _refused(fs, fd, path, remedy)
                 sleep(_PAUSE)
             try:
                 fs.truncate(fd, 0)
@@ -194,9 +197,24 @@ def _host() -> bytes:
     return os.uname().nodename.encode("ascii", "replace")[:_MOST_HOST]
 
 
-def _refused(fs: FileSystem, fd: int, path: PathLike) -> LockedError:
+def _refused(fs: FileSystem, fd: int, path: PathLike, remedy: str = "") -> LockedError:
     owner = read_owner(fs.pread(fd, _MOST_READ, 0))
-    return LockedError(path, None) if owner is None else LockedError(path, owner.pid, owner.host)
+    if owner is None:
+        return LockedError(path, None, remedy=remedy)
+    runs = owner.host is not None or _runs(owner.pid)
+    return LockedError(path, owner.pid, owner.host, runs=runs, remedy=remedy)
+
+
+def _runs(pid: int) -> bool:
+    """Tell whether a process of this machine runs. Whoever can open the lock file can lock it, also
+    a reader: the process that wrote its pid there may have ended."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0
 
 
 _held: weakref.WeakSet[LockFile] = weakref.WeakSet()

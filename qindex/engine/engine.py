@@ -70,6 +70,7 @@ _log = logging.getLogger("qindex.engine")
 
 LOOK = 0.01
 """Seconds between two looks for messages that are out, while the engine waits for their acks."""
+_LOCKED_REMEDY = "lock_timeout= waits for it, and read_only=True looks at the store meanwhile"
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
 """Threads whose failures are logged, and raised by a close of the engine."""
 
@@ -147,7 +148,7 @@ class Engine:
                     f"{directory}: a RabbitMQ directory; open it with read_only=True"
                 )
             path = os.path.join(directory, layout.LOCK)
-            return DirectoryLock(fs, path, self.options.lock_timeout)
+            return DirectoryLock(fs, path, self.options.lock_timeout, remedy=_LOCKED_REMEDY)
         except NotADirectoryError as error:
             raise NotAStoreError(f"{directory}: is a file, not a store directory") from error
         except OSError as error:

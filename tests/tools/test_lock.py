@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import qindex
 from journal.files import REAL, PathLike, RealFileSystem
 from journal.lock import DirectoryLock, hold_if_there, is_held
 from tests.faulty_fs import FaultyFileSystem
+from tests.hostile.second_user import as_root, run_as, shared
 from tests.waiting import WAIT
 
 
@@ -31,7 +33,7 @@ def test_the_lock_of_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A pid alone misleads: in each container there is a process 1."""
     path = tmp_path / "lock"
     held = DirectoryLock(REAL, path)
-    with pytest.raises(qindex.LockedError, match=f"by process {os.getpid()}$") as caught:
+    with pytest.raises(qindex.LockedError, match="by this process already") as caught:
         DirectoryLock(REAL, path)
     assert (caught.value.pid, caught.value.host) == (os.getpid(), None)
     path.write_bytes(b"1 far-away\n")
@@ -45,6 +47,45 @@ def test_the_lock_of_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(qindex.LockedError, match="by another process"):
             DirectoryLock(REAL, path)
     held.release()
+
+
+def test_a_process_that_no_longer_runs(tmp_path: Path) -> None:
+    """Whoever can read the lock file can lock it; its pid is of the last writer then."""
+    with qindex.open(tmp_path) as engine:
+        engine.queue("jobs").publish(b"body")
+    path = tmp_path / "qindex.lock"
+    ended = os.fork()
+    if not ended:
+        os._exit(0)
+    os.waitpid(ended, 0)
+    path.write_bytes(b"%d %s\n" % (ended, os.uname().nodename.encode()))
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        names = rf"names process {ended}, which no longer runs.*; lock_timeout= .* read_only=True"
+        with pytest.raises(qindex.LockedError, match=names) as caught:
+            qindex.open(tmp_path)
+        assert caught.value.pid is None
+        path.write_bytes(b"1 %s\n" % os.uname().nodename.encode())
+        with pytest.raises(qindex.LockedError, match=r"by process 1; lock_timeout= ") as caught:
+            qindex.open(tmp_path)
+        assert caught.value.pid == 1
+        with pytest.raises(qindex.LockedError, match=r"by process 1$"):
+            DirectoryLock(REAL, path)  # of something else than a store
+        with qindex.open(tmp_path, read_only=True) as reader:
+            assert reader.queue("jobs").stats().messages == 1
+    qindex.open(tmp_path).close()
+
+
+@as_root
+def test_no_other_user_can_lock_it(tmp_path: Path) -> None:
+    store = shared(tmp_path) / "store"
+    qindex.open(store).close()
+
+    def lock() -> None:
+        with (store / "qindex.lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+    assert run_as(lock).startswith("PermissionError")
 
 
 def test_where_the_system_does_not_tell_somebody_may_have_it(tmp_path: Path) -> None:
