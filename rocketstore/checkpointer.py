@@ -44,6 +44,7 @@ def make_note(parts: Parts, end: int, last: tuple[int, int]) -> DispatchNote:
             parts.index.slots,
             parts.index.entries,
         ),
+        taken=parts.taken(),
     )
 
 
@@ -93,14 +94,17 @@ class Checkpointer:
         with self._lock:
             self.checkpoint_alone()
 
-    def checkpoint_alone(self) -> None:
-        """:meth:`checkpoint` within :meth:`alone`."""
+    def checkpoint_alone(self, *, closing: bool = False) -> None:
+        """:meth:`checkpoint` within :meth:`alone`. ``closing``: the store is closed after it."""
         state = self._state
         fs, paths = state.options.fs, state.paths
         with held_or(state.lock):
             self._dispatcher.catch_up()
             state.poison.check()
             parts = state.parts
+            parts.look_at_log()
+            if closing:
+                parts.look_at_the_rest()
             note = make_note(parts, parts.commitlog.max_offset, parts.commitlog.last)
             stored = state.clock.now if note.last[1] else 0
             logical = parts.checkpoint.logical

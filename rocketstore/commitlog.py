@@ -22,6 +22,7 @@ from rocketstore.commitlog_format import (
     blank_record,
 )
 from rocketstore.mapped_files import MappedFile, MappedFiles
+from rocketstore.watch import Watch
 
 MOST_COPIED = 64 << 10
 """More bytes than these at once are written, and not copied into the map."""
@@ -66,9 +67,12 @@ class CommitLog:
         *,
         writable: bool,
         synced_each: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         self._zeros_ahead = _AHEAD_OF_SYNCS if synced_each else len(_ZEROS)
-        self.files: MappedFiles = MappedFiles(fs, directory, file_size, writable=writable)
+        self.files: MappedFiles = MappedFiles(
+            fs, directory, file_size, writable=writable, watch=watch
+        )
         self.file_size: int = file_size
         self.view: mmap.mmap | None = None
         self._last: MappedFile | None = None
@@ -160,6 +164,7 @@ class CommitLog:
 
     def _roll(self, rest: int) -> None:
         assert self._last is not None
+        self._last.check()
         if rest:
             if self.at + BLANK_SIZE > self._last.reserved:
                 self._last.reserve(self.at + BLANK_SIZE)

@@ -29,6 +29,7 @@ from rocketstore.consumequeue_format import (
     parse_units,
 )
 from rocketstore.mapped_files import create_file
+from rocketstore.watch import Watch
 
 _log = logging.getLogger("qindex.rocketstore")
 _OPEN_MAX = 128
@@ -39,8 +40,9 @@ Int64Array = npt.NDArray[np.int64]
 class Descriptors:
     """Open descriptors of many files, a bounded number at once."""
 
-    def __init__(self, fs: FileSystem, *, writable: bool) -> None:
+    def __init__(self, fs: FileSystem, *, writable: bool, watch: Watch | None = None) -> None:
         self._fs = fs
+        self._watch = watch
         self._writable = writable
         self._flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
         self._open: OrderedDict[str, int] = OrderedDict()
@@ -48,13 +50,17 @@ class Descriptors:
         self._directories: set[str] = set()
 
     def get(self, path: str) -> int:
-        """A descriptor of the file. Raises :class:`StorageError`."""
+        """A descriptor of the file. Raises :class:`StorageError`, and :class:`DamageError` where
+        another program has taken it away."""
         fd = self._open.get(path)
         if fd is not None:
             self._open.move_to_end(path)
             return fd
         with storage_errors(path, "can't be opened"):
-            fd = self._fs.open(path, self._flags)
+            if self._watch is None:
+                fd = self._fs.open(path, self._flags)
+            else:
+                fd = self._watch.open(path, self._flags, 0)
         self._keep(path, fd)
         return fd
 
@@ -119,6 +125,12 @@ class Descriptors:
         self._dirty.clear()
         self._directories.clear()
         return taken
+
+    def check(self, path: str, size: int) -> None:
+        """Raise :class:`DamageError` where another program has taken a file away. Raises
+        :class:`StorageError`."""
+        if self._watch is not None:
+            self._watch.check(path, size, self._open.get(path, -1))
 
     def close(self) -> None:
         """Close all descriptors."""

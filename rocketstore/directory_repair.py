@@ -4,10 +4,12 @@ aside files that do not belong there."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from journal.errors import DamageError, StorageError
-from journal.files import FileSystem
+from journal.files import FileSystem, is_there
 from journal.findings import Cause, Finding, Kind
+from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog_format import file_name
 from rocketstore.dispatch_note import DispatchNote
 from rocketstore.layout import Layout, Paths, extend, look
@@ -20,7 +22,12 @@ _MISSING_MAX = 1024
 
 
 def repair_directory(
-    options: Options, paths: Paths, note: DispatchNote | None, *, crashed: bool
+    options: Options,
+    paths: Paths,
+    note: DispatchNote | None,
+    checkpoint: Checkpoint,
+    *,
+    crashed: bool,
 ) -> tuple[Layout, list[Finding]]:
     """Look at the directory; lengthen what a crash cut short, set aside what ``repair`` may.
 
@@ -34,8 +41,10 @@ def repair_directory(
     for stranger in layout.strangers:
         cause, consequence = Cause.DAMAGE, "not used"
         if not options.read_only:
-            synced = note is not None and stranger.path.startswith(paths.commitlog)
-            durable = synced and note is not None and stranger.start < note.offset
+            durable = note is not None and (
+                _name(paths, stranger.path) in note.taken
+                or (stranger.path.startswith(paths.commitlog) and stranger.start < note.offset)
+            )
             if crashed and stranger.is_short and not durable:
                 extend(fs, stranger)
                 cause, consequence = Cause.CRASH, "lengthened with zeros"
@@ -45,6 +54,7 @@ def repair_directory(
                 raise DamageError(stranger.path, 0, f"{stranger.what} (repair=True sets it aside)")
         kind = Kind.TORN if stranger.is_short else Kind.FOREIGN_FILE
         findings.append(Finding(stranger.path, 0, 0, cause, stranger.what, consequence, kind))
+    findings += _taken_away(options, paths, layout, note, checkpoint)
     if layout.strangers and not options.read_only:
         layout = look(fs, paths, options, sizes)
     if not layout.missing:
@@ -64,6 +74,44 @@ def _repair(fs: FileSystem, paths: Paths, stranger: Stranger) -> str:
         consequence = f"cut; what was too much is set aside in {where}"
     extend(fs, stranger)
     return consequence
+
+
+def _name(paths: Paths, path: str) -> str:
+    return os.path.relpath(path, paths.root)
+
+
+def _taken_away(
+    options: Options,
+    paths: Paths,
+    layout: Layout,
+    note: DispatchNote | None,
+    checkpoint: Checkpoint,
+) -> Iterator[Finding]:
+    """Report the files that are not there any more, and of which a checkpoint, or the process that
+    had the store open, says that they were. A gap between files of the log is found without.
+
+    Raises :class:`DamageError` for those of the log, unless ``repair``.
+    """
+    size, starts = layout.commitlog_file_size, layout.readable
+    lost: list[str] = []
+    if note is not None and note.last[1]:
+        start = note.last[0] - note.last[0] % size
+        if not starts or starts[-1] < start:
+            lost.append(os.path.join(paths.commitlog, file_name(start)))
+    elif not starts and checkpoint.physical:
+        lost.append(paths.commitlog)
+    if note is not None:
+        gone = [os.path.join(paths.root, name) for name in note.taken]
+        lost += [path for path in gone if path not in lost and not is_there(options.fs, path)]
+    for path in lost:
+        what = "the file is gone: another program has deleted or moved it"
+        consequence = "made anew from the commit log"
+        if path.startswith(paths.commitlog):
+            what = "what the commit log had here is gone, and it was on disk"
+            consequence = "the messages in it are lost"
+            if not options.read_only and not options.repair:
+                raise DamageError(path, 0, f"{what} (repair=True goes on without it)")
+        yield Finding(path, 0, 0, Cause.DAMAGE, what, consequence, Kind.MISSING_FILE)
 
 
 def _missing(options: Options, paths: Paths, gap: range, size: int) -> Finding:

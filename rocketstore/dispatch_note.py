@@ -27,7 +27,8 @@ class DispatchNote:
     it tells whether this is still the log that was meant. ``queues`` gives the min position and
     max unit of each queue; ``index`` name, begin and end timestamp, begin and end offset, used
     slots and count of each index file. ``boot`` names the run of the operating system. ``sizes``
-    are the bytes of a log file and of a queue file, and the slots and entries of an index file."""
+    are the bytes of a log file and of a queue file, and the slots and entries of an index file.
+    ``taken`` names the files that another program had taken away under the open store."""
 
     offset: int
     boot: str
@@ -35,6 +36,7 @@ class DispatchNote:
     queues: dict[QueueKey, tuple[int, int]] = field(default_factory=dict)
     index: list[tuple[str, int, int, int, int, int, int]] = field(default_factory=list)
     sizes: tuple[int, ...] = ()
+    taken: list[str] = field(default_factory=list)
 
 
 def save_note(fs: FileSystem, path: str, note: DispatchNote) -> None:
@@ -48,6 +50,8 @@ def save_note(fs: FileSystem, path: str, note: DispatchNote) -> None:
         "index": note.index,
         "sizes": note.sizes,
     }
+    if note.taken:
+        content["taken"] = note.taken
     text = json.dumps(content, separators=(",", ":"))
     replace_file(fs, path, json.dumps({"crc": crc32(text.encode()), "derived": text}).encode())
 
@@ -78,8 +82,11 @@ def _parse(content: dict[str, Any]) -> DispatchNote | None:
         queues={(topic, queue): (low, high) for topic, queue, low, high in content["queues"]},
         index=[tuple(row) for row in content["index"]],
         sizes=tuple(content["sizes"]),
+        taken=list(content.get("taken", ())),
     )
-    if (len(note.last), len(note.sizes)) != (3, 4):
+    if (len(note.last), len(note.sizes)) != (3, 4) or not all(
+        isinstance(name, str) and name and "\0" not in name for name in note.taken
+    ):
         return None
     numbers = [note.offset, *note.last, *note.sizes]
     for (topic, queue), bounds in note.queues.items():

@@ -28,6 +28,7 @@ from rocketstore.index_format import (
 )
 from rocketstore.javahash import BLOCK
 from rocketstore.mapped_files import MappedFile, create_file
+from rocketstore.watch import Watch
 
 _READ_STEP = 1 << 20
 _INT_MAX = 0x7FFFFFFF
@@ -45,9 +46,17 @@ class IndexFile(MappedFile):
     __slots__ = ("_entries_at", "entries", "header", "name", "slots")
 
     def __init__(
-        self, fs: FileSystem, path: str, slots: int, entries: int, *, writable: bool
+        self,
+        fs: FileSystem,
+        path: str,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(fs, path, 0, file_size(slots, entries), writable=writable)
+        size = file_size(slots, entries)
+        super().__init__(fs, path, 0, size, writable=writable, watch=watch)
         self.name: str = os.path.basename(path)
         self.slots: int = slots
         self._entries_at = entry_at(slots, 0)
@@ -56,13 +65,19 @@ class IndexFile(MappedFile):
 
     @classmethod
     def create(
-        cls, fs: FileSystem, path: str, slots: int, entries: int, previous: IndexHeader | None
+        cls,
+        fs: FileSystem,
+        path: str,
+        slots: int,
+        entries: int,
+        previous: IndexHeader | None,
+        watch: Watch | None = None,
     ) -> IndexFile:
         """Make a new file; its header begins and ends where the previous file ended.
 
         Raises :class:`StorageError`.
         """
-        file = cls(fs, path, slots, entries, writable=True)
+        file = cls(fs, path, slots, entries, writable=True, watch=watch)
         close_quietly(fs, create_file(fs, path, file.size), path)
         if previous is not None:
             header = file.header

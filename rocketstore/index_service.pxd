@@ -3,7 +3,7 @@ from rocketstore.index_file cimport IndexFile
 
 
 cdef class IndexService:
-    cdef public object _fs, directory, slots, entries, _clock, _open, _open_most
+    cdef public object _fs, _watch, directory, slots, entries, _clock, _open, _open_most
     cdef public bint _writable, interrupted, names_changed
     cdef public list files
 

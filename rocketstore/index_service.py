@@ -21,6 +21,7 @@ from rocketstore.commitlog_format import ROLLBACK
 from rocketstore.dispatch import DispatchBatch
 from rocketstore.index_file import IndexFile, Numbers
 from rocketstore.index_format import index_name
+from rocketstore.watch import Watch
 
 BATCH_MAX = 64
 """Most messages that one query of the real store gives (``maxMsgsNumBatch``)."""
@@ -51,8 +52,10 @@ class IndexService:
         *,
         writable: bool,
         clock: Callable[[], int],
+        watch: Watch | None = None,
     ) -> None:
         self._fs = fs
+        self._watch = watch
         self.directory = directory
         self.slots = slots
         self.entries = entries
@@ -73,7 +76,9 @@ class IndexService:
 
     def _file(self, name: str) -> IndexFile:
         path = os.path.join(self.directory, name)
-        file = IndexFile(self._fs, path, self.slots, self.entries, writable=self._writable)
+        file = IndexFile(
+            self._fs, path, self.slots, self.entries, writable=self._writable, watch=self._watch
+        )
         file.on_open = self._make_room
         return file
 
@@ -172,7 +177,7 @@ class IndexService:
         path = os.path.join(self.directory, name)
         with storage_errors(self.directory, "can't be created"):
             make_dirs(self._fs, self.directory)
-        file = IndexFile.create(self._fs, path, self.slots, self.entries, previous)
+        file = IndexFile.create(self._fs, path, self.slots, self.entries, previous, self._watch)
         file.on_open = self._make_room
         self._make_room(file)
         self.files.append(file)

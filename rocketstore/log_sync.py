@@ -45,7 +45,8 @@ class LogSync:
     def sync(self) -> None:
         """Make the log durable as it is now. A failure poisons the store.
 
-        Raises :class:`ClosedError` and :class:`WritesRefusedError`.
+        Raises :class:`ClosedError`, :class:`WritesRefusedError` and, where another program has
+        taken away what was to be synced, :class:`DamageError`.
         """
         state = self._state
         fs = state.options.fs
@@ -63,6 +64,11 @@ class LogSync:
                 state.poison.set(failure)
                 raise WritesRefusedError(str(failure)) from error
             with held_or(state.lock):
+                if dirty:
+                    damage = state.parts.look_at_log(dirty=True)
+                    if damage is not None:
+                        state.poison.set(damage)
+                        raise damage
                 for file, _, wrote in dirty:
                     if file.wrote == wrote:
                         file.dirty = False

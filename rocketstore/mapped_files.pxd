@@ -3,7 +3,7 @@ from rocketstore cimport words
 
 
 cdef class MappedFile:
-    cdef public object _fs, _map, on_open, path
+    cdef public object _fs, _map, _watch, on_open, path
     cdef public Py_ssize_t fd, held, reserved, size, start, wrote
     cdef public bint _writable, dirty
 

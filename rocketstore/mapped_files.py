@@ -33,6 +33,7 @@ from journal.files import (
 )
 from rocketstore import words
 from rocketstore.commitlog_format import file_name
+from rocketstore.watch import Watch
 
 RESERVE_STEP = 16 << 20
 """Bytes of blocks reserved at a time."""
@@ -96,11 +97,12 @@ def sync_directories(fs: FileSystem, paths: Iterable[str]) -> None:
 class MappedFile:
     """One file: ``start`` is its first offset, ``wrote`` how many of its bytes count, ``held`` how
     many it has: fewer than ``size`` where its end was cut off. ``on_open``: called before it is
-    opened, so that its owner can close another one."""
+    opened, so that its owner can close another one. ``watch`` notices that it was taken away."""
 
     __slots__ = (
         "_fs",
         "_map",
+        "_watch",
         "_writable",
         "dirty",
         "fd",
@@ -122,8 +124,10 @@ class MappedFile:
         held: int | None = None,
         *,
         writable: bool,
+        watch: Watch | None = None,
     ) -> None:
         self._fs = fs
+        self._watch = watch
         self._map: mmap.mmap | None = None
         self._writable = writable
         self.path: str = path
@@ -137,13 +141,27 @@ class MappedFile:
         self.on_open: Callable[[Any], None] | None = None
 
     def open(self) -> None:
-        """Open the file, if it is not. Raises :class:`StorageError`."""
+        """Open the file, if it is not. Raises :class:`StorageError`, and :class:`DamageError` where
+        another program has taken it away."""
         if self.fd < 0:
             if self.on_open is not None:
                 self.on_open(self)
             flags = (os.O_RDWR if self._writable else os.O_RDONLY) | os.O_CLOEXEC
             with storage_errors(self.path, "can't be opened"):
-                self.fd = self._fs.open(self.path, flags)
+                if self._watch is None:
+                    self.fd = self._fs.open(self.path, flags)
+                else:
+                    self.fd = self._watch.open(self.path, flags, self.held)
+
+    def check(self) -> None:
+        """Raise :class:`DamageError` where another program has taken away a file that is open for
+        writing. Raises :class:`StorageError`."""
+        if self._watch is not None:
+            self._watch.check(self.path, self.held, self.fd)
+
+    def unwatch(self) -> None:
+        """Let the file be taken away."""
+        self._watch = None
 
     def map(self) -> mmap.mmap:
         """The file's map, to write, made at first use. Raises :class:`StorageError`, also for a
@@ -227,8 +245,17 @@ def holds_data(read: Read, start: int, end: int) -> bool:
 class MappedFiles:
     """The files of one directory, by start. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, fs: FileSystem, directory: str, size: int, *, writable: bool) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        size: int,
+        *,
+        writable: bool,
+        watch: Watch | None = None,
+    ) -> None:
         self._fs = fs
+        self._watch = watch
         self.directory = directory
         self.size = size
         self._writable = writable
@@ -243,7 +270,9 @@ class MappedFiles:
 
     def _add(self, start: int, held: int | None = None) -> MappedFile:
         path = os.path.join(self.directory, file_name(start))
-        file = MappedFile(self._fs, path, start, self.size, held, writable=self._writable)
+        file = MappedFile(
+            self._fs, path, start, self.size, held, writable=self._writable, watch=self._watch
+        )
         self.files[start] = file
         return file
 
@@ -318,6 +347,7 @@ class MappedFiles:
         """Delete the first or last file, durably. Raises :class:`StorageError`; it then still
         counts."""
         file = self.files[start]
+        file.unwatch()  # should the name be gone and the call fail, no other program has taken it
         with storage_errors(file.path, "can't be removed"):
             # A former try may have removed it, and failed only at making that durable.
             unlink_if_there(self._fs, file.path)

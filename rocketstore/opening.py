@@ -34,8 +34,8 @@ def open_parts(options: Options, paths: Paths, *, again: bool) -> tuple[Parts, R
     fs = options.fs
     note = load_note(fs, paths.dispatch_note)
     crashed = again or read_optional(fs, paths.abort) is not None
-    layout, findings = repair_directory(options, paths, note, crashed=crashed)
     checkpoint = Checkpoint.parse(read_optional(fs, paths.checkpoint))
+    layout, findings = repair_directory(options, paths, note, checkpoint, crashed=crashed)
     parts = build_parts(options, paths, layout, checkpoint)
     try:
         for finding in findings:

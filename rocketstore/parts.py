@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from journal.errors import DamageError
 from journal.files import FileSystem
 from journal.findings import Finding
 from rocketstore.checkpoint_format import Checkpoint
@@ -14,12 +17,13 @@ from rocketstore.commitlog import CommitLog
 from rocketstore.consumequeue import ConsumeQueue, Descriptors
 from rocketstore.consumequeue_format import UNIT_SIZE
 from rocketstore.dispatch import DispatchBatch, QueueKey
-from rocketstore.dispatch_note import DispatchNote
+from rocketstore.dispatch_note import DispatchNote, load_note, save_note
 from rocketstore.index_format import IndexHeader
 from rocketstore.index_service import IndexService
 from rocketstore.layout import Layout, Paths
 from rocketstore.mapped_files import sync_files
 from rocketstore.options import Options
+from rocketstore.watch import Watch
 
 log: logging.Logger = logging.getLogger("qindex.rocketstore")
 
@@ -37,6 +41,7 @@ class Parts:
     queues: dict[QueueKey, ConsumeQueue]
     index: IndexService
     checkpoint: Checkpoint
+    watch: Watch
     findings: list[Finding] = field(default_factory=list)
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -75,6 +80,50 @@ class Parts:
         self.findings.append(finding)
         log.warning("%s", finding)
 
+    def look_at_log(self, *, dirty: bool = False) -> DamageError | None:
+        """Look whether another program has taken away files of the log, all or those that are not
+        synced; give an error for the last one. Raises :class:`StorageError`."""
+        files = self.commitlog.files
+        error = None
+        for file in files.dirty() if dirty else files.files.values():
+            try:
+                file.check()
+            except DamageError as found:
+                error = found
+        self._note_taken()
+        return error
+
+    def look_at_the_rest(self) -> None:
+        """Look whether another program has taken away files of queues or index. Raises
+        :class:`StorageError`."""
+        for queue in self.queues.values():
+            for start in queue.starts:
+                with contextlib.suppress(DamageError):
+                    self.descriptors.check(queue.path(start), queue.file_size)
+        for file in self.index.files:
+            with contextlib.suppress(DamageError):
+                file.check()
+        self._note_taken()
+
+    def taken(self) -> list[str]:
+        """Names of the files that another program has taken away, and that have not expired."""
+        taken = self.watch.taken
+        if not taken:
+            return []
+        paths = [file.path for file in self.commitlog.files.files.values()]
+        paths += [queue.path(start) for queue in self.queues.values() for start in queue.starts]
+        paths += [file.path for file in self.index.files]
+        return sorted(os.path.relpath(path, self.paths.root) for path in taken.intersection(paths))
+
+    def _note_taken(self) -> None:
+        """Tell the next open of the files that were taken away, also if no checkpoint follows: it
+        could take them for files that had expired, or had never been synced."""
+        taken = self.taken()
+        note = load_note(self.fs, self.paths.dispatch_note) if taken else None
+        if note is not None and note.taken != taken:
+            note.taken = taken
+            save_note(self.fs, self.paths.dispatch_note, note)
+
     def sync_after_crash(self, note: DispatchNote | None) -> None:
         """Sync what the log holds behind the last checkpoint, and mark what queues and index hold
         behind it as not synced: it may be in the system's memory alone.
@@ -106,12 +155,16 @@ def build_parts(options: Options, paths: Paths, layout: Layout, checkpoint: Chec
     """Open nothing yet: objects for all files that were found."""
     fs = options.fs
     writable = not options.read_only
+    findings: list[Finding] = []
+    watch = Watch(fs, findings)
+    watching = watch if writable else None
     commitlog = CommitLog(
         fs,
         paths.commitlog,
         layout.commitlog_file_size,
         writable=writable,
         synced_each=options.durability == "fsync",
+        watch=watching,
     )
     commitlog.files.load(layout.commitlog, layout.short)
     index = IndexService(
@@ -121,6 +174,7 @@ def build_parts(options: Options, paths: Paths, layout: Layout, checkpoint: Chec
         layout.index_entries,
         writable=writable,
         clock=options.name_clock,
+        watch=watching,
     )
     index.load(layout.index)
     parts = Parts(
@@ -128,11 +182,13 @@ def build_parts(options: Options, paths: Paths, layout: Layout, checkpoint: Chec
         paths=paths,
         options=options,
         commitlog=commitlog,
-        descriptors=Descriptors(fs, writable=writable),
+        descriptors=Descriptors(fs, writable=writable, watch=watching),
         consumequeue_file_size=layout.consumequeue_file_size,
         queues={},
         index=index,
         checkpoint=checkpoint,
+        watch=watch,
+        findings=findings,
     )
     for (topic, queue_id), starts in layout.queues.items():
         parts.queue(topic, queue_id).load(starts)

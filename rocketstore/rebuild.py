@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from journal.errors import DamageError
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue import ConsumeQueue
 from rocketstore.consumequeue_format import MAX_UNIT, UNIT_SIZE, build_units, count_valid
@@ -80,9 +81,9 @@ def recover_full(parts: Parts, note: DispatchNote | None, *, crashed: bool) -> R
     if walk.last[1]:
         result.last = walk.last
         result.last_store_time = walk.last_store_time
-    _end_of_log(parts, walk, log_repair)
     if note is not None and result.end < note.offset:
-        _ends_early(parts, result.end, note.offset)
+        _ends_early(parts, result.end, note)
+    _end_of_log(parts, walk, log_repair)
     result.queues_changed = queues.finish(result.end)
     result.index_from = index.finish(result.end)
     return result
@@ -329,19 +330,18 @@ class QueueRepairs:
         return {key for key, repair in self.each.items() if repair.changed}
 
 
-def _ends_early(parts: Parts, end: int, durable: int) -> None:
-    """Not refused: a broker that went on in a file we had closed with a blank record leaves
-    this, too."""
+def _ends_early(parts: Parts, end: int, note: DispatchNote) -> None:
+    """Report a log that ends before what was on disk.
+
+    Raises :class:`DamageError`, unless ``repair``, when its last message is lost. A broker that
+    went on in a file we had closed with a blank record leaves only an earlier end.
+    """
+    what = f"the log ends at offset {end}, and was on disk up to {note.offset}"
+    if note.last[1] and end <= note.last[0] and not parts.options.repair:
+        raise DamageError(parts.paths.commitlog, end, f"{what} (open with repair=True)")
+    consequence = "the messages from there on are gone"
     parts.finding(
-        Finding(
-            parts.paths.commitlog,
-            end,
-            0,
-            Cause.DAMAGE,
-            f"the log ends at offset {end}, and was on disk up to {durable}",
-            "the messages from there on are gone",
-            Kind.TORN,
-        )
+        Finding(parts.paths.commitlog, end, 0, Cause.DAMAGE, what, consequence, Kind.TORN)
     )
 
 

@@ -460,7 +460,7 @@ class Store:
                 return
             try:
                 if not self.options.read_only and state.poison.reason is None:
-                    self._checkpointer.checkpoint_alone()
+                    self._checkpointer.checkpoint_alone(closing=True)
                 clean = state.refusal is None and state.poison.reason is None
                 self._refuse_calls()
                 # Only now: no call may follow that no ``abort`` stands for.

@@ -14,6 +14,7 @@ from journal.files import REAL, FileSystem, PathLike, checked_path
 from journal.findings import Cause, Finding, Kind
 from rocketstore.consumequeue_format import UNIT_SIZE
 from rocketstore.dispatch import from_records
+from rocketstore.dispatch_note import load_note
 from rocketstore.index_rebuild import IndexCheck
 from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock
@@ -94,6 +95,10 @@ def verify_parts(store: Store) -> Iterator[Finding]:
         yield _damage(parts, offset, "no record stands here, but sound ones follow")
     if holes.skipped:
         return
+    note = load_note(parts.fs, parts.paths.dispatch_note)
+    if note is not None and note.last[1] and walk.end <= note.last[0]:
+        what = f"the log ends here, and was on disk up to offset {note.offset}"
+        yield _damage(parts, walk.end, what, Kind.TORN)
     yield from _finish_queues(queues)
     problem = index.problem()
     if problem is not None:

@@ -92,7 +92,7 @@ def test_queue_numbers_of_a_log_that_counts_anew(tmp_path: Path) -> None:
 
 
 def test_log_gone_and_queues_left(tmp_path: Path) -> None:
-    """Compatible: without a log all queues go. A log with a hole in it is damage."""
+    """A log with a hole in it is damage, and so is one that is gone: without it all queues go."""
     root = tmp_path / "s"
     with open_tiny(root) as store:
         for _ in range(20):
@@ -104,7 +104,9 @@ def test_log_gone_and_queues_left(tmp_path: Path) -> None:
         open_tiny(root)
     middle.write_bytes(data)
     shutil.rmtree(root / "commitlog")
-    with open_tiny(root, recovery="compatible") as store:
+    with pytest.raises(DamageError, match="commitlog"):
+        open_tiny(root, recovery="compatible")
+    with open_tiny(root, recovery="compatible", repair=True) as store:
         assert store.queues() == {}
         assert store.put("T", b"x").queue_offset == 0
 
@@ -236,13 +238,16 @@ def test_a_refused_open_is_no_crash(tmp_path: Path) -> None:
     assert log.read_bytes() == data
 
 
-def test_a_log_that_ends_before_it_was_synced_is_a_finding(tmp_path: Path) -> None:
+def test_a_log_that_ends_before_it_was_synced_is_damage(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with open_tiny(root) as store:
         for _ in range(20):
             store.put("T", b"x" * 800)
         end = store.max_offset
-    sorted((root / "commitlog").iterdir())[-1].unlink()
-    with open_tiny(root) as store:
-        assert f"was on disk up to {end}" in store.findings[0].what
+    last = sorted((root / "commitlog").iterdir())[-1]
+    last.unlink()
+    with pytest.raises(DamageError, match=last.name):
+        open_tiny(root)
+    with open_tiny(root, repair=True) as store:
+        assert any(f"was on disk up to {end}" in one.what for one in store.findings)
         assert len(list(store.messages("T", 0))) == store.queues()["T", 0][1] == 16
