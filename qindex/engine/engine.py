@@ -210,6 +210,8 @@ class Engine:
             self._alarm.begin()
         except BaseException:
             self._alarm.stop()
+            for queue in self._awake_queues():
+                queue._parts.state.index.journal.close(cut=False)
             self._messages.close()
             raise
 
@@ -243,7 +245,8 @@ class Engine:
                 )
 
     def _finish_moves(self) -> None:
-        """Finish the moves that a crash cut short. The queues they touch are closed again."""
+        """Finish the moves that a crash cut short. The queues they touch stay open: closing them
+        would need room on the disk."""
 
         def queue_of(name: str) -> QueueParts | None:
             hashed = directory_name(self._vhost, checked_name(name))
@@ -253,9 +256,8 @@ class Engine:
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
         remove = finish_moves(self._fs, self.directory, queue_of, hurt, repair=self.options.repair)
         if remove is not None:
-            for hashed in list(self._awake):
-                self._put_to_rest(hashed)
-            self._awake.clear()
+            for queue in self._awake_queues():
+                queue._parts.flusher.sync()
             remove()
 
     def _put_to_rest(self, hashed: str) -> None:

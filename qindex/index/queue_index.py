@@ -532,6 +532,8 @@ class QueueIndex(IndexReader):
         self.positions: array[int] = array("q", positions.tobytes())
         self.transient.update(walk.seqs[walk.kinds == PUBLISH_TRANSIENT].tolist())
         self.transient = {seq for seq in self.transient if self._may_live(seq)}
+        # The next publish takes the right one: the call may have been cut short ahead of that.
+        self.tail = EMPTY_WINDOW.segment
         self.tail_end = 0
         self.recent = EMPTY_WINDOW.segment
         self.ahead.forget(next((one.base for one in self.segments.values()), self.next_seq))

@@ -112,7 +112,8 @@ class Window:
         return end - at
 
 
-EMPTY_WINDOW = Window(Segment(0, 0), np.empty(0, np.int64), b"", [], [], True)
+# Its base is above each seq_id, so that nothing is looked for in it.
+EMPTY_WINDOW = Window(Segment.unloaded(1 << 62, 1, 0, 0), np.empty(0, np.int64), b"", [], [], True)
 
 
 class ReadAhead:

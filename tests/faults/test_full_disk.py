@@ -18,7 +18,7 @@ from journal.errors import StorageError
 from tests.faults.workload import Run
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
-from tests.qindex.support import drain, open_quietly, queue_directory
+from tests.qindex.support import copy_live, drain, open_quietly, queue_directory
 
 ROOT = Path(__file__).parents[2]
 CHILD = [sys.executable, "-m", "tests.faults.full_disk_child"]
@@ -193,3 +193,33 @@ def test_a_store_opens_on_a_disk_without_a_free_block(tmp_path: Path, end: str, 
     assert found["again"] == [{"a": 10, "b": 10}, {"a": 1, "b": 1}, {"a": 1, "b": 1}]
     assert found["findings"] == []
     assert found["ready"] == [0, 0]
+
+
+def test_moves_are_finished_and_few_messages_read_without_room(tmp_path: Path) -> None:
+    """A killed process has moved dead letters, and its journals can't be moved to the segments:
+    the store opens, a consumer that keeps up reads the newest messages, and publishes go on."""
+    with open_quietly(tmp_path / "one") as engine:
+        queue = engine.queue("q", dead_letter="dead")
+        engine.queue("dead").publish(b"first")
+        queue.publish_many([b"%d" % number for number in range(20)])
+        for _ in range(3):
+            queue.get().reject()
+        killed = copy_live(tmp_path / "one", tmp_path / "two")
+    fs = FaultyFileSystem()
+    fs.fail("write", errno.ENOSPC, times=None, path=".idx")
+    with suppress(StorageError), open_quietly(killed, fs=fs) as engine:
+        queue, dead = engine.queue("q"), engine.queue("dead")
+        for number in range(3, 20):
+            one = queue.get(0)
+            assert one is not None
+            assert (one.seq_id, one.body) == (number, b"%d" % number)
+            queue.ack(one)
+        assert queue.get(0) is None
+        assert queue.publish(b"more") == 20
+        assert queue.get().body == b"more"
+        assert [one.body for one in dead.peek(9)] == [b"first", b"0", b"1", b"2"]
+        again = copy_live(killed, tmp_path / "three")
+    with open_quietly(again) as engine:
+        assert engine.findings == []
+        assert [body for _, body, _ in drain(engine.queue("q"))] == [b"more"]
+        assert [body for _, body, _ in drain(engine.queue("dead"))] == [b"first", b"0", b"1", b"2"]
