@@ -28,7 +28,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
-from journal.files import REAL
+from journal.files import REAL, read_optional
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.build_install import install_store, keep_expired_queues, last_message
 from pyspark_qindex.jobs.build_scan import PIECES, LogFile, ScanItem, scan_log_file, unpack
@@ -45,6 +45,7 @@ from pyspark_qindex.jobs.fleet import find_fleet, store_names
 from pyspark_qindex.jobs.tasks import Row, map_rows, run_tasks, tasks_wanted
 from pyspark_qindex.planning import group
 from pyspark_qindex.schemas import Table, spark_schema
+from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.commitlog_format import file_name
 from rocketstore.directory_repair import repair_directory
 from rocketstore.dispatch_note import load_note
@@ -171,7 +172,8 @@ def _take(root: str, stack: contextlib.ExitStack) -> _Target:
     lock = StoreLock(REAL, paths.lock)
     stack.callback(lock.release)
     note = load_note(REAL, paths.dispatch_note)
-    layout, _ = repair_directory(Options(create=False), paths, note, crashed=False)
+    checkpoint = Checkpoint.parse(read_optional(REAL, paths.checkpoint))
+    layout, _ = repair_directory(Options(create=False), paths, note, checkpoint, crashed=False)
     target = _Target(root, layout, lock)
     shutil.rmtree(target.staging, ignore_errors=True)
     stack.callback(shutil.rmtree, target.staging, ignore_errors=True)
