@@ -23,8 +23,8 @@ from journal.files import PathLike, ReadBuffer
 
 __all__ = ["FileMap", "Inode", "MemoryFileSystem"]
 
-_FILE_MODE = _stat.S_IFREG | 0o644
-_DIRECTORY_MODE = _stat.S_IFDIR | 0o755
+_FILE_MODE = _stat.S_IFREG | 0o600
+_DIRECTORY_MODE = _stat.S_IFDIR | 0o700
 
 
 class Inode:
