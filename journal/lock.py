@@ -158,6 +158,34 @@ def is_held(fs: FileSystem, path: PathLike) -> bool:
         return False
 
 
+class LockWatch:
+    """Tells a reader whether a writer may be at work, without asking for the lock each time.
+
+    A writer writes its pid into the lock file. Where nobody had the lock, nobody has it as long as
+    the file is as it was.
+    """
+
+    def __init__(self, fs: FileSystem, path: PathLike) -> None:
+        self._fs = fs
+        self._path = path
+        self._free: tuple[int, int, int] | None = None
+
+    def may_be_held(self) -> bool:
+        """Return whether a process has the lock, or may have it, where the system can't tell."""
+        try:
+            status = self._fs.stat(self._path)
+            now = status.st_ino, status.st_mtime_ns, status.st_size
+            if now == self._free:
+                return False
+            held = is_held(self._fs, self._path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        self._free = None if held else now
+        return held
+
+
 def lock_exclusively(fs: FileSystem, fd: int) -> bool:
     """Take the lock. Return False if another process, or another open file, holds it.
 

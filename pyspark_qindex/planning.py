@@ -26,8 +26,10 @@ import numpy as np
 
 from journal.errors import NotAStoreError, StorageError, StoreError
 from journal.files import FileSystem
+from journal.lock import LockWatch
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
+from qindex.format import layout
 from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as VERSION2_SUFFIX
 from qindex.format.resynchronise import Reading
@@ -103,6 +105,7 @@ class QueuePart:
         :class:`~pyspark_qindex.stores.StoreNotHereError`.
         """
         fs = self.store.file_system()
+        lock = LockWatch(fs, os.path.join(self.store.path, layout.LOCK))
         try:
             return QueueView(
                 fs,
@@ -112,6 +115,7 @@ class QueuePart:
                 stores=self.stores,
                 pinned=self.pinned,
                 only=None if self.listed is None else self.wants,
+                busy=lambda: self.rules.repeats_are_damage or lock.may_be_held(),
             )
         except FileNotFoundError:
             if self.store.is_deleted(self.directory):

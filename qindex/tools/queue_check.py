@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from time import sleep
 
@@ -143,7 +143,8 @@ def check_queue(
         if ours:
             yield from _check_gaps(view, directory)
             yield from _check_steps(fs, view, directory)
-            yield from _check_seq_file(fs, directory, checked, identity, closed=closed)
+            busy = reader.may_be_written
+            yield from _check_seq_file(fs, directory, checked, identity, busy, closed=closed)
             yield from _check_small_files(fs, directory, checked.same_run)
     except FileNotFoundError:
         return  # deleted meanwhile
@@ -281,7 +282,13 @@ def _check_steps(fs: FileSystem, view: ThoroughView, directory: str) -> Iterator
 
 
 def _check_seq_file(
-    fs: FileSystem, directory: str, checked: CheckedQueue, identity: object, *, closed: bool
+    fs: FileSystem,
+    directory: str,
+    checked: CheckedQueue,
+    identity: object,
+    busy: Callable[[], bool],
+    *,
+    closed: bool,
 ) -> Iterator[Finding]:
     """``identity``: of the queue, before anything of it was read."""
     path = os.path.join(directory, SEQ_FILE_NAME)
@@ -295,7 +302,8 @@ def _check_seq_file(
         return
     findings = list(check_slots(path, data, checked.same_run))
     if findings:
-        sleep(_SETTLE)  # a slot may have been on its way
+        if busy():
+            sleep(_SETTLE)  # a slot may have been on its way
         data = read_optional(fs, path, _MOST_READ) or b""
         findings = list(check_slots(path, data, checked.same_run))
     yield from findings

@@ -43,6 +43,8 @@ _LONGEST_PAUSE = 0.02
 _SETTLE_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 """Seconds. A publish that is under way is done within microseconds, or within a few time slices
 when the machine is busy."""
+_AT_ONCE = (0.0,)
+"""Where nobody writes any more: a last look, at what a writer has left that ended meanwhile."""
 _BEYOND = 64
 
 
@@ -82,11 +84,13 @@ def pin_queue(
     of_node: bool = False,
     form: SegmentForm = APPENDED,
     only: Callable[[int], bool] | None = None,
+    busy: Callable[[], bool] = lambda: True,
 ) -> Pinned:
     """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
     ``trust_sums``: records of blocks whose checksum holds are not looked into. ``of_node``: files
     of version 2 may be there. ``form``: of the segments. ``only``: tells by its number whether a
-    segment is wanted.
+    segment is wanted. ``busy``: tells whether a writer may be at work; without one nothing is
+    waited for.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
     :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
@@ -113,7 +117,7 @@ def pin_queue(
             if not trust_sums:
                 healed.sound = 0
             how.complete = 0 if how.power_lost else healed.end
-            reading = _settled(fs, path, healed, journal, how)
+            reading = _settled(fs, path, healed, journal, how, busy)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -177,7 +181,12 @@ def _bytes_at(fs: FileSystem, path: str, offset: int, length: int) -> bytes:
 
 
 def _settled(
-    fs: FileSystem, path: str, healed: Healed, journal: bytes, layout: Layout
+    fs: FileSystem,
+    path: str,
+    healed: Healed,
+    journal: bytes,
+    layout: Layout,
+    busy: Callable[[], bool],
 ) -> Reading | None:
     """Read the journal, without what was on its way when it was read; ``None`` when it was
     emptied meanwhile. ``journal``: its bytes as they were, ``healed``: as they should be."""
@@ -198,7 +207,7 @@ def _settled(
     first = min(findings, key=lambda one: one.offset)
     length = max(one.offset + one.length for one in findings) - first.offset + _BEYOND
     seen = journal[first.offset : first.offset + length]
-    for pause in _SETTLE_PAUSES:
+    for pause in _SETTLE_PAUSES if busy() else _AT_ONCE:
         sleep(pause)
         if not _same_start(fs, path, journal):
             return None
@@ -222,10 +231,15 @@ def read_segment(fs: FileSystem, directory: str, pinned: PinnedSegment) -> bytes
 
 
 def has_moved_on(
-    fs: FileSystem, directory: str, pinned: PinnedSegment, findings: list[Finding]
+    fs: FileSystem,
+    directory: str,
+    pinned: PinnedSegment,
+    findings: list[Finding],
+    busy: Callable[[], bool],
 ) -> bool:
     """Tell whether ``findings`` only come of the file's having moved on: a torn record at the
-    pinned end of a file that has grown since, or anything in one that is gone."""
+    pinned end of a file that has grown since, or anything in one that is gone. ``busy``: as
+    :func:`pin_queue` has it."""
     path = os.path.join(directory, file_name(pinned.number))
     if _bytes_at(fs, path, 0, len(pinned.head)) != pinned.head:
         return True
@@ -235,7 +249,7 @@ def has_moved_on(
     )
     if not torn:
         return False
-    for pause in _SETTLE_PAUSES:
+    for pause in _SETTLE_PAUSES if busy() else _AT_ONCE:
         sleep(pause)
         try:
             if fs.stat(path).st_size != pinned.size:

@@ -100,7 +100,8 @@ class Row:
 
 class QueueView:
     """One queue directory, pinned when this is made, or as it was ``pinned`` before. ``only`` tells
-    by its number whether a segment is wanted; others are not looked at.
+    by its number whether a segment is wanted; others are not looked at. ``busy`` tells whether a
+    writer may be at work, whose records may be half written.
 
     ``findings``: those of the files; complete when all was read.
     Raises as :func:`qindex.view.point_in_time.pin_queue`.
@@ -121,11 +122,13 @@ class QueueView:
         stores: StoreDirectories,
         pinned: Pinned | None = None,
         only: Callable[[int], bool] | None = None,
+        busy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._fs = fs
         self._rules = rules
         self._priority = priority
         self._stores = stores
+        self._busy = busy
         self._stored = StoredMessages(fs, stores, self.stored_ids, self._current_ids)
         self._found: dict[Finding, None] = {}
         self._unreadable: set[int] = set()
@@ -139,6 +142,7 @@ class QueueView:
             of_node=rules.repeats_are_damage,
             form=self.form,
             only=only,
+            busy=busy,
         )
         """The moment that is shown; it can be shown again, here or in another process."""
         walk = self.pinned.reading.walk
@@ -375,7 +379,7 @@ class QueueView:
         )
         findings += scan.findings
         findings += self._more_findings(path, scan)
-        if findings and not has_moved_on(self._fs, directory, pinned, findings):
+        if findings and not has_moved_on(self._fs, directory, pinned, findings, self._busy):
             self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
         return source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
@@ -401,7 +405,8 @@ class QueueView:
             if not scan.findings or scan.findings == found:
                 break
             found = scan.findings
-            sleep(pause)
+            if self._busy():
+                sleep(pause)
         self._find([*scan.findings, *self._more_findings(path, scan)])
         states[:] = np.frombuffer(scan.filed, np.uint8)
         source = source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
@@ -624,7 +629,7 @@ class QueueView:
         """Give what :meth:`stored_ids` would give of the queue as it is now."""
         directory = self.pinned.directory
         try:
-            now = QueueView(self._fs, directory, self._rules, stores=self._stores)
+            now = QueueView(self._fs, directory, self._rules, stores=self._stores, busy=self._busy)
         except FileNotFoundError:
             return StoredIds([], [])  # the queue was deleted
         return now.stored_ids()

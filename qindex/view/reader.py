@@ -36,7 +36,7 @@ from journal.errors import DamageError, StorageError, UsageError, storage_errors
 from journal.files import REAL, FileSystem, PathLike, checked_path, names_in, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
-from journal.lock import is_held
+from journal.lock import LockWatch, is_held
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delivery_rules import DirectoryRules
@@ -250,6 +250,7 @@ class StoreReader:
         self._fs = fs = beneath(fs, self.directory)
         self.vhost: Vhost | None = None
         self._own_findings: list[Finding] = []
+        self._lock_watch = LockWatch(fs, os.path.join(self.directory, layout.LOCK))
         self._snapshot_mark: tuple[int, int, int] | None = None
         self._snapshot: dict[str, RestingQueue] = {}
         try:
@@ -363,6 +364,10 @@ class StoreReader:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def may_be_written(self) -> bool:
+        """Tell whether a writer may be at work now: then what is torn may be half written."""
+        return self._lock_watch.may_be_held() if self.vhost is None else self.in_use()
+
     def settings_of(self, one: QueueDirectory) -> QueueSettings:
         """Read the settings in a queue directory; a RabbitMQ node puts none there."""
         if self.vhost is not None:
@@ -379,7 +384,12 @@ class StoreReader:
         """Pin a queue directory as it is now, to be shown by a view of this kind. Raises
         :class:`FileNotFoundError`, and as :func:`qindex.view.point_in_time.pin_queue`."""
         return view(
-            self._fs, self.path_of(one), self.rules(one), priority=one.priority, stores=self.stores
+            self._fs,
+            self.path_of(one),
+            self.rules(one),
+            priority=one.priority,
+            stores=self.stores,
+            busy=self.may_be_written,
         )
 
     @property

@@ -12,8 +12,9 @@ from time import monotonic, sleep
 import pytest
 
 import qindex
-from journal.files import RealFileSystem
+from journal.files import REAL, RealFileSystem
 from journal.format import MAX_SEQ_ID
+from journal.lock import DirectoryLock
 from qindex.format.plain_record import CHECK_END, CHECK_START
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Layout
@@ -154,10 +155,12 @@ def test_a_publish_under_way_is_not_there_yet(tmp_path: Path) -> None:
             file.write(whole[at:third])
 
     sealer = threading.Thread(target=seal)
+    held = DirectoryLock(REAL, tmp_path / "copy" / "qindex.lock")  # as a writer has it
     reader = StoreReader(tmp_path / "copy").queue("q")
     sealer.start()
     first_look = [row.body for row in reader]
     sealer.join()
+    held.release()
     assert first_look in ([b"0", b"1"], [b"0", b"1", b"2"])
     assert reader.findings == []
     assert [row.body for row in reader] == [b"0", b"1", b"2"]
