@@ -246,8 +246,8 @@ class PersistentQueue(Items, asyncio.Queue[Any]):
 
     async def close(self) -> None:
         """Close, and wake all waiters. Items that were got and not done with come again at the next
-        open. A cancellation is raised when all is closed."""
-        if self._closed:
+        open. A cancellation is raised when all is closed. In a forked child it changes nothing."""
+        if self._closed or shared.is_inherited(self._engine):
             return
         shared.leave(self._engine, self._name, self._shared)
         self._closed = True

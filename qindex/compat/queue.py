@@ -415,7 +415,10 @@ class PersistentQueue(Items, _StandardQueue[Any]):
 
     def close(self) -> None:
         """Close, and wake all waiters. Items that were got and not done with come again at the next
-        open. Raises :class:`UsageError` in the middle of a call of the same thread."""
+        open. Raises :class:`UsageError` in the middle of a call of the same thread. In a forked
+        child it changes nothing."""
+        if shared.is_inherited(self._engine):
+            return
         with self.mutex:
             if self._closed:
                 return

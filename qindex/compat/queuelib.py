@@ -145,7 +145,10 @@ class FifoDiskQueue:
 
     def close(self) -> None:
         """Close; an empty queue is removed by the last object that uses it. Raises
-        :class:`UsageError` in the middle of a call of the same thread."""
+        :class:`UsageError` in the middle of a call of the same thread. In a forked child it changes
+        nothing."""
+        if shared.is_inherited(self._engine):
+            return
         with self._shared.lock:
             if self._closed:
                 return

@@ -187,6 +187,12 @@ def leave(engine: qindex.Engine, name: str, shared: Shared) -> bool:
         return True
 
 
+def is_inherited(engine: qindex.Engine) -> bool:
+    """Return whether this process is a forked child of the one that opened the engine: an object
+    that uses it closes without a change then."""
+    return engine._lock.is_inherited()
+
+
 def _forget_parents() -> None:
     """In a forked child: the engines that the parent has open are not the child's."""
     global _lock, _changed

@@ -224,6 +224,9 @@ class Queue:
 
     def __len__(self) -> int:
         """Messages that are ready: waiting, not with a consumer. O(1)."""
+        lock = self._parts.state.lock
+        if lock.is_inherited():
+            lock.check()
         return self._parts.state.ready()
 
     def __bool__(self) -> bool:

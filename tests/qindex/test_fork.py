@@ -52,6 +52,7 @@ def test_use_in_a_forked_child_raises(tmp_path: Path, fork: Fork) -> None:
             ("flush", queue.flush),
             ("sync", queue.sync),
             ("stats", queue.stats),
+            ("len", lambda: len(queue)),
             ("queue", lambda: engine.queue("other")),
             ("engine.flush", engine.flush),
         ):
@@ -138,8 +139,10 @@ def test_a_child_forked_while_a_thread_holds_the_locks(tmp_path: Path, fork: For
 _GENERATIONS = """
 import ctypes, os, sys, qindex, rocketstore
 from qindex.compat import PersistentQueue
+from qindex.compat.queuelib import FifoDiskQueue
 engine, log = qindex.open(sys.argv[1] + "/parent"), rocketstore.open(sys.argv[1] + "/log")
 queue, jobs = engine.queue("q"), PersistentQueue(sys.argv[1] + "/jobs")
+stack = FifoDiskQueue(sys.argv[1] + "/stack")
 queue.publish_many([b"x"] * 1000)
 log.put("T", b"x")
 
@@ -170,6 +173,9 @@ else:
     PersistentQueue(sys.argv[1] + "/jobs of the child").put(1)
     refuses(lambda: queue.publish(b"y"), lambda: queue.get(0), queue.sync, engine.sync)
     refuses(lambda: log.put("T", b"y"), lambda: log.get("T", 0, 0), log.sync)
+    refuses(lambda: jobs.put(1), lambda: jobs.get(timeout=9), jobs.qsize, lambda: stack.push(b""))
+    jobs.close()
+    stack.close()
     mine.queue("q").publish(b"y")
     if not (pid := ctypes.PyDLL(None).fork()):
         refuses(lambda: mine.queue("q"), lambda: queue.get(0), lambda: log.lookup(0))
@@ -177,7 +183,7 @@ else:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     mine.close()
     log.close()
-    del queue, engine, log, jobs  # and what finalizers and the end of the interpreter do
+    del queue, engine, log, jobs, stack  # and what finalizers and the end of the interpreter do
 """
 
 
