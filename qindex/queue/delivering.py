@@ -524,13 +524,16 @@ class Deliverer:
     def wake_consumers(self) -> None:
         """Let all who wait for a message, or for an ack, look whether they were stopped."""
         state = self._state
-        if state.lock.is_mine():
-            # A handler, in the middle of a call that may be about to wait.
+        try:
+            if state.lock.is_mine():
+                refuse_twice()
+            with state.lock.anyway:
+                state.arrived.notify_all()
+                state.settled.notify_all()
+        except UsageError:
+            # A handler, in the middle of a call that may be about to wait, or that holds what must
+            # not be held while its thread waits for the queue.
             Background(self.wake_consumers, "qindex-stop").start()
-            return
-        with state.lock.anyway:
-            state.arrived.notify_all()
-            state.settled.notify_all()
 
     def drain(self) -> None:
         """Hand out no more messages."""

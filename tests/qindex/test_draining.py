@@ -169,3 +169,34 @@ def test_coroutines(tmp_path: Path) -> None:
         left = engine.queue("q").get_many(FEW)
         assert [one.body for one in left] == [b"%d" % number for number in range(3, FEW)]
         assert not any(one.redelivered for one in left)
+
+
+def test_a_handler_stops_a_consumer_while_its_thread_holds_a_later_lock(tmp_path: Path) -> None:
+    """The interrupted call exchanges files, and another thread has the queue: the handler can't
+    wait for it there, and a thread wakes the consumer instead."""
+    with qindex.open(tmp_path, background=False) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        consumer = queue.consume()
+        next(consumer)
+        ended, held, go_on = (Event() for _ in range(3))
+
+        def consume() -> None:
+            assert list(consumer) == []
+            ended.set()
+
+        def hold() -> None:
+            with queue._parts.state.lock:
+                held.set()
+                go_on.wait(WAIT)
+
+        threads = [Thread(target=consume, daemon=True), Thread(target=hold, daemon=True)]
+        for thread in threads:
+            thread.start()
+        assert held.wait(WAIT)
+        with queue._parts.state.index.journal._files:
+            consumer.stop()
+        go_on.set()
+        assert ended.wait(WAIT)
+        for thread in threads:
+            thread.join()
