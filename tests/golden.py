@@ -359,6 +359,8 @@ def _unpack(archive: str) -> Path:
         # Python before 3.11.4 has no filters.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(directory)
+    for one in directory.rglob("*"):
+        one.chmod(0o700 if one.is_dir() else 0o600)  # verify notes a store that is open to others
     return directory
 
 
