@@ -51,10 +51,21 @@ class Refusing:
     def __init__(self, why: Callable[[int], StoreError]) -> None:
         self.why = why
 
-    def _refuse(self, delivery: Delivery, /, *_given: object) -> NoReturn:
+    def ack(self, delivery: Delivery, /) -> NoReturn:
+        """Refuse, as all that would settle it."""
         raise self.why(delivery.seq_id)
 
-    ack = nack = reject = extend = _refuse
+    def nack(self, delivery: Delivery, /) -> NoReturn:
+        """Refuse."""
+        raise self.why(delivery.seq_id)
+
+    def reject(self, delivery: Delivery, /) -> NoReturn:
+        """Refuse."""
+        raise self.why(delivery.seq_id)
+
+    def extend(self, delivery: Delivery, seconds: float, /) -> NoReturn:
+        """Refuse."""
+        raise self.why(delivery.seq_id)
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
         """Do nothing: they came back, or were never out."""

@@ -573,6 +573,7 @@ def _rewrite(
             _log.warning("%s: is served from its journal: %s", directory, error)
             # The acks in it may be what the message store deletes messages for.
             _sync_journal(fs, loaded)
+            _remove_unfinished(fs, directory, loaded.names)
             has_settings = layout.SETTINGS in loaded.names
             size = loaded.journal_size
             return RestingQueue(directory, next_seq, as_filed, False, has_settings, 0, size)
@@ -679,13 +680,17 @@ def _may_leave_journal(loaded: LoadedQueue) -> bool:
     return not any(name.endswith(_UNFINISHED) for name in names)
 
 
+def _remove_unfinished(fs: FileSystem, directory: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name.endswith(_UNFINISHED):
+            unlink_if_there(fs, os.path.join(directory, name))
+
+
 def remove_journal(fs: FileSystem, directory: str, names: Sequence[str]) -> None:
     """Remove the journal of a queue, whose directory has these ``names`` in it: the commit point,
     from here on the segments alone say what the queue holds. Durable on return. Raises
     :class:`OSError`."""
-    for name in names:
-        if name.endswith(_UNFINISHED):
-            unlink_if_there(fs, os.path.join(directory, name))
+    _remove_unfinished(fs, directory, names)
     if journal_format.FILE_NAME in names:
         fs.unlink(os.path.join(directory, journal_format.FILE_NAME))
         # Of a file that a flush has put another in place of, too: it must not come back after

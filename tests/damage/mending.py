@@ -6,8 +6,6 @@ import itertools
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from unittest import mock
 
 import qindex
 from journal.errors import StoreError
@@ -19,10 +17,8 @@ from tests.damage.harms import Harm
 from tests.damage.samples import STORE, Message, Sample
 from tests.memory_fs import MemoryFileSystem
 
-__all__ = ["NO_LOCKS", "REPAIR_SECONDS", "Mended", "mend"]
+__all__ = ["REPAIR_SECONDS", "Mended", "mend"]
 
-NO_LOCKS = Path(os.devnull)
-"""In place of the system's table of locks: files in memory are in nobody's."""
 REPAIR_SECONDS = 5.0
 """Of processor time that the repair of one harmed store, and a look at the new one, may take."""
 _OUT = "/new"
@@ -66,10 +62,9 @@ def mend(sample: Sample, harm: Harm, kept: dict[str, dict[int, Message]] | None)
     started = time.process_time()
     fs = sample.file_system(harm.files)
     mended = Mended()
-    with mock.patch("journal.lock._LOCK_TABLE", NO_LOCKS):
-        report = _repair(fs, harm, mended, kept)
-        if report is not None:
-            _verify_new(fs, harm)
+    report = _repair(fs, harm, mended, kept)
+    if report is not None:
+        _verify_new(fs, harm)
     files, _ = fs.contents()
     new = os.path.join(_OUT, "").lstrip("/")
     left = {path: data for path, data in files.items() if not path.startswith(new)}

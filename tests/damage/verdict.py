@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from unittest import mock
 
 import qindex
 from journal.errors import StoreError
 from journal.findings import Cause, Finding
 from qindex.tools.verify import Verification
 from tests.damage.harms import Harm
-from tests.damage.mending import NO_LOCKS, Mended, mend
+from tests.damage.mending import Mended, mend
 from tests.damage.samples import STORE, Message, Sample
 from tests.memory_fs import MemoryFileSystem
 
@@ -69,9 +68,7 @@ def judge(sample: Sample, harm: Harm, *, again: bool = True, repairs: bool = Tru
     """
     started = time.process_time()
     verdict = Verdict()
-    # Files in memory are in nobody's table of locks.
-    with mock.patch("journal.lock._LOCK_TABLE", NO_LOCKS):
-        _verify(sample, harm, verdict)
+    _verify(sample, harm, verdict)
     fs = sample.file_system(harm.files)
     engine = _open(fs, verdict)
     if engine is not None:

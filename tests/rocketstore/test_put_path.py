@@ -186,12 +186,12 @@ def test_bodies_of_a_kind_of_bytes(tmp_path: Path) -> None:
         assert [one.body for one in store.query("T", "k")] == [b"four"]
 
 
-def test_store_times_never_run_backwards(tmp_path: Path) -> None:
+def test_store_times_wait_for_a_clock_that_is_a_little_back(tmp_path: Path) -> None:
     clock = Clock()
     start = clock.now
     with open_tiny(tmp_path / "s", clock=clock) as store:
         times = []
-        for moved in (0, 5, -3, -10_000, 10_007):
+        for moved in (0, 5, -3, -500, 507):
             clock.now += moved
             times.append(store.put("T", b"").store_timestamp - start)
             times.append(store.put("T", b"", flag=1).store_timestamp - start)

@@ -470,17 +470,6 @@ def test_a_clock_that_was_ahead_is_followed_back(
     assert verify(tmp_path / "s") == []
 
 
-def test_store_time_waits_for_a_clock_that_is_a_little_back(tmp_path: Path) -> None:
-    clock = Clock(1000)
-    with open_tiny(tmp_path / "s", clock=clock) as store:
-        assert store.put("T", b"").store_timestamp == 1000
-        clock.now = 500
-        assert store.put("T", b"").store_timestamp == 1000
-        assert store.put_many("T", [b""]).store_timestamp == 1000
-    with open_tiny(tmp_path / "s", clock=clock) as store:
-        assert store.put("T", b"").store_timestamp == 1000
-
-
 def test_exact_query_drops_twins_and_duplicates(tmp_path: Path) -> None:
     with open_tiny(tmp_path / "s") as store:
         store.put("T", b"1", keys="Aa")
