@@ -9,12 +9,16 @@ import looks into by itself::
 :func:`install` lets imports find them there. The folder's name is made of the sources that stand
 here *now*, so that a build of other sources is never taken: there is no folder of its name.
 
+A frozen program has no sources; it has the one build that it was made with
+(:mod:`qindex._pyinstaller`).
+
 ``QINDEX_INTERPRETED=1`` has the sources interpreted, whatever is there. Without a compiler nothing
 is there, and they are interpreted.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -67,6 +71,9 @@ MODULES = (
 )
 """All that is compiled: one ``.py`` and one ``.pxd`` each."""
 
+SHARED = "journal._cyutility"
+"""What Cython would put into each of them otherwise. It has no source here."""
+
 _PRIMITIVES = (
     "journal.words",
     "journal.read_words",
@@ -84,6 +91,16 @@ _CHOSEN = [INTERPRETED]
 def build() -> str:
     """Tell which build runs: :data:`COMPILED` or :data:`INTERPRETED`."""
     return _CHOSEN[0]
+
+
+def log_once(log: logging.Logger) -> None:
+    """Log, once in a process, that the sources are interpreted."""
+    if _CHOSEN == [INTERPRETED]:
+        _CHOSEN.append("logged")
+        log.info(
+            "this build of qindex is interpreted, which takes several times the CPU of a compiled "
+            "one (docs/operations.md: Compiled, or not)"
+        )
 
 
 def file_name(module: str) -> str:
@@ -113,7 +130,9 @@ class _Finder:
     """Finds compiled modules before the search of ``sys.path`` finds their sources."""
 
     def __init__(self, folder: str) -> None:
-        self._files = {module: os.path.join(folder, file_name(module)) for module in MODULES}
+        self._files = {
+            module: os.path.join(folder, file_name(module)) for module in (SHARED, *MODULES)
+        }
 
     def is_whole(self) -> bool:
         """Tell whether each module has its file: they are compiled against each other."""
@@ -136,7 +155,10 @@ def install() -> None:
         return
     try:
         there = [each.name for each in os.scandir(builds_folder())]
-        wanted = digest() if there else ""
+        if getattr(sys, "frozen", False):
+            wanted = "".join(there[:1])
+        else:
+            wanted = digest() if there else ""
     except OSError:
         return  # nothing was built, as a rule; or this is an archive
     if not there:

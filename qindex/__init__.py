@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 # First: it sees that the packages below are ours.
 import qindex._packages  # noqa: F401
+from journal.compiled import build
 from journal.errors import (
     ClosedError,
     DamageError,
@@ -95,6 +96,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+__build__ = build()
+"""Which build runs: "compiled" or "interpreted" (docs/operations.md, "Compiled, or not")."""
 
 # Where the names are that need numpy: a program that imports qindex and opens nothing (a command
 # line that prints its help) should not wait for it.
@@ -136,7 +139,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"]
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__", "__build__", "__version__"]
 
 
 # Silent by default: without this, Python prints warnings of a program that set up no logging.

@@ -28,7 +28,6 @@ import typer
 from typer.main import get_command
 
 import qindex
-from journal.compiled import build
 from journal.errors import DamageError, StoreError
 from qindex._packages import see
 from qindex.cli.output import NoteHandler, flush, print_line, print_note
@@ -128,7 +127,7 @@ def _see(module: str) -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print_line(f"qindex {qindex.__version__} ({build()})")
+        print_line(f"qindex {qindex.__version__} ({qindex.__build__})")
         raise typer.Exit
 
 

@@ -18,7 +18,7 @@ from journal.arguments import listed, refuse_pickling
 from journal.beneath import beneath, follow, leave, make_store_directory
 from journal.call_lock import CallLock, refuse_twice
 from journal.calls import Calls
-from journal.compiled import build
+from journal.compiled import build, log_once
 from journal.errors import (
     ClosedError,
     DamageError,
@@ -127,6 +127,7 @@ class Engine:
             self._directory_lock.release()
             raise
         _log.debug("%s: open; this build of qindex is %s", directory, build())
+        log_once(_log)
 
     # -- opening --------------------------------------------------------------------------------
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import setuptools
+from setuptools.errors import CompileError
 from xxhash import xxh3_64_intdigest
 
 import qindex
 from journal import compiled, words
 from journal.compiled import COMPILED, INTERPRETED, MODULES, build
 from journal.format import PUBLISH_HEAD
+from qindex._pyinstaller import hook_dirs
 from qindex.format.message_record import row_sums, seal_embedded
 from qindex.format.plain_record import CHECK_START, plain_parts
 from qindex.format.publish_records import plain_batch, plain_record
@@ -136,3 +142,101 @@ def test_a_build_of_other_sources_is_never_taken(tmp_path: Path) -> None:
     types = tmp_path / "qindex" / "index" / "segment.pxd"
     types.write_text(types.read_text() + "\n# Another one.\n")
     assert run_program(tmp_path) == [INTERPRETED, "RuntimeWarning", "py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "is_compiled"),
+    [
+        (["bdist_wheel"], "", True),
+        (["bdist_wheel"], "no", False),
+        (["editable_wheel"], "", False),
+        (["editable_wheel"], "yes", True),
+        (["editable_wheel"], "require", True),
+    ],
+)
+def test_what_an_install_compiles(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], mode: str, is_compiled: bool
+) -> None:
+    found = _setup(monkeypatch, arguments, mode)
+    names = [each.name for each in found["ext_modules"]]
+    assert names == ([*MODULES, compiled.SHARED] if is_compiled else [])
+
+
+def _setup(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], mode: str, **environment: str
+) -> dict[str, Any]:
+    """Give what setup.py asks setuptools for."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **given: found.update(given))
+    monkeypatch.setattr(sys, "argv", ["setup.py", *arguments])
+    monkeypatch.setenv("QINDEX_COMPILE", mode)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    runpy.run_path(str(ROOT / "setup.py"), run_name="__main__")
+    return found
+
+
+@pytest.mark.parametrize("mode", ["", "require"])
+def test_an_install_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    """Nothing is translated before a compiler was found, and one line says what is slower."""
+    found = _setup(monkeypatch, ["bdist_wheel"], mode, CC="false")
+    command = found["cmdclass"]["build_ext"](
+        setuptools.Distribution({"ext_modules": found["ext_modules"]})
+    )
+    monkeypatch.chdir(tmp_path)
+    command.build_lib, command.build_temp = str(tmp_path / "lib"), str(tmp_path / "temp")
+    command.ensure_finalized()
+    if mode == "require":
+        with pytest.raises(CompileError):
+            command.run()
+        return
+    command.run()
+    assert command.extensions == command.get_outputs() == []
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "interpreted" in line]
+    assert "a publish takes eight times the CPU" in said
+    assert "false" in said
+
+
+@pytest.mark.parametrize("chosen", [COMPILED, INTERPRETED])
+def test_the_first_open_of_an_interpreted_engine_logs_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, chosen: str
+) -> None:
+    assert qindex.__build__ == build()
+    monkeypatch.setattr(compiled, "_CHOSEN", [chosen])
+    with caplog.at_level(logging.INFO, "qindex"):
+        for number in range(2):
+            qindex.open(tmp_path / str(number), background=False).close()
+    said = [one for one in caplog.records if "interpreted" in one.getMessage()]
+    assert len(said) == (chosen == INTERPRETED)
+
+
+def test_a_frozen_program_takes_the_build_that_is_there(tmp_path: Path) -> None:
+    """It has no sources that a digest could be made of."""
+    program = "import sys; sys.frozen = True; from journal import compiled; print(compiled.build())"
+    shutil.copytree(
+        ROOT / "journal", tmp_path / "journal", ignore=shutil.ignore_patterns("_compiled", "*.pxd")
+    )
+    built = tmp_path / "journal" / "_compiled" / "any"
+    built.mkdir(parents=True)
+    for wanted in (INTERPRETED, COMPILED):
+        if wanted == COMPILED:
+            for module in (*MODULES, compiled.SHARED):
+                (built / compiled.file_name(module)).touch()
+        done = subprocess.run(
+            [sys.executable, "-c", program + "; sys.meta_path.pop(0)"],
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "QINDEX_INTERPRETED": "0"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.strip() == wanted, done.stderr
+
+
+def test_pyinstaller_is_told_where_the_hook_is() -> None:
+    (folder,) = hook_dirs()
+    hook = runpy.run_path(str(Path(folder, "hook-journal.compiled.py")))
+    assert {"qindex.cli.app", "qindex.engine.engine", *MODULES} <= set(hook["hiddenimports"])
+    assert "journal.compiled" in hook["hiddenimports"]
+    assert len(hook["binaries"]) == (len(MODULES) + 1 if build() == COMPILED else 0)
