@@ -96,7 +96,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-__build__ = build()
+__build__: str = build()
 """Which build runs: "compiled" or "interpreted" (docs/operations.md, "Compiled, or not")."""
 
 # Where the names are that need numpy: a program that imports qindex and opens nothing (a command

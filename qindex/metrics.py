@@ -188,7 +188,7 @@ def _settings(queues: Iterable[tuple[str, QueueSettings]]) -> list[Family]:
 
 def _labels(queue: str) -> dict[str, str]:
     # A name may be bytes that are no UTF-8, which the text form has to be.
-    return {"queue": printable(queue)}
+    return {"queue": "\n".join(map(printable, queue.split("\n")))}  # which the text form escapes
 
 
 def _single(name: str, text: str, value: float) -> Family:

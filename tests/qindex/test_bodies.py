@@ -68,7 +68,7 @@ MESSAGE = qindex.Message(b"m", "k")
 WRONG: list[tuple[list[Any], str]] = [
     ([b"a", "text"], "message 1 of the batch: a body must be bytes, a bytearray or a memoryview"),
     ([b"a", b"b", 7], "message 2 of the batch: .* not int"),
-    (["text"], "^a body must be bytes"),
+    (["text"], "^message 0 of the batch: a body must be bytes"),
     ([MESSAGE, b"a", None], "message 2 of the batch: .* not NoneType"),
     ([b"a", qindex.Message("text")], "message 1 of the batch: .* not str"),  # type: ignore[arg-type]
     ([MESSAGE, qindex.Message(b"", key=5)], "message 1 of the batch: a key must be"),  # type: ignore[arg-type]
