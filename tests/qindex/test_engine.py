@@ -322,8 +322,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
         # Closing says what could not be done; nothing is lost by it.
         with pytest.raises(qindex.StorageError, match="space"):
             engine.close()
+        again = open_quietly(small / "store")  # served from its journal
+        assert [one.seq_id for one in again.queue("q").peek(10**6)] == published
         with pytest.raises(qindex.StorageError, match="space"):
-            open_quietly(small / "store")
+            again.close()
         ballast.unlink()
         with open_quietly(small / "store") as again:
             queue = again.queue("q")
