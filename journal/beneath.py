@@ -94,7 +94,8 @@ def private_directory(path: PathLike, fs: FileSystem = REAL) -> FileSystem:
     """
     text = os.path.abspath(os.fspath(path))
     if type(fs) is not RealFileSystem and not isinstance(fs, BeneathFileSystem):
-        make_dirs(fs, text)
+        with suppress(FileExistsError):
+            fs.mkdir(text)
         return fs
     roots = fs.roots if isinstance(fs, BeneathFileSystem) else []
     private = BeneathFileSystem([text, *roots, os.path.dirname(text)], hold=True)
