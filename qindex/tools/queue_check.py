@@ -300,19 +300,20 @@ def _check_seq_file(
             what = "the queue has messages, and no file that keeps its seq_ids"
             yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
         return
-    findings = list(check_slots(path, data, checked.same_run))
+    whole = closed and checked.same_run
+    findings = list(check_slots(path, data, whole))
     if findings:
         if busy():
             sleep(_SETTLE)  # a slot may have been on its way
         data = read_optional(fs, path, _MOST_READ) or b""
-        findings = list(check_slots(path, data, checked.same_run))
+        findings = list(check_slots(path, data, whole))
     yield from findings
     if len(data) % SLOT_SIZE or len(data) > _SLOTS * SLOT_SIZE:
         at = len(data) // SLOT_SIZE * SLOT_SIZE
         what = f"{len(data)} bytes are no slots of {SLOT_SIZE}"
         # A slot that is appended may be cut short, also after a clean close where the power went:
         # a floor is never synced.
-        whole = (closed and checked.same_run) or len(data) > _SLOTS * SLOT_SIZE
+        whole = whole or len(data) > _SLOTS * SLOT_SIZE
         cause = Cause.DAMAGE if whole else Cause.CRASH
         yield Finding(path, at, len(data) - at, cause, what, lost, Kind.TORN)
     reserved = max((slot.reserved for slot in sound_slots(data)), default=0)
@@ -331,17 +332,17 @@ def _identity(fs: FileSystem, directory: str) -> object:
     return status.st_ino, status.st_mtime_ns
 
 
-def check_slots(path: str, data: bytes, same_run: bool) -> Iterator[Finding]:
-    """Check the slots of a seq file, whose bytes are ``data``; ``same_run``: no power was lost
-    since it was written."""
+def check_slots(path: str, data: bytes, whole: bool) -> Iterator[Finding]:
+    """Check the slots of a seq file, whose bytes are ``data``; ``whole``: the store was closed in
+    order, and no power was lost since."""
     for at in range(0, len(data) - SLOT_SIZE + 1, SLOT_SIZE):
         slot = data[at : at + SLOT_SIZE]
         if not any(slot):
             continue  # never written
         sound = [pack_slot(one) for one in sound_slots(slot)]
         if not sound:
-            # One that was being written when the power went; a process that dies leaves none.
-            cause = Cause.DAMAGE if same_run else Cause.CRASH
+            # It may have been on its way when the process died, or the power went.
+            cause = Cause.DAMAGE if whole else Cause.CRASH
             what = f"the checksum of slot {at // SLOT_SIZE} does not hold"
             lost, kind = "the other slots count", Kind.CHECKSUM
             yield Finding(path, at, SLOT_SIZE, cause, what, lost, kind)
