@@ -155,8 +155,6 @@ def _set_mode(directory: int, path: str, mode: int) -> None:
 def open_to_others(fs: FileSystem, directory: str) -> Iterator[Finding]:
     """Note a store whose directory lets other users in, to read or to write. Raises
     :class:`OSError`."""
-    if not isinstance(fs, RealFileSystem):
-        return  # remote files have no modes
     mode = stat.S_IMODE(fs.stat(directory).st_mode)
     if mode & stat.S_IRWXO:
         able = "read and write" if mode & stat.S_IWOTH else "read"

@@ -150,7 +150,7 @@ class RemoteFileSystem(RealFileSystem):
         """Tell directory from file, and its size; the rest is zero."""
         info = self._info(os.fspath(path))
         kind = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
-        return os.stat_result((kind | 0o444, 0, 0, 1, 0, 0, info.get("size") or 0, 0, 0, 0))
+        return os.stat_result((kind | 0o400, 0, 0, 1, 0, 0, info.get("size") or 0, 0, 0, 0))
 
     def _info(self, name: str) -> dict[str, Any]:
         """Give what is known of a file or directory, also from a listing: a backup stands still."""
