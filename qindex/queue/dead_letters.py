@@ -325,6 +325,10 @@ class DeadLetters:
                 segment = index.segment_of(seq)
                 stored += index.stored_ids(segment, np.array([seq - segment.base]))
             index.drop(np.array(seqs, np.int64))
+            for seq in seqs:
+                state.returns.pop(seq, None)
+                state.nacked_at.pop(seq, None)
+            state.count_ready_bytes()
             state.release(stored)
 
     # -- reading again --------------------------------------------------------------------------

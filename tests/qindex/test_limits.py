@@ -359,3 +359,14 @@ def test_reject_under_load_is_exact(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(WAIT)
         assert len(published) == len(queue) == 50
+
+
+def test_a_move_that_the_open_finishes_counts_no_more(tmp_path: Path) -> None:
+    with open_quietly(tmp_path / "a") as engine:
+        queue = engine.queue("q", max_bytes=10, dead_letter="dead", delivery_limit=3)
+        queue.publish(b"x" * 10)
+        queue.get_many(1)[0].reject()
+        killed = copy_live(tmp_path / "a", tmp_path / "killed")
+    with open_quietly(killed) as engine:
+        assert engine.queue("q").publish(b"y" * 10) == 1
+        assert len(engine.queue("dead")) == 1
