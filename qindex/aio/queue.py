@@ -13,7 +13,7 @@ from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.ports import Ports
 from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
-from qindex.format.message import OWN_PARTS, Body, Message, as_bytes
+from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
@@ -107,8 +107,7 @@ class Queue:
         if self._noting:
             self._ports.here().append(self._queue)
         if isinstance(body, Message):
-            if key is not None or headers is not None or properties is not None:
-                raise UsageError(OWN_PARTS)
+            refuse_parts(key, headers, properties)
             given = await self.publish_many(
                 [body], ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout
             )

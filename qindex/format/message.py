@@ -16,10 +16,6 @@ Microseconds: TypeAlias = int
 """A time: since 1970 UTC."""
 
 
-OWN_PARTS = "a Message has its own key, headers and properties: give them to the Message"
-"""The error of a publish that is given a message and parts of one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message.
@@ -47,6 +43,16 @@ def as_bytes(body: Body) -> bytes:
     raise UsageError(f"a body must be bytes, a bytearray or a memoryview, not {what}")
 
 
+def refuse_parts(
+    key: str | None, headers: Mapping[str, Any] | None, properties: Mapping[str, Any] | None
+) -> None:
+    """Raise :class:`UsageError` where a publish is given a message and parts of one."""
+    if key is not None or headers is not None or properties is not None:
+        raise UsageError(
+            "a Message has its own key, headers and properties: give them to the Message"
+        )
+
+
 def message_of(
     body: Body | Message,
     key: str | None,
@@ -60,8 +66,7 @@ def message_of(
     """
     if not isinstance(body, Message):
         return Message(as_bytes(body), key, headers or {}, properties or {}, timestamp)
-    if key is not None or headers is not None or properties is not None:
-        raise UsageError(OWN_PARTS)
+    refuse_parts(key, headers, properties)
     return replace(body, body=as_bytes(body.body), timestamp=body.timestamp or timestamp)
 
 

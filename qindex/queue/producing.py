@@ -19,7 +19,7 @@ from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import pack_publish
 from qindex.format.entries import make_entry
-from qindex.format.message import OWN_PARTS, Body, Message, as_bytes, make_message
+from qindex.format.message import Body, Message, as_bytes, make_message, refuse_parts
 from qindex.format.message_record import (
     NOTHING,
     encode_front,
@@ -89,8 +89,7 @@ class Producer:
             or len(body) > state.most_plain
         ):
             if isinstance(body, Message):
-                if key is not None or headers is not None or properties is not None:
-                    raise UsageError(OWN_PARTS)
+                refuse_parts(key, headers, properties)
                 return self._publish_one(body, ttl, persistent, confirm, timeout, waits)
             if type(body) is not bytes:
                 body = as_bytes(body)
