@@ -34,6 +34,8 @@ from qindex.view.reader import StoreReader
 
 _BLANK = b"\0 \t\r\n"
 """A lock file that nobody wrote to, or whose writing did not reach the disk."""
+_LONGER_THAN_AN_OWNER = 4096
+"""Bytes. No crash leaves a lock file this long: a pid and a host are shorter."""
 
 
 @dataclass(slots=True)
@@ -162,8 +164,9 @@ class StoreVerification:
 
     def _lock(self) -> Iterator[Finding]:
         path = os.path.join(self.reader.directory, layout.LOCK)
-        data = read_optional(self.fs, path, 4096) or b""
-        if data.strip(_BLANK) and read_owner(data) is None:
+        data = read_optional(self.fs, path, _LONGER_THAN_AN_OWNER) or b""
+        unwritten = len(data) < _LONGER_THAN_AN_OWNER and not data.strip(_BLANK)
+        if not unwritten and read_owner(data) is None:
             what, lost = "the lock file holds no pid", "the next open writes it anew"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
 
