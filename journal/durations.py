@@ -40,8 +40,10 @@ NO_DURATIONS = Durations((0,) * (len(BOUNDS) + 1), 0.0)
 class Stopwatch:
     """Takes times, one at a time: the caller sees to it that no two run at once."""
 
+    __slots__ = ("_counts", "_seconds")
+
     def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS) + 1)
+        self._counts: list[int] = []
         self._seconds = 0.0
 
     @contextmanager
@@ -53,9 +55,11 @@ class Stopwatch:
 
     def took(self, seconds: float) -> None:
         """Count something that was timed."""
+        if not self._counts:
+            self._counts = [0] * (len(BOUNDS) + 1)
         self._counts[bisect_left(BOUNDS, seconds)] += 1
         self._seconds += seconds
 
     def durations(self) -> Durations:
         """Give what was taken so far."""
-        return Durations(tuple(self._counts), self._seconds)
+        return Durations(tuple(self._counts), self._seconds) if self._counts else NO_DURATIONS

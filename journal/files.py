@@ -32,6 +32,7 @@ import logging
 import mmap as _mmap
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -46,6 +47,8 @@ FileBytes = bytes | bytearray | _mmap.mmap
 
 _log = logging.getLogger("qindex.files")
 
+MAPS_KEEP_HANDLES = sys.version_info < (3, 13)
+"""Whether a map holds a file handle of its own until it is freed."""
 _TMP_SUFFIX = ".tmp"
 _LARGE = 32 << 20
 """Bytes of one read, above which it is looked whether they are there at all."""
@@ -149,8 +152,10 @@ class RealFileSystem:
     @staticmethod
     def mmap(fd: int, length: int, writable: bool, /) -> _mmap.mmap:
         """Map the first ``length`` bytes of the file, shared with it."""
-        _occupy_standard_streams()  # the map duplicates the descriptor, to the lowest free number
         access = _mmap.ACCESS_WRITE if writable else _mmap.ACCESS_READ
+        if sys.version_info >= (3, 13):
+            return _mmap.mmap(fd, length, access=access, trackfd=False)
+        _occupy_standard_streams()  # the map duplicates the descriptor, to the lowest free number
         return _mmap.mmap(fd, length, access=access)
 
     @staticmethod

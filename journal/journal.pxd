@@ -11,10 +11,10 @@ cdef class Journal:
     cdef object __weakref__
     cdef public Py_ssize_t end, highest, limit, word_limit
     cdef public object map
-    cdef public bint in_reserve
-    cdef public object path, entries, rested, synced
-    cdef public object _all_durable, _allocated, _closed, _commits, _fd, _files, _fs, _name_synced
-    cdef public object _poison, _rebases, _retired, _sums, _syncing
+    cdef public bint at_rest, in_reserve
+    cdef public object before_waking, entries, path, synced
+    cdef public object _allocated, _closed, _commits, _fd, _files, _fs, _kept, _mapped, _name_synced
+    cdef public object _poison, _rebases, _rebases_synced, _retired, _sums, _syncing
     cdef public Py_ssize_t _sealed
 
     @cython.locals(start=Py_ssize_t)

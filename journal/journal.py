@@ -13,9 +13,14 @@ at once: until then zeros stand there, and what is behind them does not count.
 Behind the map the file has a *reserve* (:mod:`journal.room`) for deliver and ack records on a full
 disk. While the journal is in it, each publish asks for room first, and fails where there is none.
 
-``rebase`` drops the front of the journal once its entries stand in the segment files. Entries
+``rebase`` drops the front of the journal once the segment files have its entries. Entries
 that were appended meanwhile are kept: they are put into a new file that takes the journal's name
 at once, so that at any moment ``journal.jif`` is a whole journal.
+
+An open journal takes up to three file handles and the pages of its map. A queue that nobody uses
+needs neither: ``rest`` closes them, and the first touch opens them again. The file stays what it
+is. It keeps its room on disk, too, so that waking needs none on a full disk: consuming must work
+there, because it makes room.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import errno
 import logging
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,7 +37,7 @@ from journal import words
 from journal.beneath import check_root
 from journal.block_sums import extent
 from journal.call_lock import CallLock, refuse_twice
-from journal.durations import Durations
+from journal.durations import NO_DURATIONS, Durations
 from journal.errors import ClosedError, StorageError
 from journal.files import (
     FileSystem,
@@ -62,6 +68,12 @@ lock: with several on one queue that costs more than the zeros do."""
 _AHEAD_OF_SYNCS = 16 << 10
 """The same where syncs come often: each writes pages back in the pieces in which they were made."""
 _ZEROS = memoryview(bytes(_MOST_AHEAD))
+_NO_MAP = mmap.mmap(-1, mmap.PAGESIZE)
+"""The map of each journal that has none. Nothing is stored into it: such a journal has no room."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know that a journal wakes."""
 
 
 @dataclass(slots=True)
@@ -83,9 +95,10 @@ class Journal:
     is none, then :meth:`store` or :meth:`store_word`, which do not fail. :meth:`append` does both,
     for a batch of any size.
 
-    ``map``: the mapped file. ``end``: offset behind the last record. ``entries``: the reserve is to
-    have room for the deliver and ack records of so many entries at least, from the next time on
-    that room is made. ``in_reserve``: the disk was full when room was needed last.
+    ``map``: the mapped file. ``end``: offset past the last record. ``entries``: the reserve must
+    have room for the deliver and ack records of at least so many entries, from the next time on
+    that room is made. ``in_reserve``: the disk was full when room was needed last. ``at_rest``: no
+    file is open. The next :meth:`make_room` opens it, and calls ``before_waking`` first.
     """
 
     # Slots: the attributes that each append uses.
@@ -99,65 +112,126 @@ class Journal:
         *,
         position: int = 0,
         entries: int = 0,
-        rested: bool = False,
+        kept: bool = False,
+        at_rest: bool = False,
     ) -> None:
         """Open or create the file and keep its first ``position`` bytes.
 
-        The bytes behind are cut off: recovery has found a torn or zero-filled tail there. With
-        ``rested`` (:mod:`journal.rested`) they are room, and kept: on a full disk it takes delivers
-        and acks. Raises :class:`StorageError`.
+        The bytes past them are cut off: recovery has found a torn or zero-filled tail there. With
+        ``kept`` they are room, and stay: on a full disk it takes delivers and acks. ``at_rest``:
+        the first touch opens the file. Raises :class:`StorageError`.
         """
         self._fs = fs
         self.path: str = os.fspath(path)
         self._poison = poison
         self._closed = False
-        self.rested = False
+        self.at_rest: bool = True
+        self.before_waking: Callable[[], None] = _nothing
+        # Whether the bytes past the end are room, and how many of the file were mapped before.
+        self._kept = kept
+        self._mapped = 0
+        self._allocated = 0
+        self._fd = -1
         self._name_synced = False
         self._rebases = 0
+        self._rebases_synced = 0
         self.entries = entries
-        self.in_reserve: bool = False
         self.synced: int = 0
         """Bytes from the start known to be durable."""
         self._sums = SumFile(fs, self.path)
-        try:
-            # The checksums go before their bytes change.
-            self._sums.remove()
-            self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-            try:
-                size = fs.fstat(self._fd).st_size
-                if size > position and not rested:
-                    fs.truncate(self._fd, position)
-                self._allocated = size if rested else position
-                try:
-                    self._map_at(position, FIRST_CAPACITY)
-                except OSError as error:
-                    if not rested or error.errno not in FULL:
-                        raise
-                    if position:
-                        self._open_reserve(position, 0)
-                    else:
-                        self._use(mmap.mmap(-1, mmap.PAGESIZE), position, in_reserve=True)
-                        self.word_limit = 0
-            except BaseException:
-                fs.close(self._fd)
-                raise
-        except OSError as error:
-            raise StorageError(self.path, "the journal can't be opened", error) from error
-        self._sealed = position
-        self._commits = GroupCommit(self._sync_now)
+        self._sealed = 0
+        # Made by the first sync: most queues of thousands are never synced by themselves.
+        self._commits: GroupCommit | None = None
         # Held while files are exchanged or closed, and by a sync for the moment in which it looks
         # which file to sync: never while it waits for the disk, for a rebase, which has the queue's
         # lock, would wait for it then, and a handler in the sync's thread for that lock.
         self._files = CallLock()
         self._files.before_waiting = poison.order.checked(Rank.JOURNAL_FILES)
-        self._commits.before_waiting = poison.order.checked(Rank.JOURNAL_SYNC)
         self._syncing = False
         # Descriptors that are closed as soon as no sync may use them.
         self._retired: list[int] = []
-        self._all_durable = False
+        self._use(_NO_MAP, position)
+        self.refuse()
+        if not at_rest:
+            self.wake()
         poison.watch(self)
         if poison.reason is not None:
             self.refuse()
+
+    # -- rest -----------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """Close the file and its map until the next touch; the owner's lock is held.
+
+        All that was appended stays in the file, sealed, and as durable as it was: a sync opens the
+        file for itself.
+        """
+        with self._files:
+            if self.at_rest or self._closed:
+                return
+            self.seal()
+            self._kept = True
+            self._mapped = len(self.map)
+            fd, self._fd = self._fd, -1
+            self.at_rest = True
+            self.map = _NO_MAP
+            self.refuse()
+            self._sums.rest()
+            self._retired.append(fd)
+            self._close_retired()
+
+    def wake(self) -> None:
+        """Open the file of a journal at rest, and map it; the owner's lock is held.
+
+        Reading needs no more than this, so it works while writes are refused. Raises
+        :class:`StorageError` and :class:`ClosedError`; it is at rest as before then.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.path}: the journal is closed")
+        if not self.at_rest:
+            return
+        self.before_waking()
+        fs = self._fs
+        try:
+            if not self._mapped:
+                # The checksums go before their bytes change.
+                self._sums.remove()
+                self._sealed = 0
+            self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            try:
+                self._map_again()
+            except BaseException:
+                fd, self._fd = self._fd, -1
+                fs.close(fd)
+                raise
+        except OSError as error:
+            raise StorageError(self.path, "the journal can't be opened", error) from error
+        self.at_rest = False
+
+    def _map_again(self) -> None:
+        """Map the file that was just opened."""
+        end = self.end
+        size = self._fs.fstat(self._fd).st_size
+        if size < end:
+            what = f"it has {size} bytes of {end}: another program has changed it"
+            raise FileNotFoundError(errno.ENOENT, what, self.path)
+        if size > end and not self._kept:
+            self._fs.truncate(self._fd, end)
+            size = end
+        self._allocated = size
+        if 0 < self._mapped <= size:
+            self._use(map_writable(self._fs, self._fd, self._mapped), end, self.in_reserve)
+            return
+        try:
+            self._map_at(end, FIRST_CAPACITY)
+        except OSError as error:
+            if not self._kept or error.errno not in FULL:
+                raise
+            if end:
+                self._open_reserve(end, 0)
+            else:
+                self._use(mmap.mmap(-1, mmap.PAGESIZE), end, in_reserve=True)
+                self.word_limit = 0
 
     map: mmap.mmap
     end: int
@@ -189,20 +263,20 @@ class Journal:
         """Give the offset behind the last record."""
         return self.end
 
-    def _use(self, new_map: mmap.mmap, position: int, *, in_reserve: bool = False) -> None:
+    def _use(self, new_map: mmap.mmap, position: int, in_reserve: bool = False) -> None:
         self.map = new_map
         self.highest: int = position
         self.end = position
-        self.in_reserve = in_reserve
+        self.in_reserve: bool = in_reserve
         # In the reserve each publish asks for room first.
         self.limit = 0 if in_reserve else len(new_map)
         self.word_limit = min(len(new_map), self._allocated)
         if self._poison.reason is not None:
             self.refuse()
 
-    def make_room(self, room: int, *, reserve: bool = False) -> Journal:
+    def make_room(self, room: int, *, reserve: bool = False) -> None:
         """Make room for ``room`` more bytes; ``reserve``: for deliver and ack records, which may
-        go to the reserve. Gives the journal to store into: this one.
+        go to the reserve. Wakes a journal at rest.
 
         Raises :class:`StorageError` on a full disk; nothing has changed then. Raises
         :class:`ClosedError` and :class:`WritesRefusedError`.
@@ -210,6 +284,10 @@ class Journal:
         if self._closed:
             raise ClosedError(f"{self.path}: the journal is closed")
         self._poison.check()
+        if self.at_rest:
+            self.wake()
+            if self.end + room <= (self.word_limit if reserve else self.limit):
+                return
         try:
             if self.in_reserve or self.end + room > len(self.map):
                 self._map_more(room, reserve)
@@ -217,7 +295,6 @@ class Journal:
             raise StorageError(self.path, "the journal can't grow", error) from error
         if not self.in_reserve and not isinstance(self.map, WrittenMap):
             self._write_ahead(room)
-        return self
 
     def _map_more(self, room: int, reserve: bool) -> None:
         try:
@@ -267,12 +344,11 @@ class Journal:
         """
         size = len(data)
         limit = self.word_limit if reserve else self.limit
-        journal = self
         if self.end + size > limit:
-            journal = self.make_room(size, reserve=reserve)
-        if size < _BULK or isinstance(journal.map, WrittenMap):
-            return journal.store(data)
-        return journal._store_bulk(data)
+            self.make_room(size, reserve=reserve)
+        if size < _BULK or isinstance(self.map, WrittenMap):
+            return self.store(data)
+        return self._store_bulk(data)
 
     def erase_tail(self) -> None:
         """Put zeros where a call that was cut short has stored something behind the end."""
@@ -309,7 +385,7 @@ class Journal:
         they can't be written, that is all that is lost.
         """
         start, end = self._sealed, self.end
-        if end - start < at_least or self._closed:
+        if end - start < at_least or self.at_rest or self._closed:
             return
         self._sums.append(extent(self.map[start:end], start))
         self._sealed = end
@@ -317,7 +393,7 @@ class Journal:
     def sync(self) -> None:
         """Make durable all that was appended before the call; concurrent callers share one sync.
 
-        One that comes behind an orderly close finds all of it durable. Raises
+        Where all of it is durable already, as after a clean close, nothing is done. Raises
         :class:`StorageError`; unless there was no handle for it, all writes are refused from then
         on, with :class:`WritesRefusedError`. Raises :class:`UsageError` to a handler in the middle
         of a sync or a rebase of its thread.
@@ -325,11 +401,19 @@ class Journal:
         self._poison.check()
         if self._files.is_mine():
             refuse_twice()
-        self._commits.commit()
+        commits = self._commits
+        if commits is None:
+            with self._files:
+                commits = self._commits
+                if commits is None:
+                    commits = GroupCommit(self._sync_now)
+                    commits.before_waiting = self._poison.order.checked(Rank.JOURNAL_SYNC)
+                    self._commits = commits
+        commits.commit()
 
     def is_syncing_here(self) -> bool:
         """Tell whether the calling thread is in the middle of a sync: it can't make another."""
-        return self._commits.is_mine()
+        return self._commits is not None and self._commits.is_mine()
 
     def is_changing_here(self) -> bool:
         """Tell whether the calling thread is in the middle of an exchange of files."""
@@ -338,24 +422,27 @@ class Journal:
     @property
     def syncs(self) -> int:
         """Count the syncs that have been made."""
-        return self._commits.rounds
+        return 0 if self._commits is None else self._commits.rounds
 
     @property
     def sync_durations(self) -> Durations:
         """Give their durations."""
-        return self._commits.stopwatch.durations()
+        return NO_DURATIONS if self._commits is None else self._commits.stopwatch.durations()
 
     def _sync_now(self) -> None:
         self._poison.check()
+        opened = -1
         try:
             with self._files:
-                if self.rested or self._all_durable:
-                    return  # its records are durable elsewhere
+                if self.is_durable():
+                    return
                 if self._closed:
                     raise ClosedError(f"{self.path}: the journal is closed")
+                if self.at_rest:
+                    opened = self._fs.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
                 self._syncing = True
                 fd, position, rebases = self._fd, self.end, self._rebases
-            self._fs.fdatasync(fd)
+            self._fs.fdatasync(fd if opened < 0 else opened)
             if not self._name_synced:
                 self._fs.sync_dir(os.path.dirname(self.path))
                 self._name_synced = True
@@ -366,10 +453,18 @@ class Journal:
             raise failure from error
         finally:
             self._syncing = False
+            if opened >= 0:
+                close_quietly(self._fs, opened, self.path)
             self._close_retired()
         # A rebase that came meanwhile has made its new file durable before it took the name.
         if rebases == self._rebases:
             self.synced = max(self.synced, position)
+            self._rebases_synced = rebases
+
+    def is_durable(self) -> bool:
+        """Return whether a sync has nothing to do: no record, and no exchange of files, came since
+        the last one."""
+        return self.synced >= self.end and self._rebases_synced == self._rebases
 
     def _close_retired(self) -> None:
         """Close the files that were replaced, unless a sync may use them: then that one does."""
@@ -392,7 +487,7 @@ class Journal:
         """
         fs = self._fs
         with self._files:
-            if self._closed or self.rested:
+            if self._closed or self.at_rest:
                 return
             try:
                 check_root(fs, self.path)
@@ -559,6 +654,8 @@ class Journal:
         self._allocated = allocated
         self._use(new_map, size)
         self.synced = size if durable else 0
+        if durable and self._name_synced:
+            self._rebases_synced = self._rebases
         if prepared is not None:
             self._sums.append(prepared.sums)
             self._sealed = prepared.size
@@ -578,35 +675,43 @@ class Journal:
     def close(self, *, cut: bool = True) -> None:
         """Cut the zero-filled tail off (unless ``cut`` is false) and close the file.
 
-        The dropped tail is gone for good on return. If it came back after a loss of power, messages
-        whose acks were never synced would come back after a clean close.
+        With ``cut`` all that was appended is durable on return, and what a flush has dropped is
+        gone for good. If that came back after a loss of power, messages whose acks were never
+        synced would come back after a clean close.
         Raises :class:`StorageError`; the file is closed all the same.
         """
         with self._files:
             if self._closed:
                 return
+            self.seal()
             self._closed = True
-            end = self.end
-            self._use(mmap.mmap(-1, mmap.PAGESIZE), 0)
+            self.map = _NO_MAP
             self.refuse()
+            fd, self._fd = self._fd, -1
             try:
                 try:
                     self._sums.close()
-                    if cut:
-                        self._fs.truncate(self._fd, end)
-                    if cut and self._rebases and self._poison.reason is None:
-                        self._fs.fdatasync(self._fd)
-                        if not self._name_synced:
-                            self._fs.sync_dir(os.path.dirname(self.path))
-                    self._all_durable = cut and not end and self._poison.reason is None
+                    if cut and (self._kept or not self.at_rest):
+                        if fd < 0:
+                            fd = self._fs.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+                        self._fs.truncate(fd, self.end)
+                        self._sync_at_close(fd)
                 finally:
-                    if self._syncing:
-                        self._retired.append(self._fd)
+                    if fd >= 0 and self._syncing:
+                        self._retired.append(fd)
                         self._close_retired()
-                    else:
-                        self._fs.close(self._fd)
+                    elif fd >= 0:
+                        self._fs.close(fd)
             except OSError as error:
                 raise StorageError(self.path, "the journal can't be closed", error) from error
+
+    def _sync_at_close(self, fd: int) -> None:
+        if self._poison.reason is not None or self.is_durable():
+            return
+        self._fs.fdatasync(fd)
+        if not self._name_synced:
+            self._fs.sync_dir(os.path.dirname(self.path))
+        self.synced, self._rebases_synced = self.end, self._rebases
 
     def refuse(self) -> None:
         """Make each later append ask for room, which raises what the poison raises. The poison

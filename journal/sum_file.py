@@ -27,13 +27,19 @@ class SumFile:
     and the next extent begins a new one. Holds one file handle (the map's own).
     """
 
-    __slots__ = ("_at", "_fs", "_map", "path")
+    __slots__ = ("_at", "_fs", "_map", "_of", "_size")
 
     def __init__(self, fs: FileSystem, path: PathLike) -> None:
         self._fs = fs
-        self.path: str = os.fspath(path) + SUFFIX
+        self._of = os.fspath(path)
         self._map: mmap.mmap | None = None
         self._at = 0
+        self._size = 0
+
+    @property
+    def path(self) -> str:
+        """The path of the sum file."""
+        return self._of + SUFFIX
 
     def append(self, extent: bytes) -> None:
         """Append one extent; in the operating system on return. Its head is stored last: until
@@ -43,7 +49,7 @@ class SumFile:
         try:
             room = self._map
             if room is None or end > len(room):
-                room = self._grow(end)
+                room = self._map_up_to(end)
             try:
                 room[start + HEAD_SIZE : end] = extent[HEAD_SIZE:]
                 room[start : start + HEAD_SIZE] = extent[:HEAD_SIZE]
@@ -56,16 +62,17 @@ class SumFile:
             _log.warning("%s: can't be written: %s", self.path, error)
             self._give_up()
 
-    def _grow(self, end: int) -> mmap.mmap:
-        """Make room for bytes up to ``end``, at least twice what there was."""
+    def _map_up_to(self, end: int) -> mmap.mmap:
+        """Map the file, with room for bytes up to ``end``: at least twice what it had when it has
+        to grow."""
         fs = self._fs
-        had = 0 if self._map is None else len(self._map)
-        size = whole_pages(max(end, 2 * had))
+        had = self._size
+        size = had if end <= had else whole_pages(max(end, 2 * had))
         with opened(fs, self.path, os.O_RDWR) if had else created(fs, self.path) as fd:
             fs.fallocate(fd, 0, size)
             room = map_writable(fs, fd, size)
         self._unmap()
-        self._map = room
+        self._map, self._size = room, size
         return room
 
     def _unmap(self) -> None:
@@ -82,12 +89,16 @@ class SumFile:
     def remove(self) -> None:
         """Remove the file, before the bytes it is of go. Raises :class:`OSError`."""
         self._unmap()
-        self._at = 0
+        self._at = self._size = 0
         unlink_if_there(self._fs, self.path)
 
+    def rest(self) -> None:
+        """Close the file until the next extent is appended."""
+        self._unmap()
+
     def close(self) -> None:
-        """Cut off the room behind the last extent, and close the file."""
-        if self._map is None:
+        """Cut off the room past the last extent, and close the file."""
+        if not self._size:
             return
         self._unmap()
         try:

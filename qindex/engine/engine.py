@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
@@ -35,6 +34,7 @@ from journal.lock import DirectoryLock
 from journal.lock_order import Rank
 from journal.poison import Poison, was_tried
 from journal.threads import check_unpatched
+from journal.together import together
 from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
@@ -61,6 +61,7 @@ from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import has_time
 from qindex.recovery import store_directory
+from qindex.recovery.damage import refuse_losses
 from qindex.recovery.queue_directory import remove_queue_directory, stored_name
 from qindex.recovery.settings_file import adopt_settings, read_settings
 from qindex.recovery.snapshot import RestingQueue, write_snapshot
@@ -199,12 +200,12 @@ class Engine:
         options = self.options
         try:
             self._finish_moves()
-            self._wake_unmoved()
             self._wake_expiring()
             if options.background:
                 self._housekeeper = Housekeeper(
                     self._roster,
-                    idle=options.flush_idle,
+                    flush_idle=options.flush_idle,
+                    rest_idle=options.rest_idle,
                     budget=options.memory_budget,
                     order=self._poison.order,
                 )
@@ -215,17 +216,6 @@ class Engine:
                 queue._parts.state.index.journal.close(cut=False)
             self._messages.close()
             raise
-
-    def _wake_unmoved(self) -> None:
-        """Open the queues whose journal recovery found no room to move: they go on with it."""
-        for hashed, resting in list(self._resting.items()):
-            if not resting.unmoved:
-                continue
-            name = stored_name(self._fs, resting.directory, hashed, self.findings)
-            if directory_name(self._vhost, checked_name(name)) != hashed:
-                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                raise StorageError(resting.directory, "a queue without its name", full)
-            self.queue(name)
 
     def _wake_expiring(self) -> None:
         """Open the queues with a ttl that hold messages: they expire though nobody asks for the
@@ -271,11 +261,10 @@ class Engine:
         self._resting[hashed] = parts.flusher.resting()
 
     def _before_reclaim(self) -> None:
-        """Make the acks durable that made messages garbage, before the message store deletes
-        them: a store that has none of a message whose ack was lost would have lost it."""
+        """Sync the acks before the message store deletes the messages they released. Otherwise a
+        crash could lose an ack whose message is already gone."""
         self._poison.check()
-        for queue in self._roster.awake():
-            queue.flusher.sync_if_open()
+        together(self._fs, lambda one: one.flusher.sync_if_open(), self._roster.unflushed())
 
     def _recover(self, path: str) -> RestingQueue:
         resting, findings = self._recovery.recover_one(path)
@@ -353,6 +342,8 @@ class Engine:
                 # It was lost, and reported as damage at open: this caller knows the name.
                 name_file = os.path.join(path, layout.QUEUE_NAME)
                 replace_file(fs, name_file, self._queue_name_file(raw))
+        if resting.journal:
+            resting = self._resume(resting, hashed)
         self._remove_journal(resting)
         repair = self.options.repair
         are_there = layout.SETTINGS in names
@@ -374,8 +365,8 @@ class Engine:
             seq_file=seq_file,
         )
         index.findings = self.findings
-        if resting.unmoved:
-            index.take_over(resting.unmoved)
+        if resting.journal:
+            index.take_over(resting.journal)
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
         parts = QueueParts(
@@ -390,9 +381,20 @@ class Engine:
             request_flush=ask,
         )
         index.before_waking = partial(self._roster.admit, parts)
-        if resting.unmoved:
+        if resting.journal:
             self._roster.admit(parts)
         return Queue(parts)
+
+    def _resume(self, resting: RestingQueue, hashed: str) -> RestingQueue:
+        """Return what is known of a queue whose journal holds something, once it is sound. Raises
+        :class:`DamageError` for what is lost, once: asking again goes on with the rest."""
+        resting, findings = self._recovery.resume(resting)
+        self._resting[hashed] = resting
+        self.findings += findings
+        self._messages.miscounted |= any(one.is_loss for one in findings)
+        if not self.options.repair:
+            refuse_losses(findings, "the bytes are set aside; asking again goes on with the rest")
+        return resting
 
     def _queue_name_file(self, raw: bytes) -> bytes:
         return format_queue_name(self._vhost, raw, version=self._form.version)
@@ -560,15 +562,20 @@ class Engine:
         with self._calls.here():
             self._moves.settle()
             self._messages.sync()
-            for queue in self._roster.awake():
-                _unless_gone(queue.flusher.sync)
+            self._sync_queues()
 
     def flush(self) -> None:
         """Bring the journals of all queues into their segment files; all that returned before is
         durable on return."""
         with self._calls.here():
-            for queue in self._roster.awake():
+            for queue in self._roster.unflushed():
                 _unless_gone(queue.flusher.flush)
+
+    def _sync_queues(self) -> None:
+        """Sync all queues, many at a time."""
+        together(
+            self._fs, lambda one: _unless_gone(one.flusher.seal_and_sync), self._roster.unflushed()
+        )
 
     def stats(self) -> EngineStats:
         """Give the figures of the store and of the queues that were used since it was opened."""
@@ -577,7 +584,7 @@ class Engine:
             return EngineStats(
                 directory=self.directory,
                 queues=tuple(sorted((queue.stats() for queue in queues), key=lambda one: one.name)),
-                dirty_bytes=sum(one._parts.flusher.unflushed()[2] for one in queues),
+                dirty_bytes=sum(one._parts.flusher.unflushed()[1] for one in queues),
                 writes_refused=self._poison.reason,
                 message_store=self._messages.stats(),
                 build=build(),
@@ -595,7 +602,7 @@ class Engine:
         return self._lock.is_over()
 
     def close(self, drain: float = 0) -> None:
-        """Flush, leave a snapshot so that the next open is quick, and give the lock back.
+        """Sync, leave a snapshot so that the next open is quick, and give the lock back.
 
         ``drain``: first wait up to so many seconds until all messages that are out are settled.
         Meanwhile no queue hands out another one: ``get`` raises
@@ -657,7 +664,7 @@ class Engine:
 
     def _close(self) -> None:
         """The end, in one order: no call begins any more; those under way end; the threads end;
-        queues are flushed and closed, one by one; the snapshot; the lock of the directory."""
+        queues are synced and closed; the snapshot; the lock of the directory."""
         text = f"{self.directory}: the engine is closed"
         try:
             with self._lock:
@@ -709,6 +716,9 @@ class Engine:
         failure: Exception | None = None
         try:
             self._moves.close()
+            if self._poison.reason is None:
+                self._messages.sync()
+                self._sync_queues()
         except (StoreError, OSError) as error:
             failure = error
         for hashed in self._awake:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from functools import partial
 from time import monotonic
 
 from journal.background import Background
@@ -20,6 +18,7 @@ from qindex.queue.parts import QueueParts
 _log = logging.getLogger("qindex.engine")
 
 _BURST_LOOK = 0.005
+_RESTED_AT_ONCE = 16
 _BURST_ACTIONS = 1000
 """More actions than this in :data:`_BURST_LOOK` seconds are a burst."""
 
@@ -27,19 +26,26 @@ _BURST_ACTIONS = 1000
 class Housekeeper:
     """One thread for all queues of an engine.
 
-    Flushes a queue (A) when it has been idle for ``idle`` seconds with actions in its journal,
-    (B) when it asks (its journal has more actions than ``max_journal_entries``): at once, or when
-    the burst of actions that it is in has ended, or when the journal has several times as many;
-    and (C) when the unflushed entries of all queues hold more than ``budget``
-    bytes: then the one that holds most. A queue that is still idle when it was flushed is put to
-    rest, and so are others when too many are awake.
+    It flushes a queue (A) when it has been idle for ``flush_idle`` seconds with actions in its
+    journal, at rest or not; (B) when it asks, because its journal has more actions than
+    ``max_journal_entries``: at once, when the burst of actions that it is in has ended, or when the
+    journal has several times as many; (C) when the unflushed entries of all queues hold more than
+    ``budget`` bytes: then the one that holds most. It puts a queue to rest that has been idle for
+    ``rest_idle`` seconds, and others when too many are awake.
     """
 
     def __init__(
-        self, roster: Roster, *, idle: float, budget: int, order: LockOrder | None = None
+        self,
+        roster: Roster,
+        *,
+        flush_idle: float,
+        rest_idle: float,
+        budget: int,
+        order: LockOrder | None = None,
     ) -> None:
         self._roster = roster
-        self._idle = idle
+        self._flush_idle = flush_idle
+        self._rest_idle = rest_idle
         self._budget = budget
         self._lock = threading.RLock()
         if order is not None:
@@ -48,9 +54,10 @@ class Housekeeper:
         self._asked: dict[Flusher, int | None] = {}
         self._crowded = False
         self._stopped = False
-        self._seen: dict[QueueParts, tuple[int, int]] = {}
+        # The actions of each queue that is awake, and since when it has had no other.
+        self._seen: dict[QueueParts, tuple[int, float]] = {}
         self._thread = Background(self._run, "qindex-housekeeper")
-        # Queues whose last flush, or rest, has failed. The begin and the end of that are logged.
+        # Queues whose last flush has failed. The begin and the end of that are logged.
         self._failing: set[Flusher] = set()
         self._thread.start()
 
@@ -84,7 +91,8 @@ class Housekeeper:
         self._thread.join()
 
     def _run(self) -> None:
-        tick = min(max(self._idle / 2, 0.001), threading.TIMEOUT_MAX)
+        idle = min(self._rest_idle, self._flush_idle)
+        tick = min(max(idle / 2, 0.001), threading.TIMEOUT_MAX)
         look_at = monotonic() + tick
         while True:
             left = max(look_at - monotonic(), 0)
@@ -102,13 +110,11 @@ class Housekeeper:
                     del self._asked[queue]
                     self._flush(queue)
             # The others have their turn, too, however often one queue asks.
-            if monotonic() >= look_at:
-                due, idle = self._due()
-                for flusher in due:
-                    self._flush(flusher)
-                for parts in idle:
-                    self._rest(parts)
-                look_at = monotonic() + tick
+            now = monotonic()
+            if now >= look_at:
+                self._look(now)
+                more = self._flush_rested(now)
+                look_at = now if more else monotonic() + tick
 
     def _is_time(self, queue: Flusher) -> bool:
         """Tell whether a queue that asked should be flushed now: its burst has ended, or its
@@ -121,58 +127,63 @@ class Housekeeper:
         burst = before is None or actions - before > _BURST_ACTIONS
         return not (burst and queue.can_wait())
 
-    def _due(self) -> tuple[list[Flusher], list[QueueParts]]:
-        """Find the queues to be flushed: idle ones, and the fullest when the budget is exceeded;
-        and the idle ones that are flushed already, and can rest."""
+    def _look(self, now: float) -> None:
+        """Flush the queues that are awake and have been idle for so long, and the fullest when the
+        budget is exceeded; put those to rest that have been idle for long enough."""
         due: list[Flusher] = []
         idle: list[QueueParts] = []
         total = 0
         fullest: tuple[int, Flusher | None] = (0, None)
-        seen: dict[QueueParts, tuple[int, int]] = {}
+        seen: dict[QueueParts, tuple[int, float]] = {}
         for queue in self._roster.awake():
             flusher = queue.flusher
-            dirty, next_seq, held = flusher.unflushed()
-            seen[queue] = (dirty, next_seq) if dirty else (0, flusher.actions())
-            is_idle = self._seen.get(queue) == seen[queue]
+            dirty, held = flusher.unflushed()
+            actions = flusher.actions()
+            before = self._seen.get(queue)
+            since = before[1] if before is not None and before[0] == actions else now
+            seen[queue] = actions, since
+            if now - since >= self._rest_idle:
+                idle.append(queue)
             if not dirty:
-                if is_idle:
-                    idle.append(queue)
                 continue
             flusher.seal()
             total += held
             if held > fullest[0]:
                 fullest = (held, flusher)
-            if is_idle:
+            if now - since >= self._flush_idle:
                 due.append(flusher)
         self._seen = seen
         if total > self._budget and fullest[1] is not None and fullest[1] not in due:
             due.append(fullest[1])
-        return due, idle
+        for flusher in due:
+            self._flush(flusher)
+        for queue in idle:
+            self._roster.put_to_rest(queue)
 
-    def _rest(self, queue: QueueParts) -> None:
-        rest = partial(self._roster.put_to_rest, queue)
-        self._try(queue.flusher, rest, "put to rest", logging.INFO)
+    def _flush_rested(self, now: float) -> bool:
+        """Flush some of the queues that have been at rest for long enough, and put them to rest
+        again. Return whether there are more: those that ask for a flush have their turn first."""
+        old = self._roster.rested_before(now - self._flush_idle, _RESTED_AT_ONCE)
+        for queue in old:
+            self._flush(queue.flusher)
+            self._roster.put_to_rest(queue)
+        return len(old) == _RESTED_AT_ONCE
 
     def _flush(self, queue: Flusher) -> None:
         # The journal still has everything; publishers see the poison, if it came to that.
-        self._try(queue, queue.flush_now, "flushed", logging.ERROR)
-
-    def _try(self, queue: Flusher, call: Callable[[], object], what: str, level: int) -> None:
         try:
-            call()
+            queue.flush_now()
         except ClosedError:
             self._failing.discard(queue)
         except StoreError as error:
             if queue not in self._failing:
                 self._failing.add(queue)
-                _log.log(
-                    level,
-                    "queue %r can't be %s; it is tried again, with no word until it is: %s",
+                _log.error(
+                    "queue %r can't be flushed; it is tried again, with no word until it is: %s",
                     queue.state.name,
-                    what,
                     error,
                 )
         else:
             if queue in self._failing:
                 self._failing.discard(queue)
-                _log.log(level, "queue %r is %s again", queue.state.name, what)
+                _log.error("queue %r is flushed again", queue.state.name)

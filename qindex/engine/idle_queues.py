@@ -1,12 +1,12 @@
 """Queues that are not in use rest: they have no open file, and take little memory.
 
 A queue is put to rest when it was idle for a while, or when more queues are in use than the engine
-may have files open for: then the one that was not used for longest, or nearly. Its journal is
-flushed, emptied and closed, so that all it holds is durable in its segment files; the state maps of
-its segments, and the entries read ahead, are given back. Counters stay, and so do the deliveries
-that consumers have. None of this can be seen from outside: a call takes again what it needs of a
-queue at rest (:mod:`journal.rested`, :meth:`QueueIndex.segment_of`), in the same lock that it takes
-anyway, so that a queue in use pays nothing for it.
+may have files open for: then the one that was not used for longest, or nearly. The file of its
+journal is closed, and stays what it is. The state maps of its segments are packed or given back,
+and the entries read ahead are forgotten. Counters stay, and so do the deliveries that consumers
+have. Nobody outside can see any of this: a call takes again what it needs of a queue at rest
+(:meth:`Journal.wake`, :meth:`QueueIndex.segment_of`), in the same lock that it takes anyway, so
+that a queue in use pays nothing for it.
 
 Locks: a queue wakes with its lock held, and puts others to rest then. So theirs are only ever
 tried, never waited for: a queue whose lock is taken is in use anyway.
@@ -14,19 +14,16 @@ tried, never waited for: a queue whose lock is taken is in use anyway.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+from itertools import islice, takewhile
+from time import monotonic
 
 from journal.call_lock import CallLock
-from journal.errors import StoreError
 from journal.lock_order import LockOrder, Rank
 from qindex.queue.parts import QueueParts
 from qindex.queue.state import QueueState
 
-_log = logging.getLogger("qindex.engine")
-
 _PART_SPARE = 8
-_MOST_FAILURES = 4
 
 
 class Roster:
@@ -45,6 +42,8 @@ class Roster:
         self._lock = CallLock()
         # The queues that were looked at least recently come first, each with its actions by then.
         self._awake: dict[QueueParts, int] = {}
+        # Queues at rest whose journals hold something, or are not durable, and since when.
+        self._at_rest: dict[QueueParts, float] = {}
         if order is not None:
             self._put_in(order)
 
@@ -65,17 +64,34 @@ class Roster:
         return len(self._awake)
 
     def awake(self) -> list[QueueParts]:
-        """Give the queues that are awake. All records of the others are durable."""
+        """Return the queues that are awake."""
         with self._lock:
             return list(self._awake)
+
+    def unflushed(self) -> list[QueueParts]:
+        """Return the queues that are awake, and those at rest whose journals are not empty, or not
+        durable. All that the others hold is on disk, in their segment files."""
+        with self._lock:
+            return [*self._awake, *self._at_rest]
+
+    def rested_before(self, moment: float, most: int) -> list[QueueParts]:
+        """Return up to ``most`` of the queues at rest that have something in their journals since
+        before ``moment``. Their time at rest begins anew, whatever becomes of them."""
+        with self._lock:
+            old = takewhile(lambda one: one[1] < moment, self._at_rest.items())
+            found = [queue for queue, _ in islice(old, most)]
+            for queue in found:
+                del self._at_rest[queue]
+                self._at_rest[queue] = monotonic()
+            return found
 
     def admit(self, queue: QueueParts) -> None:
         """Make room for a queue that is about to wake, and whose lock is held.
 
-        Where none of the others can be put to rest (a full disk: they can't be flushed) there
-        will be one too many.
+        Where none of the others can be put to rest (all are in use) there is one too many.
         """
         with self._lock:
+            self._at_rest.pop(queue, None)
             self._awake[queue] = queue.flusher.actions()
             count = len(self._awake)
         if self._ask is not None and count > self._few:
@@ -84,9 +100,17 @@ class Roster:
             self._shrink(self.most, queue)
 
     def leave(self, queue: QueueParts) -> None:
-        """Take note that a queue is at rest, or closed."""
+        """Forget a queue that is closed."""
         with self._lock:
             self._awake.pop(queue, None)
+            self._at_rest.pop(queue, None)
+
+    def _now_at_rest(self, queue: QueueParts) -> None:
+        journal = queue.state.index.journal
+        with self._lock:
+            self._awake.pop(queue, None)
+            if journal.end or not journal.is_durable():
+                self._at_rest[queue] = monotonic()
 
     def trim(self) -> None:
         """Put queues to rest until a few more can wake without that."""
@@ -94,23 +118,17 @@ class Roster:
             self._shrink(self._few, None)
 
     def _shrink(self, most: int, but: QueueParts | None) -> None:
-        failures = 0
         # A queue that has done something since the last look gets another turn.
         for _ in range(2 * len(self._awake)):
             queue = self._next(most)
-            if queue is None or failures == _MOST_FAILURES:
+            if queue is None:
                 return
-            if queue is but:
-                continue
-            try:
+            if queue is not but:
                 self.put_to_rest(queue)
-            except StoreError as error:
-                failures += 1
-                _log.warning("queue %r can't be put to rest: %s", queue.state.name, error)
 
     def _next(self, most: int) -> QueueParts | None:
-        """Give the next queue that has done nothing since it was looked at last, if there are more
-        than ``most``. It goes behind the others, as those do that have."""
+        """Return the next queue that has done nothing since it was looked at last, if there are
+        more than ``most``. It goes to the end, as those do that have done something."""
         with self._lock:
             for _ in range(len(self._awake)):
                 if len(self._awake) <= most:
@@ -123,24 +141,20 @@ class Roster:
             return next(iter(self._awake), None)
 
     def put_to_rest(self, queue: QueueParts) -> bool:
-        """Flush a queue, close its journal, and give back the memory of what can be had again;
-        false when it is in use at this moment, or closed. Waits for no lock of a queue.
-
-        All that it holds is durable on return. Raises :class:`StorageError` and
-        :class:`WritesRefusedError`; it is awake as before then.
-        """
+        """Close a queue's files, and put its memory away. Return whether that was done: not of a
+        queue that is in use at this moment, or closed. Waits for no lock of a queue."""
         state = queue.state
         lock = state.lock
         if lock.is_mine() or not lock.acquire(blocking=False):
             return False
         try:
-            if state.flushing or lock.refusal is not None or not queue.letters.is_empty():
+            in_use = state.flushing or state.index.changing or not queue.letters.is_empty()
+            if in_use or lock.refusal is not None:
                 return False
-            queue.flusher.write_and_empty(held=True)
             state.index.ahead.rewind()
             state.index.rest()
             # This comes before the lock is released: the queue may wake at once.
-            self.leave(queue)
+            self._now_at_rest(queue)
         finally:
             lock.release()
         return True

@@ -86,7 +86,7 @@ class Moves:
         self._queue_of = queue_of
         self._fsync = options.durability == "fsync"
         self._background = options.background
-        self._idle = options.flush_idle
+        self._idle = options.rest_idle
         self._alarm = alarm
         self._boot = fs.boot_id()
         self._lock = CallLock()

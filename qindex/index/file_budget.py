@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import resource
 
-_FOR_A_JOURNAL = 3
-"""Handles: of the file, of its map (the interpreter keeps one), of its checksums."""
+from journal.files import MAPS_KEEP_HANDLES
+
+_FOR_A_JOURNAL = 3 if MAPS_KEEP_HANDLES else 1
+"""Handles: of the file, and where maps keep theirs, of its map and that of its checksums."""
 _FOR_OTHERS = 16
 """Handles: the lock, dead letters on their way, files that are open for the time of one call."""
 _STORES = 2
 _PART_FOR_STORES = 8
 _PART_OF_PROCESS = 4
+_DEFAULT_PART = 2
+_MOST_BY_DEFAULT = 4096
+_LEAST = 64
 
 
 class FileBudget:
     """The parts of an engine's budget of files: ``journals`` of queues in use, and
     ``store_files`` for each of the two message stores."""
 
-    def __init__(self, max_open_files: int) -> None:
-        """``max_open_files``: no more than three quarters of what the process may are taken."""
+    def __init__(self, max_open_files: int | None) -> None:
+        """``max_open_files``: at most three quarters of what the process may open are used.
+        ``None``: half of it, at most 4,096."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = max_open_files
-        if soft != resource.RLIM_INFINITY:
-            most = min(most, soft - soft // _PART_OF_PROCESS)
+        if soft == resource.RLIM_INFINITY:
+            soft = 1 << 30
+        if max_open_files is None:
+            max_open_files = min(max(soft // _DEFAULT_PART, _LEAST), _MOST_BY_DEFAULT)
+        most = min(max_open_files, soft - soft // _PART_OF_PROCESS)
         self.store_files: int = max(most // _PART_FOR_STORES, 1)
         left = most - _FOR_OTHERS - _STORES * self.store_files
         self.journals: int = max(left // _FOR_A_JOURNAL, 1)

@@ -52,7 +52,8 @@ class IndexReader:
     ``positions``: journal offsets of the publish records of seq_ids ``positions_base,
     positions_base + 1, ...``, -1 where the journal has none. ``lost_entries``: entries were lost
     to damage, and with them their references to messages. ``tail``: the segment that the next
-    publish goes to. ``findings``: those since the queue was opened.
+    publish goes to. ``findings``: those since the queue was opened. ``damaged``: one of them is in
+    this queue.
     """
 
     # Slots: the attributes that the paths of single messages use.
@@ -79,6 +80,7 @@ class IndexReader:
         self.positions: array[int] = array("q")
         self.positions_base: int = next_seq
         self.lost_entries: bool = False
+        self.damaged: bool = False
         self._live_before = sum(segment.unacked for segment in segments.values())
         # A tail that covers no seq_id: the first publish finds it full and takes the right one.
         self.tail: Segment = EMPTY_WINDOW.segment
@@ -90,9 +92,14 @@ class IndexReader:
         segment: Segment | None = self.segments.get(number)
         if segment is None:
             segment = self.segments[number] = Segment(number, self.entry_count)
-        elif not segment.loaded and not segment.unpack():
-            self.load(segment)
+        elif not segment.loaded:
+            self.bring(segment)
         return segment
+
+    def bring(self, segment: Segment) -> None:
+        """Bring the state maps of a segment into memory that are not. Raises as :meth:`load`."""
+        if not segment.unpack():
+            self.load(segment)
 
     def load(self, segment: Segment) -> None:
         """Bring the state maps of ``segment`` into memory, and where its records stand.
@@ -126,6 +133,7 @@ class IndexReader:
         """Tell the user of damage that was met while the queue is open."""
         for finding in findings:
             _log.warning("%s", finding)
+            self.damaged = True
         self.findings += findings
 
     def report_missing(self, planned: SegmentPlan) -> None:
@@ -204,7 +212,7 @@ class IndexReader:
                 start = following * count
                 continue
             if not segment.loaded:
-                self.load(segment)
+                self.bring(segment)
             rel = start - segment.base
             end = min(rel + most, count, self.next_seq - segment.base)
             if segment.states.count(PUBLISHED, rel, end) == end - rel:
@@ -231,6 +239,8 @@ class IndexReader:
         first = self.positions_base
         if not 0 < end - start <= min(FEW, most) or start < base or start < first:
             return None
+        if self.journal.at_rest:
+            return None  # a publish that failed has taken the tail
         states, positions, data = segment.states, self.positions, self.journal.map
         bodies: list[bytes] = []
         extras: list[int | Entry] = []
@@ -266,7 +276,7 @@ class IndexReader:
             if not segment.loaded:
                 if not segment.stored_unacked:
                     continue
-                self.load(segment)
+                self.bring(segment)
             states = segment.states
             end = len(states) if below is None else below - segment.base
             rel = max(states.rfind(PUBLISHED, 0, end), states.rfind(DELIVERED, 0, end))
@@ -274,14 +284,20 @@ class IndexReader:
                 return segment.base + rel
         return None
 
+    def _journal_data(self) -> ReadBuffer:
+        """Return the journal's bytes. Where it is at rest, this wakes it, and ``positions``."""
+        if self.journal.at_rest:
+            self.journal.wake()
+        return self.journal.map
+
     def _read_run(self, segment: Segment, rel: int, end: int) -> Window | None:
         """Read entries that were never delivered, from ``rel`` on, which stand in the journal as
         publishers left them, or in a file as a flush did; ``None`` where they do not."""
         count, first_seq = end - rel, segment.base + rel
         absent = segment.filed.count(ABSENT, rel, end)
         if absent == count and first_seq >= self.positions_base:
+            data = self._journal_data()
             at = first_seq - self.positions_base
-            data: ReadBuffer = self.journal.map
             columns = plain_rows.read_run(
                 data, self.positions, at, count, first_seq, _WINDOW_BYTES, True
             )
@@ -327,10 +343,10 @@ class IndexReader:
             payloads = offsets + STEP_SIZE
             embedded = lengths - PUBLISH_HEAD_SIZE
         else:
+            data, verified = self._journal_data(), False
             first = int(rels[0]) + segment.base - self.positions_base
             last = int(rels[-1]) + segment.base - self.positions_base
             offsets = np.array(self.positions[first : last + 1])[rels - rels[0]]
-            data, verified = self.journal.map, False
             flat = np.frombuffer(data, np.uint8)
             kinds = flat[offsets] >> 6
             payloads = offsets + _JOURNAL_HEAD
@@ -394,6 +410,7 @@ class IndexReader:
             assert segment.offsets is not None
             path = os.path.join(self.directory, self.form.file_name(segment.number))
             return path, self.form.place(rel, max(int(segment.offsets[rel]), 0))
+        self._journal_data()
         return self.journal.path, self.positions[seq_id - self.positions_base]
 
     def bytes_of(self, seq_id: int) -> bytes:
@@ -411,9 +428,10 @@ class IndexReader:
             data, low, _ = self._bytes_from(segment, offsets, lengths)
             start = int(offsets[0]) - low
             return bytes(data[start : start + int(lengths[0])])
+        data = self._journal_data()
         offset = self.positions[seq_id - self.positions_base]
-        head = journal_format.PUBLISH_HEAD.unpack_from(self.journal.map, offset)
-        return self.journal.map[offset : offset + journal_format.PUBLISH_HEAD_SIZE + head[4]]
+        head = journal_format.PUBLISH_HEAD.unpack_from(data, offset)
+        return bytes(data[offset : offset + journal_format.PUBLISH_HEAD_SIZE + head[4]])
 
     def stored_ids(self, segment: Segment, rels: I64) -> list[bytes]:
         """Give the message ids of those entries (published, of a loaded segment) whose messages
@@ -434,10 +452,11 @@ class IndexReader:
                 payloads = offsets - low + STEP_SIZE
                 found += stored_entries(data, bare, payloads, np.zeros(len(bare), np.int64))
         if len(fresh):
+            data = self._journal_data()
             positions = np.array(self.positions, np.int64)
             payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
-            embedded = _sizes_at(self.journal.map, payloads + _EMBEDDED_AT)
-            found += stored_entries(self.journal.map, fresh, payloads, embedded)
+            embedded = _sizes_at(data, payloads + _EMBEDDED_AT)
+            found += stored_entries(data, fresh, payloads, embedded)
         return [msg_id for _, msg_id in found]
 
     def all_stored_ids(self) -> list[bytes]:
@@ -447,7 +466,7 @@ class IndexReader:
         for segment in self.segments.values():
             if not segment.loaded:
                 with suppress(DamageError):  # logged; the sound entries are loaded
-                    self.load(segment)
+                    self.bring(segment)
             states = np.frombuffer(segment.states, np.uint8)
             alive = np.flatnonzero((states != ABSENT) & (states != ACKED))
             found += self.stored_ids(segment, alive)
@@ -460,11 +479,11 @@ class IndexReader:
             was_loaded = segment.loaded
             if not was_loaded:
                 with suppress(DamageError):  # logged; the sound entries are loaded
-                    self.load(segment)
+                    self.bring(segment)
             states = np.frombuffer(segment.states, np.uint8)
             rels = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
             total += self._body_bytes(segment, rels)
-            if not was_loaded:
+            if not was_loaded and not segment.dirty:
                 segment.unload()
         return total
 
@@ -481,9 +500,10 @@ class IndexReader:
             data, low, _ = self._bytes_from(segment, offsets, segment.lengths[filed])
             total += int(_sizes_at(data, offsets - low + (STEP_SIZE + _SIZE_AT)).sum())
         if len(fresh):
+            data = self._journal_data()
             positions = np.array(self.positions, np.int64)
             payloads = positions[fresh + segment.base - self.positions_base] + _JOURNAL_HEAD
-            total += int(_sizes_at(self.journal.map, payloads + _SIZE_AT).sum())
+            total += int(_sizes_at(data, payloads + _SIZE_AT).sum())
         return total
 
 

@@ -20,7 +20,7 @@ cdef class QueueIndex(IndexReader):
     cdef public Segment recent
     cdef public set transient
     cdef public object handing
-    cdef public object before_waking, poison, seq_file, _sync_durations_before, _syncs_before
+    cdef public object before_waking, poison, seq_file, _packed
 
     @cython.locals(seq=Py_ssize_t, journal=Journal, tail=Segment)
     cpdef Py_ssize_t append(self, bytes record) except -1

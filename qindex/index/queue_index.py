@@ -17,6 +17,7 @@ Everything here is called with the queue's lock held, but for
 from __future__ import annotations
 
 import os
+import zlib
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -25,14 +26,12 @@ import numpy as np
 from journal import format as journal_format
 from journal import words
 from journal.arrays import I64, U8, Bools
-from journal.durations import NO_DURATIONS, Durations
 from journal.errors import StorageError, storage_errors
 from journal.files import FileSystem, opened
 from journal.format import ACK, ACK_BITS, DELIVER, DELIVER_BITS, PUBLISH_TRANSIENT, TYPE_SHIFT
 from journal.journal import Journal, Retired
 from journal.poison import Poison
 from journal.replay import walk_journal
-from journal.rested import RestedJournal, rest
 from qindex.index.flush import FlushPlan
 from qindex.index.index_reader import IndexReader
 from qindex.index.merge import JournalRecords
@@ -54,6 +53,8 @@ Seqs = range | I64
 """seq_ids: a run of them, which costs nothing, or any."""
 
 _WORD_SIZE = journal_format.ACTION_SIZE
+_FEW_POSITIONS = 32
+"""No more than these are kept as they are at rest."""
 _NONE = np.empty(0, np.int64)
 
 
@@ -113,10 +114,12 @@ class QueueIndex(IndexReader):
         self.transient: set[int] = set()
         self.flushes: int = 0
         self.flushed_bytes = 0
-        self._syncs_before = 0
-        self._sync_durations_before = NO_DURATIONS
         self.before_waking: Callable[[], None] = _nothing
-        self.journal: Journal = self._rested_journal(used=False)
+        path = os.path.join(directory, journal_format.FILE_NAME)
+        self.journal: Journal = Journal(fs, path, poison, at_rest=True)
+        self.journal.before_waking = self._waking
+        # The positions of a journal at rest, if they are many.
+        self._packed = b""
         # The first seq_id behind the tail.
         self.tail_end: int = 0
         # The segment that a deliver or ack touched last.
@@ -148,55 +151,40 @@ class QueueIndex(IndexReader):
         """Publishes, deliveries and acks since the queue was opened (counted from any number)."""
         return self.next_seq + self.taken + self.acks + 2 * self.dropped
 
-    # -- the journal's file ---------------------------------------------------------------------
+    # -- rest -----------------------------------------------------------------------------------
 
-    def _rested_journal(self, *, used: bool) -> RestedJournal:
-        path = os.path.join(self.directory, journal_format.FILE_NAME)
-        return RestedJournal(self.fs, path, self.poison, self._wake_journal, used=used)
-
-    def _wake_journal(self) -> Journal:
-        at_rest = self.journal
-        if isinstance(at_rest, RestedJournal):
-            self.before_waking()
-            entries = self._most_consumed()
-            self.journal = Journal(
-                self.fs, at_rest.path, self.poison, entries=entries, rested=at_rest.used
-            )
-        return self.journal
+    def _waking(self) -> None:
+        """Take back what :meth:`rest` has put away, before the journal's file is opened."""
+        self.before_waking()
+        self.journal.entries = self._most_consumed()
+        if self._packed:
+            steps = np.frombuffer(zlib.decompress(self._packed), np.int64)
+            self.positions = array("q", np.cumsum(steps).tobytes())
+            self._packed = b""
 
     def rest(self) -> None:
-        """Close the journal, which a flush has just emptied, and give back the memory of what can
-        be had again: the next touch takes it. Raises as :meth:`Journal.sync`."""
-        journal = self.journal
-        if not isinstance(journal, RestedJournal):
-            rest(journal)
-            self._syncs_before += journal.syncs
-            self._sync_durations_before += journal.sync_durations
-            self.journal = self._rested_journal(used=True)
+        """Close the journal, and put away the memory of what the next touch takes back: the maps of
+        segments with nothing outstanding, and the positions."""
         tail = self.tail
+        self.tail_end = 0
         self.tail = self._reading = EMPTY_WINDOW.segment
         self.recent = EMPTY_WINDOW.segment
-        self.tail_end = 0
+        self.journal.rest()
         for segment in list(self.segments.values()):
-            if not segment.loaded or segment.outstanding or segment.dirty:
+            if not segment.loaded or segment.outstanding:
                 continue
-            if not segment.unacked and not segment.file_size:
+            if segment.dirty or (segment is tail and (segment.unacked or segment.file_size)):
+                segment.pack()
+            elif segment.unacked or segment.file_size:
+                segment.unload()
+            else:
                 del self.segments[segment.number]
                 segment.unload()
-            elif segment is tail:
-                segment.pack()
-            else:
-                segment.unload()
-
-    @property
-    def syncs(self) -> int:
-        """Count the syncs of the journal."""
-        return self._syncs_before + self.journal.syncs
-
-    @property
-    def sync_durations(self) -> Durations:
-        """Give their durations."""
-        return self._sync_durations_before + self.journal.sync_durations
+        if len(self.positions) > _FEW_POSITIONS:
+            # Records of one size are at equal distances, which compress to next to nothing.
+            steps = np.diff(np.array(self.positions, np.int64), prepend=0)
+            self._packed = zlib.compress(steps.tobytes(), 1)
+            self.positions = array("q")
 
     # -- append ---------------------------------------------------------------------------------
 
@@ -210,7 +198,7 @@ class QueueIndex(IndexReader):
             self._roll()
         journal = self.journal
         if journal.end + len(record) > journal.limit:
-            journal = journal.make_room(len(record))
+            journal.make_room(len(record))
         tail = self.tail
         self.changing += 1
         words.push(self.positions, journal.store(record))
@@ -245,7 +233,7 @@ class QueueIndex(IndexReader):
             first = end
         journal = self.journal
         if journal.end + len(block) > journal.limit:
-            journal = journal.make_room(len(block))
+            journal.make_room(len(block))
         self.changing += 1
         self.positions.frombytes((offsets + journal.append(block)).tobytes())
         if transient:
@@ -283,7 +271,7 @@ class QueueIndex(IndexReader):
         journal = self.journal
         fresh = segment.states[rel] == PUBLISHED
         if fresh and journal.end + _WORD_SIZE > journal.word_limit:
-            journal = journal.make_room(_WORD_SIZE, reserve=True)
+            journal.make_room(_WORD_SIZE, reserve=True)
         self.changing += 1
         self.handing_one = seq
         if fresh:
@@ -338,7 +326,7 @@ class QueueIndex(IndexReader):
             return False
         journal = self.journal
         if journal.end + _WORD_SIZE > journal.word_limit:
-            journal = journal.make_room(_WORD_SIZE, reserve=True)
+            journal.make_room(_WORD_SIZE, reserve=True)
         self.changing += 1
         journal.store_word(ACK_BITS | seq)
         segment.states[rel] = ACKED
@@ -432,7 +420,7 @@ class QueueIndex(IndexReader):
         dropped = 0
         unlinked = False
         for segment in list(self.segments.values()):
-            if not segment.loaded:
+            if not segment.loaded and not segment.unpack():
                 path = os.path.join(self.directory, self.form.file_name(segment.number))
                 going: list[bytes] = []
                 if stored is not None:
@@ -483,18 +471,21 @@ class QueueIndex(IndexReader):
         with opening, opened(self.fs, path, os.O_RDWR) as fd:
             # A hole in it would need room on the disk at some store into the map.
             self.fs.fallocate(fd, 0, self.fs.fstat(fd).st_size)
-        journal = self.journal = Journal(
-            self.fs, path, self.poison, position=end, entries=self.entry_count, rested=True
-        )
+        entries = self.entry_count
+        journal = Journal(self.fs, path, self.poison, position=end, entries=entries, kept=True)
+        journal.before_waking = self._waking
+        # The close, or the recovery, that left the journal has synced it.
+        journal.synced = end
         journal.highest = len(journal.map)
+        self.journal = journal
         walk = walk_journal(journal.map, 0, end)
         for number in segment_numbers(walk.seqs, self.entry_count):
             segment = self.segments.get(number)
             if segment is not None and not segment.loaded:
                 self.load(segment)
-        entries = JournalRecords(path, walk).entries
-        if len(entries):
-            self.positions_base = int(entries.seqs[0])
+        published = JournalRecords(path, walk).entries
+        if len(published):
+            self.positions_base = int(published.seqs[0])
         self.rebuild()
         # What was delivered or acknowledged by the earlier run is not counted.
         self._live_before = sum(segment.unacked for segment in self.segments.values())
@@ -510,6 +501,8 @@ class QueueIndex(IndexReader):
         out: they are ready again. No flush may be under way. Segment files are not read.
         """
         journal = self.journal
+        if journal.end:
+            self._journal_data()
         journal.erase_tail()
         walk = walk_journal(journal.map, 0, journal.end)
         records = JournalRecords(journal.path, walk)
@@ -521,7 +514,7 @@ class QueueIndex(IndexReader):
         if one >= 0:
             handing = np.append(handing, one)
         for segment in self.segments.values():
-            if segment.loaded:
+            if segment.loaded or segment.unpack():
                 self._rebuild_states(segment, records, handing)
         entries = records.entries
         if len(entries):
@@ -586,7 +579,7 @@ class QueueIndex(IndexReader):
     def _make_room(self, size: int) -> Journal:
         journal = self.journal
         if size and journal.end + size > journal.word_limit:
-            return journal.make_room(size, reserve=True)
+            journal.make_room(size, reserve=True)
         return journal
 
     def state_of(self, seq: int) -> int:
@@ -655,9 +648,12 @@ class QueueIndex(IndexReader):
     def plan(self) -> FlushPlan | None:
         """Part 1 of a flush (:mod:`qindex.index.flush`), or ``None`` when nothing is to be done."""
         front = self.journal.tell()
+        if front:
+            self._journal_data()
         positions = np.array(self.positions, np.int64)
         plans = []
         for segment in self.segments.values():
+            segment.unpack()
             if segment.dirty:
                 first = self.positions_base - segment.base
                 rel = max(first, 0)

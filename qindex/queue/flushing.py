@@ -233,9 +233,13 @@ class Flusher:
         with state.calls.here():
             state.lock.check()
             self.mover.settle()
-            with state.lock, state:
-                state.index.journal.seal()
-            state.sync_all()
+            self.seal_and_sync()
+
+    def seal_and_sync(self) -> None:
+        """Take checksums of what the journal holds, and make it durable, with its messages."""
+        with self.state.lock, self.state as state:
+            state.index.journal.seal()
+        state.sync_all()
 
     def sync_if_open(self) -> None:
         """Make the journal durable, if the queue is open; a closed one is durable."""
@@ -245,8 +249,9 @@ class Flusher:
     # -- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Refuse later calls, drop transient messages, flush, and close the journal: all while the
-        lock is held, but for the wait for a flush under way. The engine calls it."""
+        """Refuse later calls, drop transient messages, and close the journal, which keeps what it
+        holds: all while the lock is held, except for the wait for a flush under way. The engine
+        calls it."""
         state = self.state
         index = state.index
         with state.lock.anyway:
@@ -264,7 +269,11 @@ class Flusher:
                         state.rebuild()
                     state.forgive_outstanding()
                     index.drop_transient()
-                    self.write_and_empty(held=True)
+                    index.seq_file.raise_floor(index.next_seq)
+                    if index.damaged or self._retry_at or index.form.overwrites:
+                        # The next open need not meet damage of which nothing is left, nor the
+                        # files of a flush that has failed half-way.
+                        self.write_and_empty(held=True)
             except StorageError as error:
                 cut = not is_passing(error)  # its reserve lets the next open consume
                 raise
@@ -305,11 +314,13 @@ class Flusher:
             index.directory,
             index.next_seq,
             {
-                number: (segment.unacked, segment.file_size)
+                number: (segment.filed_unacked, segment.file_size)
                 for number, segment in index.segments.items()
-                if segment.unacked
+                if segment.file_size
             },
             has_settings=self.state.settings != NO_SETTINGS,
+            journal=index.journal.end,
+            held=index.live,
         )
 
     # -- for the background thread ----------------------------------------------------------------
@@ -319,10 +330,10 @@ class Flusher:
         moment."""
         return self.state.index.actions
 
-    def unflushed(self) -> tuple[int, int, int]:
-        """Give the dirty_count, the next seq_id, and the bytes of memory that the entries of
-        the journal take. No lock: figures of about this moment."""
+    def unflushed(self) -> tuple[int, int]:
+        """Return the dirty_count, and the bytes of memory that the entries of the journal take. No
+        lock: figures of about this moment."""
         index = self.state.index
         if not index.dirty:
-            return 0, 0, 0
-        return index.dirty, index.next_seq, index.journal.end + 8 * len(index.positions)
+            return 0, 0
+        return index.dirty, index.journal.end + 8 * len(index.positions)

@@ -28,16 +28,21 @@ def judge(findings: Sequence[Finding], *, repair: bool) -> None:
     ``repair``; nothing was changed then."""
     for finding in findings:
         report(finding)
+    if not repair:
+        refuse_losses(
+            findings,
+            "nothing was changed: open with repair=True to set the damaged bytes aside and go on "
+            "with the rest",
+        )
+
+
+def refuse_losses(findings: Sequence[Finding], remedy: str) -> None:
+    """Raise :class:`DamageError` if something is lost; ``remedy``: what the user can do."""
     damage = [one for one in findings if one.is_loss]
-    if damage and not repair:
+    if damage:
         first = damage[0]
         more = f" (and {len(damage) - 1} more places)" if len(damage) > 1 else ""
-        raise DamageError(
-            first.path,
-            first.offset,
-            f"{first.what}{more}; nothing was changed: open with repair=True to set the damaged "
-            "bytes aside and go on with the rest",
-        )
+        raise DamageError(first.path, first.offset, f"{first.what}{more}; {remedy}")
 
 
 def set_aside(fs: FileSystem, findings: Iterable[Finding]) -> None:

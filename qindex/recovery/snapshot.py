@@ -8,7 +8,12 @@ its files alone.
 The msgpack value::
 
     {"version": 1, "queues": [[directory name, next seq_id, [[segment, unacked, bytes], ...]], ...],
-     "message store": the snapshot of the persistent message store, or nil where there is none}
+     "message store": the snapshot of the persistent message store, or nil where there is none,
+     "journals": [[directory name, bytes, messages held], ...]}
+
+"journals" has the queues whose journals hold something: the bytes of their records, and the
+messages that they and the segments hold together. The counts of their segments are those of the
+segment files alone.
 
 A store whose segments are overwritten has "stamps", too: rows of a directory name and the time at
 which the youngest of its index files was written, seconds since 1970.
@@ -29,6 +34,7 @@ from journal.format import MAX_SEQ_ID
 from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record, Row, check
 from qindex.format.layout import pack_checked, unpack_checked
 from qindex.format.segment import MAX_ENTRY_COUNT
+from qindex.index.appended_segments import size_of
 from qindex.index.segment_form import SegmentForm
 
 _log = logging.getLogger("qindex.recovery")
@@ -42,19 +48,25 @@ _SHAPE = Record(
         "queues": ListOf(Row((FileName(255), Int(0, MAX_SEQ_ID + 1), ListOf(_SEGMENT)))),
         "message store": Optional(Bytes(0, 1 << 40)),
     },
-    {"stamps": ListOf(Row((FileName(255), Int(0, (1 << 63) - 1))))},
+    {
+        "journals": ListOf(
+            Row((FileName(255), Int(1, (1 << 63) - 1), Int(0, MAX_SEQ_ID))),
+        ),
+        "stamps": ListOf(Row((FileName(255), Int(0, (1 << 63) - 1)))),
+    },
 )
 
 
 @dataclass(slots=True)
 class RestingQueue:
-    """A queue on disk whose journal is empty: all there is to know of it.
+    """A queue on disk that nobody has asked for yet: all there is to know of it.
 
     ``segments``: for each number the entries not acknowledged and the bytes of its file.
+    ``journal``: bytes of records in the journal, which is durable. It holds something after a clean
+    close, or where recovery found no room to move it. Then ``segments`` is what the files of the
+    segments say, and ``held`` the messages that both hold together.
     ``journal_left``: recovery left the file of the journal, which holds nothing but zeros; it has
     to go (:func:`qindex.recovery.store_recovery.remove_journal`) before anything is written.
-    ``unmoved``: bytes of records in the journal, which recovery found no room to move: they stay
-    there, and ``segments`` is what the files of the segments say.
     ``has_settings``: there is a file of settings; as the directory tells, not the snapshot.
     ``stamp``: of the youngest segment, where the form of segments has such
     (:meth:`qindex.index.segment_form.SegmentForm.stamp`).
@@ -66,12 +78,13 @@ class RestingQueue:
     journal_left: bool = False
     has_settings: bool = False
     stamp: int = 0
-    unmoved: int = 0
+    journal: int = 0
+    held: int = 0
 
     @property
     def live(self) -> int:
         """Messages held."""
-        return sum(unacked for unacked, _ in self.segments.values())
+        return self.held if self.journal else sum(count for count, _ in self.segments.values())
 
 
 def write_snapshot(
@@ -92,6 +105,9 @@ def write_snapshot(
         ],
         "message store": message_store,
     }
+    journals = [[name, one.journal, one.held] for name, one in queues.items() if one.journal]
+    if journals:
+        value["journals"] = journals
     if any(stamps.values()):
         value["stamps"] = [[name, stamp] for name, stamp in stamps.items() if stamp]
     replace_file(fs, os.path.join(directory, FILE_NAME), pack_checked(value))
@@ -118,12 +134,16 @@ def unpack_snapshot(
     value = unpack_checked(data)
     check(value, _SHAPE)
     stamps = dict(value.get("stamps", ()))
+    journals = {name: (size, held) for name, size, held in value.get("journals", ())}
     queues = {
         name: RestingQueue(
             os.path.join(queues_directory, name),
             next_seq,
             {number: (unacked, size) for number, unacked, size in segments},
-            stamp=stamps.get(name, 0),
+            False,
+            False,
+            stamps.get(name, 0),
+            *journals.get(name, (0, 0)),
         )
         for name, next_seq, segments in value["queues"]
     }
@@ -139,31 +159,40 @@ def remove_snapshot(fs: FileSystem, directory: str) -> None:
 def missing_bytes(
     fs: FileSystem, queues: Iterable[RestingQueue], form: SegmentForm
 ) -> list[Finding]:
-    """Find the segment files of the snapshot that are missing or shorter now, which no crash does.
-    Recovery would not know: a segment without a file is one whose messages are acknowledged. One
-    that is overwritten may get shorter elsewhere, and a node that left no trace may have deleted
-    it."""
+    """Find the journals and segment files of the snapshot that are missing or shorter now, which no
+    crash does. Recovery would not know: a segment without a file is one whose messages are
+    acknowledged. One that is overwritten may get shorter elsewhere, and a node that left no trace
+    may have deleted it."""
     findings = []
     for resting in queues:
+        if resting.journal and not form.overwrites:
+            path = os.path.join(resting.directory, journal_format.FILE_NAME)
+            there = size_of(fs, path)
+            if there < resting.journal:
+                findings.append(_shorter(path, there, resting.journal, resting.held))
         for number, (unacked, size) in sorted(resting.segments.items()):
             path = os.path.join(resting.directory, form.file_name(number))
             there = form.size(fs, resting.directory, number)
             if there < size and not (there and form.overwrites):
-                what = f"the file has {there} bytes of {size} at the clean close"
-                lost = f"it had {unacked} messages: what is missing of them is lost"
-                if form.overwrites:
-                    lost += ", if no RabbitMQ node has delivered it"
-                kind = Kind.MISSING_FILE
-                findings.append(Finding(path, there, size - there, Cause.DAMAGE, what, lost, kind))
-                _log.error("%s", findings[-1])
+                lost = ", if no RabbitMQ node has delivered it" if form.overwrites else ""
+                findings.append(_shorter(path, there, size, unacked, lost))
     return findings
+
+
+def _shorter(path: str, there: int, size: int, held: int, unless: str = "") -> Finding:
+    what = f"the file has {there} bytes of {size} at the clean close"
+    lost = f"it had {held} messages: what is missing of them is lost{unless}"
+    kind = Kind.MISSING_FILE
+    finding = Finding(path, there, size - there, Cause.DAMAGE, what, lost, kind)
+    _log.error("%s", finding)
+    return finding
 
 
 def files_agree(
     fs: FileSystem, resting: RestingQueue, names: Iterable[str], form: SegmentForm
 ) -> bool:
-    """Tell whether the segment files, of those in the queue's directory (``names``), are those of
-    the snapshot, by name and size."""
+    """Return whether the segment files and the journal, of those in the queue's directory
+    (``names``), are those of the snapshot, by name and size."""
     sizes: dict[int, int] = {}
     journal_size = 0
     for name in names:
@@ -174,7 +203,9 @@ def files_agree(
         elif name == journal_format.FILE_NAME:
             journal_size = fs.stat(os.path.join(resting.directory, name)).st_size
     expected = {number: size for number, (_, size) in resting.segments.items()}
-    same = journal_size == 0 and sizes == expected
+    # A loss of power can bring back the zeros that the close has cut off.
+    same_journal = journal_size >= resting.journal if resting.journal else not journal_size
+    same = same_journal and sizes == expected
     return same and _stamp(fs, resting, form) == resting.stamp
 
 

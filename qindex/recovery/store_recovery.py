@@ -237,16 +237,36 @@ class StoreRecovery:
         loaded, seq_file = self._load(path, self._fs.listdir(path))
         return _rewrite(self._fs, loaded, seq_file, ()), loaded.findings
 
+    def resume(self, resting: RestingQueue) -> tuple[RestingQueue, list[Finding]]:
+        """Return what is known of a queue whose journal holds something, and what was found in it.
+
+        A journal whose checksums hold, or whose records do, stays. A damaged queue is recovered:
+        its damaged bytes are set aside. Raises :class:`StorageError`.
+        """
+        path = os.path.join(resting.directory, journal_format.FILE_NAME)
+        findings: list[Finding] = []
+        with storage_errors(path, "the journal can't be read"):
+            healed = read_healed(self._fs, path, findings)
+        if not findings and healed.sound == resting.journal and is_zeros(healed.data, healed.sound):
+            return resting, []
+        names = self._fs.listdir(resting.directory)
+        loaded, seq_file = self._load(resting.directory, names, repair=True)
+        if not loaded.findings and loaded.journal_size == resting.journal:
+            return resting, []
+        return _rewrite(self._fs, loaded, seq_file, ()), loaded.findings
+
     def load_one(self, path: str) -> LoadedQueue:
         """Load one queue; nothing is changed."""
         return self._load(path, self._fs.listdir(path))[0]
 
-    def _load(self, path: str, names: list[str]) -> tuple[LoadedQueue, SeqFile]:
+    def _load(
+        self, path: str, names: list[str], *, repair: bool = False
+    ) -> tuple[LoadedQueue, SeqFile]:
         """Read a queue, whose directory has these names in it, and judge what was found; nothing
         is changed.
 
-        Raises :class:`DamageError` for what no crash leaves, unless the options say to repair, and
-        :class:`StorageError`.
+        Raises :class:`DamageError` for what no crash leaves, unless ``repair``, or the options, say
+        so, and :class:`StorageError`.
         """
         seq_path = os.path.join(path, SEQ_FILE_NAME)
         is_there = SEQ_FILE_NAME in names
@@ -263,7 +283,7 @@ class StoreRecovery:
                 power_lost=seq_file.power_lost,
                 with_a_node=self._with_a_node,
             )
-        judge(loaded.findings, repair=self._options.repair)
+        judge(loaded.findings, repair=repair or self._options.repair)
         return loaded, seq_file
 
 
@@ -575,8 +595,14 @@ def _rewrite(
             _sync_journal(fs, loaded)
             _remove_unfinished(fs, directory, loaded.names)
             has_settings = layout.SETTINGS in loaded.names
-            size = loaded.journal_size
-            return RestingQueue(directory, next_seq, as_filed, False, has_settings, 0, size)
+            return RestingQueue(
+                directory,
+                next_seq,
+                as_filed,
+                has_settings=has_settings,
+                journal=loaded.journal_size,
+                held=loaded.unacked,
+            )
         known = seq_file.same_run or seq_file.unused
         left = may_leave and known and _may_leave_journal(loaded)
         if not left:

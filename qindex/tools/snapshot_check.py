@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from journal.files import FileSystem
+from journal import format as journal_format
+from journal.files import FileSystem, is_zeros, read_optional
 from journal.findings import Cause, Finding, Kind
 from msgstore.errors import StaleSnapshotError
 from msgstore.format import ID_SIZE
@@ -64,13 +65,18 @@ def _check_queue(
             yield Finding(path, 0, 0, Cause.DAMAGE, what, _LOST, Kind.MISSING_FILE)
             continue
         if there != size:
-            what = f"the file has {there} bytes; it had {size} at the clean stop"
-            kind = Kind.TORN if there < size else Kind.COUNT
-            yield Finding(path, min(there, size), abs(there - size), Cause.DAMAGE, what, "", kind)
-        count = found.unacked.get(number, 0)
+            yield _another_size(path, there, size)
+        # Where the journal holds something, the snapshot has the count of the file alone.
+        count = unacked if queue.journal else found.unacked.get(number, 0)
         if count != unacked:
-            what = f"{count} entries are not acknowledged; {unacked} were at the clean stop"
-            yield Finding(path, 0, 0, Cause.DAMAGE, what, "", Kind.COUNT)
+            yield _another_count(path, count, unacked)
+    journal = os.path.join(queue.directory, journal_format.FILE_NAME)
+    data = read_optional(fs, journal) or b""
+    # A loss of power can bring back the zeros that the close has cut off.
+    if len(data) < queue.journal or not is_zeros(data, queue.journal):
+        yield _another_size(journal, len(data), queue.journal)
+    elif queue.journal and sum(found.unacked.values()) != queue.held:
+        yield _another_count(journal, sum(found.unacked.values()), queue.held)
     for number, size in sorted(sizes.items()):
         path = os.path.join(queue.directory, form.file_name(number))
         what = "the file was not there at the clean stop"
@@ -78,6 +84,17 @@ def _check_queue(
     if found.next_seen > queue.next_seq:
         what = f"seq_id {found.next_seen - 1} is there; {queue.next_seq} was to be the next"
         yield Finding(queue.directory, 0, 0, Cause.DAMAGE, what, "", Kind.SEQ_RANGE)
+
+
+def _another_size(path: str, there: int, size: int) -> Finding:
+    what = f"the file has {there} bytes; it had {size} at the clean stop"
+    kind = Kind.TORN if there < size else Kind.COUNT
+    return Finding(path, min(there, size), abs(there - size), Cause.DAMAGE, what, "", kind)
+
+
+def _another_count(path: str, count: int, unacked: int) -> Finding:
+    what = f"{count} entries are not acknowledged; {unacked} were at the clean stop"
+    return Finding(path, 0, 0, Cause.DAMAGE, what, "", Kind.COUNT)
 
 
 def check_messages(directory: str, snapshot: bytes, store: StoreCheck) -> Iterator[Finding]:
@@ -100,10 +117,7 @@ def check_messages(directory: str, snapshot: bytes, store: StoreCheck) -> Iterat
             lost = _LOST if entry.live else "nothing is lost"
             yield Finding(file_path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)
         elif there != entry.size:
-            what = f"the file has {there} bytes; it had {entry.size} at the clean stop"
-            kind = Kind.TORN if there < entry.size else Kind.COUNT
-            at, length = min(there, entry.size), abs(there - entry.size)
-            yield Finding(file_path, at, length, Cause.DAMAGE, what, "", kind)
+            yield _another_size(file_path, there, entry.size)
     for name, size in sorted(sizes.items()):
         if name.endswith(".rdq"):
             what = "the file was not there at the clean stop"

@@ -13,20 +13,18 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from functools import partial
 
-from journal.beneath import BeneathFileSystem, leave, private_directory
+from journal.beneath import leave, private_directory
 from journal.errors import StorageError, UsageError, storage_errors
-from journal.files import FileSystem, PathLike, RealFileSystem, is_there, make_dirs, sync_file
+from journal.files import FileSystem, PathLike, is_there, make_dirs, sync_file
 from journal.lock import DirectoryLock
+from journal.together import together
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 
 _SUFFIX = ".partial"
 _LOCK = "lock"
-_SYNCS = 32
-"""Threads that wait for the disk."""
 _CONTENT = "content"
 
 
@@ -112,21 +110,10 @@ def sync_tree(fs: FileSystem, path: str) -> None:
             inner = os.path.join(directory, name)
             (directories if stat.S_ISDIR(fs.stat(inner).st_mode) else files).append(inner)
 
-    _together(fs, partial(sync_file, fs), files)
+    together(fs, partial(sync_file, fs), files)
     sync_directories(fs, directories)
 
 
 def sync_directories(fs: FileSystem, paths: Iterable[str]) -> None:
     """Make the names in these directories durable. Raises :class:`OSError`."""
-    _together(fs, fs.sync_dir, paths)
-
-
-def _together(fs: FileSystem, sync: Callable[[str], None], paths: Iterable[str]) -> None:
-    """A file system lets syncs that come together share their write."""
-    if not isinstance(fs, RealFileSystem | BeneathFileSystem):
-        for path in paths:
-            sync(path)
-        return
-    with ThreadPoolExecutor(_SYNCS, "qindex-sync") as pool:
-        for _ in pool.map(sync, paths):
-            pass
+    together(fs, fs.sync_dir, paths)

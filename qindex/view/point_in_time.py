@@ -7,10 +7,11 @@ No lock is taken and nothing is written. These steps make a moment of files that
 3. look again: when a segment file has come, gone or grown, or the journal does not start with the
    record it started with, a flush came in between, and all is done again.
 
-A flush appends to segments before it empties the journal, so between 1 and 3 everything stands in
-at least one of them. Segment files only grow until they are deleted, so the pinned part of them can
-be read at leisure. A file that is gone by then held acknowledged messages only; one that came in
-its place under the same number starts with another record, for seq_ids never repeat.
+A flush appends to segments before it empties the journal, so between 1 and 3 everything is in at
+least one of them. Where no writer was at work, step 3 is left out. Segment files only grow until
+they are deleted, so the pinned part of them can be read at leisure. A file that is gone by then
+held acknowledged messages only. Another file in its place under the same number starts with another
+record, because seq_ids never repeat.
 
 Where a flush overwrites its segments, an entry that is in the journal by 2 is in one of the files
 that are there by 3, or was acknowledged. What they hold is looked at later, and may be newer.
@@ -101,16 +102,20 @@ def pin_queue(
         if attempt:
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
         try:
+            still = not of_node and not busy()
             before = _segments(fs, directory, form, only)
             # Read first, so that they are not ahead of the journal.
             sums = without_room(read_sums(fs, path) or b"")
             journal = read_optional(fs, path) or b""
-            if before is None or not _same_start(fs, path, journal):
+            if before is None:
                 continue
-            if _segments(fs, directory, form, only) != before:
-                continue
-            if not (read_sums(fs, path) or b"").startswith(sums):
-                continue
+            if not (still and not busy()):
+                if not _same_start(fs, path, journal):
+                    continue
+                if _segments(fs, directory, form, only) != before:
+                    continue
+                if not (read_sums(fs, path) or b"").startswith(sums):
+                    continue
             pairs = pin_pairs(fs, directory, fs.listdir(directory)) if of_node else {}
             how = layout()
             healed = heal(journal, sums, power_lost=how.power_lost)

@@ -125,7 +125,7 @@ class QueueView:
         busy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._fs = fs
-        self._rules = rules
+        self.rules = rules
         self._priority = priority
         self._stores = stores
         self._busy = busy
@@ -177,7 +177,7 @@ class QueueView:
 
     def _layout_of(self, directory: str) -> Callable[[], Layout]:
         def layout() -> Layout:
-            if self._rules.repeats_are_damage:
+            if self.rules.repeats_are_damage:
                 return journal_layout(MAX_SEQ_ID)  # a node's
             seq_file = SeqFile(self._fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
             # The writer's recovery takes what is not there for lost by the power, too.
@@ -209,7 +209,7 @@ class QueueView:
     def versions(self) -> tuple[int, ...]:
         """Versions of RabbitMQ's queue files that there are, as the files tell."""
         first = self.pinned.segments or self.pinned.journal_size
-        if not self._rules.repeats_are_damage:
+        if not self.rules.repeats_are_damage:
             return ()
         return (*((1,) if first else ()), *((2,) if self.pinned.pairs else ()))
 
@@ -292,7 +292,7 @@ class QueueView:
                 pinned,
                 self.entry_count,
                 depth,
-                clean=self._rules.clean,
+                clean=self.rules.clean,
                 rescue=self._rescues,
             )
         except OSError as error:
@@ -305,7 +305,7 @@ class QueueView:
     def _add_version1(self, sources: list[Source], states: U8, base: int) -> None:
         """Add what the files of version 1 hold of a segment, where a node was stopped in the
         middle of converting them: entries that version 2 does not have yet."""
-        own = self._rules.entry_count
+        own = self.rules.entry_count
         first, last = base // own, (base + len(states) - 1) // own
         for number in self._version1:
             if not first <= number <= last:
@@ -324,7 +324,7 @@ class QueueView:
                     sources.append(take_rows(source, rows))
 
     def _merged_version1(self, number: int) -> tuple[list[Source], U8] | None:
-        count = self._rules.entry_count
+        count = self.rules.entry_count
         base = number * count
         states = np.zeros(count, np.uint8)
         sources = []
@@ -366,14 +366,15 @@ class QueueView:
     def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> Source:
         number, directory = pinned.number, self.pinned.directory
         path = os.path.join(directory, file_name(number))
-        count = self._rules.entry_count
+        count = self.rules.entry_count
         findings: list[Finding] = []
         healed = read_healed(self._fs, path, findings, data, self._power_lost)
         verified = healed.sound if self._trust_sums else 0
         lost = self._power_lost
         complete = 0 if lost and number in self._touched else healed.end
         if complete > len(data) and self.form.size(self._fs, directory, number) > len(data):
-            complete = len(data)  # a flush has appended to the file since it was pinned
+            # A flush has written to the file since, and may have been half-way when it was pinned.
+            complete = healed.sound
         scan = scan_segment(
             path, healed.data, number, count, verified, self._elsewhere, lost, complete
         )
@@ -434,7 +435,7 @@ class QueueView:
             heads = source.heads_of(rows)
             persistent, dropped = self._persistence(source, rows, heads)
             expiry = heads["expiry"].astype(np.uint64)
-            keep = ~dropped & (self._rules.keeps_expired | (expiry == 0) | (expiry > now))
+            keep = ~dropped & (self.rules.keeps_expired | (expiry == 0) | (expiry > now))
             which = np.full(int(keep.sum()), index, np.uint8)
             sizes = heads["size"][keep].astype(np.int64)
             parts.append((source.seqs[rows][keep], sizes, persistent[keep], which, rows[keep]))
@@ -464,7 +465,7 @@ class QueueView:
         persistent = by_index.copy()
         if source.heads is not None:
             return persistent, ~persistent
-        if self._rules.transient is Transient.KEPT:
+        if self.rules.transient is Transient.KEPT:
             return persistent, np.zeros(len(rows), np.bool_)
         flat = np.frombuffer(source.data, np.uint8)
         records = source.offsets[rows] + source.head_size + PAYLOAD_SIZE
@@ -480,7 +481,7 @@ class QueueView:
             what = "the index has the message as transient, the message itself as persistent"
             kind = Kind.PERSISTENCE
             self._find([Finding(source.path, offset, length, Cause.DAMAGE, what, kind=kind)])
-        if self._rules.transient is Transient.BY_MESSAGE:
+        if self.rules.transient is Transient.BY_MESSAGE:
             persistent[theirs] = said
         return persistent, ~persistent
 
@@ -506,10 +507,10 @@ class QueueView:
         return self._redelivered(columns.seqs, columns.states)
 
     def _redelivered(self, seqs: I64, states: U8) -> Bools:
-        below = self._rules.redelivered_below
+        below = self.rules.redelivered_below
         again: Bools = states == DELIVERED if below is None else seqs < below
-        if self._rules.redelivered:
-            again |= np.isin(seqs, list(self._rules.redelivered))
+        if self.rules.redelivered:
+            again |= np.isin(seqs, list(self.rules.redelivered))
         return again
 
     def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:
@@ -575,7 +576,7 @@ class QueueView:
         try:
             record = self._stored.read(entry.msg_id, persistent)
         except MissingMessageError:
-            if version2 and not self._rules.clean:
+            if version2 and not self.rules.clean:
                 return None  # its acknowledgement had not reached the index
             damage = f"it is not in the message store, where it should be as {entry.msg_id.hex()}"
         except DamageError as error:
@@ -616,7 +617,7 @@ class QueueView:
         ids. Shapes ``(n,)``."""
         rows, ids = [np.empty(0, np.int64)], [np.empty(0, "S16")]
         for which, source in enumerate(columns.sources):
-            if source.heads is None or self._rules.clean:
+            if source.heads is None or self.rules.clean:
                 continue
             mine = np.flatnonzero(columns.source_of == which)
             heads = source.heads_of(columns.row_of[mine])
@@ -629,7 +630,7 @@ class QueueView:
         """Give what :meth:`stored_ids` would give of the queue as it is now."""
         directory = self.pinned.directory
         try:
-            now = QueueView(self._fs, directory, self._rules, stores=self._stores, busy=self._busy)
+            now = QueueView(self._fs, directory, self.rules, stores=self._stores, busy=self._busy)
         except FileNotFoundError:
             return StoredIds([], [])  # the queue was deleted
         return now.stored_ids()

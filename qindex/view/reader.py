@@ -157,7 +157,7 @@ class QueueReader:
         next_seq_id = 0
         views = self._pin()
         for view, one in zip(views, self.directories, strict=True):
-            rules = self._store.rules(one)
+            rules = view.rules
             known &= rules.delivered_known
             highest = -1
             seen = 0

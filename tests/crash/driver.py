@@ -7,6 +7,7 @@ the shortest sequence that fails.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,6 @@ import qindex
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
 from qindex.queue.delivery import Delivery
-from qindex.queue.flushing import Flusher
 from tests.crash.ledger import Book, Message
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
@@ -238,33 +238,33 @@ class Driver:
 
     def do_flush_idle(self, name: str) -> None:
         """Flush as the background thread does with an idle queue."""
-        self._housekeep(name, looks=2, budget=1 << 40)
+        self._housekeep(name, looks=(0.0, 2.0), budget=1 << 40)
 
     def do_flush_budget(self, name: str) -> None:
         """Flush as the background thread does when queues hold too much memory."""
-        self._housekeep(name, looks=1, budget=0)
+        self._housekeep(name, looks=(0.0,), budget=0)
 
-    def _housekeep(self, name: str, looks: int, budget: int) -> None:
+    def _housekeep(self, name: str, looks: tuple[float, ...], budget: int) -> None:
         roster = Roster(1, None)
         roster.admit(self._queue(name)._parts)
-        keeper = _ByHand(roster, idle=1.0, budget=budget)
-        due: list[Flusher] = []
-        for _ in range(looks):
-            due, _idle = keeper._due()
-        for one in due:
-            keeper._flush(one)
+        keeper = _ByHand(roster, flush_idle=1.0, rest_idle=1e9, budget=budget)
+        for moment in looks:
+            keeper._look(moment)
         self._note()
 
     def do_rest(self, name: str) -> None:
-        """Put a queue to rest: all that it holds is durable then, but for messages that are in the
-        message store."""
+        """Put a queue to rest: nothing is promised of it."""
         assert self.engine is not None
         queue = self._queue(name)
-        synced = self.books[name].syncing()
         if not self.engine._roster.put_to_rest(queue._parts):
             self.problems.append(f"queue {name} was not put to rest")
-        if not self.engine._messages.in_use:
-            synced()
+        self._note()
+
+    def do_flush_rested(self) -> None:
+        """Flush the queues at rest as the background thread does."""
+        assert self.engine is not None
+        keeper = _ByHand(self.engine._roster, flush_idle=1.0, rest_idle=1.0, budget=1 << 40)
+        keeper._flush_rested(math.inf)
         self._note()
 
     def do_purge(self, name: str) -> None:

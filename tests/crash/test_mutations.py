@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import journal.rested
 import qindex.engine.engine
 import qindex.format.resynchronise
 import qindex.index.flush
@@ -26,14 +25,12 @@ from journal.lock_order import LockOrder
 from journal.sync import GroupCommit
 from msgstore import compaction
 from msgstore.writer import Writer
-from qindex.engine.idle_queues import Roster
 from qindex.index.flush import FlushPlan
 from qindex.index.paired_segments import _Append
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ACKED
 from qindex.index.seq_ids import SeqFile
 from qindex.queue.flushing import Flusher
-from qindex.queue.parts import QueueParts
 from qindex.queue.state import QueueState
 from qindex.queue.timer import Alarm
 from tests.crash.driver import Workload
@@ -223,34 +220,27 @@ def _journal_not_synced_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Journal.close
 
     def close(self: Journal, *, cut: bool = True) -> None:
-        self._rebases = 0
+        self.synced, self._rebases_synced = self.end, self._rebases
         real(self, cut=cut)
 
     monkeypatch.setattr(Journal, "close", close)
+    monkeypatch.setattr(qindex.Engine, "_sync_queues", lambda self: None)
 
 
-def _rest_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a flush has dropped from the journal comes back after a clean close."""
-    real = journal.rested.rest
-
-    def rest(one: Journal) -> None:
-        one._rebases = 0
-        real(one)
-
-    monkeypatch.setattr(qindex.index.queue_index, "rest", rest)
+def _sync_passes_over_journals_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Journal.is_durable
+    monkeypatch.setattr(Journal, "is_durable", lambda self: self.at_rest or real(self))
 
 
-def _rest_cuts_the_journal_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue is put to rest with what its journal holds."""
+def _rest_forgets_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue wakes with another journal than it had before its rest."""
+    real = Journal.rest
 
-    def put_to_rest(self: Roster, queue: QueueParts) -> bool:
-        index = queue.state.index
-        index.journal.close(cut=False)
-        index.journal = index._rested_journal(used=True)
-        self.leave(queue)
-        return True
+    def rest(self: Journal) -> None:
+        real(self)
+        self.end = self._mapped = 0
 
-    monkeypatch.setattr(Roster, "put_to_rest", put_to_rest)
+    monkeypatch.setattr(Journal, "rest", rest)
 
 
 _FLUSHED = Workload(
@@ -424,17 +414,19 @@ MUTATIONS = [
         Workload("closed", (("publish_many", "a", 2), ("sync",), ("consume", "a", 1), ("close",))),
     ),
     Mutation(
-        "journal not synced before a rest",
-        _rest_without_sync,
-        Workload(
-            "rested and closed",
-            (("publish_many", "a", 2), ("sync",), ("consume", "a", 1), ("rest", "a"), ("close",)),
-        ),
+        "a sync passes over journals at rest",
+        _sync_passes_over_journals_at_rest,
+        Workload("rested and synced", (("publish", "a"), ("rest", "a"), ("sync",))),
     ),
     Mutation(
-        "a rest with records in the journal",
-        _rest_cuts_the_journal_off,
-        Workload("rested and synced", (("publish", "a"), ("rest", "a"), ("sync",))),
+        "a close passes over journals at rest",
+        _sync_passes_over_journals_at_rest,
+        Workload("rested and closed", (("publish", "a"), ("rest", "a"), ("close",))),
+    ),
+    Mutation(
+        "a rest forgets the journal",
+        _rest_forgets_the_journal,
+        Workload("rested and woken", (("publish", "a"), ("rest", "a"), ("publish", "a"))),
     ),
     Mutation(
         "timer fires while the store opens",

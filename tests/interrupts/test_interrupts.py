@@ -204,7 +204,7 @@ def _of_an_alarm() -> tuple[Alarm, list[Callable[[], object]]]:
 
 def _of_a_housekeeper() -> tuple[Housekeeper, list[Callable[[], object]]]:
     with mock.patch("qindex.engine.housekeeper.Background", return_value=_NoThread()):
-        keeper = Housekeeper(Roster(1, None), idle=1.0, budget=1)
+        keeper = Housekeeper(Roster(1, None), flush_idle=1.0, rest_idle=1.0, budget=1)
     return keeper, [partial(keeper.ask, mock.Mock()), keeper.ask_for_room, keeper.stop]
 
 

@@ -1,4 +1,4 @@
-"""A journal at rest: closed, and opened again by the first touch."""
+"""A journal at rest: its file is closed, and the first touch opens it again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from journal.block_sums import SUFFIX, heal
 from journal.errors import ClosedError, StorageError, WritesRefusedError
 from journal.files import REAL
 from journal.journal import Journal
 from journal.poison import Poison
-from journal.rested import RestedJournal, rest
 
 
 class Owner:
@@ -21,29 +21,20 @@ class Owner:
         self.path = os.fspath(path)
         self.poison = Poison()
         self.woken = 0
-        self.journal: Journal | RestedJournal = self.rested(used=False)
+        self.journal = Journal(REAL, self.path, self.poison, at_rest=True)
+        self.journal.before_waking = self.wake
 
-    def rested(self, *, used: bool) -> RestedJournal:
-        return RestedJournal(REAL, self.path, self.poison, self.wake, used=used)
-
-    def wake(self) -> Journal:
-        if isinstance(self.journal, RestedJournal):
-            self.woken += 1
-            self.journal = Journal(REAL, self.path, self.poison, rested=self.journal.used)
-        return self.journal
-
-    def rest(self) -> Journal:
-        journal = self.journal
-        assert isinstance(journal, Journal)
-        journal.rebase(journal.tell(), None)
-        rest(journal)
-        self.journal = self.rested(used=True)
-        return journal
+    def wake(self) -> None:
+        self.woken += 1
 
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Owner:
     return Owner(tmp_path / "journal.jif")
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_what_needs_no_file_opens_none(owner: Owner) -> None:
@@ -59,39 +50,58 @@ def test_what_needs_no_file_opens_none(owner: Owner) -> None:
 
 @pytest.mark.parametrize("touch", ["action", "append", "make room"])
 def test_the_first_touch_wakes_it_once(owner: Owner, touch: str) -> None:
-    at_rest = owner.journal
+    journal = owner.journal
     if touch == "action":
-        at_rest.append(b"x" * 8, reserve=True)
+        journal.append(b"x" * 8, reserve=True)
     elif touch == "append":
-        assert at_rest.append(b"x" * 8) == 0
+        assert journal.append(b"x" * 8) == 0
     else:
-        woken = at_rest.make_room(1 << 20)
-        assert woken is owner.journal
-        assert woken.limit >= 1 << 20
+        journal.make_room(1 << 20)
+        assert journal.limit >= 1 << 20
+    before = journal.tell()
+    journal.append(b"y" * 8, reserve=True)
+    assert journal.tell() == before + 8
     assert owner.woken == 1
-    assert isinstance(owner.journal, Journal)
-    # Whoever still holds the one at rest gets to the same journal.
-    before = owner.journal.tell()
-    at_rest.append(b"y" * 8, reserve=True)
-    assert owner.journal.tell() == before + 8
-    assert owner.woken == 1
-    owner.journal.close()
+    journal.close()
 
 
-def test_it_keeps_its_room_until_it_is_closed(owner: Owner) -> None:
-    owner.journal.append(b"x" * 100)
-    owner.rest()
-    size = os.stat(owner.path).st_size
-    assert size >= 16 << 10
+def test_it_keeps_its_records_and_its_room(owner: Owner) -> None:
+    journal = owner.journal
+    before = open_files()
+    for count in range(1, 4):
+        assert journal.append(b"x" * 100) == 100 * (count - 1)
+        size = os.stat(owner.path).st_size
+        journal.rest()
+        journal.rest()
+        assert journal.at_rest
+        assert open_files() == before
+        assert os.stat(owner.path).st_size == size >= 16 << 10
+        assert Path(owner.path).read_bytes().rstrip(b"\0") == b"x" * 100 * count
+    assert owner.woken == 3
+    journal.close()
+    assert Path(owner.path).read_bytes() == b"x" * 300
+
+
+def test_what_rests_has_checksums(owner: Owner) -> None:
+    journal = owner.journal
+    for _ in range(3):
+        journal.append(b"x" * 100)
+        journal.rest()
+    journal.close()
+    sums = Path(owner.path + SUFFIX).read_bytes()
+    assert heal(Path(owner.path).read_bytes(), sums).sound == 300
+
+
+def test_one_that_was_emptied_stays_empty(owner: Owner) -> None:
+    journal = owner.journal
+    journal.append(b"x" * 100)
+    journal.rebase(100, None)
+    journal.rest()
     assert not any(Path(owner.path).read_bytes())
-    owner.journal.append(b"y" * 8)
-    assert os.stat(owner.path).st_size == size
-    owner.rest()
-    owner.journal.close(cut=False)
-    assert os.stat(owner.path).st_size == size
-    owner.journal = owner.rested(used=True)
-    owner.journal.close()
-    assert os.stat(owner.path).st_size == 0
+    journal.append(b"y" * 8)
+    journal.rest()
+    journal.close(cut=False)
+    assert Path(owner.path).read_bytes().rstrip(b"\0") == b"y" * 8
 
 
 def test_a_file_that_was_never_used_in_this_run_is_cut(owner: Owner) -> None:
@@ -101,36 +111,74 @@ def test_a_file_that_was_never_used_in_this_run_is_cut(owner: Owner) -> None:
     assert Path(owner.path).read_bytes().strip(b"\0") == b"x" * 8
 
 
-def test_syncs_of_one_that_was_put_to_rest_are_done(owner: Owner) -> None:
-    owner.journal.append(b"x" * 100)
-    before = owner.rest()
-    before.sync()
-    with pytest.raises(ClosedError):
-        before.append(b"y" * 8)
+def test_a_sync_opens_the_file_for_itself(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    real = os.fdatasync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(type(REAL), "fdatasync", staticmethod(note))
+    journal = owner.journal
+    journal.append(b"x" * 100)
+    journal.rest()
+    before = open_files()
+    assert not journal.is_durable()
+    journal.sync()
+    assert journal.is_durable()
+    assert synced == [owner.path]
+    journal.sync()
+    assert synced == [owner.path]  # there is nothing more
+    assert owner.woken == 1
+    assert open_files() == before
+    journal.append(b"x" * 100)
+    journal.rest()
+    journal.close()
+    assert len(synced) == 2
+    journal.sync()
 
 
-def test_it_refuses_writes_as_any(owner: Owner) -> None:
-    owner.journal.append(b"x" * 100)
-    owner.rest()
+def test_one_that_is_cut_meanwhile_is_not_used(owner: Owner) -> None:
+    journal = owner.journal
+    journal.append(b"x" * 100)
+    journal.rest()
+    before = open_files()
+    os.truncate(owner.path, 50)
+    for call in (journal.wake, lambda: journal.append(b"y" * 8)):
+        with pytest.raises(StorageError, match="50 bytes of 100"):
+            call()
+    assert journal.at_rest
+    assert open_files() == before
+
+
+def test_it_refuses_writes_as_any_and_can_be_read(owner: Owner) -> None:
+    journal = owner.journal
+    journal.append(b"x" * 100)
+    journal.rest()
     owner.poison.set(StorageError(owner.path, "sync failed", OSError(5, "I/O error")))
-    for call in (owner.journal.sync, lambda: owner.journal.append(b"x" * 8, reserve=True)):
+    for call in (journal.sync, lambda: journal.append(b"x" * 8, reserve=True)):
         with pytest.raises(WritesRefusedError, match="sync failed"):
             call()
     assert owner.woken == 1
+    journal.wake()
+    assert journal.map[:100] == b"x" * 100
+    with pytest.raises(WritesRefusedError, match="sync failed"):
+        journal.append(b"x" * 8)
 
 
-def test_a_failing_sync_leaves_it_awake(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner.journal.append(b"x" * 100)
+def test_a_failing_sync_ends_all_writing(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = owner.journal
-    assert isinstance(journal, Journal)
-    journal.rebase(100, None)
+    journal.append(b"x" * 100)
+    journal.rest()
 
     def fail(_fd: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(type(REAL), "fdatasync", staticmethod(fail))
+    before = open_files()
     with pytest.raises(StorageError, match="sync failed"):
-        rest(journal)
+        journal.sync()
     assert owner.poison.reason is not None
-    assert not journal.rested
+    assert open_files() == before
     journal.close()

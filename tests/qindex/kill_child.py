@@ -69,7 +69,11 @@ def _tell_delivery(queue: qindex.Queue, delivery: qindex.Delivery) -> None:
 
 def main(directory: str, first: int, flush_idle: float) -> None:
     engine = qindex.open(
-        directory, max_journal_entries=150, flush_idle=flush_idle, segment_entry_count=64
+        directory,
+        max_journal_entries=150,
+        flush_idle=flush_idle,
+        rest_idle=flush_idle,
+        segment_entry_count=64,
     )
     for name in QUEUES:
         queue = engine.queue(name)

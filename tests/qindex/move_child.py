@@ -59,7 +59,11 @@ def consume(queue: qindex.Queue) -> None:
 
 def main(directory: str, first: int) -> None:
     engine = qindex.open(
-        directory, max_journal_entries=150, flush_idle=0.005, segment_entry_count=64
+        directory,
+        max_journal_entries=150,
+        flush_idle=0.005,
+        rest_idle=0.005,
+        segment_entry_count=64,
     )
     dead = engine.queue("dead", max_length=300)
     queue = engine.queue("q", dead_letter="dead", delivery_limit=4)

@@ -37,7 +37,7 @@ def work(directory: str, name: str) -> None:
     A line is ``p`` (published), ``s`` (an ack is about to be sent) or ``a`` (it returned), and the
     number of the message.
     """
-    engine = open_ours(Path(directory), max_journal_entries=400, flush_idle=0.05)
+    engine = open_ours(Path(directory), max_journal_entries=400, flush_idle=0.05, rest_idle=0.05)
     queue = engine.queue(name)
 
     def tell(step: str, number: int) -> None:

@@ -32,6 +32,7 @@ def open_engine(directory: str) -> qindex.Engine:
         embed_below=1024,
         max_journal_entries=200,
         flush_idle=0.02,
+        rest_idle=0.02,
         segment_entry_count=64,
     )
 

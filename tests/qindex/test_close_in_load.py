@@ -118,6 +118,7 @@ def one_round(directory: Path, number: int) -> None:
         max_journal_entries=chance.choice([64, 5000]),
         store_file_bytes=64 << 10,
         flush_idle=0.02,
+        rest_idle=0.02,
     )
     load = Load(engine, chance)
     threads = []

@@ -88,6 +88,7 @@ def test_a_segment_that_is_taken_away(
     bodies = [b"%d" % n for n in range(60)]
     with open_quietly(tmp_path, segment_entry_count=20) as engine:
         engine.queue("q").publish_many(bodies)
+        engine.flush()
     path = queue_directory(tmp_path, "q") / f"{number}.idx"
     with open_quietly(tmp_path) as engine:
         take(path)

@@ -433,7 +433,7 @@ def test_the_file_is_emptied_when_all_is_durable(tmp_path: Path) -> None:
 
 
 def test_in_the_background_they_become_durable_by_themselves(tmp_path: Path) -> None:
-    with qindex.open(tmp_path, flush_idle=0.01) as engine:
+    with qindex.open(tmp_path, flush_idle=0.01, rest_idle=0.01) as engine:
         queue = engine.queue("q", dead_letter="dead")
         queue.publish(b"x")
         take(queue).reject()

@@ -175,6 +175,7 @@ def test_a_count_outlives_damage_to_the_segment(tmp_path: Path, many: bool) -> N
         queue = engine.queue("q", dead_letter="dead", delivery_limit=5)
         queue.publish_many([b"message %d" % number * 4 for number in range(8)])
         assert len(queue.get_many(6)) == 6
+        queue.flush()
     (segment,) = queue_directory(tmp_path, "q").glob("0.idx")
     data = segment.read_bytes()
     segment.write_bytes(data[:-12] + bytes(12))

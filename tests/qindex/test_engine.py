@@ -53,6 +53,7 @@ def test_the_entry_count_is_kept(tmp_path: Path) -> None:
         engine.queue("q").publish_many([b"x"] * 12)
     with qindex.open(tmp_path) as engine:
         engine.queue("q").publish_many([b"x"] * 12)
+        engine.flush()
     names = sorted(path.name for path in queue_directory(tmp_path, "q").glob("*.idx"))
     assert names == ["0.idx", "1.idx", "2.idx", "3.idx", "4.idx"]
     assert find_marker(REAL, str(tmp_path))
@@ -324,8 +325,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             engine.close()
         again = open_quietly(small / "store")  # served from its journal
         assert [one.seq_id for one in again.queue("q").peek(10**6)] == published
-        with pytest.raises(qindex.StorageError, match="space"):
-            again.close()
+        again.close()  # nothing is to be written
         ballast.unlink()
         with open_quietly(small / "store") as again:
             queue = again.queue("q")

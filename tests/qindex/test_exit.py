@@ -16,7 +16,7 @@ from qindex.compat import PersistentQueue
 
 class App:
     def __init__(self, directory):
-        self.engine = qindex.open(directory + "/store", flush_idle=0.01)
+        self.engine = qindex.open(directory + "/store", flush_idle=0.01, rest_idle=0.01)
         self.engine.queue("q", message_ttl=1e6).publish_many([b"x"] * 3)
         self.log = rocketstore.open(directory + "/log")
         self.log.put("T", b"x", keys="k")

@@ -18,6 +18,7 @@ def _closed_store(path: Path) -> Path:
         for delivery in queue.get_many(100):
             if delivery.seq_id % 3 == 0:
                 delivery.ack()
+        engine.flush()
     (segment,) = path.glob("queues/*/0.idx")
     return segment
 

@@ -243,6 +243,7 @@ def test_the_names_of_new_and_of_deleted_segments_are_made_durable(tmp_path: Pat
         assert segment_files(tmp_path) == []
         assert fs.calls["sync_dir"] == before + 2
         queue.publish_many([b"x"] * 8)
+        queue.flush()
     with open_quietly(tmp_path, fs=fs) as engine:
         queue = engine.queue("q")
         before = fs.calls["sync_dir"]
@@ -455,6 +456,7 @@ def test_deliveries_that_wrote_nothing_are_flushed_too(tmp_path: Path) -> None:
         queue = engine.queue("q")
         queue.publish_many([b"x"] * 5)
         queue.get_many(5)
+        queue.flush()
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")
         assert all(one.redelivered for one in queue.get_many(5))

@@ -56,6 +56,7 @@ def make_store(directory: Path, journal: bytes, segment: bytes) -> Path:
     """A store with one queue that holds these bytes (seq_ids 0 to 7 may be given out)."""
     with open_quietly(directory, segment_entry_count=COUNT) as engine:
         engine.queue("q").publish(b"x")
+        engine.flush()
     queue = queue_directory(directory, "q")
     (directory / "qindex.clean").unlink()
     for path in queue.glob("*.idx*"):

@@ -35,12 +35,12 @@ def test_many_queues_on_few_file_handles(tmp_path: Path) -> None:
     found, status = _step(tmp_path, "kill")
     assert status == -signal.SIGKILL
     assert found["most"] <= MOST_OPEN
-    # The rest of each is in its segment file; what was done last is in the journals.
+    # Rest has flushed none of them.
     sizes = [
         (queue_directory(tmp_path, name_of(number)) / "journal.jif").read_bytes().strip(b"\0")
         for number in range(QUEUES)
     ]
-    assert 0 < sum(map(bool, sizes)) < QUEUES // 2
+    assert all(sizes)
     found, status = _step(tmp_path, "close")
     assert status == 0
     assert found["most"] <= MOST_OPEN

@@ -204,6 +204,7 @@ def test_purge_gives_back_what_it_drops(tmp_path: Path) -> None:
 def test_a_purge_that_fails_half_way_keeps_count(tmp_path: Path) -> None:
     with stored(tmp_path) as engine:
         engine.queue("q").publish_many([big(n) for n in range(30)])
+        engine.flush()
     fs = FaultyFileSystem()
     with stored(tmp_path, fs=fs) as engine:
         queue = engine.queue("q")
@@ -239,6 +240,7 @@ def test_a_damaged_queue_can_be_deleted_and_its_messages_are_counted_anew(tmp_pa
         with stored(store) as engine:
             engine.publish_to(["q", "other"], big(0))
             engine.queue("q").publish_many([big(n) for n in range(1, 20)])
+            engine.flush()
         path = queue_directory(store, "q") / "0.idx"
         data = path.read_bytes()
         (path.parent / "0.idx.sum").unlink()

@@ -74,6 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
             "store_file_bytes": 4096,
             "background": background,
             "flush_idle": 0.001,
+            "rest_idle": 0.001,
             "memory_budget": 1 << 16,
         }
         self.background = background

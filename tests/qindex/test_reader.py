@@ -63,6 +63,10 @@ def test_open_flushed_closed_and_crashed(tmp_path: Path) -> None:
         shutil.copytree(store, tmp_path / "crashed")
     assert bodies(tmp_path / "crashed") == expected
     assert bodies(store) == expected
+    assert {row.location for row in rows_of(store)} == {"journal", "segment"}
+    with open_small(store) as engine:
+        engine.queue("q").flush()
+    assert bodies(store) == expected
     assert {row.location for row in rows_of(store)} == {"segment"}
 
 
@@ -88,6 +92,11 @@ def test_summary(tmp_path: Path) -> None:
         assert (found.bytes, found.segments, found.next_seq_id) == (450, 0, 101)
         assert found.journal_entries == 101 + 30 + 10
         assert found.file_bytes == (queue_dir(tmp_path) / "journal.jif").stat().st_size
+    closed = StoreReader(tmp_path).queue("q").summary()
+    assert (closed.messages, closed.delivered_before, closed.next_seq_id) == (90, 20, 101)
+    assert (closed.journal_entries, closed.segments) == (141, 0)
+    with open_small(tmp_path) as engine:
+        engine.queue("q").flush()
     closed = StoreReader(tmp_path).queue("q").summary()
     assert (closed.messages, closed.delivered_before, closed.next_seq_id) == (90, 20, 101)
     assert (closed.journal_entries, closed.segments) == (0, 2)

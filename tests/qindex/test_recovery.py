@@ -238,6 +238,7 @@ def test_what_a_damaged_message_costs_after_a_clean_close(tmp_path: Path) -> Non
     """Two bits flipped, no sum file: the message is named, set aside, and the rest goes on."""
     with open_quietly(tmp_path) as engine:
         engine.queue("q").publish_many([b"body number %d" % at for at in range(6)])
+        engine.flush()
     directory = queue_directory(tmp_path, "q")
     path = directory / "0.idx"
     for sums in directory.glob("*.sum"):

@@ -18,8 +18,6 @@ import pytest
 import qindex
 import qindex.aio
 from journal.files import RealFileSystem
-from journal.journal import Journal
-from journal.rested import RestedJournal
 from qindex.engine.idle_queues import Roster
 from qindex.index.file_budget import FileBudget
 from tests.effort import by_tier
@@ -41,7 +39,7 @@ def rest(engine: qindex.Engine, *queues: qindex.Queue) -> None:
 
 
 def is_at_rest(queue: qindex.Queue) -> bool:
-    return isinstance(queue._parts.state.index.journal, RestedJournal)
+    return queue._parts.state.index.journal.at_rest
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -126,7 +124,8 @@ def test_a_clean_close_of_queues_at_rest(tmp_path: Path, transient: bool) -> Non
         rest(engine, engine.queue("a"), engine.queue("b"))
         engine.queue("b").publish(b"4")
     for name in "abc":
-        assert not (queue_directory(tmp_path, name) / "journal.jif").stat().st_size
+        journal = queue_directory(tmp_path, name) / "journal.jif"
+        assert 0 < journal.stat().st_size == len(journal.read_bytes().rstrip(b"\0"))
     with open_quietly(tmp_path) as engine:
         assert len(engine._resting) == 3
         assert not engine.findings
@@ -218,21 +217,7 @@ def test_dead_letters_come_from_and_to_queues_at_rest(tmp_path: Path) -> None:
 # -- what is durable ------------------------------------------------------------------------------
 
 
-def test_a_sync_that_finds_the_journal_closed_by_a_rest_has_nothing_to_do(tmp_path: Path) -> None:
-    """Between its append and its sync a publisher holds no lock."""
-    with open_quietly(tmp_path, durability="fsync") as engine:
-        queue = engine.queue("q")
-        queue.publish(b"a")
-        before = queue._parts.state.index.journal
-        assert isinstance(before, Journal)
-        rest(engine, queue)
-        before.sync()
-        engine.close()
-        with pytest.raises(qindex.ClosedError):
-            engine.queue("q")
-
-
-def test_syncs_leave_queues_at_rest_alone(tmp_path: Path) -> None:
+def test_a_sync_reaches_queues_at_rest(tmp_path: Path) -> None:
     fs = CountingFileSystem()
     with open_quietly(tmp_path, fs=fs) as engine:
         queues = [engine.queue(str(number)) for number in range(5)]
@@ -240,9 +225,56 @@ def test_syncs_leave_queues_at_rest_alone(tmp_path: Path) -> None:
             queue.publish(b"a")
         rest(engine, *queues)
         queues[0].publish(b"b")
-        fs.calls.clear()
-        engine.sync()
-        assert fs.calls["fdatasync"] == 1
+        for expected in (5, 0):
+            fs.calls.clear()
+            engine.sync()
+            assert fs.calls["fdatasync"] == expected
+            assert all(map(is_at_rest, queues[1:]))
+
+
+def test_a_flush_reaches_queues_at_rest(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        queues = [engine.queue(str(number)) for number in range(3)]
+        for queue in queues:
+            queue.publish_many([b"a", b"b"])
+        rest(engine, *queues)
+        assert all(queue.stats().journal_entries for queue in queues)
+        engine.flush()
+        assert not any(queue.stats().journal_entries for queue in queues)
+        assert all([body for _, body, _ in drain(queue)] == [b"a", b"b"] for queue in queues)
+
+
+def test_queues_at_rest_are_flushed_after_a_while(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, flush_idle=0.3, rest_idle=0.02) as engine:
+        queues = [engine.queue(str(number)) for number in range(40)]
+        for queue in queues:
+            queue.publish(b"a")
+        wait_until(lambda: not engine._roster.awake())
+        wait_until(lambda: not any(queue.stats().journal_entries for queue in queues))
+        wait_until(lambda: all(map(is_at_rest, queues)))
+        assert all(queue.stats().flushes == 1 for queue in queues)
+
+
+def test_many_positions_and_states_come_back(tmp_path: Path) -> None:
+    """Of several segments, with entries in the file, in the journal, acknowledged and out."""
+    with open_quietly(tmp_path, segment_entry_count=64) as engine:
+        queue = engine.queue("q")
+        bodies = [b"%d" % number * (1 + number % 7) for number in range(500)]
+        queue.publish_many(bodies[:100])
+        queue.flush()
+        queue.publish_many(bodies[100:])
+        out = queue.get_many(150)
+        queue.ack_many(out[20:])
+        rest(engine, queue)
+        assert not queue._parts.state.index.positions
+        queue.ack_many(out[:5])
+        queue.nack(out[7])
+        rest(engine, queue)
+        expected = [bodies[7], *bodies[150:]]
+        assert [one.body for one in queue.peek(500)] == expected
+        rest(engine, queue)
+        queue.flush()
+        assert [body for _, body, _ in drain(queue)] == expected
 
 
 def test_a_failing_sync_at_rest_is_not_forgotten(tmp_path: Path) -> None:
@@ -258,10 +290,10 @@ def test_a_failing_sync_at_rest_is_not_forgotten(tmp_path: Path) -> None:
     engine = open_quietly(tmp_path, fs=fs)
     queue = engine.queue("q")
     queue.publish(b"a")
+    rest(engine, queue)
     fs.failing = True
     with pytest.raises(qindex.StorageError, match="sync failed"):
-        engine._roster.put_to_rest(queue._parts)
-    assert not is_at_rest(queue)
+        engine.sync()
     assert engine.stats().writes_refused is not None
     with pytest.raises(qindex.WritesRefusedError):
         queue.publish(b"b")
@@ -316,7 +348,7 @@ def test_a_kill_loses_nothing_of_queues_at_rest(tmp_path: Path) -> None:
 
 
 def test_idle_queues_go_to_rest_by_themselves(tmp_path: Path) -> None:
-    with qindex.open(tmp_path, flush_idle=0.02) as engine:
+    with qindex.open(tmp_path, flush_idle=0.02, rest_idle=0.02) as engine:
         before = open_files()
         queues = [engine.queue(str(number)) for number in range(30)]
         for queue in queues:
@@ -324,7 +356,6 @@ def test_idle_queues_go_to_rest_by_themselves(tmp_path: Path) -> None:
         wait_until(lambda: not engine._roster.awake())
         assert open_files() == before
         assert all(map(is_at_rest, queues))
-        assert all(queue.stats().journal_entries == 0 for queue in queues)
         wake = queues[7].get(0)
         assert wake is not None
         assert engine._roster.awake() == [queues[7]._parts]
@@ -333,6 +364,7 @@ def test_idle_queues_go_to_rest_by_themselves(tmp_path: Path) -> None:
 def test_a_queue_that_nobody_used_opens_no_file(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         engine.queue("q").publish(b"a")
+        engine.flush()
     with open_quietly(tmp_path) as engine:
         before = open_files()
         queue = engine.queue("q")
@@ -367,31 +399,6 @@ def test_a_queue_in_use_is_not_waited_for(tmp_path: Path) -> None:
             assert len(engine._roster.awake()) == 2
         engine.queue("third").publish(b"c")
         assert [one.state.name for one in engine._roster.awake()] == ["third"]
-
-
-def test_a_full_disk_keeps_queues_awake(tmp_path: Path) -> None:
-    """They can't be flushed; waking another one goes on all the same."""
-
-    class Full(RealFileSystem):
-        full = False
-
-        def write(self, fd: int, data: bytes, /) -> int:  # type: ignore[override]
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return os.write(fd, data)
-
-    fs = Full()
-    with open_quietly(tmp_path, fs=fs) as engine:
-        engine._roster = Roster(2, None)
-        queues = [engine.queue(str(number)) for number in range(5)]
-        fs.full = True
-        for queue in queues:
-            queue.publish(b"a")
-        assert len(engine._roster.awake()) == 5
-        fs.full = False
-        engine._roster.trim()
-        assert len(engine._roster.awake()) == 2
-        assert all([body for _, body, _ in drain(queue)] == [b"a"] for queue in queues)
 
 
 # -- how much -------------------------------------------------------------------------------------
@@ -449,7 +456,7 @@ def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
 
 def test_threads_on_more_queues_than_may_be_awake(tmp_path: Path) -> None:
     count, rounds = 40, by_tier(quick=20, all=60, nightly=60)
-    with qindex.open(tmp_path, max_open_files=64, flush_idle=0.01) as engine:
+    with qindex.open(tmp_path, max_open_files=64, flush_idle=0.01, rest_idle=0.01) as engine:
         before = open_files()
         queues = [engine.queue(str(number)) for number in range(count)]
         most = 0

@@ -25,18 +25,25 @@ class Watching(RealFileSystem):
         self.open = opened  # type: ignore[assignment]
 
 
-def test_opening_reads_no_segment(tmp_path: Path) -> None:
+def test_opening_reads_no_queue(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         engine.queue("q").publish_many([b"%d" % at for at in range(100)])
+        engine.flush()
+        engine.queue("in the journal").publish_many([b"%d" % at for at in range(100)])
     fs = Watching()
     with open_quietly(tmp_path, fs=fs) as engine:
+        assert not [name for name in fs.opened if name.endswith((".idx", ".jif"))]
         queue = engine.queue("q")
         assert len(queue) == 100
-        assert not [name for name in fs.opened if name.endswith(".idx")]
+        assert not [name for name in fs.opened if name.endswith((".idx", ".jif"))]
         delivery = queue.get(0)
         assert delivery is not None
         assert [name for name in fs.opened if name.endswith(".idx")] == ["0.idx"]
         delivery.nack()
+        queue.flush()
+        fs.opened.clear()
+        assert len(engine.queue("in the journal")) == 100
+        assert "journal.jif" in fs.opened
     fs.opened.clear()
     with open_quietly(tmp_path, fs=fs) as engine:
         queue = engine.queue("q")
@@ -71,8 +78,10 @@ def test_a_queue_that_was_not_used_rests(tmp_path: Path) -> None:
 def test_files_that_are_not_as_it_says_are_recovered(tmp_path: Path, change: str) -> None:
     with open_quietly(tmp_path) as engine:
         engine.queue("q").publish_many([b"%d" % at for at in range(20)])
+        engine.flush()
     with open_quietly(tmp_path / "other") as engine:
         engine.queue("q").publish_many([b"%d" % at for at in range(40)])
+        engine.flush()
     directory = queue_directory(tmp_path, "q")
     last = directory / "2.idx"
     expected = list(range(20))
@@ -121,3 +130,57 @@ def test_a_failed_close_leaves_none(tmp_path: Path) -> None:
     assert not (tmp_path / "qindex.clean").exists()
     with open_quietly(tmp_path) as engine:
         assert len(engine.queue("q")) == 1
+
+
+@pytest.mark.parametrize("change", ["flipped", "shorter", "gone", "longer"])
+def test_a_journal_that_is_not_as_it_says_is_reported(tmp_path: Path, change: str) -> None:
+    """The journal of a store that was closed in order still holds messages."""
+    with open_quietly(tmp_path) as engine:
+        engine.queue("q").publish_many([b"message number %d" % at for at in range(20)])
+    journal = queue_directory(tmp_path, "q") / "journal.jif"
+    data = bytearray(journal.read_bytes())
+    if change == "flipped":
+        data[data.index(b"number 7")] ^= 1  # the checksums heal it
+    elif change == "shorter":
+        del data[-10:]
+    elif change == "longer":
+        data += bytes(range(1, 11))
+    if change == "gone":
+        journal.unlink()
+    else:
+        journal.write_bytes(data)
+    found = qindex.verify(tmp_path).findings
+    assert {one.path for one in found} == {str(journal)}
+    lost = change in ("shorter", "gone")
+    with open_quietly(tmp_path, repair=lost) as engine:
+        bodies = [body for _, body, _ in drain(engine.queue("q"))]
+        expected = [b"message number %d" % at for at in range(20)]
+        assert bodies == ({"shorter": expected[:19], "gone": []}.get(change, expected))
+        assert engine.findings
+        assert engine.queue("q").publish(b"x") >= 20
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_damaged_journal_is_told_when_its_queue_is_asked_for(
+    tmp_path: Path, repair: bool
+) -> None:
+    with open_quietly(tmp_path) as engine:
+        engine.queue("q").publish_many([b"message number %d" % at for at in range(20)])
+        engine.queue("other").publish(b"sound")
+    journal = queue_directory(tmp_path, "q") / "journal.jif"
+    data = bytearray(journal.read_bytes())
+    at = data.index(b"number 7")
+    data[at : at + 8] = b"damaged!"
+    journal.write_bytes(data)
+    with open_quietly(tmp_path, repair=repair) as engine:
+        assert [body for _, body, _ in drain(engine.queue("other"))] == [b"sound"]
+        if not repair:
+            with pytest.raises(qindex.DamageError, match=r"journal\.jif.*asking again"):
+                engine.queue("q")
+        bodies = [body for _, body, _ in drain(engine.queue("q"))]
+        assert bodies == [b"message number %d" % at for at in range(20) if at != 7]
+        assert any(b"damaged!" in one.read_bytes() for one in journal.parent.glob("quarantine/*"))
+        assert any(one.path == str(journal) for one in engine.findings)
+    with open_quietly(tmp_path) as engine:
+        assert not engine.findings
+        assert engine.queue("q").publish(b"x") >= 20

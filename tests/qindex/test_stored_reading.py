@@ -73,6 +73,7 @@ def test_a_store_without_stored_messages_pays_nothing(tmp_path: Path) -> None:
 def test_a_message_that_is_gone_is_told_and_shown_without_a_body(tmp_path: Path) -> None:
     with stored(tmp_path) as engine:
         engine.queue("q").publish_many([big(n) for n in range(20)])
+        engine.flush()
     files = rdq_files(tmp_path)
     data = files[1].read_bytes()
     gone = [n for n in range(20) if big(n) in data]

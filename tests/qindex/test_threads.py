@@ -49,6 +49,7 @@ def test_four_publishers_and_four_consumers(
         max_journal_entries=200,
         segment_entry_count=128,
         flush_idle=0.01,
+        rest_idle=0.01,
     )
     queue = engine.queue("q")
     total = 4 * each

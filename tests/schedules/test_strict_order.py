@@ -46,6 +46,7 @@ def mixed_load(directory: Path, durability: Durability) -> None:
         max_open_files=64,
         store_file_bytes=64 << 10,
         flush_idle=0.01,
+        rest_idle=0.01,
     )
     engine.queue("dead", max_length=50, overflow="drop-head")
     queues = [engine.queue("a", dead_letter="dead", delivery_limit=2), engine.queue("b")]

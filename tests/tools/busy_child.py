@@ -68,6 +68,7 @@ def main(directory: str, seconds: float) -> None:
         segment_entry_count=512,
         store_file_bytes=1 << 18,
         flush_idle=0.01,
+        rest_idle=0.01,
     ) as engine:
         for name in (SMALL, LARGE, *SHARED):
             engine.queue(name)

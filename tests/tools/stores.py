@@ -64,9 +64,10 @@ def fill(engine: qindex.Engine) -> None:
 
 
 def make_store(path: Path) -> Path:
-    """A store that was closed in order."""
+    """A store that was closed in order, with all in its segment files."""
     with _open(path) as engine:
         fill(engine)
+        engine.flush()
     return path
 
 

@@ -107,6 +107,7 @@ def test_a_segment_file_that_is_there_twice() -> None:
     bodies = [b"%d" % number * 300 for number in range(5)]
     with qindex.open(STORE, fs=fs, **options) as engine:
         engine.queue("q").publish_many(bodies)
+        engine.flush()
     files, directories = fs.contents()
     (path,) = (path for path in files if path.endswith("/0.idx"))
     copy = path.replace("0.idx", "3.idx")

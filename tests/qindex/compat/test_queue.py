@@ -302,6 +302,7 @@ def test_a_damaged_item_keeps_nobody_waiting(tmp_path: Path) -> None:
     with PersistentQueue(tmp_path) as jobs:
         jobs.put("x" * 1000)
         jobs.put("y")
+        jobs._engine.flush()
     segment = next((tmp_path / "queues").glob("*/0.idx"))
     data = bytearray(segment.read_bytes())
     at = data.index(b"x" * 900) + 50

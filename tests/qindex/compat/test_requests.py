@@ -176,6 +176,7 @@ def test_damaged_requests_are_passed_over(tmp_path: Path, caplog: pytest.LogCapt
     waiting = store.requests.named("a/0")
     for body in (b"1" * 500, b"2" * 500, b"3" * 500):
         store.requests.push(waiting, body)
+    store.engine.flush()
     store.close()
     segment = next((tmp_path / "store" / "queues").glob("*/0.idx"))
     data = bytearray(segment.read_bytes())
