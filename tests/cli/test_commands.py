@@ -299,6 +299,7 @@ def test_list_for_people(tmp_path: Path) -> None:
 def test_cat_of_a_damaged_store(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         engine.queue("q").publish_many([b"%d" % n * 30 for n in range(5)])
+        engine.flush()
     (path,) = tmp_path.glob("queues/*/0.idx")
     data = bytearray(path.read_bytes())
     at = data.index(b"2" * 30)
@@ -316,6 +317,7 @@ def test_cat_of_a_damaged_store(tmp_path: Path) -> None:
 def test_consume_goes_on_behind_damage(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         engine.queue("q").publish_many([b"%d" % n * 30 for n in range(5)])
+        engine.flush()
     (path,) = tmp_path.glob("queues/*/0.idx")
     data = bytearray(path.read_bytes())
     at = data.index(b"2" * 30)

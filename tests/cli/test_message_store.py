@@ -154,7 +154,7 @@ def test_inspect_names_the_file_of_which_the_system_stops_giving_bytes(
 def test_peek_and_consume(tmp_path: Path) -> None:
     fill(tmp_path)
     peeked = run("consume", tmp_path, "a", "--peek", "--json").rows
-    assert [row["location"] for row in peeked] == [*["store"] * 10, "segment"]
+    assert [row["location"] for row in peeked] == [*["store"] * 10, "journal"]
     expected = [big(n) for n in range(0, 40, 4)] + [b"small"]
     assert [base64.b64decode(row["body_base64"]) for row in peeked] == expected
     assert run("consume", tmp_path, "a", "--peek", "--count", 1).out == big(0) + b"\n"

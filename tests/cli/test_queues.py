@@ -156,6 +156,7 @@ def test_export_to_standard_output(store: Path, tmp_path: Path) -> None:
 def test_export_to_standard_output_of_a_damaged_store(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         engine.queue("q").publish_many([b"%d" % n * 30 for n in range(5)])
+        engine.flush()
     (path,) = tmp_path.glob("queues/*/0.idx")
     data = bytearray(path.read_bytes())
     at = data.index(b"2" * 30)

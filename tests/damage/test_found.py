@@ -59,6 +59,7 @@ def test_a_segment_that_is_gone_since_the_clean_close(tmp_path: Path, left: int 
     """Recovery took a missing file for a segment whose messages are all acknowledged."""
     with open_quietly(tmp_path) as engine:
         engine.queue("q").publish_many([b"%d" % at for at in range(20)])
+        engine.flush()
     file = queue_directory(tmp_path, "q") / "1.idx"
     size = file.stat().st_size
     if left is None:

@@ -153,6 +153,7 @@ def test_parquet_has_the_columns_of_the_spark_source(tmp_path: Path) -> None:
 def test_a_damaged_message_is_left_out_and_told(tmp_path: Path, suffix: str) -> None:
     with qindex.open(tmp_path / "a", segment_entry_count=8) as engine:
         engine.queue("q").publish_many([b"message %d" % n for n in range(8)])
+        engine.flush()
     segment = queue_directory(tmp_path / "a", "q") / "0.idx"
     data = segment.read_bytes()
     at = data.index(b"message 3")
@@ -235,6 +236,7 @@ def test_a_resumed_export_is_a_whole_backup(tmp_path: Path, suffix: str) -> None
 def test_damage_is_told_by_a_resumed_export_also(tmp_path: Path) -> None:
     with qindex.open(tmp_path / "a", segment_entry_count=8) as engine:
         engine.queue("q").publish_many([b"message %d" % n for n in range(24)])
+        engine.flush()
     segment = queue_directory(tmp_path / "a", "q") / "0.idx"
     data = bytearray(segment.read_bytes())
     at = data.index(b"message 3")
