@@ -41,6 +41,7 @@ def make_plain(path: Path, *, count: int = EMBEDDED, segment: int = 128) -> Path
                 persistent=number % 5 != 0,
                 ttl=3600.0 if number % 3 == 0 else None,
             )
+        engine.flush()
     return path
 
 
@@ -55,6 +56,7 @@ def make_stored(path: Path, *, count: int = 60, compact: bool = False) -> Path:
             else:
                 engine.publish_to(names, body, key=f"b{number}", headers={"n": number})
         engine.queue("big").ack_many(engine.queue("big").get_many(count // 3))
+        engine.flush()
         if compact:
             engine.compact()
     return path

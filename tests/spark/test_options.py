@@ -207,6 +207,7 @@ def test_a_plan_shows_its_moment_whatever_happens_next(tmp_path: Path) -> None:
 def test_a_segment_without_a_sound_record_is_told(tmp_path: Path, include: str) -> None:
     with qindex.open(tmp_path, background=False, segment_entry_count=64) as engine:
         engine.queue("q").publish_many([b"x"] * 100)
+        engine.flush()
     junk = queue_directory(tmp_path, "q") / "0.idx"
     junk.write_bytes(b"\x55" * junk.stat().st_size)
     options = read_options({"path": str(tmp_path), "include": include}, TABLES)

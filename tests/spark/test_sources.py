@@ -295,6 +295,7 @@ def damaged(tmp_path: Path) -> Path:
         engine.queue("q").publish_many([b"body %03d" % at for at in range(200)])
         engine.queue("big").publish(LARGE + b"the middle" + LARGE)
         engine.queue("sound").publish(b"sound")
+        engine.flush()
     spoil(queue_directory(store, "q") / "1.idx", b"body 100")
     spoil(store / "msg_store_persistent" / "0.rdq", b"the middle")
     return store
