@@ -54,7 +54,8 @@ class Options:
     were not used for longest rest. ``None``: half of what the process may have open
     (``RLIMIT_NOFILE``), at most 4,096. A publish to a queue at rest costs some 50 us more.
     ``embed_below``: message records of fewer bytes are embedded in the index, others go to the
-    message store. ``max_message_bytes``: the largest body taken. ``store_file_bytes``: size at
+    message store, as do those of 4,096 bytes and more that ``publish_to`` publishes to several
+    queues. ``max_message_bytes``: the largest body taken. ``store_file_bytes``: size at
     which a file of the message store rolls. ``garbage_ratio``: share of dead bytes in the message
     store above which its files are compacted; ``compaction_bytes_per_second`` bounds what that
     copies (``None``: unbounded). ``background``: a thread flushes; without it
@@ -82,7 +83,7 @@ class Options:
     rest_idle: float = 1.0
     memory_budget: int = 256 << 20
     max_open_files: int | None = None
-    embed_below: int = 4096
+    embed_below: int = 16_384
     max_message_bytes: int = 128 << 20
     store_file_bytes: int = 16 << 20
     garbage_ratio: float = 0.5

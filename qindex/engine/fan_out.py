@@ -25,19 +25,21 @@ def publish_to_all(
     first = queues[0]
     first.check_message(message)
     expiries = [queue.expiry(ttl) for queue in queues]
-    item = first.prepared(message, persistent)
+    item = first.prepared(message, persistent, len(queues))
     held: list[list[Prepared]] = []
     seqs: list[int] = []
     stored: list[bytes] = []
     try:
-        with first.references(stored):
-            for queue in queues:
-                held.append(queue.room.ask([item], timeout, waits))
-            # A reference for each queue; those that have their entry are no longer in the list.
-            stored += first.store_records([item], len(queues), persistent) * len(queues)
-            for queue, expiry, one in zip(queues, expiries, held, strict=True):
-                seqs.append(_append(queue, item, message, expiry, persistent, one, waits))
-                del stored[:1]
+        for queue in queues:
+            held.append(queue.room.ask([item], timeout, waits))
+        # A reference for each queue; those that have their entry are no longer in the list.
+        stored += first.store_records([item], len(queues), persistent) * len(queues)
+        for queue, expiry, one in zip(queues, expiries, held, strict=True):
+            seqs.append(_append(queue, item, message, expiry, persistent, one, waits))
+            del stored[:1]
+    except BaseException as error:
+        first.give_up(stored, error)
+        raise
     finally:
         for queue, one in zip(queues, held, strict=False):
             queue.room.give_back(one)

@@ -9,7 +9,7 @@ cdef unsigned char PUBLISHED
 
 
 cdef class Window:
-    cdef public Py_ssize_t base, most
+    cdef public Py_ssize_t base, room
     cdef public Segment segment
     cdef public numbers seqs
     cdef public list bodies
@@ -26,6 +26,6 @@ cdef class ReadAhead:
 
     cpdef bint is_empty(self)
     @cython.locals(window=Window)
-    cpdef bint keeps_up(self, Segment segment, Py_ssize_t seq) except -1
+    cpdef bint keeps_up(self, Segment segment, Py_ssize_t seq, Py_ssize_t size) except -1
     @cython.locals(window=Window)
-    cpdef int add(self, Py_ssize_t seq, object body, object extra) except -1
+    cpdef int add(self, Py_ssize_t seq, bytes body, object extra) except -1

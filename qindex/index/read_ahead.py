@@ -18,7 +18,9 @@ Extras: TypeAlias = MutableSequence[Any]
 """Of each message its timestamp or its :class:`Entry`: an array where all are timestamps, or a
 list."""
 
-_MOST_ADDED = 128
+_ROOM = 512 << 10
+_EACH = 4 << 10
+"""Bytes that a message takes of the room beside its body: there are 128 small messages at most."""
 
 
 class Window:
@@ -29,15 +31,15 @@ class Window:
     :class:`Entry`; ``plain``: all are plain (an array, as a rule). ``bodies``: empty for a message
     that is damaged.
     ``base``: seq_id of the segment's first entry.
-    ``most``: up to so many entries a publish adds its own, which is the next; 0: none.
+    ``room``: bytes of messages that publishes may still add, each of which is the next; 0: none.
     """
 
     __slots__ = (
         "base",
         "bodies",
         "extras",
-        "most",
         "plain",
+        "room",
         "segment",
         "seqs",
         "states",
@@ -52,7 +54,7 @@ class Window:
         extras: Extras,
         plain: bool,
     ) -> None:
-        self.most: int = 0
+        self.room: int = 0
         self.segment: Segment = segment
         self.base: int = segment.base
         self.seqs: array[int] = array("q", seqs.tobytes())
@@ -68,7 +70,7 @@ class Window:
         """Of messages that were all read with their entries; without an array, which would cost
         more than the messages. A publish may add to them."""
         made = cls.__new__(cls)
-        made.most = _MOST_ADDED
+        made.room = _ROOM
         made.segment = segment
         made.base = base = segment.base
         made.seqs = array("q", seqs)
@@ -88,7 +90,7 @@ class Window:
     ) -> Window:
         """Of plain messages from ``first_seq`` on that were never delivered."""
         made = cls.__new__(cls)
-        made.most = 0
+        made.room = 0
         made.segment = segment
         made.base = segment.base
         seqs = np.arange(first_seq, first_seq + len(bodies), dtype=np.int64)
@@ -143,15 +145,11 @@ class ReadAhead:
         self.at = 0
         self.next_fetch = next_fetch
 
-    def keeps_up(self, segment: Segment, seq: int) -> bool:
-        """Tell whether the consumer keeps up with publishers, and there is room for the message
-        that was just published: it need not be read then."""
+    def keeps_up(self, segment: Segment, seq: int, size: int) -> bool:
+        """Return whether the consumer keeps up with the publishers and there is room for the
+        message of ``size`` bytes that was just published. Then it need not be read."""
         window = self.window
-        return (
-            seq == self.next_fetch
-            and len(window.bodies) < window.most
-            and window.segment is segment
-        )
+        return seq == self.next_fetch and size < window.room and window.segment is segment
 
     def add(self, seq: int, body: bytes, extra: int | Entry) -> None:
         """Add the message that was just published; see :meth:`keeps_up`."""
@@ -160,6 +158,7 @@ class ReadAhead:
         window.bodies.append(body)
         window.extras.append(extra)
         window.states.append(PUBLISHED)
+        window.room -= len(body) + _EACH
         self.next_fetch = seq + 1
 
     def give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:

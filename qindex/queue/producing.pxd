@@ -31,6 +31,14 @@ cdef class Producer:
         self, object body, object key, object headers, object properties, object ttl,
         object persistent
     )
+    @cython.locals(state=QueueState, stored=list, is_plain=bint, seq=Py_ssize_t)
+    cdef Py_ssize_t _publish_stored(
+        self, bytes body, uint64_t stamp, bytes middle, int64_t expiry, bint confirm, bint waits
+    ) except -1
+    @cython.locals(index=QueueIndex, ahead=ReadAhead, seq=Py_ssize_t)
+    cpdef Py_ssize_t append_stored(
+        self, bytes msg_id, bytes body, int64_t expiry, uint64_t stamp, bint waits
+    ) except -1
 
 cdef int _check_parts(object key, object headers, object properties, bint any_depth=*) except -1
 @cython.locals(is_table=bint)

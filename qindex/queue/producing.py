@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, repeat
 from operator import add
@@ -46,8 +45,9 @@ MAX_DEPTH = 64
 """Levels of lists and maps in a value of a header: RabbitMQ's nodes and JSON libraries recurse."""
 _CONTAINERS = frozenset((dict, list, tuple))
 _NO_TABLE: Mapping[str, Any] = {}
-_MOST_KEPT = 512 << 10
-"""Bytes of large messages that are kept for a consumer that keeps up."""
+_SHARED_BELOW = 4096
+"""Message records of at least so many bytes go to the message store when several queues share them:
+to embed a record costs each queue its bytes twice, in the journal and in a segment."""
 
 
 class Producer:
@@ -117,7 +117,7 @@ class Producer:
                 record = plain_record(index.next_seq, state.id_high, body, stamp)
                 seq = index.append(record)
                 ahead = index.ahead
-                if ahead.keeps_up(index.tail, seq):
+                if ahead.keeps_up(index.tail, seq, len(body)):
                     ahead.add(seq, body, stamp)
             else:
                 record = framed_record(index.next_seq, state.id_high, body, stamp, middle, expiry)
@@ -207,10 +207,13 @@ class Producer:
         with state.calls.here():
             state.lock.check()
             stored: list[bytes] = []
-            with self.references(stored):
+            try:
                 stored.append(state.messages.put(join_front(stamp, middle, len(body)), body))
                 is_plain = not expiry and middle is NOTHING
                 seq = self.append_stored(stored[0], body, expiry, stamp if is_plain else 0, waits)
+            except BaseException as error:
+                self.give_up(stored, error)
+                raise
             if waits and (confirm or state.sync_each):
                 state.sync_all()
         return seq
@@ -226,14 +229,12 @@ class Producer:
             index = state.index
             seq = index.append(pack_publish(index.next_seq, True, msg_id, expiry, len(body), b""))
             self._expirer.note(expiry)
-            window = index.ahead.window
-            if stamp and (len(window.seqs) + 1) * len(body) <= _MOST_KEPT:
+            ahead = index.ahead
+            if stamp and ahead.keeps_up(index.tail, seq, len(body)):
                 # A consumer that keeps up has the message at once, and not from the message store.
                 message = make_message(body, None, {}, {}, stamp)
-                entry = make_entry(msg_id, 0, len(body), message, stored=True)
-                if index.ahead.keeps_up(index.tail, seq):
-                    index.ahead.add(seq, body, entry)
-                    window.plain = False
+                ahead.add(seq, body, make_entry(msg_id, 0, len(body), message, stored=True))
+                ahead.window.plain = False
             if state.arrived.waiting:
                 state.arrived.notify()
             if not seq & state.check_mask:
@@ -387,15 +388,16 @@ class Producer:
                 state.sync_all()
         return seqs
 
-    def prepared(self, message: Message, persistent: bool) -> Prepared:
-        """Encode a message, and decide where its record goes."""
+    def prepared(self, message: Message, persistent: bool, queues: int = 1) -> Prepared:
+        """Encode a message for so many queues, and decide where its record goes."""
         state = self.state
         size = len(message.body)
         messages, options = state.messages, state.options
+        below = options.embed_below if queues == 1 else min(options.embed_below, _SHARED_BELOW)
         msg_id = os.urandom(16) if messages is None else messages.new_id(size)
         if options.record_format == "qindex":
             front = encode_front(message)
-            if messages is None or len(front) + size < options.embed_below:
+            if messages is None or len(front) + size < below:
                 return Prepared(msg_id, size, front + message.body, None, sealed=False)
             stored = seal_stored(msg_id, front, message.body)
             return Prepared(msg_id, size, b"", stored, sealed=True)
@@ -404,7 +406,7 @@ class Producer:
         if message.key is None:
             message = Message(message.body, state.name, message.headers, message.properties)
         record = encode_rabbitmq(message, options.vhost.encode(), msg_id, persistent)
-        if messages is None or len(record) < options.embed_below:
+        if messages is None or len(record) < below:
             return Prepared(msg_id, size, record, None, sealed=True)
         return Prepared(msg_id, size, b"", record, sealed=True)
 
@@ -422,25 +424,23 @@ class Producer:
         their index entries, all or none. Gives their seq_ids. ``held``: see
         :meth:`append_entries`."""
         stored: list[bytes] = []
-        with self.references(stored):
+        try:
             stored += self.store_records(items, 1, persistent)
             return self.append_entries(
                 items, expiry, persistent, held=held, notes=notes, waits=waits
             )
+        except BaseException as error:
+            self.give_up(stored, error)
+            raise
 
-    @contextmanager
-    def references(self, stored: list[bytes]) -> Iterator[None]:
-        """Give the references of ``stored`` messages back if their entries can't be appended."""
-        try:
-            yield
-        except StoreError:
+    def give_up(self, stored: list[bytes], error: BaseException) -> None:
+        """Release the references of ``stored`` messages whose entries were not appended, because of
+        ``error``."""
+        if isinstance(error, StoreError):
             self.state.release(stored)
-            raise
-        except BaseException:
-            if self.state.messages is not None:
-                # A message may have its entry or not: the next open counts them.
-                self.state.messages.miscounted = True
-            raise
+        elif self.state.messages is not None:
+            # The message may have its entry or not. The next open counts the references.
+            self.state.messages.miscounted = True
 
     def store_records(
         self, items: Sequence[Prepared], references: int, persistent: bool

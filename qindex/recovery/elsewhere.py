@@ -58,6 +58,12 @@ def take_back(
         path = os.path.join(directory, layout.QUEUES, name)
         for number in segment_files(form, names):
             form.forget_deliveries(fs, path, number, entry_count)
+    forget_node(fs, directory)
+
+
+def forget_node(fs: FileSystem, directory: str) -> None:
+    """Remove what tells of a node, which would believe it at its next start. Durable on return.
+    Raises :class:`OSError`."""
     store = os.path.join(directory, PERSISTENT_DIRECTORY)
     if has_message_store(fs, directory):
         gone = [unlink_if_there(fs, os.path.join(store, name)) for name in NODE_STATE_NAMES]

@@ -54,7 +54,13 @@ from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.recovery.damage import judge, lost_files, report, set_aside, without_message
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
-from qindex.recovery.elsewhere import is_as_closed, segment_files, take_back, was_with_a_node
+from qindex.recovery.elsewhere import (
+    forget_node,
+    is_as_closed,
+    segment_files,
+    take_back,
+    was_with_a_node,
+)
 from qindex.recovery.queue_directory import remove_queue_directory
 from qindex.recovery.snapshot import (
     RestingQueue,
@@ -132,8 +138,12 @@ class StoreRecovery:
                     take_back(self._fs, self._directory, self._form, self._entry_count, queues)
                     snapshot = None
             remove_snapshot(self._fs, self._directory)
-            if snapshot is None:
-                return self._recover(missing)
+            # A node takes messages and adds others, and leaves the snapshot.
+            if snapshot is None or self._with_a_node:
+                recovered = self._recover(missing)
+                if self._with_a_node:
+                    forget_node(self._fs, self._directory)
+                return recovered
             return self._by_snapshot(*snapshot) or self._recover(
                 missing_bytes(self._fs, snapshot[0].values(), self._form)
             )
@@ -417,7 +427,8 @@ def _read_journal(
 ) -> Reading:
     data = map_optional(fs, path) or b""
     healed = Healed(data)
-    if _JOURNAL_SUMS in loaded.names:
+    # A node that writes to the journal leaves the checksums of what was there before.
+    if loaded.vouched and _JOURNAL_SUMS in loaded.names:
         healed = read_healed(fs, path, loaded.findings, data, power_lost)
     elif may_be_zeros and is_zeros(data):
         healed = Healed(b"")  # one at rest, or just emptied, which keeps its room on disk

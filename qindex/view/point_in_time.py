@@ -104,8 +104,9 @@ def pin_queue(
         try:
             still = not of_node and not busy()
             before = _segments(fs, directory, form, only)
-            # Read first, so that they are not ahead of the journal.
-            sums = without_room(read_sums(fs, path) or b"")
+            # Read first, so that they are not ahead of the journal. A node that writes to a journal
+            # leaves the checksums of what was there before.
+            sums = b"" if of_node else without_room(read_sums(fs, path) or b"")
             journal = read_optional(fs, path) or b""
             if before is None:
                 continue

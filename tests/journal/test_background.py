@@ -94,7 +94,7 @@ def test_an_engine_that_gets_no_thread(tmp_path: Path, monkeypatch: pytest.Monke
     with qindex.open(tmp_path, **options) as engine:
         queue = engine.queue("q")
         for _ in range(100):
-            queue.publish(bytes(6000))
+            queue.publish(bytes(20_000))
         lent = queue.get(0, lease=0.01)
         assert lent is not None
         queue.ack_many(queue.get_many(60))
@@ -120,7 +120,7 @@ def test_an_engine_that_never_gets_one_closes(
 ) -> None:
     NoThreads(monkeypatch)
     engine = qindex.open(tmp_path)
-    engine.queue("q").publish(bytes(6000))
+    engine.queue("q").publish(bytes(20_000))
     engine.queue("q").get(0, lease=5)
     engine.close()
     assert not qindex.verify(tmp_path).findings

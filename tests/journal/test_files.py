@@ -251,7 +251,7 @@ for fd in fds:
 queue = qindex.open(directory + "/ours").queue("q")
 store = rocketstore.open(directory + "/rocket")
 for number in range(3):
-    queue.publish(bytes(10_000))  # in the message store
+    queue.publish(bytes(20_000))  # in the message store
     queue.publish(b"small")
     store.put("t", b"small")
 for number in range(3):
@@ -272,6 +272,6 @@ def test_a_daemon_without_standard_streams(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL
     with qindex.open(tmp_path / "ours") as engine:
-        assert [len(one.body) for one in engine.queue("q").peek(9)] == [10_000, 5] * 3
+        assert [len(one.body) for one in engine.queue("q").peek(9)] == [20_000, 5] * 3
     with rocketstore.open(tmp_path / "rocket") as store:
         assert len(store.get("t", 0, 0).bodies) == 3

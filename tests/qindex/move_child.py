@@ -26,7 +26,7 @@ def publish(queue: qindex.Queue, first: int) -> None:
     while True:
         while len(queue) > 200:
             pause.wait(0.001)
-        body = b"%d " % number + b"x" * (9000 if number % 50 == 0 else number % 90)
+        body = b"%d " % number + b"x" * (20_000 if number % 50 == 0 else number % 90)
         queue.publish(body, ttl=0 if number % 5 == 0 else None)
         tell("P", number)
         number += 1

@@ -13,7 +13,7 @@ import qindex.aio
 from qindex.format.message import Body
 from tests.qindex.support import drain, open_quietly
 
-SIZES = {"embedded": 5, "in the message store": 6000, "on the helper's thread": 70_000}
+SIZES = {"embedded": 5, "in the message store": 20_000, "on the helper's thread": 70_000}
 OPTIONS: list[dict[str, Any]] = [{}, {"persistent": False}, {"ttl": 1000.0}, {"key": "k"}]
 
 

@@ -22,7 +22,7 @@ from tests import effort
 from tests.waiting import WAIT
 
 ROUNDS = effort.by_tier(quick=6, all=100, nightly=1000)
-LARGE = 6000
+LARGE = 20_000
 
 
 class Load:

@@ -155,7 +155,7 @@ def test_a_file_of_the_message_store_that_is_taken_away(
     tmp_path: Path, take: Callable[[Path], None]
 ) -> None:
     """A queue stood still at the first message of a file that was deleted."""
-    bodies = [b"%d" % n + bytes(9000) for n in range(40)]
+    bodies = [b"%d" % n + bytes(20_000) for n in range(40)]
     with open_quietly(tmp_path, store_file_bytes=1 << 16) as engine:
         engine.queue("q").publish_many(bodies)
     with open_quietly(tmp_path, store_file_bytes=1 << 16) as engine:

@@ -51,7 +51,7 @@ def until(condition: Callable[[], bool]) -> None:
 # -- why, and what it is told -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [3, 9000])
+@pytest.mark.parametrize("size", [3, 20_000])
 @pytest.mark.parametrize("record_format", ["qindex", "rabbitmq"])
 def test_rejected(tmp_path: Path, size: int, record_format: str) -> None:
     with open_quietly(tmp_path, record_format=record_format) as engine:
@@ -103,7 +103,7 @@ def test_expired(tmp_path: Path, take_all: Callable[[qindex.Queue], object]) -> 
         queue = engine.queue("q", dead_letter="dead", message_ttl=1e-6)
         dead = engine.queue("dead")
         for number in range(5):
-            queue.publish(b"%d" % number * (1 if number % 2 else 9000))
+            queue.publish(b"%d" % number * (1 if number % 2 else 20_000))
         assert take_all(queue) is None
         assert len(queue) == 0
         until = monotonic() + WAIT  # the timer may be moving some of them
@@ -134,9 +134,9 @@ def test_expired_among_others(tmp_path: Path) -> None:
 def test_overflow(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", max_length=2, overflow="drop-head", dead_letter="dead")
-        queue.publish_many([b"0", b"1" * 9000, b"2", b"3"])
-        engine.publish_to(["q", "other"], b"4" * 9000)
-        assert bodies(queue) == [b"3", b"4" * 9000]
+        queue.publish_many([b"0", b"1" * 20_000, b"2", b"3"])
+        engine.publish_to(["q", "other"], b"4" * 20_000)
+        assert bodies(queue) == [b"3", b"4" * 20_000]
         letters = engine.queue("dead").peek(10)
         assert [one.body[:1] for one in letters] == [b"0", b"1", b"2"]
         assert {deaths(one)[0] for one in letters} == {("q", "overflow", 1)}

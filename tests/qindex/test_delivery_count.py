@@ -91,7 +91,7 @@ def test_a_limit_of_one(tmp_path: Path) -> None:
 def test_a_limit_without_a_dead_letter_queue(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q", delivery_limit=2)
-        queue.publish_many([b"0", b"x" * 9000])
+        queue.publish_many([b"0", b"x" * 20_000])
         for _ in range(2):
             for one in queue.get_many(2):
                 one.nack()
@@ -144,7 +144,7 @@ def test_torn_and_damaged_records(tmp_path: Path) -> None:
 
 def test_the_file_is_written_anew_when_it_has_grown(tmp_path: Path) -> None:
     counts = DeliveryCounts(REAL, str(tmp_path))
-    for number in range(9000):
+    for number in range(20_000):
         counts.note(number, 2, {number: 2})
         counts.note(number, 0, {8999: 2})
     size = (tmp_path / "qindex.deliveries").stat().st_size

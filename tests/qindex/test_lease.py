@@ -89,11 +89,11 @@ def test_extend(tmp_path: Path) -> None:
 def test_of_a_batch(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         queue = engine.queue("q")
-        queue.publish_many([b"0", b"1", b"2" * 9000])
+        queue.publish_many([b"0", b"1", b"2" * 20_000])
         batch = queue.get_many(9, lease=SHORT)
         batch[1].extend(WAIT)
         again = [take(queue), take(queue)]
-        assert [one.body for one in again] == [b"0", b"2" * 9000]
+        assert [one.body for one in again] == [b"0", b"2" * 20_000]
         with pytest.raises(qindex.LeaseExpiredError):
             queue.ack_many(batch)
         with pytest.raises(qindex.LeaseExpiredError):

@@ -128,7 +128,7 @@ def test_reject_by_length(tmp_path: Path) -> None:
         for publish in (
             lambda: queue.publish(b"no"),
             lambda: queue.publish(b"no", key="k"),
-            lambda: queue.publish(b"n" * 9000),
+            lambda: queue.publish(b"n" * 20_000),
             lambda: queue.publish_many([b"no"]),
             lambda: queue.publish_many([qindex.Message(b"no")]),
         ):
@@ -153,11 +153,11 @@ def test_reject_by_length(tmp_path: Path) -> None:
 def test_reject_by_bytes_is_exact_over_restarts(tmp_path: Path) -> None:
     store = tmp_path / "0"
     with open_quietly(store) as engine:
-        queue = engine.queue("q", max_bytes=10_000)
+        queue = engine.queue("q", max_bytes=25_000)
         queue.publish_many([b"a" * 1000] * 4)
-        queue.publish(b"b" * 5000)  # to the message store
+        queue.publish(b"b" * 20_000)  # to the message store
         queue.publish(b"c" * 900, key="k")
-        with pytest.raises(qindex.QueueFullError, match="max_bytes=10000"):
+        with pytest.raises(qindex.QueueFullError, match="max_bytes=25000"):
             queue.publish(b"d" * 101)
         queue.flush()
         queue.publish(b"d" * 99)
@@ -182,7 +182,7 @@ def test_reject_by_bytes_is_exact_over_restarts(tmp_path: Path) -> None:
                 queue.publish(b"z" * 2001)
             queue.publish(b"z" * 2000)
             queue.purge()
-            queue.publish(b"z" * 10_000)
+            queue.publish(b"z" * 25_000)
 
 
 def test_publish_to_is_all_or_none(tmp_path: Path) -> None:
@@ -191,13 +191,13 @@ def test_publish_to_is_all_or_none(tmp_path: Path) -> None:
         full.publish(b"there")
         for names in (["free", "full"], ["full", "free"]):
             with pytest.raises(qindex.QueueFullError):
-                engine.publish_to(names, b"x" * 9000)
+                engine.publish_to(names, b"x" * 20_000)
         assert (len(free), len(full)) == (0, 1)
         free.publish_many([b"y"] * 5)  # the room that was kept is given back
         drain(free)
         drain(full)
-        assert engine.publish_to(["free", "full"], b"x" * 9000) == [5, 1]
-        assert drain(free)[0][1] == drain(full)[0][1] == b"x" * 9000
+        assert engine.publish_to(["free", "full"], b"x" * 20_000) == [5, 1]
+        assert drain(free)[0][1] == drain(full)[0][1] == b"x" * 20_000
 
 
 def test_a_publish_that_fails_keeps_no_room(tmp_path: Path) -> None:
@@ -218,13 +218,13 @@ def test_drop_head(tmp_path: Path) -> None:
         queue.publish_many([b"%d" % number for number in range(10)])
         assert bodies(queue) == [b"7", b"8", b"9"]
         out = queue.get()
-        queue.publish_many([b"10", b"x" * 9000])
+        queue.publish_many([b"10", b"x" * 20_000])
         assert out is not None
-        assert bodies(queue) == [b"9", b"10", b"x" * 9000]
+        assert bodies(queue) == [b"9", b"10", b"x" * 20_000]
         queue.nack(out)  # back in its place: over, until the next publish
         assert bodies(queue)[0] == b"7"
         queue.publish(b"12")
-        assert bodies(queue) == [b"10", b"x" * 9000, b"12"]
+        assert bodies(queue) == [b"10", b"x" * 20_000, b"12"]
         queue.publish_many([b"13", b"14", b"15"])
         assert bodies(queue) == [b"13", b"14", b"15"]
         assert queue.stats().acked == 13

@@ -121,7 +121,7 @@ def test_the_quick_way_with_all_that_is_embedded(
         assert (delivery.expiry is None) == ("ttl" not in options)
 
 
-@pytest.mark.parametrize("options", [{"persistent": False}, {"headers": {"a": bytes(5_000)}}])
+@pytest.mark.parametrize("options", [{"persistent": False}, {"headers": {"a": bytes(20_000)}}])
 def test_other_messages_take_the_slow_way(
     tmp_path: Path, slow: list[bytes], options: dict[str, Any]
 ) -> None:

@@ -59,7 +59,7 @@ def engine(tmp_path: Path) -> Iterator[qindex.Engine]:
 
 
 def _publish(queue: qindex.Queue, chance: random.Random) -> None:
-    queue.publish_many([b"x" * chance.choice((1, 50, 6000))] * chance.randrange(1, 9))
+    queue.publish_many([b"x" * chance.choice((1, 50, 20_000))] * chance.randrange(1, 9))
 
 
 def _take(queue: qindex.Queue, chance: random.Random) -> None:

@@ -65,13 +65,13 @@ def test_a_scenario_in_full(scenario: str, tmp_path: Path) -> None:
         assert in_the_store > 5
         engine.compact()
         assert delivered(engine) == wanted
-        engine.queue("new").publish(b"n" * 10_000)
+        engine.queue("new").publish(b"n" * 20_000)
     with reopen(directory) as engine:  # by our snapshot
         assert engine.findings == []
         assert assert_counts(engine) == in_the_store + 1
         for name, bodies in wanted.items():
             assert [sha16(body) for _, body, _ in drain(engine.queue(name))] == bodies
-        assert ready(engine, "new") == [b"n" * 10_000]
+        assert ready(engine, "new") == [b"n" * 20_000]
 
 
 @pytest.mark.parametrize("case", STORE_CASES)
@@ -92,9 +92,9 @@ def test_a_damaged_or_half_done_message_store(case: str, tmp_path: Path) -> None
         engine.compact()
         assert ready(engine, "qr") == bodies
         assert {path.suffix for path in (directory / PERSISTENT).iterdir()} <= {".rdq"}
-        engine.queue("qr").publish(b"z" * 5000)
+        engine.queue("qr").publish(b"z" * 20_000)
     with reopen(directory) as engine:
         assert engine.findings == []
-        assert [body for _, body, _ in drain(engine.queue("qr"))] == [*bodies, b"z" * 5000]
+        assert [body for _, body, _ in drain(engine.queue("qr"))] == [*bodies, b"z" * 20_000]
         engine.compact()
         assert rdq_files(directory) == []

@@ -35,7 +35,7 @@ def engine(tmp_path: Path) -> Iterator[qindex.Engine]:
         queue.reject(batch[3])
         queue.sync()
         queue.flush()
-        queue.publish(b"x" * 10_000)
+        queue.publish(b"x" * 20_000)
         engine.queue("purged").publish_many([b"1"] * 5)
         engine.queue("purged").purge()
         yield engine
@@ -243,7 +243,7 @@ def test_figures_of_the_files(engine: qindex.Engine) -> None:
     store = StoreReader(engine.directory)
     found = parsed(exposition(store_families(store.queues(), store.message_store())))
     assert found["qindex_queue_messages", ODD] == 8
-    assert found["qindex_queue_body_bytes", ODD] == 10_070
+    assert found["qindex_queue_body_bytes", ODD] == 20_070
     assert found["qindex_message_store_references", ""] == 1
     assert found["qindex_message_store_missing", ""] == 0
 

@@ -116,7 +116,7 @@ def test_what_the_node_writes_behind_ours_we_read(server: RabbitServer, tmp_path
     server.stop()
     put_store_before(server, store)
     server.start()
-    added = [b"node %d " % number + bytes(6000) for number in range(5)]
+    added = [b"node %d " % number + bytes(20_000) for number in range(5)]
     for name in NAMES:
         server.publish_confirmed(name, added)
     server.stop()

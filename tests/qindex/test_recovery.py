@@ -15,8 +15,10 @@ from journal.files import REAL
 from journal.findings import Cause, Kind
 from journal.journal import Journal
 from journal.poison import Poison
+from qindex.format import layout
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import read_soundly
+from qindex.view.reader import StoreReader
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import (
     copy_live,
@@ -396,3 +398,21 @@ def test_a_flipped_bit_in_a_journal_is_put_right_by_an_open(tmp_path: Path, sync
             assert [one.body for one in engine.queue("q").peek(20)] == bodies
         assert qindex.verify(store).findings == []
         shutil.rmtree(store)
+
+
+def test_a_node_leaves_the_checksums_of_the_journal_it_found(tmp_path: Path) -> None:
+    with qindex.open(tmp_path / "s", background=False) as engine:
+        engine.queue("q").publish_many([b"%d" % number for number in range(20)])
+    journal = queue_directory(tmp_path / "s", "q") / "journal.jif"
+    assert journal.with_name("journal.jif.sum").stat().st_size
+    journal.write_bytes(journal.read_bytes()[: journal.stat().st_size // 4])
+    (tmp_path / "s" / layout.RECOVERY_TERMS).write_bytes(b"")
+    shutil.copytree(tmp_path / "s", tmp_path / "node")
+    (tmp_path / "node" / layout.MARKER).unlink()
+    reader = StoreReader(tmp_path / "node", segment_entry_count=16_384).queue("q")
+    assert [row.body for row in reader] == [b"0", b"1", b"2", b"3", b"4"]
+    assert reader.findings == []
+    with qindex.open(tmp_path / "s") as engine:
+        assert engine.queue("q").get_many(9).bodies == [b"0", b"1", b"2", b"3", b"4"]
+        assert engine.findings == []
+    assert not (tmp_path / "s" / layout.RECOVERY_TERMS).exists()

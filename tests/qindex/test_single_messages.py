@@ -76,7 +76,7 @@ def test_each_record_is_as_the_format_has_it(size: int) -> None:
         {"key": "k", "ttl": 600.0},
     ],
 )
-@pytest.mark.parametrize("size", [3, 5000])
+@pytest.mark.parametrize("size", [3, 20_000])
 def test_each_kind_of_message_is_handed_out_as_it_was_published(
     given: dict[str, Any], size: int
 ) -> None:

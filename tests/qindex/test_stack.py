@@ -18,7 +18,7 @@ import pytest
 import qindex
 from tests.waiting import WAIT
 
-LARGE = bytes(6000)
+LARGE = bytes(20_000)
 Call = Callable[[qindex.Engine, qindex.Queue], object]
 
 

@@ -576,7 +576,7 @@ def test_a_whole_message_is_published_as_it_is(tmp_path: Path) -> None:
         queue = engine.queue("q")
         assert queue.publish(message) == 0
         assert engine.publish_to(["q", "r"], message, ttl=60) == [1, 0]
-        large = qindex.Message(bytearray(b"x" * 10_000))  # type: ignore[arg-type]
+        large = qindex.Message(bytearray(b"x" * 20_000))  # type: ignore[arg-type]
         assert queue.publish(large) == 2
         for call in (
             lambda: queue.publish(message, key="k"),
@@ -586,7 +586,7 @@ def test_a_whole_message_is_published_as_it_is(tmp_path: Path) -> None:
                 call()
         first, second, third = queue.peek(9)
         assert first.message == second.message == message
-        assert len(third.body) == 10_000
+        assert len(third.body) == 20_000
 
     async def main() -> None:
         async with qindex.aio.open(tmp_path / "b") as engine:
@@ -681,7 +681,7 @@ def test_headers_have_a_limit_of_depth(tmp_path: Path, kind: type, levels: int) 
             lambda: queue.publish(b"x", properties={"h": deep}),
             lambda: queue.publish_many([qindex.Message(b"x", headers={"h": deep})]),
             lambda: engine.publish_to(["q"], b"x", headers={"h": deep}),
-            lambda: queue.publish(b"x" * 10_000, headers={"h": deep}),
+            lambda: queue.publish(b"x" * 20_000, headers={"h": deep}),
         ):
             with pytest.raises(qindex.UsageError, match="nested 64 deep"):
                 call()

@@ -15,7 +15,7 @@ from qindex.options import Durability
 from tests.schedules.strict_order import WrongOrderError, strict_order
 
 pytestmark = pytest.mark.interpreted
-LARGE = bytes(6000)
+LARGE = bytes(20_000)
 
 
 def test_it_finds_locks_in_another_order() -> None:

@@ -21,7 +21,7 @@ from tests.schedules.scheduler import Run, point
 
 __all__ = ["LARGE", "SMALL", "Image", "PointedFileSystem", "World", "judge_with", "stack_tops"]
 
-SMALL, LARGE = 20, 5000
+SMALL, LARGE = 20, 20_000
 
 Image = tuple[dict[str, bytes], frozenset[str]]
 """Files and directories of a store."""

@@ -14,7 +14,7 @@ from tests.golden import golden, rocket_golden
 __all__ = ["EMBEDDED", "LARGE", "make_fleet", "make_plain", "make_rocket", "make_stored"]
 
 EMBEDDED = 600
-LARGE = 12_000
+LARGE = 20_000
 """Bytes of a body that goes to the message store."""
 ROCKET_SIZES: dict[str, Any] = {
     "commitlog_file_size": 32_768,

@@ -223,7 +223,7 @@ def test_what_rocketmq_cannot_hold_is_skipped_and_accounted_for(
         engine.queue("n" * 128).publish(b"long name")
         engine.queue("n" * 127).publish(b"name that fits")
         engine.queue("q").publish(b"gone", ttl=0.001)
-        engine.queue("q").publish(b"D" * 9000)
+        engine.queue("q").publish(b"D" * 20_000)
         # Room for the exact form, none for the header as a property besides.
         engine.queue("q").publish(b"tight", headers={"h": "z" * 20_000})
         engine.queue("limited", max_length=5)
@@ -231,7 +231,7 @@ def test_what_rocketmq_cannot_hold_is_skipped_and_accounted_for(
     settings.write_bytes(settings.read_bytes()[:-1] + b"?")
     file = store / "msg_store_persistent" / "0.rdq"
     data = bytearray(file.read_bytes())
-    data[data.index(b"D" * 9000) + 5] ^= 1
+    data[data.index(b"D" * 20_000) + 5] ^= 1
     file.write_bytes(data)
     result = migrate(spark, [str(store)], str(tmp_path))
     rows = [row.asDict() for row in result.moves.orderBy("queue", "seq_id").collect()]

@@ -231,7 +231,7 @@ def test_files_of_a_store_with_segments_of_version_2(tmp_path: Path) -> None:
     ) as engine:
         queue = engine.queue("q")
         queue.publish_many([b"x" * number for number in range(100)])
-        queue.publish(b"y" * 5000)
+        queue.publish(b"y" * 20_000)
         engine.flush()
         whole = {row["file"][-4:]: row for row in file_rows(tmp_path)}
         queue.ack_many(queue.get_many(10))

@@ -27,8 +27,8 @@ def publish_large(engine: qindex.Engine, until: float) -> None:
     queue = engine.queue(LARGE)
     chance = random.Random(1)
     while time.monotonic() < until:
-        queue.publish(chance.randbytes(chance.randrange(5000, 40_000)))
-        queue.publish(bytes(9000), persistent=False)
+        queue.publish(chance.randbytes(chance.randrange(20_000, 60_000)))
+        queue.publish(bytes(20_000), persistent=False)
         engine.publish_to(SHARED, chance.randbytes(6000), headers={"large": True})
         time.sleep(0.002)
 
@@ -51,7 +51,7 @@ def disturb(engine: qindex.Engine, until: float) -> None:
     while time.monotonic() < until:
         number += 1
         name = f"passing-{number % 3}"
-        engine.queue(name).publish_many([bytes(100)] * 50 + [bytes(8000)] * 3)
+        engine.queue(name).publish_many([bytes(100)] * 50 + [bytes(20_000)] * 3)
         engine.flush()
         engine.compact()
         if number % 2:

@@ -150,7 +150,7 @@ def test_from_a_store_to_a_node_and_back(format: Any, to: Version, tmp_path: Pat
     with qindex.open(tmp_path / "store", record_format=format, background=False) as engine:
         for name in ("a", "b"):
             for number in range(20):
-                body = b"%d" % number * (1 + number % 2 * 5000)
+                body = b"%d" % number * (1 + number % 2 * 20_000)
                 headers = {"n": number} if number % 3 else None
                 engine.queue(name).publish(body, key=f"k{number}", headers=headers, ttl=1e6)
         engine.publish_to(["a", "b"], b"in both" * 1000)

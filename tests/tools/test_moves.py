@@ -21,7 +21,7 @@ from tests.qindex.support import (
     queue_directory,
 )
 
-LARGE = b"large" * 3000
+LARGE = b"large" * 5000
 REJECTED = [b"0", b"1", b"2", LARGE]
 
 

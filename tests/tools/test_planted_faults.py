@@ -170,11 +170,11 @@ def test_the_number_of_entries_a_segment_where_no_record_tells(tmp_path: Path, t
     journal may tell; else what is assumed may be wrong, and the copy is not complete."""
     with qindex.open(tmp_path / "s", background=False, segment_entry_count=16) as engine:
         queue = engine.queue("q")
-        queue.publish_many([b"%d" % number * 5000 for number in range(40)])
+        queue.publish_many([b"%d" % number * 20_000 for number in range(40)])
         queue.ack_many(queue.get_many(3))
         queue.flush()
         if tells:
-            queue.publish_many([b"%d" % number * 5000 for number in range(40, 43)])
+            queue.publish_many([b"%d" % number * 20_000 for number in range(40, 43)])
             queue.ack_many(queue.get_many(20))
         shutil.copytree(tmp_path / "s", tmp_path / "killed")
         left = len(queue)

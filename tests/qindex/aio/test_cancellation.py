@@ -234,7 +234,7 @@ class Books:
 async def publish_at_random(queue: qindex.aio.Queue, books: Books, name: str, count: int) -> None:
     chance = random.Random(name)
     for n in range(count):
-        body = f"{name}-{n}".encode() + b"." * chance.choice((0, 0, 0, 50, 5000, 70_000))
+        body = f"{name}-{n}".encode() + b"." * chance.choice((0, 0, 0, 50, 20_000, 70_000))
         confirm = chance.random() < 0.5
         task = asyncio.create_task(queue.publish(body, confirm=confirm))
         action = chance.random()

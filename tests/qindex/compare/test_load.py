@@ -16,7 +16,7 @@ from qindex.compare.workload import Workload
 _SHAPES = [
     Workload(messages=60, queues=3, groups=2, publishers=2, consumers=4, batch=5, lookups=1),
     Workload(messages=50, consumers=3, ack_lag=7, batch=2),
-    Workload(messages=50, queues=2, consumers=5, sizes="uniform:16:9000"),
+    Workload(messages=50, queues=2, consumers=5, sizes="uniform:16:20000"),
     Workload(messages=0, seconds=0.1, durability="fsync"),
 ]
 

@@ -107,7 +107,7 @@ def test_a_stack_over_many_segments_and_flushes(tmp_path: Path) -> None:
         queue = engine.queue("stack")
         model: list[bytes] = []
         for n in range(3000):
-            body = b"%d" % n + b"." * (5000 if n % 50 == 0 else 0)
+            body = b"%d" % n + b"." * (20_000 if n % 50 == 0 else 0)
             queue.publish(body, key="k" if n % 7 == 0 else None)
             model.append(body)
             for _ in range(0 if n % 5 else 4):

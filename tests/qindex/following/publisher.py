@@ -13,7 +13,7 @@ from typing import Any
 
 import qindex
 
-LARGE = 6000
+LARGE = 20_000
 PERIOD = 2000
 """In each so many messages: one large one, some with a key, a batch, and the rest one by one."""
 

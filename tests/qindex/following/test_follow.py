@@ -220,7 +220,7 @@ def test_large_messages_through_compaction(tmp_path: Path) -> None:
         queue = engine.queue("q")
         gaps = Gaps()
         with qindex.follow(tmp_path, "q", on_gap=gaps) as follower:
-            bodies = [bytes([at]) * 6000 for at in range(100)]
+            bodies = [bytes([at]) * 20_000 for at in range(100)]
             queue.publish_many(bodies[:60])
             head = [follower.get(timeout=0) for _ in range(5)]
             batch = queue.get_many(60)
