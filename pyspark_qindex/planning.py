@@ -39,7 +39,7 @@ from qindex.recovery import store_directory
 from qindex.view.point_in_time import Pinned
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader
-from qindex.view.stored_messages import StoreDirectories
+from qindex.view.stored_messages import StorePlace
 
 SHIPPED_BYTES: Final = 64 << 20
 """Bytes of journals that a plan carries."""
@@ -81,7 +81,7 @@ class QueuePart:
     directory: str
     rules: DirectoryRules
     priority: int | None
-    stores: StoreDirectories
+    place: StorePlace
     weight: int
     numbers: tuple[int, ...] = ()
     pinned: Pinned | None = None
@@ -112,7 +112,7 @@ class QueuePart:
                 self.directory,
                 self.rules,
                 priority=self.priority,
-                stores=self.stores,
+                place=self.place,
                 pinned=self.pinned,
                 only=None if self.listed is None else self.wants,
                 busy=lambda: self.rules.repeats_are_damage or lock.may_be_held(),
@@ -210,7 +210,7 @@ def queue_parts(
                     directory=reader.path_of(one),
                     rules=rules,
                     priority=one.priority,
-                    stores=reader.stores,
+                    place=reader.place,
                     weight=bodies,
                     entry_count=rules.entry_count,
                 )

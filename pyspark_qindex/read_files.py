@@ -57,7 +57,7 @@ def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatc
             found.append(error)
         else:
             gaps = scan.gaps
-            if gaps and StoreReader(part.store.path, fs).stores.has_holes:
+            if gaps and StoreReader(part.store.path, fs).place.has_holes:
                 gaps = concerning(fs, gaps, set())
             found += gaps
             if scan.records:
@@ -107,7 +107,7 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
             if not options.names or one.name in options.names:
                 files += _index_files(fs, view, one.name)
             ids = view.stored_ids()
-            names.update(ids.persistent, ids.transient)
+            names.update(ids)
             found += view.findings
     if not options.names:
         for path, size in message_files(fs, store).items():
@@ -118,7 +118,7 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
                 continue
             files.append(_message_file(scan, size, names))
             gaps = scan.gaps
-            found += concerning(fs, gaps, set()) if reader.stores.has_holes else gaps
+            found += concerning(fs, gaps, set()) if reader.place.has_holes else gaps
     yield _files_batch(part, options, files)
     yield from tell(options.columns, store, None, found, permissive=options.permissive)
 

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict, get_args
 from journal.errors import UsageError
 from journal.schema import FILE_MODE, Int, Number, OneOf, Optional, Text
 
-Durability = Literal["os", "fsync", "buffered"]
+Durability = Literal["os", "fsync"]
 Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
 
 
@@ -41,9 +41,7 @@ class Options:
 
     ``durability``: what is safe when a call returns. ``"os"``: the operating system has it, the
     death of the process loses nothing. ``"fsync"``: it is on disk; concurrent callers share a
-    sync. ``"buffered"``: the weakest contract; an append to the memory-mapped journal costs
-    nothing that holding it back would save, so it is kept as ``"os"`` keeps it, and a program
-    that asks for it must not rely on more than that its messages are there after :meth:`sync`.
+    sync.
 
     ``max_journal_entries``: a queue is flushed when it has more actions since its last flush.
     ``flush_idle``: seconds without an action after which a queue is flushed. ``rest_idle``: seconds

@@ -30,7 +30,7 @@ from qindex.format.message_record import encode_front, seal_embedded, seal_store
 from qindex.format.rabbitmq.bridge import RabbitProperties, encode_rabbitmq
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
-from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY, check_record
+from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.options import Options
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import pack_count
@@ -112,7 +112,7 @@ class QueueFill:
         self._waiting: dict[str, list[tuple[Origin, bytes, int, int]]] = {}
         self._count = 0
         self._held = 0
-        self._stores: dict[bool, MessageStore] = {}
+        self._store: MessageStore | None = None
         self._transient = False
         if path is not None:
             begin_store(fs, path, layout.StoreMarker(DEFAULT_ENTRY_COUNT, _VHOST))
@@ -166,7 +166,7 @@ class QueueFill:
         size = len(front) if theirs else len(front) + len(message.body)
         if size >= self._options.embed_below:
             record = front if theirs else seal_stored(msg_id, front, message.body)
-            self._messages(origin.persistent).write(msg_id, record)
+            self._messages().write(msg_id, record)
             return b""
         if theirs:
             return front
@@ -175,12 +175,11 @@ class QueueFill:
         )
         return seal_embedded(packed)[_PUBLISH_WORD + PAYLOAD_SIZE :]
 
-    def _messages(self, persistent: bool) -> MessageStore:
-        if persistent not in self._stores:
+    def _messages(self) -> MessageStore:
+        if self._store is None:
             assert self._path is not None
-            name = PERSISTENT_DIRECTORY if persistent else TRANSIENT_DIRECTORY
-            self._stores[persistent] = MessageStore.open(
-                os.path.join(self._path, name),
+            self._store = MessageStore.open(
+                os.path.join(self._path, PERSISTENT_DIRECTORY),
                 references={},
                 snapshot=None,
                 check=check_record,
@@ -188,7 +187,7 @@ class QueueFill:
                 fs=self._fs,
                 background=False,
             )
-        return self._stores[persistent]
+        return self._store
 
     def _flush(self) -> None:
         for name, waiting in self._waiting.items():
@@ -202,9 +201,9 @@ class QueueFill:
         if self._path is None:
             return
         self._flush()
-        for store in self._stores.values():
-            store.sync()
-            store.close()
+        if self._store is not None:
+            self._store.sync()
+            self._store.close()
         for name, writer in self._writers.items():
             reserve_seq_ids(self._fs, writer.directory, self._next[name])
             if name in self._settings:

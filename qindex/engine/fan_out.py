@@ -33,7 +33,7 @@ def publish_to_all(
         for queue in queues:
             held.append(queue.room.ask([item], timeout, waits))
         # A reference for each queue; those that have their entry are no longer in the list.
-        stored += first.store_records([item], len(queues), persistent) * len(queues)
+        stored += first.store_records([item], len(queues)) * len(queues)
         for queue, expiry, one in zip(queues, expiries, held, strict=True):
             seqs.append(_append(queue, item, message, expiry, persistent, one, waits))
             del stored[:1]

@@ -10,11 +10,10 @@ from itertools import repeat
 
 from journal.errors import StoreError
 from journal.files import FileSystem
-from journal.format import PUBLISH_PERSISTENT
 from qindex.following.gap import MISSING, Gap
 from qindex.following.piece import Piece, decode
 from qindex.format.entries import Entry, decode_any
-from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.queue.delivery import LOOKED_AT, Delivery, make_delivery
 from qindex.view.store_tail import StoreTail
 
@@ -23,10 +22,7 @@ class Giver:
     """Gives the messages of pieces; ``report`` is called for each that can't be given."""
 
     def __init__(self, fs: FileSystem, directory: str, report: Callable[[Gap], None]) -> None:
-        self._stores = {
-            True: StoreTail(fs, os.path.join(directory, PERSISTENT_DIRECTORY)),
-            False: StoreTail(fs, os.path.join(directory, TRANSIENT_DIRECTORY)),
-        }
+        self._store = StoreTail(fs, os.path.join(directory, PERSISTENT_DIRECTORY))
         self._report = report
         self._stopped = False
         self._plain: list[bytes] = []
@@ -47,17 +43,17 @@ class Giver:
             return map(
                 make_delivery, repeat(None), found.seqs, found.bodies, repeat(False), found.extras
             )
-        rows = deque(zip(found.seqs, found.bodies, found.extras, piece.kinds.tolist(), strict=True))
+        rows = deque(zip(found.seqs, found.bodies, found.extras, strict=True))
         # No generator: one that has raised is at its end, and what it had not given is lost.
         return iter(partial(self._next, rows), None)
 
-    def _next(self, rows: deque[tuple[int, bytes, int | Entry, int]]) -> Delivery | None:
+    def _next(self, rows: deque[tuple[int, bytes, int | Entry]]) -> Delivery | None:
         """Give the delivery of the first row, or of the next that can be given; ``None`` at the
         end. One that could not be given (the system refused) is tried again by the next call."""
         while rows and not self._stopped:
-            seq, body, extra, kind = rows[0]
+            seq, body, extra = rows[0]
             if isinstance(extra, Entry) and extra.stored:
-                extra = self._fetch(extra, kind == PUBLISH_PERSISTENT)
+                extra = self._fetch(extra)
                 body = b"" if extra.message is None else extra.message.body
             rows.popleft()
             if not isinstance(extra, Entry) or extra.message is not None:
@@ -65,9 +61,9 @@ class Giver:
             self._report(Gap(seq, seq + 1, extra.damage))
         return None
 
-    def _fetch(self, entry: Entry, persistent: bool) -> Entry:
+    def _fetch(self, entry: Entry) -> Entry:
         """Read a message from the message store. Of one that is gone, damage says so."""
-        record = self._stores[persistent].read(entry.msg_id)
+        record = self._store.read(entry.msg_id)
         damage = MISSING
         message = None
         if record is not None:

@@ -1,7 +1,7 @@
 """The engine's side of the message store: message records in, messages out.
 
-Two stores, as RabbitMQ has them: the persistent one, and the transient one, which is erased at each
-open. Either is made when the first message needs it.
+One store for all messages, which is made when the first message needs it. (RabbitMQ keeps transient
+messages in a second one, ``msg_store_transient``, and erases it at each start.)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_record(msg_id: bytes, record: bytes) -> str | None:
 
 
 class Messages:
-    """The message stores of one engine. Thread-safe.
+    """The message store of one engine. Thread-safe.
 
     ``references`` (message id -> how many index entries) and no ``snapshot``: the files are
     scanned; ``missing`` then has the ids without a sound record, ``findings`` what was met.
@@ -74,8 +74,7 @@ class Messages:
         self._before_reclaim = before_reclaim
         self._lock = CallLock()
         self._lock.before_waiting = poison.order.add(Rank.STORE_OPENING, self._lock.is_mine)
-        self._persistent: MessageStore | None = None
-        self._transient: MessageStore | None = None
+        self._opened: MessageStore | None = None
         self._run = os.urandom(RUN_SIZE)
         self._count = itertools.count()
         self.findings: list[Finding] = []
@@ -85,21 +84,19 @@ class Messages:
         anew at the next open."""
         MessageStore.erase(os.path.join(directory, TRANSIENT_DIRECTORY), fs)
         if snapshot is not None or has_message_store(fs, directory):
-            self._persistent = self._open(True, references, snapshot, verify)
-            self.findings = self._persistent.findings
-            self.missing = self._persistent.missing
+            self._opened = self._open(references, snapshot, verify)
+            self.findings = self._opened.findings
+            self.missing = self._opened.missing
 
     def _open(
         self,
-        persistent: bool,
         references: Mapping[bytes, int] | None,
         snapshot: bytes | None,
         verify: bool = False,
     ) -> MessageStore:
         options = self._options
-        name = PERSISTENT_DIRECTORY if persistent else TRANSIENT_DIRECTORY
         return MessageStore.open(
-            os.path.join(self._directory, name),
+            os.path.join(self._directory, PERSISTENT_DIRECTORY),
             references=references if snapshot is None else None,
             snapshot=snapshot,
             check=check_record,
@@ -110,30 +107,23 @@ class Messages:
             max_open_files=FileBudget(options.max_open_files).store_files,
             garbage_ratio=options.garbage_ratio,
             compaction_bytes_per_second=options.compaction_bytes_per_second,
-            # No crash is to bring a transient message back, so its acks need not be durable.
-            before_reclaim=self._before_reclaim if persistent else None,
+            before_reclaim=self._before_reclaim,
             background=options.background,
             repair=options.repair,
             verify=verify,
         )
 
-    def _store(self, persistent: bool) -> MessageStore:
-        store = self._persistent if persistent else self._transient
-        if store is not None:
-            return store
-        with self._lock:
-            if persistent:
-                if self._persistent is None:
-                    self._persistent = self._open(True, {}, None)
-                return self._persistent
-            if self._transient is None:
-                self._transient = self._open(False, {}, None)
-            return self._transient
+    def _store(self) -> MessageStore:
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    self._opened = self._open({}, None)
+        return self._opened
 
     @property
     def in_use(self) -> bool:
-        """Whether any message is, or was since open, in a message store."""
-        return self._persistent is not None or self._transient is not None
+        """Whether any message is in the message store, or was since open."""
+        return self._opened is not None
 
     def new_id(self, size: int) -> bytes:
         """Give an id for a message with a body of ``size`` bytes, that no other message has; see
@@ -143,23 +133,23 @@ class Messages:
             self._run = os.urandom(RUN_SIZE)
         return make_id(self._run, count % COUNTS, size)
 
-    def write(self, items: list[tuple[bytes, bytes, int]], *, persistent: bool) -> None:
+    def write(self, items: list[tuple[bytes, bytes, int]]) -> None:
         """Store records: (message id, record, references) of each. In the operating system on
         return; all or none. Raises as :meth:`msgstore.MessageStore.write_many`."""
-        store = self._store(persistent)
+        store = self._store()
         if len(items) == 1:
             store.write(*items[0])
         else:
             store.write_many(items)
 
     def put(self, front: bytes, body: bytes) -> bytes:
-        """Store a persistent message of our own format; gives its id.
+        """Store a message of our own format; gives its id.
 
         ``front``: its record up to the bytes of its body, with a zero checksum. Raises as
         :meth:`msgstore.MessageStore.write`.
         """
         msg_id = self.new_id(len(body))
-        self._store(True).write_new(msg_id, record_format.sealed_parts(msg_id, front, body))
+        self._store().write_new(msg_id, record_format.sealed_parts(msg_id, front, body))
         return msg_id
 
     def read(self, msg_id: bytes) -> Message:
@@ -168,7 +158,7 @@ class Messages:
         Raises :class:`msgstore.MissingMessageError`, :class:`DamageError` (with the store's file
         and offset), :class:`StorageError`.
         """
-        store = self._holder(msg_id)
+        store = self._known(msg_id)
         record = store.read(msg_id)
         try:
             return decode_any(record, msg_id)
@@ -179,9 +169,9 @@ class Messages:
     def read_many(self, msg_ids: Sequence[bytes]) -> list[Message]:
         """Read messages, as :meth:`read` does, up to the first that can't be read."""
         read: list[Message] = []
-        if self._persistent is None or self._transient is not None:
+        if self._opened is None:
             return read
-        records = self._persistent.read_many(msg_ids)
+        records = self._opened.read_many(msg_ids)
         with suppress(StoreError):
             for msg_id, record in zip(msg_ids, records, strict=True):
                 if isinstance(record, StoreError):
@@ -194,80 +184,65 @@ class Messages:
 
         Raises :class:`msgstore.MissingMessageError`, :class:`StorageError`.
         """
-        return self._holder(msg_id).raw(msg_id)
+        return self._known(msg_id).raw(msg_id)
 
-    def _holder(self, msg_id: bytes) -> MessageStore:
-        """Give the store that has the message, or should have it."""
-        transient = self._transient
-        if transient is not None and msg_id in transient:
-            return transient
-        if self._persistent is None:
+    def _known(self, msg_id: bytes) -> MessageStore:
+        """Return the store, which should have the message."""
+        if self._opened is None:
             path = os.path.join(self._directory, PERSISTENT_DIRECTORY)
             raise MissingMessageError(path, msg_id)
-        return self._persistent
+        return self._opened
 
     def remove(self, msg_ids: Iterable[bytes]) -> None:
         """Take one reference from each; without any left, a record is garbage. Ids that are not
         there (their loss was reported when they were read, or at open) are passed over."""
-        ids: Iterable[bytes] = msg_ids
-        transient = self._transient
         try:
-            if transient is not None:
-                ids = list(msg_ids)
-                theirs = [msg_id for msg_id in ids if msg_id in transient]
-                gone = set(theirs)
-                ids = [msg_id for msg_id in ids if msg_id not in gone]
-                transient.remove(theirs)
-            if self._persistent is not None:
-                self._persistent.remove(ids)
+            if self._opened is not None:
+                self._opened.remove(msg_ids)
         except MissingMessageError as error:
             _log.warning("%s", error)
 
     def remove_one(self, msg_id: bytes) -> None:
         """Take a reference from one, as :meth:`remove` does."""
         try:
-            self._holder(msg_id).remove_one(msg_id)
+            self._known(msg_id).remove_one(msg_id)
         except MissingMessageError as error:
             _log.warning("%s", error)
 
     def sync(self) -> None:
         """Make all records written before durable."""
-        if self._persistent is not None:
-            self._persistent.sync()
+        if self._opened is not None:
+            self._opened.sync()
 
     def is_syncing_here(self) -> bool:
         """Tell whether the calling thread is in the middle of a :meth:`sync`."""
-        return self._persistent is not None and self._persistent.is_syncing_here()
+        return self._opened is not None and self._opened.is_syncing_here()
 
     def compact(self) -> CompactionReport | None:
         """Reclaim what can be reclaimed now; ``None`` where there is no store."""
-        return None if self._persistent is None else self._persistent.compact()
+        return None if self._opened is None else self._opened.compact()
 
     def stats(self) -> StoreStats | None:
-        """Give the figures of the persistent store, or ``None`` where there is none."""
-        return None if self._persistent is None else self._persistent.stats()
+        """Return the figures of the store, or ``None`` where there is none."""
+        return None if self._opened is None else self._opened.stats()
 
     def is_this_thread(self) -> bool:
         """Tell whether the calling thread is one that reclaims in the background."""
-        stores = (self._persistent, self._transient)
-        return any(store is not None and store.is_compaction_thread() for store in stores)
+        return self._opened is not None and self._opened.is_compaction_thread()
 
     def rest(self) -> None:
         """Stop reclaiming in the background: the end is near."""
-        for store in (self._persistent, self._transient):
-            if store is not None:
-                store.stop_compaction()
+        if self._opened is not None:
+            self._opened.stop_compaction()
 
     def snapshot(self) -> bytes | None:
         """Give the store's part of the clean-shutdown snapshot."""
-        return None if self._persistent is None else self._persistent.snapshot()
+        return None if self._opened is None else self._opened.snapshot()
 
     def close(self) -> None:
-        """Close the stores; the transient one's files go."""
-        for store in (self._persistent, self._transient):
-            if store is not None:
-                store.close()
-        MessageStore.erase(os.path.join(self._directory, TRANSIENT_DIRECTORY), self._fs)
+        """Close the store."""
+        if self._opened is not None:
+            self._opened.close()
 
 
 def has_message_store(fs: FileSystem, directory: str) -> bool:

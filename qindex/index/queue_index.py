@@ -401,13 +401,21 @@ class QueueIndex(IndexReader):
         self.dropped += len(seqs)
         self.changing -= 1
 
-    def drop_transient(self) -> None:
-        """Acknowledge the transient messages: they end with the engine's run."""
+    def drop_transient(self) -> list[bytes]:
+        """Acknowledge the transient messages, which end with the engine's run. Return the message
+        ids of those in the message store."""
+        stored: list[bytes] = []
         if self.transient:
             seqs = np.array(sorted(self.transient), np.int64)
             states = self.states_of(seqs)
             self._set_states(seqs[states == OUT], DELIVERED)
-            self.drop(seqs[(states != ABSENT) & (states != ACKED)])
+            going = seqs[(states != ABSENT) & (states != ACKED)]
+            for number in np.unique(going // self.entry_count).tolist():
+                segment = self.segments[number]
+                rels = going[going // self.entry_count == number] - segment.base
+                stored += self.stored_ids(segment, rels)
+            self.drop(going)
+        return stored
 
     def purge(self, stored: list[bytes] | None) -> int:
         """Drop all ready entries; gives their number, and puts the message ids of those in the

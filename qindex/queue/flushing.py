@@ -268,7 +268,7 @@ class Flusher:
                     if index.changing:
                         state.rebuild()
                     state.forgive_outstanding()
-                    index.drop_transient()
+                    state.release(index.drop_transient())
                     index.seq_file.raise_floor(index.next_seq)
                     if index.damaged or self._retry_at or index.form.overwrites:
                         # The next open need not meet damage of which nothing is left, nor the

@@ -425,7 +425,7 @@ class Producer:
         :meth:`append_entries`."""
         stored: list[bytes] = []
         try:
-            stored += self.store_records(items, 1, persistent)
+            stored += self.store_records(items, 1)
             return self.append_entries(
                 items, expiry, persistent, held=held, notes=notes, waits=waits
             )
@@ -442,9 +442,7 @@ class Producer:
             # The message may have its entry or not. The next open counts the references.
             self.state.messages.miscounted = True
 
-    def store_records(
-        self, items: Sequence[Prepared], references: int, persistent: bool
-    ) -> list[bytes]:
+    def store_records(self, items: Sequence[Prepared], references: int) -> list[bytes]:
         """Write the records that belong there to the message store; gives their message ids."""
         state = self.state
         stored = [
@@ -452,7 +450,7 @@ class Producer:
         ]
         if stored and state.messages is not None:
             state.lock.check()
-            state.messages.write(stored, persistent=persistent)
+            state.messages.write(stored)
         return [msg_id for msg_id, _, _ in stored]
 
     def append_entries(

@@ -60,10 +60,6 @@ class StoredEntries:
     persistent: Bools
     version2: bool = False
 
-    def of(self, persistent: bool) -> StoredEntries:
-        """Give the entries of the persistent messages, or those of the transient ones."""
-        return take_rows(self, self.persistent == persistent)
-
 
 @dataclass(slots=True)
 class CheckedQueue:

@@ -19,7 +19,7 @@ from journal.findings import Cause, Finding, Kind
 from journal.lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
-from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.paired_segments import form_of
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import unpack_snapshot
@@ -29,6 +29,7 @@ from qindex.tools.queue_check import CheckedQueue, StoredEntries, check_queue
 from qindex.tools.snapshot_check import check_messages, check_queues
 from qindex.tools.store_check import StoreCheck
 from qindex.tools.thorough_view import ThoroughView
+from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import find_vhosts
 from qindex.view.reader import StoreReader
 
@@ -142,25 +143,17 @@ class StoreVerification:
         yield from self._lock()
         yield from self._moves()
         yield from self._queues()
-        store = self.messages = self._store_check(PERSISTENT_DIRECTORY, True)
-        found = list(store.findings())
-        self._add(store)
-        if self.in_use and self.reader.vhost is None:
-            transient = self._store_check(TRANSIENT_DIRECTORY, False)
-            found += transient.findings()
-            self._add(transient)
-        yield from found
+        store = self.messages = self._store_check()
+        yield from list(store.findings())
+        self.figures.records += store.records
+        self.figures.store_bytes += store.size
+        self.figures.live_bytes += store.live
         yield from self.reader.findings
         if snapshot is not None and not self.in_use:
             against = list(self._against_snapshot(snapshot_path, store))
             # A process that opened the store meanwhile removed it first.
             if read_optional(self.fs, snapshot_path) == snapshot:
                 yield from against
-
-    def _add(self, store: StoreCheck) -> None:
-        self.figures.records += store.records
-        self.figures.store_bytes += store.size
-        self.figures.live_bytes += store.live
 
     def _lock(self) -> Iterator[Finding]:
         path = os.path.join(self.reader.directory, layout.LOCK)
@@ -191,7 +184,7 @@ class StoreVerification:
     def _is_clean(self) -> bool:
         return read_optional(self.fs, os.path.join(self.reader.directory, SNAPSHOT)) is not None
 
-    def _store_check(self, name: str, persistent: bool) -> StoreCheck:
+    def _store_check(self) -> StoreCheck:
         runs = {one.queue.directory: one.same_run for one in self.checked}
         clean = self._is_clean()
 
@@ -205,19 +198,26 @@ class StoreVerification:
                 return not entries.version2 or vhost.rules(entries.queue.directory).clean
             return clean or runs[entries.queue.directory]
 
-        entries = [one.of(persistent) for checked in self.checked for one in checked.stored]
+        entries = [self._lasting(one) for checked in self.checked for one in checked.stored]
         return StoreCheck(
             self.fs,
-            os.path.join(self.reader.directory, name),
+            os.path.join(self.reader.directory, PERSISTENT_DIRECTORY),
             [one for one in entries if len(one.ids)],
             self.in_use,
-            lambda ids: self._named_now(ids, persistent),
+            self._named_now,
             lost_is_damage,
             rescue=self.for_copy,
-            has_holes=self.reader.stores.has_holes,
+            has_holes=self.reader.place.has_holes,
         )
 
-    def _named_now(self, ids: set[bytes], persistent: bool) -> set[bytes]:
+    def _lasting(self, entries: StoredEntries) -> StoredEntries:
+        """Return the entries whose messages should be in the message store. A node keeps transient
+        messages elsewhere, and the next open of a store drops them."""
+        if self.in_use and self.reader.vhost is None:
+            return entries
+        return take_rows(entries, entries.persistent)
+
+    def _named_now(self, ids: set[bytes]) -> set[bytes]:
         """Tell which of these messages entries name now."""
         found: set[bytes] = set()
         for checked in self.checked:
@@ -228,7 +228,7 @@ class StoreVerification:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 for _, batch in self.reader.pin_as(ThoroughView, checked.queue).all_batches():
                     now.count(batch)
-            named = {id for one in now.stored for id in map(bytes, one.of(persistent).ids)}
+            named = {id for one in now.stored for id in map(bytes, self._lasting(one).ids)}
             found |= named & ids
         return found
 

@@ -40,7 +40,7 @@ from qindex.index.segment import ABSENT
 from qindex.index.segment_scan import MSG_ID_SIZE, last_of_each, scan_segment
 from qindex.view.queue_view import QueueView
 from qindex.view.rabbitmq_vhost import QueueDirectory, Vhost
-from qindex.view.stored_messages import StoreDirectories
+from qindex.view.stored_messages import StorePlace
 
 _USUAL = (LEGACY_SEGMENT_ENTRY_COUNT, 2048)
 _ID_IN_SEGMENT = STEP_SIZE
@@ -48,7 +48,7 @@ _ID_IN_JOURNAL = ACTION_SIZE
 
 
 def settle_entry_count(
-    fs: FileSystem, vhost: Vhost, stores: StoreDirectories, given: int | None = None
+    fs: FileSystem, vhost: Vhost, place: StorePlace, given: int | None = None
 ) -> None:
     """Find the number of entries a segment of a virtual host whose ``.config`` does not say it.
 
@@ -80,7 +80,7 @@ def settle_entry_count(
         count = fitting[0]
         if len(fitting) == 1:
             why = "the files contradict other numbers"
-        elif len({_shown(fs, vhost, directories, stores, one) for one in fitting}) > 1:
+        elif len({_shown(fs, vhost, directories, place, one) for one in fitting}) > 1:
             listed = " and ".join(str(one) for one in fitting)
             raise UsageError(
                 f"{vhost.path}: {vhost.assumed}, so nothing says how many entries a segment has. "
@@ -132,7 +132,7 @@ def _shown(
     fs: FileSystem,
     vhost: Vhost,
     directories: Iterable[QueueDirectory],
-    stores: StoreDirectories,
+    place: StorePlace,
     count: int,
 ) -> bytes:
     """Give what is equal for two numbers that show the same messages in the same order."""
@@ -140,15 +140,15 @@ def _shown(
     for one in directories:
         rules = replace(vhost.rules(one.directory), entry_count=count)
         path = os.path.join(vhost.path, layout.QUEUES, one.directory)
-        view = QueueView(fs, path, rules, stores=stores)
+        view = QueueView(fs, path, rules, place=place)
         for number in view.numbers:
             columns = view.columns(number, counting=True)
             if columns is None:
                 continue
             for which, at in zip(columns.source_of.tolist(), columns.row_of.tolist(), strict=True):
                 source = columns.sources[which]
-                place = int(source.places_of(np.array([at]))[0])
-                parts.append(b"%s %d" % (os.path.basename(source.path).encode(), place))
+                offset = int(source.places_of(np.array([at]))[0])
+                parts.append(b"%s %d" % (os.path.basename(source.path).encode(), offset))
             parts.append(view.redelivered(columns).tobytes())
     return b"\n".join(parts)
 

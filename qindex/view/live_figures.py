@@ -270,7 +270,7 @@ class Looker:
     def _files(
         self, store: StoreReader, queues: Iterable[QueueLook]
     ) -> tuple[tuple[FileLook, ...], tuple[str, ...]]:
-        directory = store.stores.persistent
+        directory = store.place.directory
         if self._store is None:
             self._store = StoreTail(self._fs, directory)
         live = {msg_id for queue in queues for one in queue.segments for msg_id in one.stored}

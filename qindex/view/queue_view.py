@@ -57,7 +57,7 @@ from qindex.view.columns import (
     take_rows,
 )
 from qindex.view.point_in_time import Pinned, PinnedSegment, has_moved_on, pin_queue, read_segment
-from qindex.view.stored_messages import StoredIds, StoreDirectories, StoredMessages
+from qindex.view.stored_messages import StoredMessages, StorePlace
 
 __all__ = ["Location", "QueueView", "Row"]
 
@@ -119,7 +119,7 @@ class QueueView:
         rules: DirectoryRules,
         *,
         priority: int | None = None,
-        stores: StoreDirectories,
+        place: StorePlace,
         pinned: Pinned | None = None,
         only: Callable[[int], bool] | None = None,
         busy: Callable[[], bool] = lambda: True,
@@ -127,9 +127,9 @@ class QueueView:
         self._fs = fs
         self.rules = rules
         self._priority = priority
-        self._stores = stores
+        self._place = place
         self._busy = busy
-        self._stored = StoredMessages(fs, stores, self.stored_ids, self._current_ids)
+        self._stored = StoredMessages(fs, place, self.stored_ids, self._current_ids)
         self._found: dict[Finding, None] = {}
         self._unreadable: set[int] = set()
         self._power_lost = False
@@ -574,7 +574,7 @@ class QueueView:
     def _read_stored(self, entry: Entry, persistent: bool, version2: bool) -> Entry | None:
         message, damage = None, ""
         try:
-            record = self._stored.read(entry.msg_id, persistent)
+            record = self._stored.read(entry.msg_id)
         except MissingMessageError:
             if version2 and not self.rules.clean:
                 return None  # its acknowledgement had not reached the index
@@ -592,9 +592,9 @@ class QueueView:
         size = len(message.body) if version2 and message is not None else entry.size
         return Entry(entry.msg_id, entry.expiry, size, message, damage=damage)
 
-    def stored_ids(self) -> StoredIds:
-        """Give the ids of the messages that are in the message store. Reads all segments."""
-        found = StoredIds([], [])
+    def stored_ids(self) -> list[bytes]:
+        """Return the ids of the messages that are in the message store. Reads all segments."""
+        found: list[bytes] = []
         for number in self.numbers:
             columns = self.columns(number, counting=True)
             if columns is None:
@@ -606,10 +606,7 @@ class QueueView:
                     continue
                 heads = source.heads_of(rows)
                 bare = heads["embedded"] == 0
-                ids: list[bytes] = heads["id"][bare].tolist()
-                flags = columns.persistent[mine][bare].tolist()
-                for msg_id, persistent in zip(ids, flags, strict=True):
-                    (found.persistent if persistent else found.transient).append(msg_id)
+                found += heads["id"][bare].tolist()
         return found
 
     def doubtful(self, columns: Columns) -> tuple[I64, npt.NDArray[np.bytes_]]:
@@ -626,13 +623,13 @@ class QueueView:
             ids.append(np.ascontiguousarray(heads["id"][bare]).view("S16"))
         return np.concatenate(rows), np.concatenate(ids)
 
-    def _current_ids(self) -> StoredIds:
-        """Give what :meth:`stored_ids` would give of the queue as it is now."""
+    def _current_ids(self) -> list[bytes]:
+        """Return what :meth:`stored_ids` would give of the queue as it is now."""
         directory = self.pinned.directory
         try:
-            now = QueueView(self._fs, directory, self.rules, stores=self._stores, busy=self._busy)
+            now = QueueView(self._fs, directory, self.rules, place=self._place, busy=self._busy)
         except FileNotFoundError:
-            return StoredIds([], [])  # the queue was deleted
+            return []  # the queue was deleted
         return now.stored_ids()
 
     def _find_entry(self, source: Source, at: int, what: str, consequence: str) -> None:

@@ -43,7 +43,7 @@ from qindex.format.delivery_rules import DirectoryRules
 from qindex.format.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
-from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
+from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery import store_directory
 from qindex.recovery.settings_file import read_settings
@@ -64,7 +64,7 @@ from qindex.view.rabbitmq_vhost import (
 )
 from qindex.view.stored_messages import (
     MessageStoreSummary,
-    StoreDirectories,
+    StorePlace,
     stored_ids,
     summarise_store,
 )
@@ -261,7 +261,7 @@ class StoreReader:
             if self.marker is None:
                 self.vhost = Vhost.read(fs, self.directory)
                 if self.vhost.assumed:
-                    settle_entry_count(fs, self.vhost, self.stores, segment_entry_count)
+                    settle_entry_count(fs, self.vhost, self.place, segment_entry_count)
         except OSError as error:
             raise self._unreadable(error) from error
 
@@ -306,7 +306,7 @@ class StoreReader:
         for one in self.directories():
             with contextlib.suppress(FileNotFoundError):  # the queue was deleted just now
                 view = self.pin(one)
-                ids = view.stored_ids().persistent
+                ids = view.stored_ids()
                 if view.pinned.pairs and not self.rules(one).clean:
                     there = np.isin(np.array(ids, "S16"), self._stored_now)
                     ids = [msg_id for msg_id, found in zip(ids, there, strict=True) if found]
@@ -388,20 +388,14 @@ class StoreReader:
             self.path_of(one),
             self.rules(one),
             priority=one.priority,
-            stores=self.stores,
+            place=self.place,
             busy=self.may_be_written,
         )
 
     @property
-    def stores(self) -> StoreDirectories:
-        """Where the message stores are."""
-        # A node erases its transient store when it starts; of ours, its engine may be running.
-        transient = os.path.join(self.directory, TRANSIENT_DIRECTORY)
-        return StoreDirectories(
-            os.path.join(self.directory, PERSISTENT_DIRECTORY),
-            transient if self.vhost is None else None,
-            self._has_holes,
-        )
+    def place(self) -> StorePlace:
+        """Where the message store is."""
+        return StorePlace(os.path.join(self.directory, PERSISTENT_DIRECTORY), self._has_holes)
 
     @cached_property
     def _has_holes(self) -> bool:

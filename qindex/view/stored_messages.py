@@ -37,20 +37,12 @@ from qindex.view.freed_room import concerning
 _ATTEMPTS = 64
 
 
-class StoreDirectories(NamedTuple):
-    """Where the message stores are; a node's transient one is erased at its start: ``None``.
+class StorePlace(NamedTuple):
+    """Where the message store is. (A node erases its transient one when it starts.)
     ``has_holes``: files may have freed room inside (see :mod:`qindex.view.freed_room`)."""
 
-    persistent: str
-    transient: str | None
+    directory: str
     has_holes: bool = False
-
-
-class StoredIds(NamedTuple):
-    """Message ids (16 bytes each) that an index names, by the store they are in."""
-
-    persistent: list[bytes]
-    transient: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +115,15 @@ class StoredMessages:
     def __init__(
         self,
         fs: FileSystem,
-        directories: StoreDirectories,
-        pinned: Callable[[], StoredIds],
-        current: Callable[[], StoredIds],
+        place: StorePlace,
+        pinned: Callable[[], list[bytes]],
+        current: Callable[[], list[bytes]],
     ) -> None:
         self._fs = fs
-        self._directories = directories
+        self._place = place
         self._pinned = pinned
         self._current = current
-        self._stores: dict[bool, MessageStore] = {}
+        self._store: MessageStore | None = None
         self._alive: set[bytes] | None = None
         self._missing: set[bytes] = set()
         self._listing: list[tuple[str, int]] = []
@@ -142,16 +134,17 @@ class StoredMessages:
         """Damage met in the files of the store. Leftovers of crashes cost nothing there."""
         return list(self._found)
 
-    def read(self, msg_id: bytes, persistent: bool) -> bytes | None:
+    def read(self, msg_id: bytes) -> bytes | None:
         """Give the record, verified, or ``None`` when it was acknowledged meanwhile.
 
         Raises :class:`MissingMessageError`, :class:`DamageError`, :class:`StorageError`.
         """
-        if not self._stores:
+        if self._store is None:
             self._open(self._pinned())
         for _ in range(_ATTEMPTS):
+            assert self._store is not None
             try:
-                return self._read(msg_id, persistent)
+                return self._store.read(msg_id)
             except (MissingMessageError, DamageError) as error:
                 failure = error
             if self._alive is not None and msg_id not in self._alive:
@@ -164,62 +157,44 @@ class StoredMessages:
             self._look_again()
         raise failure
 
-    def _read(self, msg_id: bytes, persistent: bool) -> bytes:
-        store = self._stores.get(persistent)
-        if store is None:
-            raise MissingMessageError(self._directories.persistent, msg_id)
-        return store.read(msg_id)
-
     def _look_again(self) -> None:
         for _ in range(_ATTEMPTS):
             names = {name for name, _ in self._list()}
             missing = self._open(self._current())
-            ids = self._current()
-            self._alive = {*ids.persistent, *ids.transient}
+            self._alive = set(self._current())
             self._missing = missing & self._alive
             # Else a listing may have fallen between two names of a file that was moved.
             if not self._missing or names == {name for name, _ in self._list()}:
                 return
 
-    def _open(self, ids: StoredIds) -> set[bytes]:
-        """Scan for these messages; gives those that are not there."""
+    def _open(self, ids: Iterable[bytes]) -> set[bytes]:
+        """Scan for these messages. Return those that are not there."""
         self.close()
         self._listing = self._list()
-        self._add(True, self._directories.persistent, ids.persistent)
-        self._add(False, self._directories.transient, ids.transient)
-        missing: set[bytes] = set()
-        for store in self._stores.values():
-            missing |= store.missing
-        return missing
-
-    def _add(self, persistent: bool, directory: str | None, ids: Iterable[bytes]) -> None:
-        if directory is None:
-            return
-        store = _open_read_only(self._fs, directory, dict.fromkeys(ids, 1))
-        self._stores[persistent] = store
+        store = _open_read_only(self._fs, self._place.directory, dict.fromkeys(ids, 1))
+        self._store = store
         damage = [found for found in store.findings if found.cause is Cause.DAMAGE]
-        if self._directories.has_holes and damage:
+        if self._place.has_holes and damage:
             damage = concerning(self._fs, damage, store.missing)
         self._found.update(dict.fromkeys(damage))
+        return store.missing
 
     def _list(self) -> list[tuple[str, int]]:
-        """Names and sizes of the files of both stores."""
+        """Names and sizes of the files of the store."""
+        directory = self._place.directory
         found = []
-        for directory in self._directories[:2]:
-            if directory is None:
-                continue
-            try:
-                for name in sorted(self._fs.listdir(directory)):
-                    path = os.path.join(directory, name)
-                    found.append((path, self._fs.stat(path).st_size))
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # not made yet, or a file of it was deleted just now
-            except OSError as error:
-                raise StorageError(directory, "can't be listed", error) from error
+        try:
+            for name in sorted(self._fs.listdir(directory)):
+                path = os.path.join(directory, name)
+                found.append((path, self._fs.stat(path).st_size))
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # not made yet, or a file of it was deleted just now
+        except OSError as error:
+            raise StorageError(directory, "can't be listed", error) from error
         return found
 
     def close(self) -> None:
         """Let go of the files."""
-        for store in self._stores.values():
-            store.close()
-        self._stores.clear()
+        if self._store is not None:
+            self._store.close()
+            self._store = None

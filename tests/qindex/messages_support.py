@@ -15,7 +15,6 @@ from tests.qindex.support import open_quietly
 
 __all__ = [
     "PERSISTENT",
-    "TRANSIENT",
     "SyncLog",
     "assert_counts",
     "big",
@@ -26,7 +25,7 @@ __all__ = [
     "stored",
 ]
 
-PERSISTENT, TRANSIENT = "msg_store_persistent", "msg_store_transient"
+PERSISTENT = "msg_store_persistent"
 
 
 def big(number: int, size: int = 700) -> bytes:
@@ -40,10 +39,9 @@ def stored(directory: PathLike, **options: Any) -> qindex.Engine:
     return open_quietly(directory, **{**settings, **options})
 
 
-def store_of(engine: qindex.Engine, *, persistent: bool = True) -> MessageStore:
+def store_of(engine: qindex.Engine) -> MessageStore:
     """The message store underneath, for what the interface does not show."""
-    messages = engine._messages
-    store = messages._persistent if persistent else messages._transient
+    store = engine._messages._opened
     assert store is not None
     return store
 
@@ -57,14 +55,14 @@ def index_counts(directory: PathLike, fs: FileSystem = REAL) -> Counter[bytes]:
     reader = StoreReader(directory, fs=fs)
     found: Counter[bytes] = Counter()
     for one in reader.directories():
-        found.update(reader.pin(one).stored_ids().persistent)
+        found.update(reader.pin(one).stored_ids())
     return found
 
 
 def assert_counts(engine: qindex.Engine, fs: FileSystem = REAL) -> int:
     """The message store's counts are those of the index; gives the number of messages."""
     expected = index_counts(engine.directory, fs)
-    if engine._messages._persistent is None:
+    if engine._messages._opened is None:
         assert not expected
         return 0
     store = store_of(engine)

@@ -21,7 +21,6 @@ from qindex.format.message_record import encode_record
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.messages_support import (
     PERSISTENT,
-    TRANSIENT,
     SyncLog,
     assert_counts,
     big,
@@ -80,7 +79,6 @@ def test_nothing_is_made_without_need(tmp_path: Path) -> None:
         assert engine.compact() is None
         assert engine.stats().message_store is None
     assert not (tmp_path / PERSISTENT).exists()
-    assert not (tmp_path / TRANSIENT).exists()
 
 
 @pytest.mark.parametrize("record_format", ["qindex", "rabbitmq"])
@@ -399,10 +397,8 @@ def test_fsync_mode_syncs_both(tmp_path: Path) -> None:
         fs.synced.clear()
         queue.publish(big(1))
         queue.publish_many([big(2), big(3)])
-        assert fs.synced == ["0.rdq", "journal.jif"] * 2
-        fs.synced.clear()
         queue.publish(big(4), persistent=False)
-        assert [name for name in fs.synced if not name.endswith("/")] == ["journal.jif"]
+        assert fs.synced == ["0.rdq", "journal.jif"] * 3
         fs.synced.clear()
         delivery = queue.get(0)
         assert delivery is not None
@@ -531,31 +527,18 @@ def test_transient_messages_end_with_the_run(tmp_path: Path) -> None:
         assert ready(engine) == [big(0), big(1), big(2)]
         assert [row.body for row in rows_of(store)] == [big(0), big(1), big(2)]
         assert [row.persistent for row in rows_of(store)] == [False, True, False]
-        assert assert_counts(engine) == 1
-        assert len(store_of(engine, persistent=False)) == 2
+        assert assert_counts(engine) == 3
         with queue.get(0) or pytest.fail("empty") as delivery:
             assert delivery.body == big(0)
-        assert len(store_of(engine, persistent=False)) == 1
+        assert assert_counts(engine) == 2
+        unflushed = copy_live(store, tmp_path / "unflushed")
         engine.flush()
         crashed = copy_live(store, tmp_path / "crashed")
-        assert list((store / TRANSIENT).iterdir())
-    assert list((store / TRANSIENT).iterdir()) == []
-    for directory in (store, crashed):
+    for directory in (store, crashed, unflushed):
         with stored(directory) as engine:
             assert ready(engine) == [big(1)]
             assert ready(engine, "other") == []
             assert assert_counts(engine) == 1
-            assert list((directory / TRANSIENT).iterdir()) == []
-
-
-def test_transient_messages_alone_make_no_persistent_store(tmp_path: Path) -> None:
-    with stored(tmp_path) as engine:
-        queue = engine.queue("q")
-        queue.publish_many([big(n) for n in range(5)], persistent=False)
-        assert not (tmp_path / PERSISTENT).exists()
-        assert [body for _, body, _ in drain(queue)] == [big(n) for n in range(5)]
-        assert len(store_of(engine, persistent=False)) == 0
-    assert not (tmp_path / PERSISTENT).exists()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -586,7 +569,7 @@ def test_batches_of_all_kinds_come_whole_and_in_order(
         assert assert_counts(engine) == 0
         assert len(store_of(engine)) == 0
         if seed % 2:
-            assert len(store_of(engine, persistent=False)) == 0
+            assert assert_counts(engine) == 0
 
 
 # -- damage met while it is open ------------------------------------------------------------------

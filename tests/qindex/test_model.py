@@ -350,7 +350,7 @@ class EngineMachine(RuleBasedStateMachine):
             sent.body
             for model in self.models.values()
             for sent in model.everything()
-            if not sent.transient and sent.is_stored(EMBED_BELOW)
+            if sent.is_stored(EMBED_BELOW)
         }
         stats = self.engine.stats().message_store
         assert (0 if stats is None else stats.messages) == len(alive)

@@ -85,7 +85,7 @@ def test_all_entries_of_a_moment(tmp_path: Path) -> None:
             reader._fs,
             moment.directory,
             reader.rules(directory),
-            stores=reader.stores,
+            place=reader.place,
             pinned=moment,
         )
         assert states_of(again) == before

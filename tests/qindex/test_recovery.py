@@ -51,7 +51,7 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("journal.files._MAPPED", 1)
 
 
-@pytest.mark.parametrize("durability", ["os", "fsync", "buffered"])
+@pytest.mark.parametrize("durability", ["os", "fsync"])
 def test_a_kill_loses_nothing_that_returned(tmp_path: Path, durability: str) -> None:
     engine = open_quietly(tmp_path / "first", durability=durability)
     queue = engine.queue("q")
