@@ -1,4 +1,4 @@
-"""``top``: a live view of a store, whether or not another process has it open."""
+"""``top``: a summary of a store, again and again, whether or not a process has it open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Annotated, Any
 
@@ -17,24 +18,73 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from journal.files import PathLike
 from qindex.cli.look import Directory, JsonOption
 from qindex.cli.output import key_text, print_json, print_line
 from qindex.format.json_value import plain_value
-from qindex.view.live_figures import Look, Looker, QueueLook, Rates, SegmentLook
+from qindex.view.point_in_time import BusyError
+from qindex.view.reader import MessageStoreSummary, QueueSummary, StoreReader
 
-_MAP_CELLS = 24
 _IDLE_SHARE = 4
-_FEW_FILES = 5
-_SHADES = ((0.0, "_", "dim"), (0.25, "░", "green"), (0.5, "▒", "yellow"), (0.75, "▓", "magenta"))
-_FULL = ("█", "red")
-_NO_RATES = Rates(0.0, 0.0, 0.0)
 
-_SORTS: dict[str, tuple[str, Callable[[QueueLook], Any]]] = {
-    "n": ("name", lambda one: one.name),
-    "m": ("messages", lambda one: -one.messages),
-    "b": ("bytes", lambda one: -one.body_bytes),
-    "a": ("age", lambda one: -(one.age or 0.0)),
-    "p": ("published/s", lambda one: -(one.rates or _NO_RATES).published),
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Messages a second since the look before; ``delivered`` counts each message once."""
+
+    published: float = 0.0
+    delivered: float = 0.0
+    acked: float = 0.0
+
+    @classmethod
+    def between(cls, before: QueueSummary, now: QueueSummary, seconds: float) -> Rates:
+        """Return the rates between two looks at a queue."""
+        counts = zip(_totals(before), _totals(now), strict=True)
+        return cls(*(max(after - then, 0) / seconds for then, after in counts))
+
+
+def _totals(one: QueueSummary) -> tuple[int, int, int]:
+    """Return the messages of all time: published, delivered, acknowledged."""
+    acked = one.next_seq_id - one.messages
+    return one.next_seq_id, acked + (one.delivered_before or 0), acked
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A store at one moment; ``rates``: by queue, none in a first look."""
+
+    reader: StoreReader
+    at: float
+    queues: list[QueueSummary]
+    store: MessageStoreSummary | None
+    rates: dict[str, Rates]
+
+    @classmethod
+    def take(cls, directory: PathLike, before: Look | None = None) -> Look:
+        """Look at a store. Raises as :class:`StoreReader`, which has to find it each time."""
+        at, reader = monotonic(), StoreReader(directory)
+        known = {} if before is None else {one.name: one for one in before.queues}
+        since = 0.0 if before is None else before.at
+        queues: list[QueueSummary] = []
+        rates: dict[str, Rates] = {}
+        for queue in reader.readers():
+            then = known.get(queue.name)
+            try:
+                now = queue.summary_if_there()
+            except BusyError:
+                now = then
+            if now is not None:
+                queues.append(now)
+            if now is not None and then is not None:
+                rates[queue.name] = Rates.between(then, now, at - since)
+        return cls(reader, at, queues, reader.message_store(), rates)
+
+
+_SORTS: dict[str, tuple[str, Callable[[QueueSummary, Look], Any]]] = {
+    "n": ("name", lambda one, look: one.name),
+    "m": ("messages", lambda one, look: -one.messages),
+    "b": ("bytes", lambda one, look: -one.bytes),
+    "p": ("published/s", lambda one, look: -look.rates.get(one.name, Rates()).published),
 }
 _KEYS = "  ".join(f"{key} {name}" for key, (name, _) in _SORTS.items()) + "  q quit"
 
@@ -45,65 +95,52 @@ def top_command(
         float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
-    journal_entries: Annotated[
-        int, typer.Option(min=1, help="The max_journal_entries of whoever writes the store.")
-    ] = 65_536,
     as_json: JsonOption = False,
 ) -> int:
-    """Show queues, rates, segments, journals and the message store's garbage, live.
+    """Show the queues, their rates and the message store's garbage, live.
 
     Reads the files alone, takes no lock, changes nothing. Rates are of what changed between two
-    looks. A cell of the map is a segment: the darker, the more of it is not acknowledged; "·" is
-    in the journal only. Keys: n m b a p sort, q quits. Where standard output is no terminal, or
-    with --once or --json, one look is printed.
+    looks. Each look reads the index anew: a large store is looked at less often, so that this
+    takes a fifth of a processor. Keys: n m b p sort, q quits. Where standard output is no
+    terminal, or with --once or --json, one look is printed.
     """
-    looker = Looker(directory)
-    look = looker.look()
+    look = Look.take(directory)
     if as_json:
         print_json(_json(look))
     elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        _print_plain(look)
+        for one in _ordered(look, "m"):
+            print_line(
+                f"{key_text(one.name)}: messages {one.messages}, ready {_count(one.ready)}, "
+                f"unacked {_count(one.unacked)}, bytes {one.bytes}, "
+                f"journal {one.journal_entries}, segments {one.segments}"
+            )
+        print_line(_store_line(look))
     else:
-        _live(looker, look, interval, journal_entries)
+        _live(look, interval)
     return 0
 
 
 def _json(look: Look) -> dict[str, Any]:
-    queues = []
-    for one in look.queues:
-        fields = {
+    queues = [
+        {
             field.name: getattr(one, field.name)
             for field in dataclasses.fields(one)
-            if field.name not in ("segments", "rates")
+            if field.name not in ("settings", "versions")
         }
-        segments = [
-            {"number": part.number, "held": part.held, "share": round(part.share, 4)}
-            for part in one.segments
-        ]
-        queues.append(fields | {"name": plain_value(one.name), "segments": segments})
-    files = [dataclasses.asdict(one) for one in look.files]
-    return {"kind": look.kind, "queues": queues, "files": files, "compacting": look.compacting}
+        | {"name": plain_value(one.name)}
+        for one in look.queues
+    ]
+    store = None if look.store is None else dataclasses.asdict(look.store)
+    return {"kind": look.reader.kind, "queues": queues, "message_store": store}
 
 
-def _print_plain(look: Look) -> None:
-    for one in sorted(look.queues, key=_SORTS["m"][1]):
-        print_line(
-            f"{key_text(one.name)}: messages {one.messages}, ready {_count(one.ready)}, "
-            f"unacked {_count(one.unacked)}, bytes {one.body_bytes}, "
-            f"oldest {_age(one)}, journal {one.journal_entries}, "
-            f"segments {len(one.segments)} {''.join(_cells(one)[0])}".rstrip()
-        )
-    print_line(_store_line(look))
-
-
-def _live(looker: Looker, look: Look, interval: float, journal_entries: int) -> None:
+def _live(look: Look, interval: float) -> None:
     console = Console()
     sort = "m"
     pause = interval
     with _keys() as next_key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            shown = _screen(look, sort, console.size.width, console.size.height, journal_entries)
-            live.update(shown, refresh=True)
+            live.update(_screen(look, sort, console.size.width, console.size.height), refresh=True)
             size = console.size
             until = monotonic() + pause
             while (left := until - monotonic()) > 0 and console.size == size:
@@ -114,15 +151,14 @@ def _live(looker: Looker, look: Look, interval: float, journal_entries: int) -> 
                     sort = key
                     break
             if monotonic() >= until:
-                look = looker.look()
-                # Of a store with thousands of queues it takes a while: no more than a fifth of a
-                # processor for it.
+                look = Look.take(look.reader.directory, look)
+                # A look at thousands of queues takes a while. Use at most a fifth of a processor.
                 pause = max(interval, _IDLE_SHARE * (monotonic() - until))
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Take single keys from the terminal; gives a function that waits for one, ``""`` for none."""
+    """Take single keys from the terminal. Yields a function that waits for one, ``""`` for none."""
     import termios
     import tty
 
@@ -142,45 +178,49 @@ def _keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _screen(look: Look, sort: str, width: int, height: int, journal_entries: int) -> Group:
-    ordered = sorted(look.queues, key=_SORTS[sort][1])
-    files = _garbage_lines(look)
-    room = max(height - 6 - len(files), 1)
-    head = Text(
-        f"{look.directory}  {len(ordered)} queues, "
-        f"{sum(one.messages for one in ordered)} messages, sorted by {_SORTS[sort][0]}",
-        no_wrap=True,
-        overflow="ellipsis",
+def _ordered(look: Look, sort: str) -> list[QueueSummary]:
+    return sorted(look.queues, key=lambda one: _SORTS[sort][1](one, look))
+
+
+def _screen(look: Look, sort: str, width: int, height: int) -> Group:
+    ordered = _ordered(look, sort)
+    room = max(height - 6, 1)
+    head = (
+        f"{look.reader.directory}  {len(ordered)} queues, "
+        f"{sum(one.messages for one in ordered)} messages, sorted by {_SORTS[sort][0]}"
     )
-    parts: list[Any] = [head, _table(ordered[:room], width, journal_entries)]
-    if len(ordered) > room:
-        parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
-    for line in [_store_line(look), *files]:
-        parts.append(Text(line, no_wrap=True, overflow="ellipsis"))
-    parts.append(Text(_KEYS, style="dim", no_wrap=True, overflow="ellipsis"))
-    return Group(*parts)
+    more = f"... and {len(ordered) - room} more"
+    return Group(
+        _line(head),
+        _table(ordered[:room], look, width),
+        *([_line(more, "dim")] if len(ordered) > room else []),
+        _line(_store_line(look)),
+        _line(_KEYS, "dim"),
+    )
 
 
-def _table(queues: Sequence[QueueLook], width: int, journal_entries: int) -> Table:
-    """Give the queues as a table; a narrow terminal has the first columns only."""
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _table(queues: Sequence[QueueSummary], look: Look, width: int) -> Table:
+    """Return the queues as a table. A narrow terminal has the first columns only."""
     table = Table(box=None, pad_edge=False, expand=False)
-    columns: list[tuple[str, int, Callable[[QueueLook], str | Text]]] = [
-        ("queue", 0, lambda one: Text(key_text(one.name), no_wrap=True, overflow="ellipsis")),
+    columns: list[tuple[str, int, Callable[[QueueSummary], str | Text]]] = [
+        ("queue", 0, lambda one: _line(key_text(one.name))),
         ("messages", 0, lambda one: str(one.messages)),
         ("ready", 30, lambda one: _count(one.ready)),
         ("unacked", 38, lambda one: _count(one.unacked)),
-        ("pub/s", 45, lambda one: _rate(one, "published")),
-        ("dlv/s", 55, lambda one: _rate(one, "delivered")),
-        ("ack/s", 55, lambda one: _rate(one, "acked")),
-        ("oldest", 65, _age),
-        ("bytes", 72, lambda one: _size(one.body_bytes)),
-        ("journal", 80, lambda one: f"{100 * one.journal_entries // journal_entries}%"),
-        ("segments", 100, _map),
+        ("pub/s", 45, lambda one: _rate(look, one, "published")),
+        ("dlv/s", 55, lambda one: _rate(look, one, "delivered")),
+        ("ack/s", 55, lambda one: _rate(look, one, "acked")),
+        ("bytes", 65, lambda one: _size(one.bytes)),
+        ("journal", 75, lambda one: str(one.journal_entries)),
+        ("segments", 85, lambda one: str(one.segments)),
     ]
     shown = [column for column in columns if width >= column[1]]
     for title, _, _ in shown:
-        is_text = title in ("queue", "segments")
-        table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
+        table.add_column(title, justify="left" if title == "queue" else "right", no_wrap=True)
     for one in queues:
         table.add_row(*(cell(one) for _, _, cell in shown))
     return table
@@ -190,17 +230,9 @@ def _count(count: int | None) -> str:
     return "-" if count is None else str(count)
 
 
-def _rate(one: QueueLook, which: str) -> str:
-    return "-" if one.rates is None else f"{getattr(one.rates, which):,.0f}"
-
-
-def _age(one: QueueLook) -> str:
-    if one.age is None:
-        return "-"
-    for unit, seconds in (("d", 86400), ("h", 3600), ("m", 60)):
-        if one.age >= seconds:
-            return f"{one.age / seconds:.1f}{unit}"
-    return f"{one.age:.1f}s"
+def _rate(look: Look, one: QueueSummary, which: str) -> str:
+    rates = look.rates.get(one.name)
+    return "-" if rates is None else f"{getattr(rates, which):,.0f}"
 
 
 def _size(count: int) -> str:
@@ -212,46 +244,12 @@ def _size(count: int) -> str:
     return f"{value:.1f}T"
 
 
-def _cells(one: QueueLook) -> tuple[list[str], list[str]]:
-    """Give a character and a style for each of the last segments."""
-    shown = [_cell(part) for part in one.segments[-_MAP_CELLS:]]
-    return [cell for cell, _ in shown], [style for _, style in shown]
-
-
-def _cell(part: SegmentLook) -> tuple[str, str]:
-    if not part.has_file:
-        return "·", "cyan"
-    for most, cell, style in _SHADES:
-        if part.share <= most:
-            return cell, style
-    return _FULL
-
-
-def _map(one: QueueLook) -> Text:
-    text = Text(no_wrap=True)
-    for cell, style in zip(*_cells(one), strict=True):
-        text.append(cell, style)
-    return text
-
-
 def _store_line(look: Look) -> str:
-    if not look.files:
+    store = look.store
+    if store is None or not store.files:
         return "message store: none"
-    size = sum(one.size for one in look.files)
-    garbage = sum(one.garbage for one in look.files)
-    busy = f"writing {', '.join(look.compacting)}" if look.compacting else "idle"
-    moved = f", {look.came} files came, {look.went} went" if look.came or look.went else ""
+    share = 100 * store.garbage // max(store.size, 1)
     return (
-        f"message store: {len(look.files)} files, {_size(size)}, garbage {_size(garbage)} "
-        f"({100 * garbage // max(size, 1)}%), compaction {busy}{moved}"
+        f"message store: {store.files} files, {_size(store.size)}, "
+        f"garbage {_size(store.garbage)} ({share}%)"
     )
-
-
-def _garbage_lines(look: Look) -> list[str]:
-    """Name the files with most garbage."""
-    worst = sorted(look.files, key=lambda one: -one.garbage)[:_FEW_FILES]
-    return [
-        f"  {one.name:<12} {_size(one.size):>6}, garbage {100 * one.garbage // max(one.size, 1)}%"
-        for one in worst
-        if one.garbage
-    ]

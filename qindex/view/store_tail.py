@@ -48,14 +48,6 @@ class StoreTail:
         self._directory = directory
         self._files: dict[str, _File] = {}
 
-    def files(self) -> dict[str, dict[bytes, tuple[int, int]]]:
-        """Look anew; give for each file the messages in it: offset and size, with the frame.
-
-        Raises :class:`StorageError`.
-        """
-        self._look()
-        return {name: one.places for name, one in self._files.items()}
-
     def read(self, msg_id: bytes) -> bytes | None:
         """Give the record of a message, verified; ``None`` when it is not there, or damaged.
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import qindex
 import rocketstore
+from qindex.cli.top import Look
 from qindex.tools.convert import convert
 from qindex.tools.repair import repair
 from qindex.tools.salvage import salvage
 from qindex.transfer import export_messages, import_messages
-from qindex.view.live_figures import Looker
 from rocketstore.verify import verify as rocketstore_verify
 from tests.hostile.stores import OURS, ROCKET
 
@@ -67,9 +67,8 @@ def _look(store: Path) -> int:
 
 
 def _figures(store: Path) -> int:
-    looker = Looker(store)
-    looker.look()
-    looker.look()
+    look = Look.take(store)
+    Look.take(store, look)
     return 0
 
 

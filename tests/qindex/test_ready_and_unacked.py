@@ -9,7 +9,6 @@ from pathlib import Path
 
 import qindex
 from qindex.metrics import engine_families, exposition, store_families
-from qindex.view.live_figures import Looker
 from qindex.view.reader import StoreReader
 from tests.cli.support import run
 from tests.qindex.support import open_quietly
@@ -35,8 +34,6 @@ def said(directory: Path) -> dict[str, Figures]:
         found["read-only queue"] = one.messages, one.ready, one.unacked
         (one,) = engine.stats().queues
         found["read-only engine"] = one.messages, one.ready, one.unacked
-    (look,) = Looker(directory).look().queues
-    found["look"] = look.messages, look.ready, look.unacked
     for command in ("list", "stats", "top"):
         (row,) = run(command, directory, "--json").rows
         row = row if command == "list" else row["queues"][0]
@@ -88,12 +85,12 @@ def test_what_a_killed_process_had_is_ready(tmp_path: Path) -> None:
     with open_quietly(tmp_path) as engine:
         engine.queue("q").publish_many([b"x"] * 5)
     child = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE)
-    looker = Looker(tmp_path)
+    reader = StoreReader(tmp_path)
     assert child.stdout is not None
     try:
         assert child.stdout.readline() == b"there\n"
         assert only(said(tmp_path)) == (5, None, None)
-        (look,) = looker.look().queues
+        (look,) = reader.queues()
         assert (look.ready, look.delivered_before) == (None, 3)
     finally:
         child.send_signal(signal.SIGKILL)
@@ -101,7 +98,7 @@ def test_what_a_killed_process_had_is_ready(tmp_path: Path) -> None:
         child.stdout.close()
     assert only(said(tmp_path)) == (5, 5, 0)
     # Nothing was done to the files since, and the figures follow all the same.
-    (look,) = looker.look().queues
+    (look,) = reader.queues()
     assert (look.ready, look.unacked) == (5, 0)
     with open_quietly(tmp_path) as engine:
         assert (len(engine.queue("q")), engine.queue("q").stats().unacked) == (5, 0)
