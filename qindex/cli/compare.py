@@ -19,10 +19,10 @@ from rich.table import Table
 from journal.errors import UsageError
 from journal.files import open_private
 from qindex.cli.output import print_json, print_line, print_note, print_styled
-from qindex.compare.designs import Contender
+from qindex.compare.contender import Contender
 from qindex.compare.figures import Figure, figures_of, show_range, show_value, verdict
 from qindex.compare.page import make_page
-from qindex.compare.peers import DESIGNS, PEERS, is_installed
+from qindex.compare.peers import DESIGNS, PEERS
 from qindex.compare.run import Plan, Results, compare
 from qindex.compare.workload import PRESETS, Workload, find_preset, make_workload, read_workload
 
@@ -130,7 +130,7 @@ def _workload(preset: str, file: Path | None, given: dict[str, Any]) -> Workload
 def _contenders(load: Workload, peers: bool) -> Sequence[type[Contender]]:
     kinds = list(DESIGNS)
     for kind in PEERS if peers else ():
-        if not is_installed(kind):
+        if not kind.is_installed():
             print_note(f"{kind.name} is not installed: left out")
         elif load.durability == "fsync" and not kind.fsync:
             print_note(f"{kind.name} has no durability=fsync: left out")

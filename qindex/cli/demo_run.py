@@ -5,24 +5,19 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 from collections.abc import Callable
 from time import monotonic
 
 import numpy as np
 
 from journal.child import command
-from journal.errors import StoreError
 from qindex.cli.demo_child import READY
 from qindex.cli.demo_log import ACKED, PUBLISHED, RECORD, Log
+from qindex.compare.child import ChildError, Process
 
 _TICK = 0.05
 _PATIENCE = 30.0
 _PIPE_READ = 1 << 16
-
-
-class ChildError(StoreError):
-    """The child process did not do its part: it did not start, or ended by itself."""
 
 
 def run_and_kill(
@@ -31,36 +26,18 @@ def run_and_kill(
     """Run one child on the store for about ``seconds`` from its first message, and SIGKILL it.
 
     ``tell(published, acknowledged)`` is called now and then. Gives all that the child had noted
-    by the time of its death. Raises :class:`ChildError` unless it was that signal it died of.
+    by the time of its death. Raises :class:`ChildError` unless it died of that signal.
     """
-    reading, writing = os.pipe()
-    store = os.path.abspath(directory)
-    try:
-        child = subprocess.Popen(
-            command("qindex.cli.demo_child", store, str(writing), str(first_number)),
-            pass_fds=(writing,),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-    finally:
-        # From now on the child alone has the writing end: its death ends the log.
-        os.close(writing)
     data = bytearray()
-    try:
-        _listen(reading, data, seconds, tell)
-        child.send_signal(signal.SIGKILL)
-        _, complaint = child.communicate(timeout=_PATIENCE)
-        while piece := os.read(reading, _PIPE_READ):
+    words = command("qindex.cli.demo_child", os.path.abspath(directory), "1", str(first_number))
+    with Process(words) as child:
+        _listen(child.output, data, seconds, tell)
+        status = child.kill()
+        while piece := os.read(child.output, _PIPE_READ):
             data += piece
-    finally:
-        child.kill()
-        child.wait()
-        os.close(reading)
-    tell(*_counts(data))
-    if child.returncode != -signal.SIGKILL:
-        last = complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise ChildError(f"the child process ended by itself ({child.returncode}): {last}")
+        tell(*_counts(data))
+        if status != -signal.SIGKILL:
+            raise child.ended()
     # A killed process has written whole records.
     return np.frombuffer(data, RECORD, (len(data) - len(READY)) // RECORD.itemsize, len(READY))
 

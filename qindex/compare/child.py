@@ -1,215 +1,190 @@
-"""One task on one contender, in a process of its own: none pays for another's memory or threads.
+"""Work in a process of its own, so that no contender pays for another's memory or threads.
 
-``python -m qindex.compare.child`` reads one JSON object, the task, and answers with one line:
-``{"result": ...}`` or ``{"error": ...}``. When its input ends, the one who asked is gone, and it
-ends too.
+The parent has a :class:`Child` and calls functions in it. ``python -m qindex.compare.child`` is the
+other side: each line of its input names a function and its arguments, and is answered by one line,
+``{"result": ...}`` or ``{"error": ..., "trace": ...}``. When its input ends, it ends too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import random
-import shutil
+import pkgutil
+import select
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
 
+from journal.child import command
 from journal.errors import StoreError
-from qindex.compare.designs import Contender
-from qindex.compare.load import Bodies, Run
-from qindex.compare.peers import CONTENDERS
-from qindex.compare.workload import Workload, make_workload
 
-_SAMPLE_SECONDS = 0.05
-_SETTLE_SECONDS = 1.0
-_FILL_BATCH = 500
-_LOOKUP_SECONDS = 2.0
-_PARENT_GONE = 3
+_PACKAGES = Path(__file__).resolve().parents[2]
+_READ = 1 << 16
+_END_SECONDS = 10.0
 
 
-def load(kind: type[Contender], directory: Path, workload: Workload) -> dict[str, Any]:
-    """Full speed, in ``directory/full``; then paced, in ``directory/paced``.
+class ChildError(StoreError):
+    """A child answered with an error, or not in time. ``trace``: the traceback, if it has one."""
 
-    ``io``: growth of the kernel's counters for this process from open to after close, in bytes.
-    ``samples``: seconds, published, delivered, bytes on disk.
+    def __init__(self, text: str, trace: str = "") -> None:
+        super().__init__(text)
+        self.trace = trace
+
+
+class ChildEndedError(ChildError):
+    """A child ended without an answer. ``status`` is its exit status."""
+
+    def __init__(self, status: int, complaint: str) -> None:
+        text = f"the child process ended by itself ({status})"
+        super().__init__(f"{text}: {complaint or 'no reason'}")
+        self.status = status
+
+
+class Process:
+    """A process with pipes to its input and output, which it is asked through line by line.
+
+    It runs in the root directory and in a session of its own: a tracer that it runs under ends
+    with it, and Ctrl-C is the parent's alone. It is killed when the block after ``with`` raises.
+    ``patience``: seconds that an answer may take.
     """
-    full = _fresh(directory / "full")
-    before = _kernel_counters()
-    resting = _memory()
-    contender = kind(full, workload)
-    run = Run(contender, workload, paced=False)
-    samples: list[tuple[float, int, int, int]] = []
-    peak: list[int] = [resting]
-    start = time.perf_counter()
 
-    def sample(published: int, delivered: int) -> None:
-        samples.append((time.perf_counter() - start, published, delivered, disk_bytes(full)))
-        peak.append(_memory())
+    def __init__(self, words: Sequence[str], patience: float | None = None) -> None:
+        self._patience = patience
+        self._unread = b""
+        # A file and not a pipe: nobody reads it before the end, and a full pipe would block.
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            words, cwd="/", stdin=pipe, stdout=pipe, stderr=self._complaints, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self.output = self._output.fileno()
 
-    result = run.run(sample, _SAMPLE_SECONDS)
-    contender.close()
-    after = _kernel_counters()
-    samples.append((time.perf_counter() - start, *samples[-1][1:3], disk_bytes(full)))
-    result["samples"] = samples
-    result["memory_bytes"] = max(peak) - resting
-    result["disk_peak_bytes"] = max(one[3] for one in samples)
-    result["disk_after_bytes"] = _settled_disk(kind, full, workload)
-    result["io"] = {name: after[name] - before[name] for name in after}
-    shutil.rmtree(full)
-    paced = kind(_fresh(directory / "paced"), workload)
-    timed = Run(paced, workload, paced=True).run(lambda _published, _delivered: None, 0.05)
-    paced.close()
-    return result | {name: timed[name] for name in ("publish_us", "delivery_us")}
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        self.close()
 
-def _settled_disk(kind: type[Contender], directory: Path, workload: Workload) -> int:
-    """Bytes on disk after the store was opened again, left alone and closed."""
-    contender = kind(directory, workload) if kind.kill_safe else None
-    if contender is not None:
-        time.sleep(min(_SETTLE_SECONDS, workload.seconds))
-        contender.close()
-    return disk_bytes(directory)
+    def ask(self, line: str) -> str:
+        """Write a line, and return the line that answers it.
 
+        Raises:
+            ChildEndedError: The process ended instead.
+            ChildError: There was no answer in time; the process was killed.
+        """
+        try:
+            self._input.write(line.encode() + b"\n")
+            self._input.flush()
+        except BrokenPipeError:
+            raise self.ended() from None
+        deadline = None if self._patience is None else time.monotonic() + self._patience
+        while b"\n" not in self._unread:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self.output], [], [], left)[0]:
+                self.kill()
+                raise ChildError(f"no answer within {self._patience:.0f} s")
+            data = os.read(self.output, _READ)
+            if not data:
+                raise self.ended()
+            self._unread += data
+        answer, _, self._unread = self._unread.partition(b"\n")
+        return answer.decode("utf-8", "replace")
 
-def fill(
-    kind: type[Contender], directory: Path, workload: Workload, count: int, tell: Callable[[], None]
-) -> None:
-    """Publish a backlog, say so, and wait to be killed."""
-    contender = kind(_fresh(directory), workload)
-    _publish_all(contender, workload, count)
-    tell()
-    signal.pause()
+    def ended(self) -> ChildEndedError:
+        """Wait for the end of the process, and return the error that says so."""
+        status = self._process.wait()
+        self._complaints.seek(0)
+        complaint = self._complaints.read().decode("utf-8", "replace")
+        return ChildEndedError(status, complaint.strip().rpartition("\n")[2])
 
+    def kill(self) -> int:
+        """Kill the process with SIGKILL unless it has ended, and return its exit status."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
 
-def reopen(kind: type[Contender], directory: Path, workload: Workload) -> dict[str, Any]:
-    """Open what a killed process left, and take the first message: seconds by the clock, and
-    seconds of CPU."""
-    # A library's loading at its first use is no part of recovery.
-    small = _fresh(directory.with_name(directory.name + ".small"))
-    kind(small, workload).close()
-    wall, cpu = time.perf_counter(), time.process_time()
-    contender = kind(directory, workload)
-    first = contender.receiver(0, 0, 0).take(1, 1.0)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    Bodies(workload, 7).check(first[0])
-    contender.close()
-    return {"seconds": wall, "cpu_seconds": cpu}
-
-
-def lookup(
-    kind: type[Contender], directory: Path, workload: Workload, count: int
-) -> dict[str, Any]:
-    """Microseconds of lookups by key in a store of ``count`` messages; ``None`` if it has none."""
-    contender = kind(_fresh(directory), workload)
-    _publish_all(contender, workload, count)
-    chance, took = random.Random(3), []
-    end = time.perf_counter() + _LOOKUP_SECONDS
-    try:
-        for _ in range(workload.lookups):
-            number = chance.randrange(count)
-            start = time.perf_counter()
-            body = contender.find(number // _FILL_BATCH % workload.queues, f"k{number}")
-            took.append((time.perf_counter() - start) * 1e6)
-            if body is None or int.from_bytes(body[8:16], "little") != number:
-                raise StoreError(f"the lookup of k{number} gave another message, or none")
-            if time.perf_counter() > end:
-                break
-    except NotImplementedError:
-        return {"lookup_us": None}
-    finally:
-        contender.close()
-    took.sort()
-    return {"lookup_us": took[len(took) // 2], "lookups": len(took)}
+    def close(self) -> None:
+        """End the input, and so the process; kill it if it goes on."""
+        for pipe in (self._input, self._output):
+            # A process that died has left a request unread.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._complaints.close()
 
 
-def _publish_all(contender: Contender, workload: Workload, count: int) -> None:
-    bodies = Bodies(workload, 7)
-    for start in range(0, count, _FILL_BATCH):
-        numbers = range(start, min(start + _FILL_BATCH, count))
-        keys = [f"k{one}" for one in numbers] if workload.lookups else []
-        queue = start // _FILL_BATCH % workload.queues
-        contender.publish(queue, [bodies.make(one, 0) for one in numbers], keys)
+class Child(Process):
+    """A process that functions can be called in.
+
+    ``prefix``: a command to run it under, such as a tracer. ``root``: the directory that modules
+    are found in which are not installed. Nothing is imported from the caller's working directory.
+    """
+
+    def __init__(
+        self, prefix: Sequence[str] = (), root: Path = _PACKAGES, patience: float | None = None
+    ) -> None:
+        super().__init__([*prefix, *command(__name__, root=root)], patience)
+
+    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        """Call a function of a module; arguments and result are JSON. Raises as :meth:`ask`, and
+        :class:`ChildError` with what the function raised."""
+        module = function.__module__
+        if module == "__main__":
+            module = sys.modules[module].__spec__.name  # type: ignore[union-attr]
+        request = {"call": f"{module}:{function.__qualname__}", "arguments": arguments}
+        answer = json.loads(self.ask(json.dumps(request, default=os.fspath)))
+        if "error" in answer:
+            raise ChildError(answer["error"], answer["trace"])
+        return answer["result"]
 
 
-def _fresh(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
-
-
-def disk_bytes(directory: Path) -> int:
-    """Bytes of the blocks that all files below a directory take."""
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(folder, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue  # deleted by the store since the listing
-    return total
-
-
-def _kernel_counters() -> dict[str, int]:
-    """``wchar``: bytes handed to write calls; ``write_bytes``: bytes of file pages made dirty, by
-    a write or through a map alike. Nothing where the kernel does not tell."""
-    try:
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return {}
-    wanted = (line.split(": ") for line in lines)
-    return {name: int(value) for name, value in wanted if name in ("wchar", "write_bytes")}
-
-
-def _memory() -> int:
-    """Anonymous resident memory in bytes: the process's own, without mapped files."""
-    resident, shared = Path("/proc/self/statm").read_bytes().split()[1:3]
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _end_with_parent() -> None:
-    """End when the other side of standard input is gone: the answer would have no reader."""
-    sys.stdin.buffer.read()
-    os._exit(_PARENT_GONE)
-
-
-def main() -> None:
-    """Do the task that standard input gives."""
-    # The terminal sends Ctrl-C to all its processes; it is the parent that ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not get between
-
-    def answer(value: dict[str, Any]) -> None:
-        answers.write(json.dumps(value) + "\n")
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    requests: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    while True:
+        request = json.loads(requests.get())
+        try:
+            function = pkgutil.resolve_name(request["call"])
+            answer = {"result": function(**request["arguments"])}
+        except Exception as error:
+            known = isinstance(error, StoreError | OSError)
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            answer = {"error": text, "trace": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    kind = CONTENDERS[request["contender"]]
-    directory, workload = Path(request["directory"]), make_workload(request["workload"])
-    try:
-        if request["task"] == "load":
-            answer({"result": load(kind, directory, workload)})
-        elif request["task"] == "fill":
-            count = request["count"]
-            fill(kind, directory, workload, count, lambda: answer({"result": None}))
-        elif request["task"] == "lookup":
-            answer({"result": lookup(kind, directory, workload, request["count"])})
-        else:
-            answer({"result": reopen(kind, directory, workload)})
-    except (StoreError, OSError) as error:
-        answer({"error": str(error)})
-    except Exception as error:
-        traceback.print_exc()
-        answer({"error": f"{type(error).__name__}: {error}"})
-    # Threads of a contender that failed may still wait for something.
+
+def _read_requests(requests: SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        requests.put(line)
+    # Nobody reads an answer any more, and threads of a contender that failed may wait for ever.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    _serve()

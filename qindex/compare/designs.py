@@ -1,97 +1,81 @@
-"""The designs that are compared: one interface over the two designs and the peers.
-
-Every contender is used as its documentation says. A :class:`Receiver` is one consumer of one
-queue in one group; it belongs to one thread.
-"""
+"""The two designs that are compared. Each is used as its documentation says."""
 
 from __future__ import annotations
 
-import threading
-import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import qindex
 import rocketstore
+from qindex.compare.contender import Contender, Fifo, PollingReceiver, Receiver, Store
 from qindex.compare.workload import Workload
-
-POLL_SECONDS = 0.001
-"""How often an empty queue is asked again where a get does not wait by itself."""
 
 _PULLED = 32
 """Messages that RocketMQ's consumers ask for at once, and then handle one by one."""
 
 
-class Receiver(ABC):
-    """One consumer. Not thread-safe."""
-
-    @abstractmethod
-    def take(self, most: int, timeout: float) -> Sequence[bytes]:
-        """Bodies of the next messages; empty when there was none for ``timeout`` seconds."""
-
-    @abstractmethod
-    def settle(self, count: int) -> None:
-        """Acknowledge the oldest ``count`` messages of those that were taken."""
-
-
-class PollingReceiver(Receiver):
-    """A receiver over a store whose get does not wait."""
-
-    def take(self, most: int, timeout: float) -> Sequence[bytes]:
-        """Ask every :data:`POLL_SECONDS`, at most until the timeout."""
-        deadline = time.monotonic() + timeout
-        while not (bodies := self.ask(most)) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return bodies
-
-    @abstractmethod
-    def ask(self, most: int) -> Sequence[bytes]:
-        """Bodies of the next messages, without waiting."""
-
-
-class Contender(ABC):
-    """A store in one directory, with all queues and groups of the workload. Thread-safe."""
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    module: ClassVar[str | None] = None
-    """The module that has to be importable beside this project."""
-    note: ClassVar[str] = ""
-    kill_safe: ClassVar[bool] = True
-    fsync: ClassVar[bool] = True
-    """It has a mode in which what returned is on disk."""
-
-    @abstractmethod
-    def __init__(self, directory: Path, workload: Workload) -> None: ...
-
-    @abstractmethod
-    def publish(self, queue: int, bodies: list[bytes], keys: list[str]) -> None:
-        """Publish to all groups of a queue; ``keys`` is empty when messages have none."""
-
-    @abstractmethod
-    def receiver(self, queue: int, group: int, number: int) -> Receiver:
-        """The consumer ``number`` of those that share a queue in a group."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the store."""
-
-    def find(self, queue: int, key: str) -> bytes | None:
-        """Body of the message with a key. Raises :class:`NotImplementedError` where a store
-        can't look for one without removing others."""
-        raise NotImplementedError
-
-
-class QueueIndexDesign(Contender):
-    """The engine: journal, segments, message store."""
+class QueueIndexDesign(Fifo):
+    """The engine: journal, segments, message store. Through its public interface alone."""
 
     name = "qindex"
     title = "queue index (qindex)"
     note = "consumers wait in get; no index of keys: a lookup reads the queue from its head"
+    fsync = True
+    threads = True
+    batch_publish = True
+    batch_get = True
 
+    def __init__(self, directory: Path, durability: Any, **options: Any) -> None:
+        self._engine: qindex.Engine = qindex.open(directory, durability=durability, **options)
+        self.queue = self._engine.queue("bench")
+
+    @classmethod
+    def store(cls, directory: Path, workload: Workload) -> Store:
+        """Open an engine with a queue for each group."""
+        return _QueueIndexStore(directory, workload)
+
+    def publish(self, body: bytes) -> object:
+        return self.queue.publish(body)
+
+    def publish_each(self, bodies: Sequence[bytes]) -> None:
+        publish = self.queue.publish
+        for body in bodies:
+            publish(body)
+
+    def publish_many(self, bodies: list[bytes]) -> None:
+        self.queue.publish_many(bodies)
+
+    def take(self) -> tuple[Any, bytes] | None:
+        delivery = self.queue.get(timeout=0)
+        return None if delivery is None else (delivery, delivery.body)
+
+    def ack(self, token: Any) -> None:
+        self.queue.ack(token)
+
+    def get_ack_each(self, count: int) -> list[bytes]:
+        get: Any = self.queue.get
+        ack = self.queue.ack
+        bodies: list[bytes] = []
+        append = bodies.append
+        for _ in range(count):
+            delivery = get(timeout=0)
+            append(delivery.body)
+            ack(delivery)
+        return bodies
+
+    def get_ack_many(self, count: int) -> list[bytes]:
+        batch = self.queue.get_many(count)
+        bodies: list[bytes] = batch.bodies
+        self.queue.ack_many(batch)
+        return bodies
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class _QueueIndexStore(Store):
     def __init__(self, directory: Path, workload: Workload) -> None:
         durability: Any = workload.durability
         self._engine = qindex.open(str(directory), durability=durability)
@@ -170,7 +154,15 @@ class RocketDesign(Contender):
         "consumers ask for 32 messages, every millisecond while there are none; "
         "an ack is a committed offset, which is on disk only after the next checkpoint"
     )
+    fsync = True
 
+    @classmethod
+    def store(cls, directory: Path, workload: Workload) -> Store:
+        """Open a store whose topics are the workload's queues."""
+        return _RocketStore(directory, workload)
+
+
+class _RocketStore(Store):
     def __init__(self, directory: Path, workload: Workload) -> None:
         durability: Any = workload.durability
         self._store = rocketstore.open(
@@ -228,80 +220,3 @@ class _RocketReceiver(PollingReceiver):
     def settle(self, count: int) -> None:
         self._settled += count
         self._store.commit_offset(*self._place, self._settled)
-
-
-class PeerQueue(ABC):
-    """One queue of a peer. Used under a lock."""
-
-    @abstractmethod
-    def put(self, body: bytes) -> None:
-        """Append a message."""
-
-    @abstractmethod
-    def take(self) -> tuple[Any, bytes] | None:
-        """Take the oldest message: what :meth:`ack` wants of it, and its body."""
-
-    @abstractmethod
-    def ack(self, token: Any) -> None:
-        """Acknowledge a message."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the queue."""
-
-
-class PeerContender(Contender):
-    """A peer has one queue for each pair of queue and group; a message for all is put in each."""
-
-    def __init__(self, directory: Path, workload: Workload) -> None:
-        self._lock = threading.Lock()
-        self._queues: list[list[PeerQueue]] = []
-        for queue in range(workload.queues):
-            places = [directory / f"q{queue}.g{group}" for group in range(workload.groups)]
-            for place in places:
-                place.mkdir(exist_ok=True)
-            self._queues.append([self.open_queue(place, workload) for place in places])
-
-    @abstractmethod
-    def open_queue(self, place: Path, workload: Workload) -> PeerQueue:
-        """Open one queue in a directory of its own."""
-
-    def publish(self, queue: int, bodies: list[bytes], keys: list[str]) -> None:
-        """Put messages one by one: what all peers have."""
-        for target in self._queues[queue]:
-            for body in bodies:
-                with self._lock:
-                    target.put(body)
-
-    def receiver(self, queue: int, group: int, number: int) -> Receiver:
-        """Consumers of one queue compete for its messages."""
-        return _PeerReceiver(self._queues[queue][group], self._lock)
-
-    def close(self) -> None:
-        """Close all queues."""
-        for queues in self._queues:
-            for queue in queues:
-                queue.close()
-
-
-class _PeerReceiver(PollingReceiver):
-    def __init__(self, queue: PeerQueue, lock: threading.Lock) -> None:
-        self._queue = queue
-        self._lock = lock
-        self._held: deque[Any] = deque()
-
-    def ask(self, most: int) -> Sequence[bytes]:
-        bodies: list[bytes] = []
-        while len(bodies) < most:
-            with self._lock:
-                taken = self._queue.take()
-            if taken is None:
-                break
-            self._held.append(taken[0])
-            bodies.append(taken[1])
-        return bodies
-
-    def settle(self, count: int) -> None:
-        for _ in range(count):
-            with self._lock:
-                self._queue.ack(self._held.popleft())

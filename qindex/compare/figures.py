@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qindex.compare.designs import Contender
+from qindex.compare.contender import Contender
 from qindex.compare.load import QUANTILES
 from qindex.compare.run import Plan, Results
 

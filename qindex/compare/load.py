@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from journal.errors import StoreError
-from qindex.compare.designs import Contender, Receiver
+from qindex.compare.contender import Receiver, Store
 from qindex.compare.workload import HEADER_BYTES, Workload
 
 _HEADER = struct.Struct("<QQ")
@@ -66,10 +66,10 @@ class Tally:
 
 
 class Run:
-    """One phase on one contender."""
+    """One phase on one store."""
 
-    def __init__(self, contender: Contender, workload: Workload, *, paced: bool) -> None:
-        self._contender = contender
+    def __init__(self, store: Store, workload: Workload, *, paced: bool) -> None:
+        self._store = store
         self._workload = workload
         self._paced = paced
         self._bodies = Bodies(workload, 7)
@@ -143,7 +143,7 @@ class Run:
         self._drained = True
 
     def _publish(self, number: int, tally: Tally) -> None:
-        load, publish, make = self._workload, self._contender.publish, self._bodies.make
+        load, publish, make = self._workload, self._store.publish, self._bodies.make
         size, clock = load.batch, time.perf_counter_ns
         calls, after = tally.calls, 0
         tally.first = clock()
@@ -199,7 +199,7 @@ class Run:
             helpers = len(range(number % len(pairs), load.consumers, len(pairs)))
             if number // len(pairs) == helpers - 1:
                 mine += [(mine[0][0], turn) for turn in range(helpers, spread)]
-        return [self._contender.receiver(*pair, turn) for pair, turn in mine]
+        return [self._store.receiver(*pair, turn) for pair, turn in mine]
 
     def _consume(self, number: int, tally: Tally) -> None:
         load, check, clock = self._workload, self._bodies.check, time.perf_counter_ns

@@ -1,49 +1,67 @@
-"""The peers that ``--peers`` adds, each in its fastest mode that keeps the workload's promise."""
+"""The peers that ``--peers`` adds, each in its fastest mode that keeps the promise asked for."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from qindex.compare.designs import (
-    Contender,
-    PeerContender,
-    PeerQueue,
-    QueueIndexDesign,
-    RocketDesign,
-)
-from qindex.compare.workload import Workload
+from qindex.compare.contender import Contender, Fifo
+from qindex.compare.designs import QueueIndexDesign, RocketDesign
 
 
-class _Queuelib(PeerQueue):
-    def __init__(self, place: Path) -> None:
-        self._queue = importlib.import_module("queuelib").FifoDiskQueue(str(place / "queue"))
+class Queuelib(Fifo):
+    """queuelib's FifoDiskQueue."""
 
-    def put(self, body: bytes) -> None:
+    name = module = title = "queuelib"
+    note = "no ack; its state is written on close: a kill loses it"
+    kill_safe = False
+    acks = False
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        self._queue = importlib.import_module("queuelib").FifoDiskQueue(str(directory / "queue"))
+
+    def publish(self, body: bytes) -> None:
         self._queue.push(body)
+
+    def publish_each(self, bodies: Sequence[bytes]) -> None:
+        push = self._queue.push
+        for body in bodies:
+            push(body)
 
     def take(self) -> tuple[Any, bytes] | None:
         body = self._queue.pop()
         return None if body is None else (None, body)
 
-    def ack(self, token: Any) -> None:
-        """The pop has removed the message: there is nothing to acknowledge."""
+    def get_ack_each(self, count: int) -> list[bytes]:
+        pop = self._queue.pop
+        return [pop() for _ in range(count)]
 
     def close(self) -> None:
         self._queue.close()
 
 
-class _PersistQueue(PeerQueue):
-    def __init__(self, place: Path, durability: str) -> None:
-        module = importlib.import_module("persistqueue")
-        self._empty: type[Exception] = module.Empty
-        self._queue = module.SQLiteAckQueue(str(place), multithreading=True)
+class PersistQueue(Fifo):
+    """persist-queue's SQLiteAckQueue. It always syncs fully; for ``"os"`` its connection is set
+    to NORMAL from outside, in its favour."""
+
+    name = title = "persist-queue"
+    module = "persistqueue"
+    note = "SQLiteAckQueue; acknowledged messages stay in its file"
+    fsync = True
+    threads = True
+    linear = True  # in the messages that were acknowledged
+    max_backlog = 10_000
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        library = importlib.import_module("persistqueue")
+        self._empty: type[Exception] = library.Empty
+        self._queue = library.SQLiteAckQueue(str(directory), multithreading=True)
         if durability == "os":
             self._queue._putter.execute("PRAGMA synchronous = NORMAL")
 
-    def put(self, body: bytes) -> None:
+    def publish(self, body: bytes) -> None:
         self._queue.put(body)
 
     def take(self) -> tuple[Any, bytes] | None:
@@ -60,15 +78,28 @@ class _PersistQueue(PeerQueue):
         self._queue.close()
 
 
-class _Litequeue(PeerQueue):
-    def __init__(self, place: Path, durability: str) -> None:
-        module = importlib.import_module("litequeue")
-        self._queue = module.LiteQueue(str(place / "queue.db"))
+class Litequeue(Fifo):
+    """litequeue: SQLite WAL, text only; a pop sorts all that waits."""
+
+    name = module = title = "litequeue"
+    note = "text only; done messages stay in its file"
+    fsync = True
+    batch_publish = True
+    linear = True
+    max_backlog = 10_000
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        library = importlib.import_module("litequeue")
+        self._queue = library.LiteQueue(str(directory / "queue.db"))
         if durability == "fsync":
             self._queue.conn.execute("PRAGMA synchronous = FULL")
 
-    def put(self, body: bytes) -> None:
+    def publish(self, body: bytes) -> None:
         self._queue.put(body.decode("latin-1"))
+
+    def publish_many(self, bodies: list[bytes]) -> None:
+        with self._queue.transaction():
+            self.publish_each(bodies)
 
     def take(self) -> tuple[Any, bytes] | None:
         item = self._queue.pop()
@@ -81,82 +112,33 @@ class _Litequeue(PeerQueue):
         self._queue.close()
 
 
-class _Diskcache(PeerQueue):
-    def __init__(self, place: Path, durability: str) -> None:
-        module = importlib.import_module("diskcache")
-        self._cache = module.Cache(
-            str(place), eviction_policy="none", sqlite_synchronous=2 if durability == "fsync" else 1
+class Diskcache(Fifo):
+    """diskcache's Cache with push and pull: a large value is a file of its own beside SQLite."""
+
+    name = module = title = "diskcache"
+    note = "Cache.push and pull; no ack"
+    fsync = True
+    acks = False
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        library = importlib.import_module("diskcache")
+        self._cache = library.Cache(
+            str(directory),
+            eviction_policy="none",
+            sqlite_synchronous=2 if durability == "fsync" else 1,
         )
 
-    def put(self, body: bytes) -> None:
+    def publish(self, body: bytes) -> None:
         self._cache.push(body)
 
     def take(self) -> tuple[Any, bytes] | None:
         key, body = self._cache.pull()
         return None if key is None else (None, body)
 
-    def ack(self, token: Any) -> None:
-        """The pull has removed the message: there is nothing to acknowledge."""
-
     def close(self) -> None:
         self._cache.close()
-
-
-class Queuelib(PeerContender):
-    """queuelib's FifoDiskQueue."""
-
-    name = title = "queuelib"
-    module: ClassVar[str | None] = name
-    note = "no ack; its state is written on close: a kill loses it"
-    kill_safe = False
-    fsync = False
-
-    def open_queue(self, place: Path, workload: Workload) -> PeerQueue:
-        """One FifoDiskQueue."""
-        return _Queuelib(place)
-
-
-class PersistQueue(PeerContender):
-    """persist-queue's SQLiteAckQueue."""
-
-    name = title = "persist-queue"
-    module: ClassVar[str | None] = "persistqueue"
-    note = "SQLiteAckQueue; acknowledged messages stay in its file"
-
-    def open_queue(self, place: Path, workload: Workload) -> PeerQueue:
-        """One SQLiteAckQueue."""
-        return _PersistQueue(place, workload.durability)
-
-
-class Litequeue(PeerContender):
-    """litequeue."""
-
-    name = title = "litequeue"
-    module: ClassVar[str | None] = name
-    note = "text only; done messages stay in its file"
-
-    def open_queue(self, place: Path, workload: Workload) -> PeerQueue:
-        """One LiteQueue."""
-        return _Litequeue(place, workload.durability)
-
-
-class Diskcache(PeerContender):
-    """diskcache's Cache with push and pull."""
-
-    name = title = "diskcache"
-    module: ClassVar[str | None] = name
-    note = "Cache.push and pull; no ack"
-
-    def open_queue(self, place: Path, workload: Workload) -> PeerQueue:
-        """One Cache."""
-        return _Diskcache(place, workload.durability)
 
 
 DESIGNS: tuple[type[Contender], ...] = (QueueIndexDesign, RocketDesign)
 PEERS: tuple[type[Contender], ...] = (Queuelib, PersistQueue, Litequeue, Diskcache)
 CONTENDERS = {kind.name: kind for kind in DESIGNS + PEERS}
-
-
-def is_installed(kind: type[Contender]) -> bool:
-    """Tell whether a contender can be run here, without importing it."""
-    return kind.module is None or importlib.util.find_spec(kind.module) is not None

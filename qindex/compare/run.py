@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from journal.child import command
 from journal.errors import StoreError, UsageError
-from qindex.compare.designs import Contender
+from qindex.compare import tasks
+from qindex.compare.child import Child, ChildError
+from qindex.compare.contender import Contender
 from qindex.compare.workload import Workload
 
 _MOST_BACKLOG = 100_000
@@ -95,27 +93,36 @@ def _one_round(plan: Plan, kind: type[Contender], scratch: Path, results: Result
 
 
 def _one_load(plan: Plan, kind: type[Contender], scratch: Path, results: Results) -> None:
-    with _place(scratch) as place, _child(plan, kind, "load", place) as child:
-        results.loads.setdefault(kind.name, []).append(_answer(child, kind))
+    with _place(scratch) as place, Child() as child:
+        results.loads.setdefault(kind.name, []).append(_ask(child, tasks.load, plan, kind, place))
     if plan.workload.lookups:
         count = min(_LOOKED_UP, plan.backlogs()[-1])
-        with (
-            _place(scratch) as place,
-            _child(plan, kind, "lookup", place / "store", count=count) as child,
-        ):
-            results.lookups.setdefault(kind.name, []).append(_answer(child, kind))
+        with _place(scratch) as place, Child() as child:
+            answer = _ask(child, tasks.lookup, plan, kind, place / "store", count=count)
+            results.lookups.setdefault(kind.name, []).append(answer)
 
 
 def _one_reopening(
     plan: Plan, kind: type[Contender], scratch: Path, backlog: int, results: Results
 ) -> None:
     with _place(scratch) as place:
-        with _child(plan, kind, "fill", place / "store", count=backlog) as child:
-            _answer(child, kind)
+        with Child() as child:
+            _ask(child, tasks.fill, plan, kind, place / "store", count=backlog)
             child.kill()
-        with _child(plan, kind, "reopen", place / "store") as child:
-            by_backlog = results.reopened.setdefault(kind.name, {})
-            by_backlog.setdefault(backlog, []).append(_answer(child, kind))
+        with Child() as child:
+            answer = _ask(child, tasks.reopen, plan, kind, place / "store")
+            results.reopened.setdefault(kind.name, {}).setdefault(backlog, []).append(answer)
+
+
+def _ask(
+    child: Child, task: Callable[..., Any], plan: Plan, kind: type[Contender], directory: Path,
+    **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    place, load = directory.absolute(), plan.workload.to_dict()
+    try:
+        return child.call(task, contender=kind.name, directory=place, workload=load, **more) or {}
+    except ChildError as error:
+        raise ContenderError(f"{kind.title}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -144,44 +151,3 @@ def _place(scratch: Path) -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _child(
-    plan: Plan, kind: type[Contender], task: str, directory: Path, **more: Any
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A child at its task; killed, if it still lives, in the end."""
-    request = {
-        "task": task,
-        "contender": kind.name,
-        "directory": os.path.abspath(directory),
-        "workload": plan.workload.to_dict(),
-        **more,
-    }
-    with subprocess.Popen(
-        command("qindex.compare.child"),
-        cwd="/",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as child:
-        try:
-            assert child.stdin is not None
-            child.stdin.write(json.dumps(request).encode() + b"\n")
-            child.stdin.flush()
-            yield child
-        finally:
-            child.kill()
-
-
-def _answer(child: subprocess.Popen[bytes], kind: type[Contender]) -> dict[str, Any]:
-    assert child.stdout is not None
-    assert child.stderr is not None
-    line = child.stdout.readline()
-    if not line:
-        last = child.stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise ContenderError(f"{kind.title}: its process ended by itself: {last or 'no reason'}")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise ContenderError(f"{kind.title}: {answer['error']}")
-    return answer["result"] or {}

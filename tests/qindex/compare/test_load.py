@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qindex.compare import load as load_module
-from qindex.compare.designs import Contender, Receiver
+from qindex.compare.contender import Contender, Receiver, Store
 from qindex.compare.load import Bodies, LoadError, Run
-from qindex.compare.peers import CONTENDERS, DESIGNS, is_installed
+from qindex.compare.peers import CONTENDERS, DESIGNS
 from qindex.compare.workload import Workload
 
 _SHAPES = [
@@ -30,7 +30,7 @@ def _no_sample(_published: int, _delivered: int) -> None:
 def test_both_designs_deliver_each_message_to_each_group(
     tmp_path: Path, kind: type[Contender], shape: Workload
 ) -> None:
-    contender = kind(tmp_path, shape)
+    contender = kind.store(tmp_path, shape)
     result = Run(contender, shape, paced=False).run(_no_sample, 0.01)
     contender.close()
     if shape.messages:
@@ -39,7 +39,7 @@ def test_both_designs_deliver_each_message_to_each_group(
     for name in ("publish_us", "delivery_us"):
         assert result[name] == sorted(result[name])
     # All is acknowledged: after a reopening nobody is given anything.
-    again = kind(tmp_path, shape)
+    again = kind.store(tmp_path, shape)
     assert not again.receiver(0, 0, 0).take(1, 0)
     again.close()
 
@@ -47,10 +47,10 @@ def test_both_designs_deliver_each_message_to_each_group(
 @pytest.mark.parametrize("name", [name for name in CONTENDERS if name not in ("qindex",)])
 def test_a_paced_run_keeps_the_rate(tmp_path: Path, name: str) -> None:
     kind = CONTENDERS[name]
-    if not is_installed(kind):
+    if not kind.is_installed():
         pytest.skip(f"{name} is not installed")
     load = Workload(seconds=0.3, rate=200, publishers=2)
-    contender = kind(tmp_path, load)
+    contender = kind.store(tmp_path, load)
     result = Run(contender, load, paced=True).run(_no_sample, 0.01)
     contender.close()
     assert result["messages"] == 60
@@ -59,7 +59,7 @@ def test_a_paced_run_keeps_the_rate(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", DESIGNS, ids=lambda kind: kind.name)
 def test_a_lookup_gives_the_message_with_the_key(tmp_path: Path, kind: type[Contender]) -> None:
     load = Workload(lookups=1)
-    contender = kind(tmp_path, load)
+    contender = kind.store(tmp_path, load)
     contender.publish(0, [b"%03d" % one for one in range(600)], [f"k{one}" for one in range(600)])
     assert contender.find(0, "k0") == b"000"
     assert contender.find(0, "k599") == b"599"
@@ -67,11 +67,8 @@ def test_a_lookup_gives_the_message_with_the_key(tmp_path: Path, kind: type[Cont
     contender.close()
 
 
-class _Faulty(Contender):
+class _Faulty(Store):
     """A queue in memory that does one thing wrong."""
-
-    name = "faulty"
-    title = "faulty"
 
     def __init__(self, directory: Path, workload: Workload, fault: str = "") -> None:
         self.waiting: list[bytes] = []
