@@ -8,12 +8,9 @@ calls.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import shutil
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,9 +22,8 @@ from typing import Any
 import qindex
 import qindex.aio
 from benchmarks.bodies import Bodies
-from benchmarks.measure import Bar, spread_of
-
-__all__ = ["main"]
+from benchmarks.program import common_parser, parse_common, reporting
+from benchmarks.report import OURS, Report, Round, Sample
 
 _BARS = (
     ("aio publish / plain publish", "aio_publish", "publish", 0.5),
@@ -41,10 +37,11 @@ class _Run:
         self._directory = directory
         self._count = count
         self._confirmed = confirmed
-        self.figures: dict[str, list[float]] = {}
+        self.figures: dict[str, list[Round]] = {}
 
     def note(self, figure: str, count: int, started: float) -> None:
-        self.figures.setdefault(figure, []).append(count / (perf_counter() - started))
+        rate = Sample(count / (perf_counter() - started), count=count)
+        self.figures.setdefault(figure, []).append({OURS: rate})
 
     def round(self) -> None:
         """Run each part once, on a store of its own."""
@@ -133,36 +130,30 @@ class _Run:
         self.note(figure, self._confirmed, started)
 
 
+def judge(report: Report) -> None:
+    """Hold ratios of two figures of the same round against the bars."""
+    for name, above, below, least in _BARS:
+        pairs = zip(report.rounds[above], report.rounds[below], strict=True)
+        report.rounds[name] = [{OURS: one[OURS], below: other[OURS]} for one, other in pairs]
+        report.judge([replace(report.hold_ratio(name, below, least), bar=name)])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; gives the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    """Run the benchmark; return the exit code."""
+    parser = common_parser("aio", __doc__, rounds=5)
     parser.add_argument("--count", type=int, default=200_000, help="messages of a rate")
     parser.add_argument("--confirmed", type=int, default=10_000, help="confirms at a time")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the lines there, too")
-    given = parser.parse_args(arguments)
-    directory = Path(tempfile.mkdtemp(prefix="qindex-aio-", dir=given.dir))
-    try:
+    given = parse_common(parser, arguments)
+    with reporting(given) as (report, directory):
         run = _Run(directory, given.count, given.confirmed)
-        for _ in range(given.rounds):
-            run.round()
-    finally:
-        gc.unfreeze()
-        shutil.rmtree(directory, ignore_errors=True)
-    lines: list[dict[str, Any]] = [
-        {"figure": name, "value": round(statistics.median(values)), "unit": "1/s", "n": len(values)}
-        for name, values in run.figures.items()
-    ]
-    for name, above, below, least in _BARS:
-        pairs = zip(run.figures[above], run.figures[below], strict=True)
-        ratios = [one / other for one, other in pairs]
-        bar = Bar.at_least(name, statistics.median(ratios), least)
-        lines.append(replace(bar, spread=spread_of(ratios)).to_json())
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    sys.stdout.write(text)
-    if given.json is not None:
-        given.json.write_text(text)
+        try:
+            for _ in range(given.rounds):
+                run.round()
+        finally:
+            gc.unfreeze()
+        for name, rounds in run.figures.items():
+            report.add(name, rounds, unit="1/s")
+        judge(report)
     return 0
 
 

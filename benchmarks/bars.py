@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.contender import RECORD_BYTES
+from benchmarks.bodies import RECORD_BYTES
 from benchmarks.figures import ENOUGH_AFTER_DRAIN, WITHOUT_KEY, backlog_figure, over_smallest
-from benchmarks.measure import FLOOR, Bar, Report
+from benchmarks.report import FLOOR, Bar, Report
 from benchmarks.sizes import Sizes
 
 __all__ = ["judge"]
@@ -48,7 +48,7 @@ def _get_ack(report: Report, sizes: Sizes) -> list[Bar]:
             report.hold_ratio(name, _HAND_WRITTEN, 10),
         ]
     found = [report.find(over_smallest(other, sizes)) for other in sizes.backlogs[1:]]
-    known = [figure.value for figure in found if figure is not None]
+    known = [figure.median for figure in found if figure is not None]
     flat = min(known) if len(known) == len(found) else None
     return [*bars, Bar.at_least("get_ack: slowest backlog / smallest backlog", flat, _FLAT)]
 

@@ -9,13 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import Report
-
-__all__ = [
-    "RECORD_BYTES",
-    "Bench",
-]
-
+from benchmarks.report import Report
 
 RECORD_BYTES = 64 << 10
 

@@ -34,14 +34,10 @@ import numpy.typing as npt
 
 import qindex
 import rocketstore
-from benchmarks.bodies import Bodies
-from benchmarks.contender import RECORD_BYTES
-from benchmarks.measure import FLOOR, OURS, Report, Sample
-from benchmarks.program import common_parser, reporting
-from benchmarks.session import Round
+from benchmarks.bodies import RECORD_BYTES, Bodies
+from benchmarks.program import common_parser, parse_common, reporting
+from benchmarks.report import FLOOR, OURS, Report, Round, Sample
 from benchmarks.stopwatch import Stopwatch
-
-__all__ = ["main"]
 
 SIDES = 4
 """Threads that publish, and as many that consume."""
@@ -111,7 +107,7 @@ def _run(queues: int, work: Work, path: Path, bodies: list[bytes]) -> Sample:
         left = sum(map(len, (engine.queue(name) for name in engine.queue_names())))
     if count != messages or left:
         raise RuntimeError(f"{count} of {messages} messages came, {left} are left")
-    return Sample.from_json(watch.rate(count))
+    return watch.rate(count)
 
 
 def _one_thread(queues: list[Any], bodies: list[bytes], watch: Stopwatch) -> int:
@@ -207,7 +203,7 @@ def _run_store(
         count = work(store, bodies, watch)
     if count != len(bodies):
         raise RuntimeError(f"{count} of {len(bodies)} messages came")
-    return Sample.from_json(watch.rate(count))
+    return watch.rate(count)
 
 
 def _one_puts_and_gets(store: rocketstore.Store, bodies: list[bytes], watch: Stopwatch) -> int:
@@ -269,7 +265,7 @@ def tails(report: Report, root: Path, messages: int, rounds: int) -> None:
             }
         )
     for name, samples in found.items():
-        report.add(name, samples, unit="us", better="lower")
+        report.add(name, samples, unit="us", better="low")
     name = "publish, p99.9, while flushing"
     report.judge([report.hold_most(name, "publish, p99.9", TAIL_US, "us")])
 
@@ -320,10 +316,9 @@ def _latencies_of_write(path: Path, messages: int) -> Nanoseconds:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; gives the exit status."""
-    parser = common_parser("contention", __doc__)
+    parser = common_parser("contention", __doc__, rounds=9)
     parser.add_argument("--messages", type=int, default=200_000, help="of a rate; tails take 20x")
-    parser.set_defaults(rounds=9)
-    options = parser.parse_args(arguments)
+    options = parse_common(parser, arguments)
     if options.messages < 640 or options.messages % (8 * SIDES):
         parser.error(f"--messages must be a multiple of {8 * SIDES}, and at least 640")
     with reporting(options) as (report, root):

@@ -10,8 +10,6 @@ import os
 
 from journal.files import PathLike, ReadBuffer, RealFileSystem
 
-__all__ = ["CountingFileSystem"]
-
 
 class CountingFileSystem(RealFileSystem):
     """The real file system, with counters.

@@ -21,7 +21,6 @@ use. A bar that does not hold is in the output and does not change the status.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -30,41 +29,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.bars import judge
-from benchmarks.contender import Contender
 from benchmarks.figures import GROUPS
-from benchmarks.measure import Report
-from benchmarks.peers import CONTENDERS, installed
-from benchmarks.program import reporting
+from benchmarks.peers import CONTENDERS
+from benchmarks.program import common_parser, parse_common, reporting
+from benchmarks.report import Report
 from benchmarks.session import Session
 from benchmarks.sizes import FULL, QUICK
-
-__all__ = ["main"]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine",
-        description="Measure the engine beside its peers and the floor.",
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=sorted(GROUPS),
-        metavar="GROUP",
-        help=f"measure this group of figures only (may be repeated): {', '.join(GROUPS)}",
-    )
-    parser.add_argument(
-        "--who",
-        action="append",
-        choices=sorted(CONTENDERS),
-        metavar="NAME",
-        help=f"measure this contender only (may be repeated): {', '.join(CONTENDERS)}",
-    )
-    parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each rate (default 3)")
-    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
-    return parser
+from qindex.compare.contender import Fifo
 
 
 def file_system(path: Path) -> str:
@@ -80,12 +51,12 @@ def file_system(path: Path) -> str:
     return name
 
 
-def _chosen(wanted: Sequence[str] | None, report: Report) -> dict[str, type[Contender]]:
-    chosen: dict[str, type[Contender]] = {}
+def _chosen(wanted: Sequence[str] | None, report: Report) -> dict[str, type[Fifo]]:
+    chosen: dict[str, type[Fifo]] = {}
     for name, kind in CONTENDERS.items():
         if wanted is not None and name not in wanted:
             continue
-        if installed(kind):
+        if kind.is_installed():
             chosen[name] = kind
         else:
             report.say(f"{name} is not installed: left out")
@@ -93,12 +64,20 @@ def _chosen(wanted: Sequence[str] | None, report: Report) -> dict[str, type[Cont
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    if options.dir is not None and not options.dir.is_dir():
-        parser.error(f"--dir {options.dir} is no directory")
+    parser = common_parser("engine", __doc__)
+    for option, names, what in (
+        ("--only", GROUPS, "group of figures"),
+        ("--who", CONTENDERS, "contender"),
+    ):
+        parser.add_argument(
+            option,
+            action="append",
+            choices=sorted(names),
+            metavar="NAME",
+            help=f"measure this {what} only (may be repeated): {', '.join(names)}",
+        )
+    parser.add_argument("--quick", action="store_true", help="small counts: shows that all works")
+    options = parse_common(parser, arguments)
     sizes = QUICK if options.quick else FULL
     groups = {name: run for name, run in GROUPS.items() if not options.only or name in options.only}
     with reporting(options) as (report, directory), ExitStack() as stack:

@@ -6,18 +6,13 @@
 
 from __future__ import annotations
 
-import os
-import select
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import Sample
-
-__all__ = ["ErlangError", "ErlangVM", "Took", "node_paths"]
+from benchmarks.report import Sample
+from qindex.compare.child import ChildError, Process
 
 _SOURCE = Path(__file__).parent / "erlang" / "qindex_bench.erl"
 _LIBRARY = Path("/usr/lib/rabbitmq/lib")
@@ -35,8 +30,8 @@ class Took(NamedTuple):
         return Sample(count / self.wall * 1e6, self.cpu / count, count)
 
 
-class ErlangError(Exception):
-    """The VM answered with an error, or did not answer."""
+class ErlangError(ChildError):
+    """The VM answered with an error."""
 
 
 def node_paths() -> tuple[str, list[Path], str]:
@@ -51,8 +46,8 @@ def node_paths() -> tuple[str, list[Path], str]:
     return version, sorted(found[-1].glob("*/ebin")), ""
 
 
-class ErlangVM:
-    """A VM with the node's code, and ``directory`` as the node's. Raises :class:`ErlangError`."""
+class ErlangVM(Process):
+    """A VM with the node's code, and ``directory`` as the node's. Raises :class:`ChildError`."""
 
     def __init__(self, directory: Path, code: list[Path]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -65,54 +60,18 @@ class ErlangVM:
         if done.returncode:
             raise ErlangError(f"{_SOURCE.name} was not compiled: {done.stdout.strip()}")
         paths = [word for path in (directory, *code) for word in ("-pa", str(path))]
-        self._process = subprocess.Popen(
-            ["erl", "-noshell", *paths, "-run", "qindex_bench", "main", str(directory / "node")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._unread = b""
+        node = str(directory / "node")
+        words = ["erl", "-noshell", *paths, "-run", "qindex_bench", "main", node]
+        super().__init__(words, _SECONDS)
 
-    def ask(self, *words: object) -> dict[str, Took]:
-        """Give the figures of one command by name."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(" ".join(map(str, words)).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise ErlangError("the VM has ended") from None
-        answer = self._line()
+    def figures(self, *words: object) -> dict[str, Took]:
+        """Return the figures of one command by name."""
+        request = " ".join(map(str, words))
+        answer = self.ask(request)
         parts = answer.split()
         if not parts or parts[0] == "error" or len(parts) % 3:
-            raise ErlangError(f"{' '.join(map(str, words))}: {answer}")
+            raise ErlangError(f"{request}: {answer}")
         return {
             name: Took(int(wall), int(cpu))
             for name, wall, cpu in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
         }
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + _SECONDS
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
-                raise ErlangError(f"no answer within {_SECONDS:.0f} s")
-            data = os.read(self._process.stdout.fileno(), 1 << 16)
-            if not data:
-                raise ErlangError(f"the VM has ended: {self._unread.decode(errors='replace')}")
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line.decode(errors="replace")
-
-    def kill(self) -> None:
-        """End it as SIGKILL does."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                continue  # what was not yet written is of no use to a dead process

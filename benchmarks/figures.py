@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import trace
-from benchmarks.measure import FLOOR, OURS, Rounds, Sample
-from benchmarks.session import Round, Session, Worker, WorkerDied, WorkerError
+from benchmarks import footprint, throughput, trace
+from benchmarks.report import FLOOR, OURS, Round, Rounds, Sample
+from benchmarks.session import Session, measure_once
 from benchmarks.sizes import Sizes
-
-__all__ = ["ENOUGH_AFTER_DRAIN", "GROUPS", "WITHOUT_KEY", "backlog_figure", "over_smallest"]
+from benchmarks.tasks import Task
+from qindex.compare.child import ChildEndedError, ChildError
 
 ENOUGH_AFTER_DRAIN = 1_000_000
 """Bytes: below this, disk use after a drain is back to nothing."""
@@ -39,15 +40,17 @@ def over_smallest(backlog: int, sizes: Sizes) -> str:
 
 def publish(session: Session, sizes: Sizes) -> None:
     """Single publishes a second; kill-safe on return."""
-    parameters = {"count": sizes.publish, "seconds": sizes.seconds, "durability": "os"}
-    _rate(session, "publish", "Publish", session.names(lambda kind: True), parameters)
+    parameters = {"count": sizes.publish, "seconds": sizes.seconds}
+    _rate(session, "publish", throughput.Publish, session.names(lambda kind: True), parameters)
 
 
 def keyed(session: Session, sizes: Sizes) -> None:
     """Single publishes with a key and two headers a second, and the same bodies without."""
     if OURS in session.contenders:
         given = {OURS: {"count": sizes.publish // 2}}
-        result = session.interleave("publish_keyed", "PublishKeyed", given, _ROUNDS_OF_ONE_PROCESS)
+        result = session.interleave(
+            "publish_keyed", throughput.PublishKeyed, given, _ROUNDS_OF_ONE_PROCESS
+        )
         both = zip(result.get("keyed", []), result.get("plain", []), strict=True)
         rounds = [{OURS: one[OURS], WITHOUT_KEY: other[OURS]} for one, other in both]
         session.report.add("publish_keyed", rounds)
@@ -56,11 +59,11 @@ def keyed(session: Session, sizes: Sizes) -> None:
 def large(session: Session, sizes: Sizes) -> None:
     """Messages of 8 KiB: microseconds of a publish, and of a get with its ack; the floor is one
     plain write of as many bytes."""
-    who = session.names(lambda kind: kind.role in ("ours", "floor"))
+    who = session.names(lambda kind: kind.name in (OURS, FLOOR))
     given = {name: {"count": sizes.large} for name in who}
-    result = session.interleave("8KiB", "Large", given, _ROUNDS_OF_ONE_PROCESS)
+    result = session.interleave("8KiB", throughput.Large, given, _ROUNDS_OF_ONE_PROCESS)
     for name, rounds in result.items():
-        session.report.add(f"{name}_8KiB", rounds, unit="us", better="lower")
+        session.report.add(f"{name}_8KiB", rounds, unit="us", better="low")
 
 
 def get_ack(session: Session, sizes: Sizes) -> None:
@@ -68,16 +71,15 @@ def get_ack(session: Session, sizes: Sizes) -> None:
     for backlog in sizes.backlogs:
         parameters = {"backlog": backlog, "count": sizes.get_ack, "seconds": sizes.seconds}
         who = [name for name, kind in session.contenders.items() if kind.max_backlog >= backlog]
-        _rate(session, backlog_figure(backlog), "GetAck", who, parameters)
+        _rate(session, backlog_figure(backlog), throughput.GetAck, who, parameters)
     # The figures above are taken minutes apart: too far for one to be held against another.
     if OURS in session.contenders:
-        several = {
-            "backlogs": sizes.backlogs,
-            "count": sizes.get_ack_backlogs,
-            "seconds": sizes.seconds,
-        }
+        bounds = {"count": sizes.get_ack_backlogs, "seconds": sizes.seconds}
         ratios = session.interleave(
-            "get_ack at each backlog", "GetAckBacklogs", {OURS: several}, _ROUNDS_OF_ONE_PROCESS
+            "get_ack at each backlog",
+            throughput.GetAckBacklogs,
+            {OURS: {"backlogs": sizes.backlogs, "bounds": bounds}},
+            _ROUNDS_OF_ONE_PROCESS,
         )
         for other, rounds in ratios.items():
             session.report.add(over_smallest(int(other), sizes), rounds, unit="times")
@@ -92,14 +94,14 @@ def publish_many(session: Session, sizes: Sizes) -> None:
         "durability": "os",
     }
     who = session.names(lambda kind: kind.batch_publish)
-    _rate(session, "publish_many", "PublishMany", who, parameters)
+    _rate(session, "publish_many", throughput.PublishMany, who, parameters)
 
 
 def get_many(session: Session, sizes: Sizes) -> None:
     """Messages a second taken and acknowledged in batches, every body read."""
     parameters = {"batch": sizes.get_batch, "backlog": sizes.get_many, "seconds": sizes.seconds}
-    who = session.names(lambda kind: kind.batch_get or kind.role == "floor")
-    _rate(session, "get_many_ack_many", "GetMany", who, parameters)
+    who = session.names(lambda kind: kind.batch_get or kind.name == FLOOR)
+    _rate(session, "get_many_ack_many", throughput.GetMany, who, parameters)
 
 
 def fsync(session: Session, sizes: Sizes) -> None:
@@ -117,7 +119,7 @@ def fsync(session: Session, sizes: Sizes) -> None:
         for name in who
         for share in (1 if name in (OURS, FLOOR) else 2,)
     }
-    result = session.interleave("publish_fsync", "PublishThreads", parameters)
+    result = session.interleave("publish_fsync", throughput.PublishThreads, parameters)
     one, together = result.get("one", []), result.get("together", [])
     add = session.report.add
     add("publish_fsync", one, comparable=comparable, notes=notes)
@@ -136,10 +138,10 @@ def fsync(session: Session, sizes: Sizes) -> None:
         "durability": "fsync",
     }
     batching = session.names(lambda kind: kind.fsync and kind.batch_publish)
-    _rate(session, "publish_many_fsync", "PublishMany", batching, batches)
+    _rate(session, "publish_many_fsync", throughput.PublishMany, batching, batches)
     acking = session.names(lambda kind: kind.fsync and kind.acks)
     acks = {"count": sizes.fsync, "seconds": sizes.seconds}
-    _rate(session, "ack_fsync", "AckFsync", acking, acks)
+    _rate(session, "ack_fsync", throughput.AckFsync, acking, acks)
 
 
 def syncs(session: Session, sizes: Sizes) -> None:
@@ -162,16 +164,13 @@ def syncs(session: Session, sizes: Sizes) -> None:
     calls: Round = {}
     if OURS in session.contenders:
         if OURS not in synced["publish"]:
-            counted = session.interleave(
-                "syncs", "CountedPhases", {OURS: {"count": sizes.phases_fsync}}, rounds=1
-            )
-            for phase, rounds in counted.items():
-                synced[phase].update(rounds[0])
+            counted = _counted(session, "fsync", sizes.phases_fsync)
+            for phase in synced:
+                synced[phase] |= counted.get(f"{phase} syncs", {})
             notes[OURS] = "counted in the engine's file system"
-        own = session.interleave("written", "Written", {OURS: {"count": sizes.written}}, rounds=1)
-        if own:
-            written.update(own["bytes"][0])
-            calls = own["calls"][0]
+        own = _counted(session, "os", sizes.written)
+        written |= own.get("publish bytes", {})
+        calls = own.get("publish calls", {})
     for phase, round_ in synced.items():
         if round_:
             _once(session, f"syncs_per_{phase}", round_, "syncs", notes)
@@ -187,9 +186,9 @@ def at_rest(session: Session, sizes: Sizes) -> None:
     parameters = {
         who: {"count": sizes.slow_at_rest if kind.linear else sizes.at_rest}
         for who, kind in session.contenders.items()
-        if kind.role != "floor"
+        if kind.name != FLOOR
     }
-    result = session.interleave("bytes_at_rest", "AtRest", parameters, rounds=1)
+    result = session.interleave("bytes_at_rest", footprint.AtRest, parameters, rounds=1)
     if result:
         _once(session, "bytes_at_rest", result["at_rest"][0], "bytes", session.notes())
         _once(session, "bytes_allocated_at_rest", result["allocated"][0], "bytes", {})
@@ -206,9 +205,9 @@ def drain(session: Session, sizes: Sizes) -> None:
             "seconds": sizes.drain_seconds,
         }
         for who, kind in session.contenders.items()
-        if kind.role != "floor"
+        if kind.name != FLOOR
     }
-    result = session.interleave("disk_after_drain", "Drain", parameters, rounds=1)
+    result = session.interleave("disk_after_drain", footprint.Drain, parameters, rounds=1)
     if result:
         notes = {
             who: f"after {result['seconds'][0][who].value:.2g} s; {sample.count:,} messages"
@@ -219,7 +218,7 @@ def drain(session: Session, sizes: Sizes) -> None:
 
 def million(session: Session, sizes: Sizes) -> None:
     """A backlog of a million: its memory; opening it after a close, and after a SIGKILL."""
-    who = session.names(lambda kind: kind.role != "floor" and kind.max_backlog >= 1_000_000)
+    who = session.names(lambda kind: kind.name != FLOOR and kind.max_backlog >= 1_000_000)
     stores = session.fresh()
     clean = _build_million(session, sizes, who, stores, kill=False)
     memory: Round = {
@@ -243,7 +242,7 @@ def memory(session: Session, sizes: Sizes) -> None:
     """Memory of a backlog of 100 million messages, calculated from two smaller ones."""
     if OURS in session.contenders:
         given = {OURS: {"count": sizes.million}}
-        result = session.interleave("memory", "BacklogMemory", given, rounds=1)
+        result = session.interleave("memory", footprint.BacklogMemory, given, rounds=1)
         if result:
             rounds = result["megabytes"][0]
             _once(session, "memory_per_100_million", rounds, "MB", {OURS: "calculated"})
@@ -255,16 +254,13 @@ def _build_million(
     built: Round = {}
     for who in names:
         parameters = {"count": sizes.million, "store": str(stores / who), "kill": kill}
-        with Worker(who, session.fresh()) as worker:
-            try:
-                worker.make("Million", parameters)
-                built[who] = Sample.from_json(worker.measure()["memory"])
-            except WorkerDied as death:
-                if kill and death.status == -9:
-                    built[who] = Sample(0.0, count=sizes.million)
-                else:
-                    session.fail(who, "million", death)
-            except WorkerError as error:
+        try:
+            found = measure_once(who, session.fresh(), footprint.Million, parameters)
+            built[who] = found["memory"]
+        except ChildError as error:
+            if kill and isinstance(error, ChildEndedError) and error.status == -signal.SIGKILL:
+                built[who] = Sample(0.0, count=sizes.million)
+            else:
                 session.fail(who, "million", error)
     return built
 
@@ -283,15 +279,14 @@ def _open_rounds(
             opened = directory / "copy"
             # cp keeps holes, which a store that maps a large sparse file is made of.
             subprocess.run(["cp", "-a", str(store), str(opened)], check=True)
-            with Worker(who, directory) as worker:
-                try:
-                    worker.make("Open", {"store": str(opened), "count": sizes.million})
-                    for key, sample in worker.measure().items():
-                        rounds = result.setdefault(key, [{} for _ in range(session.rounds)])
-                        rounds[number][who] = Sample.from_json(sample)
-                except WorkerError as error:
-                    session.fail(who, "open", error)
-                    broken.add(who)
+            parameters = {"store": opened, "count": sizes.million}
+            try:
+                for key, sample in measure_once(who, directory, footprint.Open, parameters).items():
+                    rounds = result.setdefault(key, [{} for _ in range(session.rounds)])
+                    rounds[number][who] = sample
+            except ChildError as error:
+                session.fail(who, "open", error)
+                broken.add(who)
             shutil.rmtree(directory, ignore_errors=True)
     return result
 
@@ -314,14 +309,18 @@ def _report_open(session: Session, opened: Mapping[str, Rounds], figure: str) ->
             f"{figure}_{name}",
             rounds,
             unit=unit,
-            better="lower",
+            better="low",
             comparable=comparable,
             notes=notes,
         )
 
 
 def _rate(
-    session: Session, figure: str, task: str, who: list[str], parameters: Mapping[str, Any]
+    session: Session,
+    figure: str,
+    task: type[Task],
+    who: list[str],
+    parameters: Mapping[str, Any],
 ) -> None:
     result = session.interleave(figure, task, dict.fromkeys(who, parameters))
     for rounds in result.values():
@@ -336,10 +335,17 @@ def _once(
         figure,
         [values],
         unit=unit,
-        better="lower",
+        better="low",
         comparable=session.comparable(),
         notes=notes,
     )
+
+
+def _counted(session: Session, durability: str, count: int) -> dict[str, Round]:
+    """What the engine's own file system object counts, by phase and by what is counted."""
+    parameters = {OURS: {"count": count, "durability": durability}}
+    result = session.interleave("syncs", footprint.Counted, parameters, rounds=1)
+    return {name: rounds[0] for name, rounds in result.items()}
 
 
 def _traced(session: Session, who: str, durability: str, count: int) -> dict[str, trace.Phase]:
@@ -349,13 +355,12 @@ def _traced(session: Session, who: str, durability: str, count: int) -> dict[str
     prefix = trace.command(output)
     if prefix is None:
         return {}
-    with Worker(who, directory / "store", prefix) as worker:
-        try:
-            worker.make("Phases", {"count": count, "durability": durability})
-            worker.measure()
-        except WorkerError as error:
-            session.fail(who, "syncs", error)
-            return {}
+    parameters = {"count": count, "durability": durability}
+    try:
+        measure_once(who, directory / "store", footprint.Phases, parameters, prefix)
+    except ChildError as error:
+        session.fail(who, "syncs", error)
+        return {}
     with output.open() as lines:
         phases = trace.read(lines)
     shutil.rmtree(directory, ignore_errors=True)

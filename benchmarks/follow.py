@@ -10,12 +10,8 @@ part in the lag.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -24,64 +20,49 @@ from time import perf_counter, time_ns
 import numpy as np
 
 import qindex
-from benchmarks.contender import RECORD_BYTES
-from benchmarks.measure import Bar
-
-__all__ = ["main"]
+from benchmarks.bodies import RECORD_BYTES
+from benchmarks.program import child, common_parser, parse_common, reporting
+from benchmarks.report import Report
 
 _BAR_MS = 50.0
 _PERCENTILES = (50, 90, 99, 99.9, 100)
-_PUBLISH = f"""
-import json, os, sys, qindex
-from time import perf_counter
-record, writes = bytes({RECORD_BYTES}), []
-fd = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT)
-with qindex.open(sys.argv[1]) as engine:
-    publish = engine.queue("q").publish
-    started = perf_counter()
-    for number in range(int(sys.argv[2])):
-        publish(b"x" * 100)
-        if not number % 1000:
-            before = perf_counter()
-            os.write(fd, record)
-            writes.append(perf_counter() - before)
-    took = perf_counter() - started
-print(json.dumps([took, writes]))
-"""
+
+
+def publish(store: str, beside: str, count: int) -> tuple[float, list[float]]:
+    """Publish one by one; return the seconds of it, and those of the plain writes beside it."""
+    record, writes = bytes(RECORD_BYTES), []
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT)
+    with qindex.open(store) as engine:
+        publish = engine.queue("q").publish
+        started = perf_counter()
+        for number in range(count):
+            publish(b"x" * 100)
+            if not number % 1000:
+                before = perf_counter()
+                os.write(fd, record)
+                writes.append(perf_counter() - before)
+        return perf_counter() - started, writes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; gives the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Run; return the exit status."""
+    parser = common_parser("follow", __doc__, rounds=1)
     parser.add_argument("--count", type=int, default=2_000_000, help="messages")
-    parser.add_argument("--dir", type=Path, help="where the store is made")
-    parser.add_argument("--json", type=Path, help="write the JSON lines here, too")
-    given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
-        figures = _measure(directory, given.count)
-    bar = Bar.at_most("99 % of the lags of a follower", figures["lag_ms_p99"], _BAR_MS, "ms")
-    lines = [
-        *(json.dumps({"figure": name, "value": value}) for name, value in figures.items()),
-        json.dumps(bar.to_json()),
-    ]
-    print("\n".join(lines))
-    for name, value in figures.items():
-        print(f"{name:<24} {value:>14,.2f}")
-    if given.json is not None:
-        given.json.write_text("".join(line + "\n" for line in lines))
+    given = parse_common(parser, arguments)
+    with reporting(given) as (report, directory):
+        _measure(report, directory, given.count)
+        name = "99 % of the lags of a follower"
+        report.judge([report.hold_most(name, "lag_ms_p99", _BAR_MS, "ms")])
     return 0
 
 
-def _measure(directory: str, count: int) -> dict[str, float]:
-    store, beside = os.path.join(directory, "store"), os.path.join(directory, "plain writes")
-    command = [sys.executable, "-P", "-c", _PUBLISH, store, str(count), beside]
+def _measure(report: Report, directory: Path, count: int) -> None:
+    store = str(directory / "store")
     # A list: of what is measured, this loop is to be the smallest part.
     lags: list[int] = []
     add = lags.append
-    with (
-        qindex.follow(store, "q", wait=True, timeout=60) as follower,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child,
-    ):
+    with qindex.follow(store, "q", wait=True, timeout=60) as follower, child() as publisher:
+        publisher.start(publish, store=store, beside=directory / "plain writes", count=count)
         first = follower.get(timeout=60)
         assert first is not None
         started = perf_counter()
@@ -89,14 +70,14 @@ def _measure(directory: str, count: int) -> dict[str, float]:
         for delivery in islice(follower, count - 1):
             add(time_ns() - delivery.timestamp)
         followed = perf_counter() - started
-        published, writes = json.loads(child.communicate(timeout=60)[0])
+        published, writes = publisher.result()
     assert len(lags) == count
-    figures = {f"lag_ms_p{p:g}": float(np.percentile(lags, p)) / 1e6 for p in _PERCENTILES}
-    figures["plain_write_ms_p99"] = float(np.percentile(writes, 99)) * 1e3
-    figures["published_per_s"] = count / published
-    figures["followed_per_s"] = count / followed
-    figures["missed"] = float(follower.missed)
-    return figures
+    for percent in _PERCENTILES:
+        report.add_one(f"lag_ms_p{percent:g}", float(np.percentile(lags, percent)) / 1e6, "ms")
+    report.add_one("plain_write_ms_p99", float(np.percentile(writes, 99)) * 1e3, "ms")
+    report.add_one("published_per_s", count / published, "msg/s", "high")
+    report.add_one("followed_per_s", count / followed, "msg/s", "high")
+    report.add_one("missed", follower.missed, "msg")
 
 
 if __name__ == "__main__":

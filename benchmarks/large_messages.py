@@ -6,8 +6,6 @@ The groups of :mod:`benchmarks.msgstore` that measure the whole engine, not the 
 from __future__ import annotations
 
 import gc
-import importlib
-import importlib.util
 import os
 import random
 import threading
@@ -18,13 +16,12 @@ from typing import Any
 
 import qindex
 from benchmarks.bench import Bench
-from benchmarks.contender import Contender
-from benchmarks.measure import MANY, OURS, Bar, Sample
-from benchmarks.ours import Ours
 from benchmarks.peers import SqliteFifo
+from benchmarks.report import MANY, OURS, Bar, Sample
 from msgstore.format import FRAME
-
-__all__ = ["ENGINE_GROUPS"]
+from qindex.compare.contender import Fifo
+from qindex.compare.designs import QueueIndexDesign
+from qindex.compare.peers import Diskcache
 
 BODY_BYTES = 64 << 10
 FILE_BYTES = 16 << 20
@@ -36,48 +33,14 @@ _PACE = 0.0005
 _WINDOW = 100
 
 
-class DiskcacheDeque(Contender):
-    """diskcache's Deque: a large value is a file of its own beside SQLite. A pop removes at once,
-    so there is no ack to pay for."""
-
-    name = "diskcache"
-    module = "diskcache"
-    acks = False
-
-    def __init__(self, directory: Path, durability: str) -> None:
-        diskcache = importlib.import_module("diskcache")
-        self._deque = diskcache.Deque(directory=str(directory))
-
-    def publisher(self) -> Callable[[bytes], object]:
-        append: Callable[[bytes], object] = self._deque.append
-        return append
-
-    def get(self) -> Any:
-        return self._deque.popleft()
-
-    def body(self, delivery: Any) -> bytes:
-        body: bytes = delivery
-        return body
-
-    def ack(self, delivery: Any) -> None:
-        """It is gone already."""
-
-    def close(self) -> None:
-        self._deque.cache.close()
-
-
 def _bodies(count: int) -> list[bytes]:
     return [random.Random(number).randbytes(BODY_BYTES) for number in range(min(count, 64))]
 
 
 def beside_peers(bench: Bench) -> None:
     """Publish, then get and acknowledge one by one, in queues of their own."""
-    kinds: list[type[Contender]] = [Ours, SqliteFifo, DiskcacheDeque]
-    there = [
-        kind
-        for kind in kinds
-        if kind.module is None or importlib.util.find_spec(kind.module) is not None
-    ]
+    kinds: list[type[Fifo]] = [QueueIndexDesign, SqliteFifo, Diskcache]
+    there = [kind for kind in kinds if kind.is_installed()]
     for kind in kinds:
         if kind not in there:
             bench.report.say(f"{kind.name} is not installed: left out")
@@ -90,15 +53,13 @@ def beside_peers(bench: Bench) -> None:
         for kind in there:
             for name, sample in zip(names, _measured(bench, kind, bodies), strict=True):
                 rounds[name][-1][kind.name] = sample
-    peers = [kind.name for kind in there if kind is not Ours]
+    peers = [kind.name for kind in there if kind is not QueueIndexDesign]
     for name in names:
         bench.report.add(name, rounds[name], unit=MANY, comparable=peers)
     bench.report.judge([bench.report.hold_ratio(names[2], peer, 3) for peer in peers])
 
 
-def _measured(
-    bench: Bench, kind: type[Contender], bodies: list[bytes]
-) -> tuple[Sample, Sample, Sample]:
+def _measured(bench: Bench, kind: type[Fifo], bodies: list[bytes]) -> tuple[Sample, Sample, Sample]:
     count = bench.count
     sent = [bodies[number % len(bodies)] for number in range(count)]
     with bench.fresh() as path:
@@ -158,13 +119,13 @@ def space_and_latency(bench: Bench) -> None:
             copied += bytes_copied
             spent += seconds
     add = bench.report.add
-    add("engine_disk_after_90%_acked", [{OURS: Sample(size)}], unit="x live", better="lower")
+    add("engine_disk_after_90%_acked", [{OURS: Sample(size)}], unit="x live", better="low")
     notes = {
         "quiet": f"{len(quiet)} publishes",
         "compacting": f"{len(loud)} publishes, {copied >> 20} MiB copied in {spent:.1f} s",
     }
     p99 = {"quiet": Sample(_p99(quiet) * 1e6), "compacting": Sample(_p99(loud) * 1e6)}
-    add("engine_publish_p99", [p99], unit="us", better="lower", notes=notes)
+    add("engine_publish_p99", [p99], unit="us", better="low", notes=notes)
     bench.report.judge(
         [
             Bar.at_most("engine: disk after 90 % acked / live", size, 1.6),
@@ -307,7 +268,7 @@ def reopening(bench: Bench) -> None:
                 raise RuntimeError("messages are missing")
             rounds.append({OURS: Sample(cpu)})
             engine.close()
-    bench.report.add("engine_reopen_1M", rounds, unit="CPU s", better="lower")
+    bench.report.add("engine_reopen_1M", rounds, unit="CPU s", better="low")
     bench.report.judge(
         [
             Bar.at_most(

@@ -11,16 +11,14 @@ operations are not.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import random
-import sys
-import tempfile
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,8 +26,9 @@ from xxhash import xxh3_64_digest
 
 from benchmarks.bench import RECORD_BYTES, Bench
 from benchmarks.large_messages import ENGINE_GROUPS
-from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
-from benchmarks.program import console
+from benchmarks.program import common_parser, parse_common, reporting
+from benchmarks.report import FLOOR, OURS, Bar, Round, Sample
+from benchmarks.stopwatch import Stopwatch
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import FRAME, encode
@@ -78,13 +77,13 @@ def open_store(
 
 
 def rate(size: int, work: Callable[[], None]) -> Sample:
-    """Bytes a second of ``work``, which handles ``size`` bytes."""
+    """Gigabytes a second of ``work``, which handles ``size`` bytes."""
     gc.collect()
-    cpu, wall = time.process_time(), time.perf_counter()
-    work()
-    wall = time.perf_counter() - wall
-    cpu = time.process_time() - cpu
-    return Sample(size / wall / _GB, cpu / (size / RECORD_BYTES) * 1e6, size // RECORD_BYTES)
+    watch = Stopwatch()
+    with watch.running():
+        work()
+    sample = watch.rate(size // RECORD_BYTES)
+    return replace(sample, value=sample.value * RECORD_BYTES / _GB)
 
 
 def write_and_read(bench: Bench) -> None:
@@ -95,9 +94,9 @@ def write_and_read(bench: Bench) -> None:
     gets bigger pages in the kernel's cache, which costs a third less; no store of records of any
     length can have that.
     """
-    writes: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
-    batches: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
-    reads: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
+    writes: list[Round] = [{} for _ in range(bench.rounds)]
+    batches: list[Round] = [{} for _ in range(bench.rounds)]
+    reads: list[Round] = [{} for _ in range(bench.rounds)]
     count = bench.count
     records, msg_ids = make_records(count), ids(count)
     framed = [encode(bytes(16), record) for record in records]
@@ -159,7 +158,7 @@ def _store_read(store: MessageStore, msg_ids: list[bytes]) -> None:
 
 def recovery(bench: Bench) -> None:
     """Opening by a scan of the files, against reading them from the page cache."""
-    rounds: list[dict[str, Sample]] = [{} for _ in range(bench.rounds)]
+    rounds: list[Round] = [{} for _ in range(bench.rounds)]
     count = bench.count
     records, msg_ids = make_records(count), ids(count)
     references = dict.fromkeys(msg_ids, 1)
@@ -212,13 +211,13 @@ def space_and_latency(bench: Bench) -> None:
         copied = store.stats().compaction.bytes_copied - copied
     add = bench.report.add
     size = on_disk / stats.live
-    add("disk_after_90%_acked", [{OURS: Sample(size)}], unit="x live", better="lower")
+    bench.report.add_one("disk_after_90%_acked", size, "x live")
     notes = {
         "quiet": f"{len(quiet)} publishes",
         "compacting": f"{len(loud)} publishes, {copied >> 20} MiB copied in {spent:.1f} s",
     }
     p99 = {"quiet": Sample(_p99(quiet) * 1e6), "compacting": Sample(_p99(loud) * 1e6)}
-    add("publish_p99", [p99], unit="us", better="lower", notes=notes)
+    add("publish_p99", [p99], unit="us", better="low", notes=notes)
     bench.report.judge(
         [
             Bar.at_most("disk after 90 % acked / live", size, 1.6),
@@ -300,8 +299,7 @@ def steady_load(bench: Bench) -> None:
         stats = store.stats()
     rate_ = published * RECORD_BYTES / elapsed / _GB
     note = f"stalled {stats.stalled_seconds:.1f} of {elapsed:.1f} s"
-    add = bench.report.add
-    add("steady_load", [{OURS: Sample(rate_)}], unit="GB/s", notes={OURS: note})
+    bench.report.add_one("steady_load", rate_, "GB/s", "high", note)
     bench.report.judge([Bar.at_most("steady: disk - 2.2 x live - 2 files", worst / 1e6, 0.0, "MB")])
 
 
@@ -330,15 +328,14 @@ def memory_and_snapshot(bench: Bench) -> None:
             store.write_many([(msg_id, b"x" * 8, 1) for msg_id in ids(count)])
             store.sync()
             snapshot = store.snapshot()
-        rounds: list[dict[str, Sample]] = []
+        rounds: list[Round] = []
         for _ in range(bench.rounds):
             gc.collect()
             cpu = time.process_time()
             open_store(path, snapshot=snapshot).close()
             rounds.append({OURS: Sample((time.process_time() - cpu) * 1e3)})
-    add = bench.report.add
-    add("memory_per_message", [{OURS: Sample(per_message)}], unit="bytes", better="lower")
-    add("open_1M_from_snapshot", rounds, unit="CPU ms", better="lower")
+    bench.report.add_one("memory_per_message", per_message, "bytes")
+    bench.report.add("open_1M_from_snapshot", rounds, unit="CPU ms", better="low")
     bench.report.judge(
         [
             Bar.at_most("memory per message", per_message, 200, "bytes"),
@@ -360,10 +357,9 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = common_parser("msgstore", __doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--megabytes", type=int, default=256, help="of 64 KiB records")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
     parser.add_argument(
         "--steady-seconds", type=float, default=20.0, help="of the steady loads (default 20)"
@@ -371,17 +367,13 @@ def main() -> int:
     parser.add_argument(
         "--space-megabytes", type=int, default=1024, help="published before nine in ten are acked"
     )
-    parser.add_argument("--directory", type=Path, default=None, help="where the files go")
-    parser.add_argument("--json", type=Path, default=None, help="where the JSON lines go")
-    options = parser.parse_args()
+    options = parse_common(parser, None)
     unknown = set(options.groups) - set(GROUPS)
     if unknown:
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
-    lines = options.json.open("w") if options.json else sys.stdout
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        report = Report(lines, console())
+    with reporting(options) as (report, directory):
         bench = Bench(
-            Path(directory),
+            directory,
             options.megabytes,
             options.rounds,
             options.seconds,
@@ -391,9 +383,6 @@ def main() -> int:
         )
         for name in options.groups or GROUPS:
             GROUPS[name](bench)
-    report.print_tables()
-    if options.json:
-        lines.close()
     return 0 if all(bar.holds is not False for bar in report.bars) else 1
 
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import qindex
 from benchmarks.erlang_vm import node_paths
-from benchmarks.measure import human
+from benchmarks.report import BAR_HEADS, FIGURE_HEADS, bar_row, figure_row
 from journal.compiled import build
-
-__all__ = ["split_page", "write_page"]
+from qindex.compare.tables import markdown
 
 _BEGIN = "<!-- figures: begin -->"
 _END = "<!-- figures: end -->"
@@ -62,10 +61,9 @@ def split_page(page: Path) -> tuple[str, str]:
 
 def _bars(sections: Iterable[Section]) -> str:
     rows = [
-        [name, *_bar_row(line)] for name, _, lines, _ in sections for line in lines if "bar" in line
+        [name, *bar_row(line)] for name, _, lines, _ in sections for line in lines if "bar" in line
     ]
-    heads = ("program", "bar", "value", "limit", "holds", "by CPU", "spread")
-    return "### The bars\n\n" + _table(heads, rows) if rows else ""
+    return "### The bars\n\n" + markdown(("program", *BAR_HEADS), rows) if rows else ""
 
 
 def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: float) -> str:
@@ -74,39 +72,8 @@ def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: fl
     if not lines:
         parts[1] = f"`python -m benchmarks.{name}` found nothing to compare with."
     if figures:
-        rows = [_figure_row(figure) for figure in figures]
-        heads = ("figure", "who", "value", "of the floor", "of the best peer", "spread", "CPU us")
-        parts.append(_table(heads, rows))
+        parts.append(markdown(FIGURE_HEADS, [figure_row(figure) for figure in figures]))
     return "\n\n".join(parts)
-
-
-def _bar_row(bar: dict[str, Any]) -> list[str]:
-    verdict = {True: "yes", False: "**no**", None: "not measured"}[bar["holds"]]
-    value = f"{human(bar['value'])} {bar['unit']}".strip()
-    spread = bar.get("spread")
-    by_cpu = human(bar.get("by_cpu"))
-    return [bar["bar"], value, bar["limit"], verdict, by_cpu, f"{spread:.0%}" if spread else ""]
-
-
-def _figure_row(figure: dict[str, Any]) -> list[str]:
-    spread = figure.get("spread")
-    best = human(figure.get("ratio_to_best_peer"))
-    if best and figure.get("best_peer"):
-        best += f" ({figure['best_peer']})"
-    return [
-        figure["figure"],
-        figure.get("who", "qindex"),
-        f"{human(figure['value'])} {figure.get('unit', '')}".strip(),
-        human(figure.get("ratio_to_floor")),
-        best,
-        f"{spread:.0%}" if spread else "",
-        human(figure.get("cpu_us_per_op")),
-    ]
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _machine() -> str:
@@ -121,7 +88,7 @@ def _machine() -> str:
         ["RabbitMQ's modules", node_paths()[0] or "not installed"],
         ["Java", _java()],
     ]
-    return _table(("what", "which"), rows)
+    return markdown(("what", "which"), rows)
 
 
 def _python() -> str:

@@ -1,35 +1,90 @@
-"""The peers behind the one interface of :mod:`benchmarks.contender`, and the list of all.
+"""All contenders of the engine's benchmark: the floor, the engine, and its peers.
 
 Each peer is used as its own documentation says, in its fastest mode that still keeps what
 returned through a SIGKILL (``"os"``), or that syncs before it returns (``"fsync"``). The two
 hand-written ones (rocksdict, sqlite3) are what an engineer would write in an afternoon instead of
-taking a dependency, and are written for speed.
+taking a dependency, and are written for speed. No benchmark takes from an empty queue.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import os
 import sqlite3
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import Contender, Floor
-from benchmarks.ours import Ours
-
-__all__ = ["CONTENDERS", "installed"]
+from benchmarks.bodies import BODY_BYTES, RECORD_BYTES
+from qindex.compare.contender import Fifo
+from qindex.compare.designs import QueueIndexDesign
+from qindex.compare.peers import Litequeue, PersistQueue, Queuelib
 
 _BIG_ENDIAN_64 = struct.Struct(">Q").pack
 _LONG_LEASE = 3600.0
 """Seconds; longer than any run, so that no lease ends while it is measured."""
 
 
-class RocksFifo(Contender):
+class Floor(Fifo):
+    """The least that a kill-safe queue in Python can do: the record's bytes to ``os.write``.
+
+    One call for each message, for a publish and for a get with its ack alike; in a batch, one
+    call for all records. It gives no bodies back and reads nothing: a bound, not a queue.
+    """
+
+    name = "floor"
+    fsync = True
+    threads = True
+    batch_publish = True
+    note = "bare os.write"
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(directory / "floor", flags, 0o600)
+        self._durable = durability == "fsync"
+        self._record = bytes(RECORD_BYTES)
+
+    def records(self, bodies: list[bytes]) -> list[bytes]:
+        """What the floor writes for each body: as many bytes as a journal record."""
+        tail = bytes(range(RECORD_BYTES - BODY_BYTES))
+        return [body + tail for body in bodies]
+
+    def publish(self, body: bytes) -> None:
+        os.write(self._fd, body)
+        if self._durable:
+            os.fdatasync(self._fd)
+
+    def publish_each(self, bodies: Sequence[bytes]) -> None:
+        fd, write, sync = self._fd, os.write, os.fdatasync
+        if self._durable:
+            for record in bodies:
+                write(fd, record)
+                sync(fd)
+        else:
+            for record in bodies:
+                write(fd, record)
+
+    def take(self) -> tuple[Any, bytes] | None:
+        return self._record, self._record
+
+    def ack(self, token: Any) -> None:
+        self.publish(token)
+
+    def get_ack_each(self, count: int) -> list[bytes]:
+        fd, write, record = self._fd, os.write, self._record
+        for _ in range(count):
+            write(fd, record)
+        return []
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class RocksFifo(Fifo):
     """A FIFO with acks written by hand on RocksDB: keys count up, an ack deletes its key.
 
     What is delivered and not acknowledged lives in memory (after a restart it is still there).
@@ -69,9 +124,6 @@ class RocksFifo(Contender):
     def publish(self, body: bytes) -> None:
         self._db.put(_BIG_ENDIAN_64(next(self._tail)), body)
 
-    def publisher(self) -> Callable[[bytes], object]:
-        return self.publish
-
     def publish_many(self, bodies: list[bytes]) -> None:
         batch = self._batch(raw_mode=True)
         put = batch.put
@@ -79,22 +131,18 @@ class RocksFifo(Contender):
             put(_BIG_ENDIAN_64(key), body)
         self._db.write(batch)
 
-    def get(self) -> tuple[bytes, bytes]:
+    def take(self) -> tuple[bytes, bytes]:
         ahead = self._ahead
         if not ahead:
             ahead.extend(islice(self._db.items(from_key=self._head), self._READ_AHEAD))
             self._head = _after(ahead[-1][0])
         return ahead.popleft()
 
-    def body(self, delivery: Any) -> bytes:
-        body: bytes = delivery[1]
-        return body
-
-    def ack(self, delivery: Any) -> None:
-        self._db.delete(delivery[0])
+    def ack(self, token: Any) -> None:
+        self._db.delete(token)
 
     def get_ack_each(self, count: int) -> list[bytes]:
-        get, delete = self.get, self._db.delete
+        get, delete = self.take, self._db.delete
         bodies: list[bytes] = []
         append = bodies.append
         for _ in range(count):
@@ -120,7 +168,7 @@ def _after(key: bytes) -> bytes:
     return _BIG_ENDIAN_64(int.from_bytes(key, "big") + 1)
 
 
-class SqliteFifo(Contender):
+class SqliteFifo(Fifo):
     """A FIFO with acks written by hand on SQLite: WAL, synchronous NORMAL (FULL for fsync).
 
     A delivery is noted in memory only, so a get writes nothing and an ack is one delete.
@@ -150,9 +198,6 @@ class SqliteFifo(Contender):
         with self._lock:
             self._db.execute("INSERT INTO messages (body) VALUES (?)", (body,))
 
-    def publisher(self) -> Callable[[bytes], object]:
-        return self.publish
-
     def publish_many(self, bodies: list[bytes]) -> None:
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
@@ -161,7 +206,7 @@ class SqliteFifo(Contender):
             )
             self._db.execute("COMMIT")
 
-    def get(self) -> tuple[int, bytes]:
+    def take(self) -> tuple[int, bytes]:
         with self._lock:
             row: tuple[int, bytes] = self._db.execute(
                 "SELECT id, body FROM messages WHERE id > ? ORDER BY id LIMIT 1", (self._head,)
@@ -169,13 +214,9 @@ class SqliteFifo(Contender):
             self._head = row[0]
             return row
 
-    def body(self, delivery: Any) -> bytes:
-        body: bytes = delivery[1]
-        return body
-
-    def ack(self, delivery: Any) -> None:
+    def ack(self, token: Any) -> None:
         with self._lock:
-            self._db.execute("DELETE FROM messages WHERE id = ?", (delivery[0],))
+            self._db.execute("DELETE FROM messages WHERE id = ?", (token,))
 
     def get_ack_many(self, count: int) -> list[bytes]:
         with self._lock:
@@ -193,7 +234,7 @@ class SqliteFifo(Contender):
         self._db.close()
 
 
-class LmdbQueue(Contender):
+class LmdbQueue(Fifo):
     """lmdb-queue: acks and leases on LMDB. Its ``sync=True`` does not sync: no fsync figures."""
 
     name = "lmdb-queue"
@@ -205,25 +246,21 @@ class LmdbQueue(Contender):
         equeue = importlib.import_module("equeue")
         self._queue = equeue.Queue(directory, lease_time=_LONG_LEASE)
 
-    def publisher(self) -> Callable[[bytes], object]:
-        put: Callable[[bytes], object] = self._queue.put
-        return put
+    def publish(self, body: bytes) -> None:
+        self._queue.put(body)
 
-    def get(self) -> Any:
-        return self._queue.get()
+    def take(self) -> tuple[Any, bytes] | None:
+        delivery = self._queue.get()
+        return delivery, delivery.payload
 
-    def body(self, delivery: Any) -> bytes:
-        body: bytes = delivery.payload
-        return body
-
-    def ack(self, delivery: Any) -> None:
-        delivery.ack()
+    def ack(self, token: Any) -> None:
+        token.ack()
 
     def close(self) -> None:
         self._queue.close()
 
 
-class Rocksq(Contender):
+class Rocksq(Fifo):
     """rocksq: RocksDB in Rust; a pop removes at once."""
 
     name = "rocksq"
@@ -241,21 +278,11 @@ class Rocksq(Contender):
     def publish(self, body: bytes) -> None:
         self._queue.push([body])
 
-    def publisher(self) -> Callable[[bytes], object]:
-        return self.publish
-
     def publish_many(self, bodies: list[bytes]) -> None:
         self._queue.push(bodies)
 
-    def get(self) -> bytes:
-        body: bytes = self._queue.pop()[0]
-        return body
-
-    def body(self, delivery: Any) -> bytes:
-        return bytes(delivery)
-
-    def ack(self, delivery: Any) -> None:
-        """There is none: the pop has removed the message."""
+    def take(self) -> tuple[Any, bytes] | None:
+        return None, self._queue.pop()[0]
 
     def get_ack_each(self, count: int) -> list[bytes]:
         pop = self._queue.pop
@@ -270,119 +297,7 @@ class Rocksq(Contender):
         del self._queue
 
 
-class QueuelibDisk(Contender):
-    """queuelib's FifoDiskQueue: chunk files, its state written on close only."""
-
-    name = "queuelib"
-    module = "queuelib"
-    kill_safe = False
-    acks = False
-    note = "no ack, lost on a kill"
-
-    def __init__(self, directory: Path, durability: str) -> None:
-        queuelib = importlib.import_module("queuelib")
-        self._queue = queuelib.FifoDiskQueue(str(directory / "queuelib"))
-
-    def publisher(self) -> Callable[[bytes], object]:
-        push: Callable[[bytes], object] = self._queue.push
-        return push
-
-    def get(self) -> bytes:
-        body: bytes = self._queue.pop()
-        return body
-
-    def body(self, delivery: Any) -> bytes:
-        return bytes(delivery)
-
-    def ack(self, delivery: Any) -> None:
-        """There is none: the pop has removed the message."""
-
-    def get_ack_each(self, count: int) -> list[bytes]:
-        pop = self._queue.pop
-        return [pop() for _ in range(count)]
-
-    def close(self) -> None:
-        self._queue.close()
-
-
-class PersistQueue(Contender):
-    """persist-queue's SQLiteAckQueue. It always syncs fully; for ``"os"`` its connection is set
-    to NORMAL from outside, in its favour."""
-
-    name = "persist-queue"
-    module = "persistqueue"
-    fsync = True
-    threads = True
-    linear = True  # in the messages that were acknowledged
-    max_backlog = 10_000
-    note = "SQLiteAckQueue"
-
-    def __init__(self, directory: Path, durability: str) -> None:
-        persistqueue = importlib.import_module("persistqueue")
-        self._queue = persistqueue.SQLiteAckQueue(str(directory / "pq"), multithreading=True)
-        if durability == "os":
-            self._queue._putter.execute("PRAGMA synchronous = NORMAL")
-
-    def publisher(self) -> Callable[[bytes], object]:
-        put: Callable[[bytes], object] = self._queue.put
-        return put
-
-    def get(self) -> Any:
-        return self._queue.get(raw=True)
-
-    def body(self, delivery: Any) -> bytes:
-        body: bytes = delivery["data"]
-        return body
-
-    def ack(self, delivery: Any) -> None:
-        self._queue.ack(id=delivery["pqid"])
-
-    def close(self) -> None:
-        self._queue.close()
-
-
-class Litequeue(Contender):
-    """litequeue: SQLite WAL, text only; a pop sorts all that waits."""
-
-    name = "litequeue"
-    module = "litequeue"
-    fsync = True
-    batch_publish = True
-    linear = True
-    max_backlog = 10_000
-    note = "text only"
-
-    def __init__(self, directory: Path, durability: str) -> None:
-        litequeue = importlib.import_module("litequeue")
-        self._queue = litequeue.LiteQueue(str(directory / "queue.db"))
-        if durability == "fsync":
-            self._queue.conn.execute("PRAGMA synchronous = FULL")
-
-    def publish(self, body: bytes) -> None:
-        self._queue.put(body.decode("latin-1"))
-
-    def publisher(self) -> Callable[[bytes], object]:
-        return self.publish
-
-    def publish_many(self, bodies: list[bytes]) -> None:
-        with self._queue.transaction():
-            self.publish_each(bodies)
-
-    def get(self) -> Any:
-        return self._queue.pop()
-
-    def body(self, delivery: Any) -> bytes:
-        text: str = delivery.data
-        return text.encode("latin-1")
-
-    def ack(self, delivery: Any) -> None:
-        self._queue.done(delivery.message_id)
-
-    def close(self) -> None:
-        self._queue.close()
-
-
-class Localqueue(Contender):
+class Localqueue(Fifo):
     """localqueue: SQLite WAL in Rust, leases; a get costs in proportion to the backlog."""
 
     name = "localqueue"
@@ -403,22 +318,18 @@ class Localqueue(Contender):
             serializer=_Bytes(),
         )
 
-    def publisher(self) -> Callable[[bytes], object]:
-        put: Callable[[bytes], object] = self._queue.put
-        return put
+    def publish(self, body: bytes) -> None:
+        self._queue.put(body)
 
     def publish_many(self, bodies: list[bytes]) -> None:
         self._queue.put_many(bodies)
 
-    def get(self) -> Any:
-        return self._queue.get()
+    def take(self) -> tuple[Any, bytes] | None:
+        delivery = self._queue.get()
+        return delivery, delivery.data
 
-    def body(self, delivery: Any) -> bytes:
-        body: bytes = delivery.data
-        return body
-
-    def ack(self, delivery: Any) -> None:
-        self._queue.ack(delivery)
+    def ack(self, token: Any) -> None:
+        self._queue.ack(token)
 
     def close(self) -> None:
         self._queue.close()
@@ -436,26 +347,18 @@ class _Bytes:
         return data
 
 
-_ALL: Sequence[type[Contender]] = (
-    Floor,
-    Ours,
-    RocksFifo,
-    LmdbQueue,
-    Rocksq,
-    SqliteFifo,
-    QueuelibDisk,
-    PersistQueue,
-    Litequeue,
-    Localqueue,
-)
-
-CONTENDERS: dict[str, type[Contender]] = {kind.name: kind for kind in _ALL}
-
-
-def installed(kind: type[Contender]) -> bool:
-    """Tell whether the contender can be measured here, without importing it."""
-    if kind.module is None:
-        return True
-    spec = importlib.util.find_spec(kind.module)
-    # A directory without an __init__.py is found too (a namespace package): that is no library.
-    return spec is not None and spec.origin is not None
+CONTENDERS: dict[str, type[Fifo]] = {
+    kind.name: kind
+    for kind in (
+        Floor,
+        QueueIndexDesign,
+        RocksFifo,
+        LmdbQueue,
+        Rocksq,
+        SqliteFifo,
+        Queuelib,
+        PersistQueue,
+        Litequeue,
+        Localqueue,
+    )
+}

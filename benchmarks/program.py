@@ -1,4 +1,4 @@
-"""The parts that the programs of this directory share: common options, a directory, a report."""
+"""What the programs of this directory share: options, a directory, a report, a child process."""
 
 from __future__ import annotations
 
@@ -6,34 +6,54 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 
-from benchmarks.measure import Report
+from benchmarks.report import Report
+from qindex.compare.child import Child
 
-__all__ = ["common_parser", "console", "reporting"]
+_ROOT = Path(__file__).resolve().parents[1]
 
 
-def common_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Give a parser that knows ``--rounds``, ``--dir`` and ``--json``."""
+def common_parser(name: str, description: str | None, rounds: int = 3) -> argparse.ArgumentParser:
+    """Return a parser that knows ``--rounds``, ``--dir`` and ``--json``."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dir", type=Path, help="directory on the disk to measure on")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"of each figure ({rounds})")
+    parser.add_argument(
+        "--dir", "--directory", type=Path, help="directory on the disk to measure on"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines there")
     return parser
 
 
+def parse_common(
+    parser: argparse.ArgumentParser, arguments: Iterable[str] | None
+) -> argparse.Namespace:
+    """Parse, and refuse what no program can do."""
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if options.dir is not None and not options.dir.is_dir():
+        parser.error(f"--dir {options.dir} is no directory")
+    return options
+
+
 def console() -> Console:
-    """Give standard error, for tables, wide enough for them where it is no terminal."""
+    """Return standard error, for tables, wide enough for them where it is no terminal."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+
+
+def child(prefix: Iterable[str] = (), patience: float | None = None) -> Child:
+    """Start a process that functions of the benchmarks can be called in."""
+    return Child(list(prefix), _ROOT, patience)
 
 
 @contextmanager
@@ -43,7 +63,7 @@ def reporting(options: argparse.Namespace) -> Iterator[tuple[Report, Path]]:
         lines: TextIO = sys.stdout
         if options.json is not None:
             lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
-        root = Path(tempfile.mkdtemp(prefix="benchmark-", dir=options.dir))
+        root = Path(tempfile.mkdtemp(prefix="benchmark-", dir=options.dir)).absolute()
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         report = Report(lines, console())
         yield report, root

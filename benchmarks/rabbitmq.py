@@ -24,21 +24,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
-
-from xxhash import xxh3_64_digest
 
 import qindex
 from benchmarks.bodies import Bodies
 from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
-from benchmarks.measure import OURS, Bar, Report, Sample
-from benchmarks.msgstore import open_store
-from benchmarks.program import common_parser, console, reporting
-from benchmarks.session import Round, Worker, WorkerDied
+from benchmarks.footprint import Million, Open
+from benchmarks.msgstore import ids, make_records, open_store
+from benchmarks.program import common_parser, console, parse_common, reporting
+from benchmarks.report import OURS, Bar, Report, Round, Sample
+from benchmarks.session import measure_once
 from benchmarks.stopwatch import Stopwatch
-
-__all__ = ["main"]
+from qindex.compare.child import ChildEndedError
 
 RABBITMQ = "rabbitmq"
 BATCH = 1000
@@ -64,7 +64,7 @@ class Ours:
         with qindex.open(path) as engine:
             work(engine.queue("bench"), watch)
         shutil.rmtree(path)
-        return Sample.from_json(watch.rate(len(self._bodies)))
+        return watch.rate(len(self._bodies))
 
     def publish_deliver(self) -> Sample:
         """Publish one, get one."""
@@ -152,11 +152,11 @@ def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) 
     gc.collect()
     gc.freeze()
     found: dict[str, list[Round]] = {}
-    vm.ask("rates", "warm", messages, BODY_BYTES)
+    vm.figures("rates", "warm", messages, BODY_BYTES)
     for number in range(rounds):
         os.sync()
-        theirs = vm.ask("rates", f"single-{number}", messages, BODY_BYTES)
-        lists = vm.ask("batches", f"lists-{number}", messages, BODY_BYTES, BATCH)
+        theirs = vm.figures("rates", f"single-{number}", messages, BODY_BYTES)
+        lists = vm.figures("batches", f"lists-{number}", messages, BODY_BYTES, BATCH)
         os.sync()
         for name in _NAMES:
             single: Callable[[], Sample] = getattr(ours, name)
@@ -180,38 +180,29 @@ def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds:
         path = root / f"killed-{number}"
         walls.append({OURS: _ours_recovers(path, entries), RABBITMQ: _theirs(path, code, entries)})
         shutil.rmtree(path)
-    report.add("recovery", walls, unit="s", better="lower", comparable=[RABBITMQ])
+    report.add("recovery", walls, unit="s", better="low", comparable=[RABBITMQ])
     value = report.ratio("recovery", RABBITMQ)
     report.judge([Bar.at_most(f"recovery / {RABBITMQ}", value, RECOVERY)])
 
 
 def _ours_recovers(path: Path, entries: int) -> Sample:
     store = path / "ours"
-    with Worker(OURS, path / "fill") as worker:
-        worker.make("Million", {"count": entries, "store": str(store), "kill": True})
-        try:
-            worker.measure()
-        except WorkerDied:
-            os.sync()  # the opening is not to pay for the pages of the filling
-    with Worker(OURS, path / "open") as worker:
-        worker.make("Open", {"store": str(store), "count": entries})
-        figures = worker.measure()
-    seconds = figures["open_ms"]["value"] / 1e3
-    return Sample(seconds, figures["open_cpu_s"]["value"] * 1e6 / entries, entries)
+    fill = {"count": entries, "store": store, "kill": True}
+    with suppress(ChildEndedError):
+        measure_once(OURS, path / "fill", Million, fill)
+    os.sync()  # the opening is not to pay for the pages of the filling
+    found = measure_once(OURS, path / "open", Open, {"count": entries, "store": store})
+    cpu = found["open_cpu_s"].value * 1e6 / entries
+    return Sample(found["open_ms"].value / 1e3, cpu, entries)
 
 
 def _theirs(path: Path, code: list[Path], entries: int) -> Sample:
-    vm = ErlangVM(path / RABBITMQ, code)
-    try:
-        vm.ask("fill", "bench", entries, BODY_BYTES)
-    finally:
+    with ErlangVM(path / RABBITMQ, code) as vm:
+        vm.figures("fill", "bench", entries, BODY_BYTES)
         vm.kill()
     os.sync()
-    vm = ErlangVM(path / RABBITMQ, code)
-    try:
-        figures = vm.ask("recover", "bench")
-    finally:
-        vm.kill()
+    with ErlangVM(path / RABBITMQ, code) as vm:
+        figures = vm.figures("recover", "bench")
     if figures["entries"].wall != entries:
         raise ErlangError(f"{figures['entries'].wall} of {entries} entries were recovered")
     walk, recover = figures["walk"], figures["recover"]
@@ -224,7 +215,7 @@ def store(report: Report, root: Path, vm: ErlangVM, rounds: int) -> None:
     for number in range(rounds):
         os.sync()
         path = root / f"store-{number}"
-        theirs = vm.ask("store", path / "theirs", STORED, STORED_BYTES)
+        theirs = vm.figures("store", path / "theirs", STORED, STORED_BYTES)
         os.sync()
         ours = _our_store(path / "ours")
         shutil.rmtree(path)
@@ -236,10 +227,7 @@ def store(report: Report, root: Path, vm: ErlangVM, rounds: int) -> None:
 
 def _our_store(path: Path) -> dict[str, Sample]:
     path.mkdir(parents=True)
-    messages = [
-        (number.to_bytes(16, "big"), _sealed(number.to_bytes(8, "big") + bytes(STORED_BYTES - 16)))
-        for number in range(1, STORED + 1)
-    ]
+    messages = list(zip(ids(STORED), islice(cycle(make_records(STORED)), STORED), strict=True))
     write, read, remove = Stopwatch(), Stopwatch(), Stopwatch()
     with open_store(path) as messages_store:
         with write.running():
@@ -252,12 +240,7 @@ def _our_store(path: Path) -> dict[str, Sample]:
             for msg_id, _ in messages:
                 messages_store.remove((msg_id,))
     watches = {"store_write": write, "store_read": read, "store_remove": remove}
-    return {name: Sample.from_json(watch.rate(STORED)) for name, watch in watches.items()}
-
-
-def _sealed(body: bytes) -> bytes:
-    """With the checksum that a read verifies."""
-    return xxh3_64_digest(body) + body
+    return {name: watch.rate(STORED) for name, watch in watches.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -265,19 +248,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = common_parser("rabbitmq", __doc__)
     parser.add_argument("--messages", type=int, default=100_000, help="of a rate")
     parser.add_argument("--entries", type=int, default=1_000_000, help="of the killed queue")
-    options = parser.parse_args(arguments)
+    options = parse_common(parser, arguments)
     version, code, reason = node_paths()
     if reason:
         console().print(f"nothing to compare with: {reason}", markup=False)
         return 2
     with reporting(options) as (report, root):
         report.say(f"beside the modules of RabbitMQ {version} in the Erlang VM")
-        vm = ErlangVM(root / "vm", code)
-        try:
+        with ErlangVM(root / "vm", code) as vm:
             rates(report, root, vm, options.messages, options.rounds)
             store(report, root, vm, options.rounds)
-        finally:
-            vm.kill()
         recovery(report, root, code, options.entries, 1 + options.rounds // 3)
     return 0
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import rocketstore
 from benchmarks.counting import CountingFileSystem
-from benchmarks.measure import OURS, Report, Sample
+from benchmarks.report import OURS, Report, Sample
 from benchmarks.stopwatch import Stopwatch
 from journal.files import RealFileSystem
-
-__all__ = ["files_walked", "lookups", "save_plot", "text_plot"]
 
 _BATCH = 1000
 _SMALLEST = 1000
@@ -64,7 +62,7 @@ def lookups(report: Report, root: Path, largest: int) -> list[tuple[int, float]]
                 assert hits == _LOOKUPS
                 each = watch.wall / _LOOKUPS * 1e6
                 spans.append({OURS: Sample(each, watch.cpu / _LOOKUPS * 1e6, count)})
-            report.add(f"lookup_by_key_{size}", spans, unit="us", better="lower")
+            report.add(f"lookup_by_key_{size}", spans, unit="us", better="low")
             rows.append((size, statistics.median(span[OURS].cpu_us or 0.0 for span in spans)))
             size *= 10
     shutil.rmtree(path)
@@ -102,7 +100,7 @@ def files_walked(report: Report, root: Path, entries: int) -> None:
         walked = sum(Path(name).parent.name == "index" for name in fs.reads)
         files = len(list((path / "index").iterdir()))
         report.add(
-            figure, [{OURS: Sample(walked, count=1)}], unit=f"of {files} files", better="lower"
+            figure, [{OURS: Sample(walked, count=1)}], unit=f"of {files} files", better="low"
         )
     shutil.rmtree(path)
 

@@ -23,16 +23,13 @@ from typing import ClassVar
 import numpy as np
 
 import rocketstore
-from benchmarks.measure import FLOOR, OURS, Bar, Report, Sample
-from benchmarks.session import Round
+from benchmarks.report import FLOOR, OURS, Bar, Report, Round, Sample
 from benchmarks.stopwatch import Stopwatch
 from journal.files import REAL
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
 from rocketstore.javahash import hash_code, index_hash_many
 from tests.rocketstore.real_store import RealStore
-
-__all__ = ["BARS", "REAL_STORE", "Sizes", "judge", "rates", "start_real", "syncs"]
 
 REAL_STORE = "rocketmq 4.9.3"
 BATCH = 1000
@@ -78,10 +75,6 @@ class Sizes:
         return self.messages * 4
 
 
-def _sample(watch: Stopwatch, count: int) -> Sample:
-    return Sample.from_json(watch.rate(count))
-
-
 class Ours:
     """Our store, under a directory of its own, made anew for each round."""
 
@@ -111,7 +104,7 @@ class Ours:
             for body in self._bodies:
                 put("P", body)
             self._find_all("P")
-        return _sample(watch, self._sizes.messages)
+        return watch.rate(self._sizes.messages)
 
     def put_keys(self) -> Sample:
         put, watch = self._store.put, Stopwatch()
@@ -119,7 +112,7 @@ class Ours:
             for body, key, unique in zip(self._bodies, self._keys, self._unique, strict=True):
                 put("K", body, keys=key, unique_key=unique)
             self._find_all("K")
-        return _sample(watch, self._sizes.messages)
+        return watch.rate(self._sizes.messages)
 
     def _find_all(self, topic: str) -> None:
         """An answer holds every put before it: what waits for queues and index is done now."""
@@ -132,7 +125,7 @@ class Ours:
             for at in range(0, len(bodies), BATCH):
                 self._store.put_many("M", bodies[at : at + BATCH])
             self._find_all("M")
-        return _sample(watch, self._sizes.messages)
+        return watch.rate(self._sizes.messages)
 
     def put_many_keys(self) -> Sample:
         watch = Stopwatch()
@@ -143,7 +136,7 @@ class Ours:
                     "N", self._bodies[part], keys=self._keys[part], unique_keys=self._unique[part]
                 )
             self._find_all("N")
-        return _sample(watch, self._sizes.messages)
+        return watch.rate(self._sizes.messages)
 
     def get_32(self) -> Sample:
         return self._get("P")
@@ -162,7 +155,7 @@ class Ours:
                 bodies += sum(map(len, found))
                 at = result.next_offset if found else 0
         assert bodies == 100 * self._sizes.reads
-        return _sample(watch, self._sizes.reads)
+        return watch.rate(self._sizes.reads)
 
     def query(self) -> Sample:
         query, watch = self._store.query, Stopwatch()
@@ -171,7 +164,7 @@ class Ours:
             for key in self._wanted:
                 hits += len(query("K", key))
         assert hits == len(self._wanted)
-        return _sample(watch, hits)
+        return watch.rate(hits)
 
     def index_build(self) -> Sample:
         """Keys into one new IndexFile of the default size, hashing and all. The keys are made a
@@ -190,7 +183,7 @@ class Ours:
         assert file.header.count == total + 1
         file.close()
         self._file.unlink()
-        return _sample(watch, total)
+        return watch.rate(total)
 
 
 class Real:
@@ -267,7 +260,7 @@ class Floor:
                 view[at : at + size] = data
         view.close()
         self.path.unlink()
-        return _sample(watch, self._count)
+        return watch.rate(self._count)
 
     def sync(self, batch: int, seconds: float) -> Sample:
         data, watch, done = self.plain * batch, Stopwatch(), 0
@@ -280,7 +273,7 @@ class Floor:
                 done += batch
         os.close(fd)
         self.path.unlink()
-        return _sample(watch, done)
+        return watch.rate(done)
 
 
 def start_real(path: str, root: Path, sizes: Sizes) -> tuple[RealStore, Real]:
@@ -374,7 +367,7 @@ def _sync_threads(store: rocketstore.Store, threads: int, seconds: float) -> Sam
             caller.start()
         for caller in callers:
             caller.join()
-    return _sample(watch, sum(done))
+    return watch.rate(sum(done))
 
 
 def _sync_many(store: rocketstore.Store, count: int) -> Sample:
@@ -382,7 +375,7 @@ def _sync_many(store: rocketstore.Store, count: int) -> Sample:
     with watch.running():
         for _ in range(0, count, BATCH):
             store.put_many("B", bodies)
-    return _sample(watch, count)
+    return watch.rate(count)
 
 
 def judge(report: Report) -> list[Bar]:

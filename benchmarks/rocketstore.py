@@ -28,13 +28,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.engine import file_system
-from benchmarks.measure import Report
 from benchmarks.program import reporting
+from benchmarks.report import Report
 from benchmarks.rocket_lookup import files_walked, lookups, save_plot, text_plot
 from benchmarks.rocket_rates import Real, Sizes, judge, rates, start_real, syncs
 from tests.rocketstore.real_store import class_path
-
-__all__ = ["main"]
 
 GROUPS = ("rates", "syncs", "lookups")
 FULL = Sizes(400_000, 10_000_000, 3, 1.0, 1_000_000, 10_000_000, 100_000)

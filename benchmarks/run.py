@@ -27,10 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import module_command
 from benchmarks.page import split_page, write_page
-
-__all__ = ["PROGRAMS", "Program", "main"]
+from journal.child import command
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "benchmarks-tables.md"
@@ -44,15 +42,12 @@ _PAUSE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``python -m benchmarks.NAME`` with these arguments. ``directory``: its option for the disk
-    to measure on; ``title``: what stands above its tables."""
+    """``python -m benchmarks.NAME`` with these arguments; ``title`` stands above its tables."""
 
     name: str
     title: str
     sized: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
-    directory: str = "--dir"
-    lines: str = "--json"
 
 
 PROGRAMS = (
@@ -80,7 +75,6 @@ PROGRAMS = (
         ("--steady-seconds", "5", "--space-megabytes", "512"),
         ("--megabytes", "16", "--seconds", "0.3", "--steady-seconds", "1", "--rounds", "1")
         + ("--space-megabytes", "64"),
-        directory="--directory",
     ),
     Program(
         "contention",
@@ -95,7 +89,6 @@ PROGRAMS = (
         "Spark",
         ("--rounds", "2"),
         ("--messages", "40000", "--rounds", "1"),
-        directory="--directory",
     ),
 )
 
@@ -107,12 +100,12 @@ def run_program(program: Program, *, quick: bool, directory: Path | None) -> Res
         lines = Path(place) / "lines.json"
         sized = program.quick if quick else program.sized
         place = os.path.abspath(place)
-        words = [*sized, program.directory, place, program.lines, os.path.join(place, lines.name)]
-        command = module_command(program.name, *words)
+        words = [*sized, "--dir", place, "--json", os.path.join(place, lines.name)]
+        run = command(f"benchmarks.{program.name}", *words, root=_ROOT)
         started = time.monotonic()
         try:
             status = subprocess.run(
-                command, cwd="/", stdout=sys.stderr, timeout=_MOST_SECONDS, check=False
+                run, cwd="/", stdout=sys.stderr, timeout=_MOST_SECONDS, check=False
             ).returncode
         except subprocess.TimeoutExpired:
             status = _CUT_OFF

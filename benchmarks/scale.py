@@ -5,80 +5,60 @@
 runs in a process of its own, so that its memory is its own and ``kill -9`` is a real one. CPU is
 user and system time of the process, background threads included; memory is resident memory at the
 end of the step less that of the process before it opened the store, but for ``traced``: what Python
-itself has handed out (tracemalloc). Printed are JSON lines and a table, and whether the bars hold.
+itself has handed out (tracemalloc).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 import qindex
-from benchmarks.children import module_command
-from benchmarks.measure import Bar, human
-from benchmarks.tasks import disk_use, resident_bytes
-
-__all__ = ["main"]
+from benchmarks.program import child, common_parser, parse_common, reporting
+from benchmarks.report import Report
+from benchmarks.tasks import resident_bytes
+from qindex.compare.child import ChildEndedError
+from qindex.compare.tasks import disk_use
 
 _BODY = b"x" * 100
 _SETTLE_SECONDS = 900
 _BATCH = 10_000
+_TAKEN = 1_000
+_LOOKED_AT = 100
 _BARS = (
-    ("open, closed cleanly", "cpu_s", 2.0, "s"),
-    ("rest", "traced_per_queue", 8192.0, "B"),
-    ("rest", "resident_per_queue", 8192.0, "B"),
-    ("in turn", "handles", 512.0, ""),
-    ("consume", "handles", 512.0, ""),
+    ("open, closed cleanly: cpu", 2.0, "s"),
+    ("rest: traced_per_queue", 8192.0, "B"),
+    ("rest, resident: resident_per_queue", 8192.0, "B"),
+    ("in turn: handles", 512.0, ""),
+    ("consume: handles", 512.0, ""),
 )
+_UNITS = {
+    "cpu": "s",
+    "wall": "s",
+    "cpu_each": "us",
+    "look_cpu": "us",
+    "resident": "MB",
+    "traced_per_queue": "B",
+    "resident_per_queue": "B",
+    "disk_per_message": "B",
+    "allocated_per_queue": "B",
+    "idle_cpu": "%",
+}
+Figures = dict[str, float]
 
 
-@dataclass(slots=True)
-class _Step:
-    """The cost of one step: from its making on."""
-
-    memory: int = field(default_factory=resident_bytes)
-    cpu: float = field(default_factory=time.process_time)
-    wall: float = field(default_factory=time.perf_counter)
-    handles: int = 0
-
-    def count_handles(self) -> None:
-        """Take the number of descriptors that are open now, if it is the highest so far."""
-        self.handles = max(self.handles, len(os.listdir("/proc/self/fd")))
-
-    def figures(self, operations: int = 0) -> dict[str, float]:
-        """Give the figures; ``operations``: how many of them took the CPU."""
-        cpu = time.process_time() - self.cpu
-        self.count_handles()
-        figures = {
-            "cpu_s": cpu,
-            "wall_s": time.perf_counter() - self.wall,
-            "resident_mb": (resident_bytes() - self.memory) / 1e6,
-            "handles": self.handles,
-            "threads": threading.active_count(),
-        }
-        if operations:
-            figures["cpu_us_each"] = cpu / operations * 1e6
-        return figures
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
+@dataclass(frozen=True)
+class Given:
     """The store of a step: ``count`` queues with ``depth`` messages each; the engine's options
     ``most_open`` (max_open_files) and ``idle`` (flush_idle, seconds)."""
 
@@ -91,13 +71,47 @@ class _Given:
     def open(self) -> qindex.Engine:
         return qindex.open(self.store, flush_idle=self.idle, max_open_files=self.most_open)
 
-    def names(self) -> Iterator[str]:
-        for number in range(self.count):
-            yield f"queue {number}"
+    def names(self) -> list[str]:
+        return [f"queue {number}" for number in range(self.count)]
+
+
+@dataclass(slots=True)
+class _Step:
+    """The cost of one step: from its making on."""
+
+    memory: int = field(default_factory=resident_bytes)
+    cpu: float = field(default_factory=time.process_time)
+    wall: float = field(default_factory=time.perf_counter)
+    handles: int = 0
+
+    def visit(self, engine: qindex.Engine, names: Sequence[str]) -> Iterator[qindex.Queue]:
+        """Each queue; on the way the highest number of open descriptors is noted."""
+        for number, name in enumerate(names):
+            yield engine.queue(name)
+            if not number % 50:
+                self._count_handles()
+
+    def _count_handles(self) -> None:
+        self.handles = max(self.handles, len(os.listdir("/proc/self/fd")))
+
+    def figures(self, operations: int = 0) -> Figures:
+        """The figures; ``operations``: how many of them took the CPU."""
+        cpu = time.process_time() - self.cpu
+        self._count_handles()
+        figures = {
+            "cpu": cpu,
+            "wall": time.perf_counter() - self.wall,
+            "resident": (resident_bytes() - self.memory) / 1e6,
+            "handles": self.handles,
+            "threads": threading.active_count(),
+        }
+        if operations:
+            figures["cpu_each"] = cpu / operations * 1e6
+        return figures
 
 
 @contextlib.contextmanager
-def _opened(given: _Given) -> Iterator[tuple[qindex.Engine, _Step]]:
+def _opened(given: Given) -> Iterator[tuple[qindex.Engine, _Step]]:
     """Open the store for a step that leaves it closed; opening and closing are none of it."""
     with given.open() as engine:
         yield engine, _Step()
@@ -113,45 +127,40 @@ def _settle(engine: qindex.Engine) -> None:
     gc.collect()
 
 
-# -- steps on many queues --------------------------------------------------------------------------
+def _take(queue: qindex.Queue) -> qindex.Queue:
+    """Take a message and acknowledge it."""
+    delivery = queue.get(timeout=0)
+    assert delivery is not None
+    queue.ack(delivery)
+    return queue
 
 
-def _create(given: _Given) -> dict[str, float]:
+def _create(given: Given) -> Figures:
     with _opened(given) as (engine, step):
-        for number, name in enumerate(given.names()):
-            engine.queue(name)
-            if not number % 50:
-                step.count_handles()
+        for _ in step.visit(engine, given.names()):
+            pass
         return step.figures(given.count)
 
 
-def _publish(given: _Given) -> dict[str, float]:
+def _publish(given: Given) -> Figures:
     with _opened(given) as (engine, step):
-        for number, name in enumerate(given.names()):
-            engine.queue(name).publish_many([_BODY] * given.depth)
-            if not number % 50:
-                step.count_handles()
-        return step.figures(given.count)
+        for queue in step.visit(engine, given.names()):
+            for done in range(0, given.depth, _BATCH):
+                queue.publish_many([_BODY] * min(_BATCH, given.depth - done))
+        return step.figures(given.count * given.depth)
 
 
-def _in_turn(given: _Given) -> dict[str, float]:
+def _in_turn(given: Given) -> Figures:
     """One message to each queue, then take one from each, in turn: each visit wakes a queue."""
     with _opened(given) as (engine, step):
-        queues = [engine.queue(name) for name in given.names()]
-        for number, queue in enumerate(queues):
+        for queue in step.visit(engine, given.names()):
             queue.publish(_BODY)
-            if not number % 50:
-                step.count_handles()
-        for number, queue in enumerate(queues):
-            delivery = queue.get(timeout=0)
-            assert delivery is not None
-            queue.ack(delivery)
-            if not number % 50:
-                step.count_handles()
+        for queue in step.visit(engine, given.names()):
+            _take(queue)
         return step.figures(2 * given.count)
 
 
-def _rest(given: _Given) -> dict[str, float]:
+def _rest(given: Given) -> Figures:
     """Memory and handles of queues that were used, and are idle since."""
     _warm_up()
     with given.open() as engine:
@@ -164,59 +173,47 @@ def _rest(given: _Given) -> dict[str, float]:
         _settle(engine)
         traced = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        figures = step.figures()
-    figures["traced_per_queue"] = traced / given.count
-    return figures
+        return step.figures() | {"traced_per_queue": traced / given.count}
 
 
-def _rest_resident(given: _Given) -> dict[str, float]:
+def _rest_resident(given: Given) -> Figures:
     """The same without tracemalloc, whose own memory would be counted. A few hundred queues are
     used first: what as many queues as may be awake take once is no cost of each idle one."""
     _warm_up()
     with given.open() as engine:
-        names = list(given.names())
+        names = given.names()
         first, others = names[: len(names) // 5][:500], names[len(names) // 5 :]
-        kept = [_used(engine.queue(name)) for name in first]
+        kept = [_take(engine.queue(name)) for name in first]
         _settle(engine)
         step = _Step()
-        kept += [_used(engine.queue(name)) for name in others]
+        kept += [_take(engine.queue(name)) for name in others]
         _settle(engine)
-        idle = _Step()
+        cpu = time.process_time()
         time.sleep(5 * given.idle)
-        cpu = time.process_time() - idle.cpu
+        cpu = time.process_time() - cpu
         figures = step.figures()
-    figures["resident_per_queue"] = figures["resident_mb"] * 1e6 / len(others)
-    figures["idle_cpu_percent"] = cpu / (5 * given.idle) * 100
+    figures["resident_per_queue"] = figures["resident"] * 1e6 / len(others)
+    figures["idle_cpu"] = cpu / (5 * given.idle) * 100
     return figures
 
 
-def _used(queue: qindex.Queue) -> qindex.Queue:
-    """Take a message and acknowledge it."""
-    delivery = queue.get(timeout=0)
-    assert delivery is not None
-    queue.ack(delivery)
-    return queue
-
-
-def _open(given: _Given) -> dict[str, float]:
+def _open(given: Given) -> Figures:
+    """Open, then look at some of the queues."""
     _warm_up()
     gc.collect()
     step = _Step()
-    engine = given.open()
-    figures = step.figures()
-    held = sum(len(engine.queue(name)) for name in _some(given))
-    figures["messages_of_some"] = held
-    figures["look_cpu_us"] = (time.process_time() - step.cpu - figures["cpu_s"]) * 1e6 / 100
-    engine.close()
+    with given.open() as engine:
+        figures = step.figures()
+        names = given.names()[:: max(1, given.count // _LOOKED_AT)][:_LOOKED_AT]
+        cpu = time.process_time()
+        queues = [engine.queue(name) for name in names]
+        figures["messages_of_some"] = sum(map(len, queues))
+        figures["look_cpu"] = (time.process_time() - cpu) * 1e6 / len(names)
+        assert all(one.body == _BODY for queue in queues for one in queue.peek())
     return figures
 
 
-def _some(given: _Given) -> list[str]:
-    names = list(given.names())
-    return names[:: max(1, len(names) // 100)][:100]
-
-
-def _close(given: _Given) -> dict[str, float]:
+def _close(given: Given) -> Figures:
     engine = given.open()
     for name in given.names():
         engine.queue(name).publish(_BODY)
@@ -226,73 +223,23 @@ def _close(given: _Given) -> dict[str, float]:
     return step.figures(given.count)
 
 
-def _consume(given: _Given) -> dict[str, float]:
-    taken = 0
-    with _opened(given) as (engine, step):
-        for number, name in enumerate(given.names()):
-            queue = engine.queue(name)
-            batch = queue.get_many(given.depth)
-            taken += len(batch)
-            queue.ack_many(batch)
-            if not number % 50:
-                step.count_handles()
-        figures = step.figures(given.count)
-    figures["messages"] = taken
-    return figures
-
-
-def _kill(given: _Given) -> dict[str, float]:
-    """Publish to each queue once more, and die."""
+def _kill(given: Given) -> Figures:
+    """Publish ten thousand more, or one more to each queue, and die."""
     engine = given.open()
     for name in given.names():
-        engine.queue(name).publish(_BODY)
+        engine.queue(name).publish_many([_BODY] * max(1, _BATCH // given.count))
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
 
 
-# -- steps on one deep queue -----------------------------------------------------------------------
-
-
-def _deep_publish(given: _Given) -> dict[str, float]:
+def _consume(given: Given) -> Figures:
+    taken = 0
     with _opened(given) as (engine, step):
-        queue = engine.queue("deep")
-        batch = [_BODY] * _BATCH
-        for _ in range(given.depth // _BATCH):
-            queue.publish_many(batch)
-        return step.figures(given.depth)
-
-
-def _deep_open(given: _Given) -> dict[str, float]:
-    _warm_up()
-    gc.collect()
-    step = _Step()
-    with given.open() as engine:
-        figures = step.figures()
-        queue = engine.queue("deep")
-        figures["messages"] = len(queue)
-        first = queue.peek()
-        assert first[0].body == _BODY
-        figures["open_and_peek_cpu_s"] = time.process_time() - step.cpu
-    return figures
-
-
-def _deep_kill(given: _Given) -> dict[str, float]:
-    engine = given.open()
-    engine.queue("deep").publish_many([_BODY] * _BATCH)
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("still alive")
-
-
-def _deep_consume(given: _Given) -> dict[str, float]:
-    with _opened(given) as (engine, step):
-        queue = engine.queue("deep")
-        taken = 0
-        while batch := queue.get_many(1000):
-            taken += len(batch)
-            queue.ack_many(batch)
-        figures = step.figures(taken)
-    figures["messages"] = taken
-    return figures
+        for queue in step.visit(engine, given.names()):
+            while batch := queue.get_many(_TAKEN):
+                taken += len(batch)
+                queue.ack_many(batch)
+        return step.figures(taken) | {"messages": taken}
 
 
 def _warm_up() -> None:
@@ -304,7 +251,7 @@ def _warm_up() -> None:
         queue.peek()
 
 
-_QUEUES: dict[str, Callable[[_Given], dict[str, float]]] = {
+STEPS: dict[str, Callable[[Given], Figures]] = {
     "create": _create,
     "publish": _publish,
     "open, closed cleanly": _open,
@@ -316,106 +263,55 @@ _QUEUES: dict[str, Callable[[_Given], dict[str, float]]] = {
     "open, killed": _open,
     "consume": _consume,
 }
-_DEEP: dict[str, Callable[[_Given], dict[str, float]]] = {
-    "deep: publish": _deep_publish,
-    "deep: open, closed cleanly": _deep_open,
-    "deep: kill": _deep_kill,
-    "deep: open, killed": _deep_open,
-    "deep: consume": _deep_consume,
-}
+_DEEP = ("publish", "open, closed cleanly", "kill", "open, killed", "consume")
+"""The steps that a single queue has, too."""
+
+
+def run_step(name: str, **given: str | float) -> Figures:
+    """Do one step in this process."""
+    return STEPS[name](Given(**given))  # type: ignore[arg-type]
+
+
+def _run(report: Report, prefix: str, steps: Sequence[str], given: Given) -> None:
+    """Run steps, each in a process of its own."""
+    for name in steps:
+        with child() as worker:
+            try:
+                figures = worker.call(run_step, name=name, **asdict(given))
+            except ChildEndedError as error:
+                if name != "kill" or error.status != -signal.SIGKILL:
+                    raise
+                continue
+        if name == "publish":
+            at_rest, allocated = disk_use(Path(given.store))
+            figures["disk_per_message"] = at_rest / (given.count * given.depth)
+            figures["allocated_per_queue"] = allocated / given.count
+        for figure, value in figures.items():
+            report.add_one(f"{prefix}{name}: {figure}", value, _UNITS.get(figure, ""))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; gives 0 when all bars that were measured hold, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Run; return 0 when all bars that were measured hold, else 1."""
+    parser = common_parser("scale", __doc__, rounds=1)
     parser.add_argument("--queues", type=int, default=10_000, help="how many queues; 0: none")
     parser.add_argument("--messages", type=int, default=100, help="in each of them")
     parser.add_argument("--deep", type=int, default=10_000_000, help="in one queue; 0: none")
     parser.add_argument("--open-files", type=int, default=512, help="max_open_files of the engine")
     parser.add_argument("--idle", type=float, default=1.0, help="flush_idle of the engine")
-    parser.add_argument("--dir", type=Path, help="where the stores are made")
-    parser.add_argument("--json", type=Path, help="write the JSON lines here, too")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.step:
-        steps = _QUEUES | _DEEP
-        work = _Given(str(given.dir), given.queues, given.messages, given.open_files, given.idle)
-        print(json.dumps(steps[given.step](work)))
-        return 0
-    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
-        results: dict[str, dict[str, float]] = {}
-        for name, figures in _run_all(given, Path(directory)):
-            results[name] = figures
-            print(json.dumps({"step": name, **figures}), flush=True)
-    bars = [
-        Bar.at_most(f"{step}: {figure}", value, limit, unit)
-        for step, figure, limit, unit in _BARS
-        if (value := _value(results, step, figure)) is not None
-    ]
-    judged = [json.dumps(bar.to_json()) for bar in bars]
-    print("\n".join(judged))
-    _print_tables(results, bars)
-    if given.json is not None:
-        lines = [json.dumps({"step": name, **figures}) for name, figures in results.items()]
-        given.json.write_text("".join(line + "\n" for line in lines + judged))
-    return 0 if all(bar.holds for bar in bars) else 1
-
-
-def _value(results: dict[str, dict[str, float]], step: str, figure: str) -> float | None:
-    if figure == "resident_per_queue":
-        step = "rest, resident"
-    return results.get(step, {}).get(figure)
-
-
-def _run_all(given: argparse.Namespace, directory: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Run each step in a process of its own; gives its figures."""
-    if given.queues:
-        for name in _QUEUES:
-            yield name, _run(name, directory / "many", given.queues, given.messages, given)
-    if given.deep:
-        for name in _DEEP:
-            yield name, _run(name, directory / "deep", 1, given.deep, given)
-
-
-def _run(
-    name: str, store: Path, count: int, depth: int, given: argparse.Namespace
-) -> dict[str, float]:
-    words = ["--step", name, "--dir", os.path.abspath(store)]
-    words += ["--queues", str(count), "--messages", str(depth)]
-    words += ["--open-files", str(given.open_files), "--idle", str(given.idle)]
-    done = subprocess.run(
-        module_command("scale", *words), cwd="/", stdout=subprocess.PIPE, text=True, check=False
-    )
-    if name.endswith("kill"):
-        if done.returncode != -signal.SIGKILL:
-            raise RuntimeError(f"{name}: ended with {done.returncode}, and was to be killed")
-        return {}
-    if done.returncode:
-        raise RuntimeError(f"{name}: ended with {done.returncode}")
-    figures: dict[str, float] = json.loads(done.stdout)
-    if name.endswith("publish"):
-        at_rest, allocated = disk_use(store)
-        figures["disk_per_message"] = at_rest / (count * depth)
-        figures["allocated_per_queue"] = allocated / count
-    return figures
-
-
-def _print_tables(results: dict[str, dict[str, float]], bars: list[Bar]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    common = ("cpu_s", "wall_s", "cpu_us_each", "resident_mb", "handles", "threads")
-    table = Table(title="scale", header_style="bold")
-    table.add_column("step", no_wrap=True)
-    for heading in common:
-        table.add_column(heading.replace("_", " "), justify="right")
-    table.add_column("more")
-    for name, figures in results.items():
-        if figures:
-            more = [f"{key} {human(figures[key])}" for key in figures if key not in common]
-            table.add_row(name, *(human(figures.get(key)) for key in common), ", ".join(more))
-    console.print(table)
-    for bar in bars:
-        verdict = "holds" if bar.holds else "DOES NOT HOLD"
-        console.print(f"{bar.bar} {human(bar.value)} {bar.unit} {bar.limit}: {verdict}")
+    options = parse_common(parser, arguments)
+    with reporting(options) as (report, directory):
+        engine = (options.open_files, options.idle)
+        if options.queues:
+            many = Given(str(directory / "many"), options.queues, options.messages, *engine)
+            _run(report, "", list(STEPS), many)
+        if options.deep:
+            _run(report, "deep: ", _DEEP, Given(str(directory / "deep"), 1, options.deep, *engine))
+        report.judge(
+            report.hold_most(figure, figure, limit, unit)
+            for figure, limit, unit in _BARS
+            if report.find(figure) is not None
+        )
+    return 0 if all(bar.holds for bar in report.bars) else 1
 
 
 if __name__ == "__main__":

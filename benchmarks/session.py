@@ -2,124 +2,61 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
 import shutil
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from benchmarks.children import module_command
-from benchmarks.contender import Contender
-from benchmarks.measure import Report, Sample
+from benchmarks import tasks
+from benchmarks.program import child
+from benchmarks.report import FLOOR, OURS, Report, Round, Sample
+from qindex.compare.child import Child, ChildError
+from qindex.compare.contender import Fifo
 
-__all__ = ["Round", "Session", "Worker", "WorkerDied", "WorkerError"]
-
-_ROOT = Path(__file__).resolve().parent.parent
 _ANSWER_SECONDS = 120.0
-
-Round = dict[str, Sample]
-"""The sample of each contender that was measured, in one round."""
-
-
-class WorkerError(Exception):
-    """The contender raised; the message is its traceback."""
-
-
-class WorkerDied(WorkerError):
-    """The process ended without an answer. ``status`` is its exit status."""
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        super().__init__(f"the worker ended without an answer (status {status})")
 
 
 class Worker:
-    """A worker process. ``prefix`` is a command to run it under, such as a tracer."""
+    """The process of one contender. ``prefix`` is a command to run it under, such as a tracer.
 
-    def __init__(self, who: str, directory: Path, prefix: Iterable[str] = ()) -> None:
+    All that it is asked for raises :class:`ChildError`.
+    """
+
+    def __init__(self, who: str, directory: Path, prefix: list[str] | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            [*prefix, *module_command("worker", who, os.path.abspath(directory))],
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # so that a tracer is ended together with what it traces
+        self._who = who
+        self._directory = directory
+        self.child: Child = child(prefix or [], _ANSWER_SECONDS)
+
+    def prepare(self, task: type[tasks.Task], parameters: Mapping[str, Any]) -> None:
+        self.child.call(
+            tasks.prepare,
+            who=self._who,
+            task=f"{task.__module__}:{task.__name__}",
+            directory=self._directory,
+            parameters=dict(parameters),
         )
-        self._unread = b""
 
-    def __enter__(self) -> Worker:
-        return self
+    def measure(self) -> Round:
+        samples = self.child.call(tasks.measure)
+        return {name: Sample(**sample) for name, sample in samples.items()}
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
+    def finish(self) -> None:
+        self.child.call(tasks.finish)
 
-    def make(self, task: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        return self._ask({"task": task, "parameters": dict(parameters)})
 
-    def measure(self) -> dict[str, Any]:
-        return self._ask({"call": "measure"})
-
-    def finish(self) -> dict[str, Any]:
-        return self._ask({"call": "finish"})
-
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise WorkerDied(self._process.wait()) from None
-        answer = json.loads(self._line())
-        if "error" in answer:
-            raise WorkerError(answer["error"])
-        result: dict[str, Any] = answer["result"]
-        return result
-
-    def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        fd = self._process.stdout.fileno()
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
-                self.kill()
-                raise WorkerError(f"no answer within {_ANSWER_SECONDS:.0f} s")
-            data = os.read(fd, 1 << 16)
-            if not data:
-                raise WorkerDied(self._process.wait())
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def end(self) -> None:
-        """Let the process end by itself; kill it if it will not."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue  # it died first, as some tasks have it do
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.kill()
+def measure_once(
+    who: str,
+    directory: Path,
+    task: type[tasks.Task],
+    parameters: Mapping[str, Any],
+    prefix: list[str] | None = None,
+) -> Round:
+    """Measure a task once, in a process that ends with it."""
+    worker = Worker(who, directory, prefix)
+    with worker.child:
+        worker.prepare(task, parameters)
+        return worker.measure()
 
 
 class Session:
@@ -129,11 +66,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        contenders: Mapping[str, type[Contender]],
-        directory: Path,
-        rounds: int,
-        report: Report,
+        self, contenders: Mapping[str, type[Fifo]], directory: Path, rounds: int, report: Report
     ) -> None:
         self.contenders = contenders
         self.directory = directory
@@ -143,15 +76,15 @@ class Session:
         self._directories = 0
         self._workers: dict[str, Worker] = {}
 
-    def names(self, wanted: Callable[[type[Contender]], bool]) -> list[str]:
+    def names(self, wanted: Callable[[type[Fifo]], bool]) -> list[str]:
         return [name for name, kind in self.contenders.items() if wanted(kind)]
 
     def comparable(self) -> list[str]:
-        """Give the peers that survive a kill: the only ones to be held against."""
-        return self.names(lambda kind: kind.role == "peer" and kind.kill_safe)
+        """The peers that survive a kill: the only ones to be held against."""
+        return self.names(lambda kind: kind.name not in (OURS, FLOOR) and kind.kill_safe)
 
     def notes(self) -> dict[str, str]:
-        return {name: kind.note for name, kind in self.contenders.items()}
+        return {name: kind.note for name, kind in self.contenders.items() if name != OURS}
 
     def fresh(self) -> Path:
         """Make a new directory on the disk under test."""
@@ -160,33 +93,23 @@ class Session:
         path.mkdir()
         return path
 
-    def fail(self, who: str, what: str, error: WorkerError) -> None:
-        self.report.say(f"{what}: {who} left out: {str(error).strip().splitlines()[-1]}")
+    def fail(self, who: str, what: str, error: ChildError) -> None:
+        self.report.say(f"{what}: {who} left out: {error}")
         if who not in (name for name, _ in self.failed):
-            self.report.say(str(error))
+            self.report.say(error.trace)
         self.failed.append((who, what))
-
-    def worker(self, who: str) -> Worker:
-        """Give the contender's worker, which serves it for the whole run."""
-        if who not in self._workers:
-            self._workers[who] = Worker(who, self.directory / who)
-        return self._workers[who]
-
-    def drop(self, who: str) -> None:
-        """End a worker that failed; the next figure gets a new one."""
-        worker = self._workers.pop(who, None)
-        if worker is not None:
-            worker.kill()
-            worker.end()
-            shutil.rmtree(self.directory / who, ignore_errors=True)
 
     def close(self) -> None:
         for worker in self._workers.values():
-            worker.end()
+            worker.child.close()
         self._workers.clear()
 
     def interleave(
-        self, what: str, task: str, parameters: Mapping[str, Mapping[str, Any]], rounds: int = 0
+        self,
+        what: str,
+        task: type[tasks.Task],
+        parameters: Mapping[str, Mapping[str, Any]],
+        rounds: int = 0,
     ) -> dict[str, list[Round]]:
         """Prepare the task in each contender's worker, then measure in turn.
 
@@ -195,32 +118,32 @@ class Session:
         that raises is left out of this figure from then on.
         """
         result: dict[str, list[Round]] = {}
-        taking_part = [
-            who
-            for who, chosen in parameters.items()
-            if self._ask(who, what, partial(Worker.make, task=task, parameters=chosen)) is not None
-        ]
+        taking_part = list(parameters)
+
+        def ask(who: str, question: Callable[[Worker], Any]) -> Any:
+            if who not in self._workers:
+                self._workers[who] = Worker(who, self.directory / who)
+            try:
+                return question(self._workers[who])
+            except ChildError as error:
+                self.fail(who, what, error)
+                taking_part.remove(who)
+                # The next figure gets a new worker.
+                worker = self._workers.pop(who)
+                worker.child.kill()
+                worker.child.close()
+                shutil.rmtree(self.directory / who, ignore_errors=True)
+                return {}
+
+        for who, chosen in parameters.items():
+            ask(who, lambda worker, chosen=chosen: worker.prepare(task, chosen))  # type: ignore[misc]
         for number in range(rounds or self.rounds):
             for who in list(taking_part):
-                samples = self._ask(who, what, Worker.measure)
-                if samples is None:
-                    taking_part.remove(who)
-                    continue
-                for key, sample in samples.items():
+                for key, sample in ask(who, Worker.measure).items():
                     measured = result.setdefault(key, [])
                     while len(measured) <= number:
                         measured.append({})
-                    measured[number][who] = Sample.from_json(sample)
-        for who in taking_part:
-            self._ask(who, what, Worker.finish)
+                    measured[number][who] = sample
+        for who in list(taking_part):
+            ask(who, Worker.finish)
         return result
-
-    def _ask(
-        self, who: str, what: str, ask: Callable[[Worker], dict[str, Any]]
-    ) -> dict[str, Any] | None:
-        try:
-            return ask(self.worker(who))
-        except WorkerError as error:
-            self.fail(who, what, error)
-            self.drop(who)
-            return None

@@ -19,26 +19,21 @@ them.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
-
-from rich.console import Console
+from typing import Any
 
 import qindex
-from benchmarks.children import module_command
-from benchmarks.measure import FLOOR, Bar, Report, Sample
-
-__all__ = ["main"]
+from benchmarks.program import child, common_parser, parse_common, reporting
+from benchmarks.report import FLOOR, Bar, Report, Sample
+from benchmarks.stopwatch import Stopwatch
 
 OPERATIONS: dict[str, dict[str, str]] = {
     "entries": {"include": "entries", "mode": "failfast"},
@@ -111,21 +106,24 @@ def plain_loop(directory: Path, options: dict[str, str]) -> int:
     )
 
 
-def serve(directory: Path, master: str) -> None:
-    """Run operations by name, from standard input, in a session; print the seconds of each."""
+@cache
+def _spark(master: str) -> Any:
     from pyspark_qindex import session
 
-    spark = session("benchmark", master)
-    for line in sys.stdin:
-        name = line.strip()
-        cpu, start = _cpu_seconds(), time.perf_counter()
-        reader = spark.read.format("qindex").options(**OPERATIONS[name])
-        frame = reader.load(str(place(directory, name)))
-        if name == "states":
-            frame.groupBy("state").count().collect()
-        else:
-            frame.write.format("noop").mode("overwrite").save()
-        print(time.perf_counter() - start, _cpu_seconds() - cpu, flush=True)
+    return session("benchmark", master)
+
+
+def read(directory: str, master: str, name: str) -> tuple[float, float]:
+    """Run an operation in a session; return its seconds, and those of CPU."""
+    spark = _spark(master)
+    cpu, start = _cpu_seconds(), time.perf_counter()
+    reader = spark.read.format("qindex").options(**OPERATIONS[name])
+    frame = reader.load(str(place(Path(directory), name)))
+    if name == "states":
+        frame.groupBy("state").count().collect()
+    else:
+        frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - start, _cpu_seconds() - cpu
 
 
 def _cpu_seconds() -> float:
@@ -144,58 +142,27 @@ def _cpu_seconds() -> float:
     return sum(ticks.get(pid, 0) for pid in mine) / os.sysconf("SC_CLK_TCK")
 
 
-class Session:
-    """A process that :func:`serve` runs in."""
-
-    def __init__(self, directory: Path, master: str) -> None:
-        self._process = subprocess.Popen(
-            module_command("spark", "--serve", master, "--directory", os.path.abspath(directory)),
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def sample(self, name: str, count: int) -> Sample:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(name + "\n")
-        self._process.stdin.flush()
-        wall, cpu = map(float, self._process.stdout.readline().split())
-        return Sample(count / wall, cpu / count * 1e6, count)
-
-    def close(self) -> None:
-        self._process.communicate()
-
-
-@contextmanager
-def sessions(directory: Path) -> Iterator[dict[str, Session]]:
-    with ExitStack() as stack:
-        found = {}
-        for who, master in MASTERS.items():
-            found[who] = Session(directory, master)
-            stack.callback(found[who].close)
-        yield found
-
-
 def measure(report: Report, directory: Path, rounds: int) -> None:
-    with sessions(directory) as running:
+    with ExitStack() as stack:
+        running = {who: stack.enter_context(child()) for who in MASTERS}
+
+        def sample(who: str, name: str, count: int) -> Sample:
+            wall, cpu = running[who].call(read, directory=directory, master=MASTERS[who], name=name)
+            return Sample(count / wall, cpu / count * 1e6, count)
+
         for name, options in OPERATIONS.items():
             path = place(directory, name)
             count = plain_loop(path, options)
-            for who, one in running.items():
+            for who in MASTERS:
                 for _ in range(_WARM_UP if name in _JUDGED and who == _JUDGED_WITH else 1):
-                    one.sample(name, count)
+                    sample(who, name, count)
             samples = []
             for _ in range(rounds):
-                cpu, start = time.process_time(), time.perf_counter()
-                plain_loop(path, options)
-                took, used = time.perf_counter() - start, time.process_time() - cpu
-                taken = {FLOOR: Sample(count / took, used / count * 1e6, count)}
-                samples.append(
-                    taken | {who: one.sample(name, count) for who, one in running.items()}
-                )
+                watch = Stopwatch()
+                with watch.running():
+                    plain_loop(path, options)
+                taken = {FLOOR: watch.rate(count)}
+                samples.append(taken | {who: sample(who, name, count) for who in MASTERS})
             report.add(name, samples, unit="rows/s", notes={FLOOR: "plain loop, one process"})
 
 
@@ -204,42 +171,23 @@ def judge(report: Report) -> list[Bar]:
     for figure, what in _JUDGED.items():
         two = report.find(figure, _JUDGED_WITH)
         assert two is not None
-        by_cpu = 2e6 / two.cpu_us_per_op if two.cpu_us_per_op else None
+        by_cpu = 2e6 / two.cpu_us if two.cpu_us else None
         name = f"entries as Arrow batches on two cores, {what}"
-        bar = Bar.at_least(name, two.value, BAR_ENTRIES, "rows/s")
+        bar = Bar.at_least(name, two.median, BAR_ENTRIES, "rows/s")
         bars.append(replace(bar, by_cpu=by_cpu, spread=two.spread))
     return bars
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = common_parser("spark", __doc__)
     parser.add_argument("--messages", type=int, default=8_000_000)
     parser.add_argument("--stores", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", type=Path)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options: Any = _parser().parse_args(arguments)
-    if options.serve is not None:
-        serve(options.directory, options.serve)
-        return 0
-    with ExitStack() as stack:
-        lines: TextIO = sys.stdout
-        if options.json is not None:
-            lines = stack.enter_context(options.json.open("w", encoding="utf-8"))
-        console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-        report = Report(lines, console)
-        scratch = tempfile.TemporaryDirectory(prefix="sparkbench-", dir=options.directory)
-        directory = Path(stack.enter_context(scratch))
+    options = parse_common(parser, arguments)
+    with reporting(options) as (report, directory):
         make_stores(directory, options.stores, options.messages)
         os.sync()  # or the disk is busy with the stores while they are read
         measure(report, directory, options.rounds)
         report.judge(judge(report))
-        report.print_tables()
     return 0 if all(bar.holds is not False for bar in report.bars) else 1
 
 

@@ -1,29 +1,25 @@
 """Audit of a fleet with Spark, on one core and two, against a plain loop over the same stores.
 
-``python -m benchmarks.spark_scale [--stores 200] [--messages 10000000] [--out FILE]``
+``python -m benchmarks.spark_scale [--stores 200] [--messages 10000000] [--json FILE]``
 
-Prints a table and one JSON line for each figure: rows (index entries) a second, seconds, and the
-memory of the driver (resident set of its Python process, heap of its JVM after a collection). Each
-way runs in a process of its own, so that none profits from another's start; the page cache is warm
-for all of them.
+Rows (index entries) a second, seconds, and the memory of the driver (resident set of its Python
+process, heap of its JVM after a collection). Each way runs in a process of its own, so that none
+profits from another's start; the page cache is warm for all of them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
-import shutil
-import subprocess
-import tempfile
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import qindex
-from benchmarks.children import module_command
+from benchmarks.program import child, common_parser, parse_common, reporting
+from benchmarks.report import Sample
 
 WAYS = ("loop", "local[1]", "local[2]")
 QUEUES = 4
@@ -31,7 +27,16 @@ BATCH = 10_000
 BODY = 48
 SIZES = (2, 10, 50, 200)
 """Stores in the runs that show where Spark begins to pay; the last is the whole fleet."""
-ROOT = Path(__file__).parents[1]
+UNITS = {
+    "seconds": "s",
+    "session_seconds": "s",
+    "job_seconds": "s",
+    "entries": "",
+    "findings": "",
+    "entries_per_second": "1/s",
+    "driver_rss": "MiB",
+    "jvm_heap": "MiB",
+}
 
 
 def make_store(path: Path, messages: int) -> None:
@@ -80,13 +85,14 @@ def run_spark(paths: list[str], master: str) -> tuple[int, int, dict[str, Any]]:
     figures = {
         "session_seconds": session_seconds,
         "job_seconds": job_seconds,
-        "jvm_heap_mib": heap / 2**20,
+        "jvm_heap": heap / 2**20,
     }
     return int(rows[0][0] or 0), findings, figures
 
 
-def run_way(way: str, paths: list[str]) -> dict[str, Any]:
-    """One way, in this process."""
+def run_way(way: str, root: str, stores: int) -> dict[str, float]:
+    """One way over the first ``stores`` of the fleet, in this process."""
+    paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:stores]]
     started = time.monotonic()
     more: dict[str, Any] = {}
     if way == "loop":
@@ -94,74 +100,37 @@ def run_way(way: str, paths: list[str]) -> dict[str, Any]:
     else:
         entries, findings, more = run_spark(paths, way)
     seconds = time.monotonic() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
-        "way": way,
-        "stores": len(paths),
         "entries": entries,
         "findings": findings,
         "seconds": seconds,
         "entries_per_second": entries / seconds,
-        "driver_rss_mib": peak,
+        "driver_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         **more,
     }
 
 
-def measure(root: Path, stores: int) -> Iterator[dict[str, Any]]:
-    """Every way over the first ``stores`` of the fleet, each in a fresh process."""
-    for way in WAYS:
-        place = os.path.abspath(root)
-        words = ["--way", way, "--stores", str(stores), "--root", place]
-        command = module_command("spark_scale", *words)
-        done = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, check=True, text=True)
-        yield json.loads(done.stdout.splitlines()[-1])
-
-
-def show(row: dict[str, Any]) -> None:
-    """One line of the table."""
-    print(
-        f"{row['way']:9} {row['stores']:6} {row['entries']:10,} {row['seconds']:8.1f} s "
-        f"{row['entries_per_second']:12,.0f}/s  session {row.get('session_seconds', 0):5.1f} s  "
-        f"driver {row['driver_rss_mib']:6.0f} MiB  heap {row.get('jvm_heap_mib', 0):5.0f} MiB  "
-        f"findings {row['findings']}",
-        flush=True,
-    )
-
-
-def main() -> None:
-    """Make the fleet, run all, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the fleet, and run all."""
+    parser = common_parser("spark_scale", __doc__, rounds=1)
     parser.add_argument("--stores", type=int, default=200)
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--root", type=Path, help="where the fleet is, or is to be made")
-    parser.add_argument("--out", type=Path, help="a file for the JSON lines")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.way:
-        names = sorted(os.listdir(given.root))[: given.stores]
-        print(json.dumps(run_way(given.way, [str(given.root / name) for name in names])))
-        return
-    root = given.root or Path(tempfile.mkdtemp(prefix="scale-"))
-    try:
-        started = time.monotonic()
+    given = parse_common(parser, arguments)
+    with reporting(given) as (report, root):
         for number in range(given.stores):
-            path = root / f"store-{number:04d}"
-            if not path.exists():
-                make_store(path, given.messages // given.stores)
-        print(f"fleet: {given.stores} stores in {time.monotonic() - started:.1f} s", flush=True)
-        rows = []
+            make_store(root / f"store-{number:04d}", given.messages // given.stores)
         for stores in sorted({min(size, given.stores) for size in SIZES} | {given.stores}):
-            for row in measure(root, stores):
-                rows.append(row)
-                show(row)
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        print(lines, end="")
-        if given.out is not None:
-            given.out.write_text(lines)
-    finally:
-        if given.root is None:
-            shutil.rmtree(root, ignore_errors=True)
+            found: dict[str, dict[str, Sample]] = {}
+            for way in WAYS:
+                with child() as worker:
+                    figures = worker.call(run_way, way=way, root=root, stores=stores)
+                for name, value in figures.items():
+                    found.setdefault(name, {})[way] = Sample(value)
+            for name, of_ways in found.items():
+                better = "high" if name == "entries_per_second" else "low"
+                report.add(f"{stores} stores: {name}", [of_ways], unit=UNITS[name], better=better)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,32 +5,47 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-__all__ = ["Stopwatch"]
+from benchmarks.report import Sample
 
 
 class Stopwatch:
-    """Adds up wall time and the process's CPU time over the parts that are to be measured."""
+    """Adds up wall time and the process's CPU time over the parts that are to be measured, and
+    the operations that were done in them."""
 
-    __slots__ = ("cpu", "wall")
+    __slots__ = ("count", "cpu", "wall")
 
     def __init__(self) -> None:
         self.wall = 0.0
         self.cpu = 0.0
+        self.count = 0
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, count: int = 0) -> Iterator[None]:
         cpu = time.process_time()
         wall = time.perf_counter()
         yield
         self.wall += time.perf_counter() - wall
         self.cpu += time.process_time() - cpu
+        self.count += count
 
-    def rate(self, count: int) -> dict[str, Any]:
-        """Give the sample, as JSON, of ``count`` operations."""
-        return {"value": count / self.wall, "cpu_us": self.cpu / count * 1e6, "count": count}
+    def chunks(self, count: int, seconds: float, first: int, largest: int) -> Iterator[int]:
+        """Sizes that double up to ``largest``, until ``count`` operations are done or this has
+        run for ``seconds``: a slow contender can be stopped by the clock, and a fast one is not
+        slowed down by being asked for little at a time."""
+        done, size = 0, first
+        while done < count and (self.wall < seconds or not done):
+            part = min(size, count - done)
+            yield part
+            done += part
+            size = min(size * 2, largest)
 
-    def microseconds(self, count: int) -> dict[str, Any]:
-        """Give the sample of one of ``count`` operations, in microseconds."""
-        return {**self.rate(count), "value": self.wall / count * 1e6}
+    def rate(self, count: int = 0) -> Sample:
+        """The operations a second: ``count`` of them, or those that were counted."""
+        done = count or self.count
+        return Sample(done / self.wall, self.cpu / done * 1e6, done)
+
+    def microseconds(self, count: int = 0) -> Sample:
+        """The time of one operation, in microseconds."""
+        done = count or self.count
+        return Sample(self.wall / done * 1e6, self.cpu / done * 1e6, done)

@@ -1,73 +1,91 @@
 """The work that a worker process can be asked for: the base of all tasks.
 
 A task lives in the worker of one contender. It is prepared once, measured once a round, in turn
-with the other workers, and finished. See :mod:`benchmarks.worker` for the protocol.
+with the other workers, and finished: by the three functions, which the parent calls.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import Contender
+from benchmarks.bodies import Bodies
+from benchmarks.peers import CONTENDERS
+from benchmarks.report import Round
+from qindex.compare.contender import Fifo
 
-__all__ = ["Task", "dirtied_bytes", "disk_use", "growing_chunks", "resident_bytes", "settle"]
+_BUILD_BATCH = 10_000
 
 
+@dataclass
 class Task(ABC):
     """One thing to measure, for one contender, below ``directory``."""
 
-    def __init__(self, kind: type[Contender], directory: Path) -> None:
-        self.kind = kind
-        self.directory = directory
+    kind: type[Fifo]
+    directory: Path
 
-    def prepare(self) -> dict[str, Any]:
+    def prepare(self) -> None:  # noqa: B027
         """Build what the measurement needs. Untimed."""
-        return {}
 
     @abstractmethod
-    def measure(self) -> dict[str, Any]:
-        """Measure once; give the samples by figure."""
+    def measure(self) -> Round:
+        """Measure once; return the samples by figure."""
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> None:  # noqa: B027
         """Close what :meth:`prepare` opened."""
-        return {}
 
     def fresh(self) -> Path:
         """Make an empty directory for one store."""
         return Path(tempfile.mkdtemp(prefix="store-", dir=self.directory))
 
-    def open(self, path: Path, durability: str = "os") -> Contender:
-        return self.kind(path, durability)
-
     @contextmanager
-    def fresh_store(self, durability: str = "os") -> Iterator[Contender]:
+    def fresh_store(self, durability: str = "os", **options: Any) -> Iterator[Fifo]:
         """Give a new store to the block behind ``with``; then it is closed, and its files go."""
         path = self.fresh()
-        contender = self.open(path, durability)
+        contender = self.kind(path, durability, **options)
         yield contender
-        self.discard(contender, path)
-
-    def discard(self, contender: Contender, path: Path) -> None:
-        """Close the store and remove its files."""
         contender.close()
         shutil.rmtree(path)
 
 
-def growing_chunks(first: int, largest: int) -> Iterator[int]:
-    """Give sizes that double: a slow contender can be stopped by the clock, a fast one is not
-    slowed down by being asked for little at a time."""
-    size = first
-    while True:
-        yield size
-        size = min(size * 2, largest)
+_tasks: list[Task] = []
+
+
+def prepare(who: str, task: str, directory: str, parameters: dict[str, Any]) -> None:
+    """Make a task of a contender, in the place of the one before."""
+    kind = CONTENDERS[who]
+    if kind.module is not None:
+        importlib.import_module(kind.module)
+    _tasks[:] = [pkgutil.resolve_name(task)(kind, Path(directory), **parameters)]
+    _tasks[0].prepare()
+
+
+def measure() -> dict[str, dict[str, Any]]:
+    """Measure once, with the task that was prepared."""
+    return {name: asdict(sample) for name, sample in _tasks[0].measure().items()}
+
+
+def finish() -> None:
+    """Close the task that was prepared."""
+    _tasks.pop().finish()
+
+
+def build(contender: Fifo, bodies: Bodies, count: int) -> None:
+    """Put ``count`` messages into the queue, in batches. Untimed."""
+    while count:
+        size = min(count, _BUILD_BATCH)
+        contender.publish_many(contender.records(bodies.take(size)))
+        count -= size
 
 
 def settle(limit: float = 2.0) -> None:
@@ -81,38 +99,6 @@ def settle(limit: float = 2.0) -> None:
 
 
 def resident_bytes() -> int:
-    """Give this process's resident set, which counts mapped file pages too."""
+    """Return this process's resident set, which counts mapped file pages too."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def dirtied_bytes() -> int | None:
-    """Give the bytes of file pages that this process has made dirty, in whole pages.
-
-    By a write or by a store into a map alike: the kernel counts both in the same place. ``None``
-    where it does not tell.
-    """
-    try:
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    fields = dict(line.split(": ") for line in lines)
-    return int(fields["write_bytes"]) if "write_bytes" in fields else None
-
-
-def disk_use(path: Path) -> tuple[int, int]:
-    """Give (bytes at rest, bytes of allocated blocks) of all files below ``path``.
-
-    At rest a file counts with its length, or with its blocks where it has holes.
-    """
-    at_rest = allocated = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                status = os.stat(os.path.join(folder, name))
-            except FileNotFoundError:
-                continue  # removed by a background thread of the store since the listing
-            blocks = status.st_blocks * 512
-            at_rest += min(status.st_size, blocks)
-            allocated += blocks
-    return at_rest, allocated

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from benchmarks.footprint import MARK
 
-__all__ = ["Phase", "command", "read"]
-
 _WRITES = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2"})
 _SYNCS = frozenset({"fsync", "fdatasync", "sync_file_range", "msync"})
 _MARKS = frozenset({"access", "faccessat", "faccessat2"})

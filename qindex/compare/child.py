@@ -86,17 +86,25 @@ class Process:
         self.close()
 
     def ask(self, line: str) -> str:
-        """Write a line, and return the line that answers it.
+        """Write a line, and return the line that answers it. Raises as :meth:`answer`."""
+        self.tell(line)
+        return self.answer()
 
-        Raises:
-            ChildEndedError: The process ended instead.
-            ChildError: There was no answer in time; the process was killed.
-        """
+    def tell(self, line: str) -> None:
+        """Write a line. Raises :class:`ChildEndedError` if the process has ended."""
         try:
             self._input.write(line.encode() + b"\n")
             self._input.flush()
         except BrokenPipeError:
             raise self.ended() from None
+
+    def answer(self) -> str:
+        """Wait for the next line, and return it.
+
+        Raises:
+            ChildEndedError: The process ended instead.
+            ChildError: There was no answer in time; the process was killed.
+        """
         deadline = None if self._patience is None else time.monotonic() + self._patience
         while b"\n" not in self._unread:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -149,13 +157,22 @@ class Child(Process):
         super().__init__([*prefix, *command(__name__, root=root)], patience)
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Call a function of a module; arguments and result are JSON. Raises as :meth:`ask`, and
-        :class:`ChildError` with what the function raised."""
+        """Call a function of a module; arguments and result are JSON. Raises as :meth:`result`."""
+        self.start(function, **arguments)
+        return self.result()
+
+    def start(self, function: Callable[..., Any], **arguments: Any) -> None:
+        """Have a function called, without waiting for its :meth:`result`."""
         module = function.__module__
         if module == "__main__":
             module = sys.modules[module].__spec__.name  # type: ignore[union-attr]
         request = {"call": f"{module}:{function.__qualname__}", "arguments": arguments}
-        answer = json.loads(self.ask(json.dumps(request, default=os.fspath)))
+        self.tell(json.dumps(request, default=os.fspath))
+
+    def result(self) -> Any:
+        """Wait for the result of the function that was started. Raises as :meth:`answer`, and
+        :class:`ChildError` with what the function raised."""
+        answer = json.loads(self.answer())
         if "error" in answer:
             raise ChildError(answer["error"], answer["trace"])
         return answer["result"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from qindex.compare.contender import Contender
@@ -17,9 +17,11 @@ _CLEAR = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of one contender: the median of its rounds, the lowest and the highest.
+    """One figure of one contender: its value in each round.
 
     ``key`` names it for programs, ``title`` for readers; ``better`` is ``"high"`` or ``"low"``.
+    The benchmarks know more of it: the process's CPU time for each of ``count`` operations, and
+    the medians of the ratios within a round to the floor, and to the best of the peers.
     """
 
     key: str
@@ -27,14 +29,43 @@ class Figure:
     unit: str
     better: str
     contender: str
-    median: float
-    low: float
-    high: float
-    rounds: int
+    values: Sequence[float]
+    cpu_us: float | None = None
+    count: int = 0
+    ratio_to_floor: float | None = None
+    ratio_to_best_peer: float | None = None
+    best_peer: str | None = None
+    note: str = ""
+
+    @property
+    def rounds(self) -> int:
+        """How often it was measured."""
+        return len(self.values)
+
+    @property
+    def median(self) -> float:
+        """The median of the rounds: what is shown."""
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        """The lowest round."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """The highest round."""
+        return max(self.values)
+
+    @property
+    def spread(self) -> float:
+        """(highest - lowest) / median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Give the object that ``--json`` prints."""
-        return asdict(self)
+        names = ("key", "title", "unit", "better", "contender", "median", "low", "high", "rounds")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +171,7 @@ def _figure(
     values = [value for one in rounds if (value := kind.get(one)) is not None]
     if not values:
         return []
-    return [
-        Figure(kind.key, kind.title, kind.unit, kind.better, contender.name,
-               statistics.median(values), min(values), max(values), len(values))
-    ]  # fmt: skip
+    return [Figure(kind.key, kind.title, kind.unit, kind.better, contender.name, values)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +219,14 @@ def clear_best(figures: Sequence[Figure]) -> Figure | None:
     a tenth at least; ``None`` if there is none, or if there were fewer than three rounds."""
     if len(figures) < 2 or min(one.rounds for one in figures) < _LEAST_ROUNDS:
         return None
-    if figures[0].better == "high":
-        best, other = sorted(figures, key=lambda one: one.median, reverse=True)[:2]
+    sign = 1 if figures[0].better == "high" else -1
+    best, second = sorted(figures, key=lambda one: sign * one.median, reverse=True)[:2]
+    if sign > 0:
         apart = best.low > max(one.high for one in figures if one is not best)
-        return best if apart and best.median >= other.median * _CLEAR else None
-    best, other = sorted(figures, key=lambda one: one.median)[:2]
-    apart = best.high < min(one.low for one in figures if one is not best)
-    return best if apart and best.median * _CLEAR <= other.median else None
+    else:
+        apart = best.high < min(one.low for one in figures if one is not best)
+    smaller, larger = sorted((best.median, second.median))
+    return best if apart and smaller * _CLEAR <= larger else None
 
 
 def show_range(figure: Figure) -> str:

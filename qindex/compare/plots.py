@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from qindex.compare.tables import short
+
 _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 26, 48
 _PLOT_WIDTH = _WIDTH - _LEFT - _RIGHT
@@ -140,11 +142,3 @@ def _step(largest: float) -> float:
     rough = largest / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * one for one in _STEPS if power * one >= rough * 0.999)
-
-
-def short(value: float) -> str:
-    """A number as a tick shows it: ``20k`` for 20,000."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"

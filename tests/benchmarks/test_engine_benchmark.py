@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks import engine, trace
-from benchmarks.bodies import Bodies
-from benchmarks.contender import BODY_BYTES, RECORD_BYTES
-from benchmarks.measure import Bar, Report, Sample
+from benchmarks.bodies import BODY_BYTES, RECORD_BYTES, Bodies
+from benchmarks.report import Bar, Report, Sample
 from benchmarks.stopwatch import Stopwatch
 from tests.effort import not_quick
 
@@ -169,7 +168,7 @@ def test_a_ratio_is_the_median_of_the_ratios_within_a_round() -> None:
     )
     ours = report.find("rate")
     assert ours is not None
-    assert ours.value == 50.0
+    assert ours.median == 50.0
     assert ours.ratio_to_floor == 0.5
     assert ours.ratio_to_best_peer == 2.0
     assert ours.best_peer == "peer"
@@ -184,7 +183,7 @@ def test_the_best_peer_survives_a_kill_and_is_the_smallest_where_less_is_better(
     report.add(
         "bytes",
         [{"qindex": Sample(165.0), "a": Sample(130.0), "b": Sample(120.0), "c": Sample(1.0)}],
-        better="lower",
+        better="low",
         comparable=["a", "b"],
     )
     ours = report.find("bytes")
@@ -209,8 +208,8 @@ def test_stopwatch_counts_only_while_it_runs() -> None:
     sum(range(100_000))
     assert (watch.wall, watch.cpu) == (wall, cpu)
     sample = watch.rate(10)
-    assert sample["value"] == 10 / wall
-    assert sample["count"] == 10
+    assert sample.value == 10 / wall
+    assert sample.count == 10
 
 
 def test_bodies_are_distinct_and_repeatable() -> None:

@@ -96,10 +96,7 @@ def test_beside_the_erlang_vm(tmp_path: Path) -> None:
     for name in ("publish_deliver", "publish_deliver_ack", "ack", "store_read", "recovery"):
         assert {(name, "qindex"), (name, "rabbitmq")} <= figures
     assert [path.name for path in tmp_path.iterdir()] == ["lines"]
-    vm = ErlangVM(tmp_path / "vm", code)
-    try:
+    with ErlangVM(tmp_path / "vm", code) as vm:
         with pytest.raises(ErlangError, match="recover nothing 1"):
-            vm.ask("recover", "nothing", 1)
-        assert set(vm.ask("fill", "q", 10, 100)) == {"fill"}  # it goes on behind an error
-    finally:
-        vm.kill()
+            vm.figures("recover", "nothing", 1)
+        assert set(vm.figures("fill", "q", 10, 100)) == {"fill"}  # it goes on behind an error

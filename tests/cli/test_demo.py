@@ -13,6 +13,7 @@ import pytest
 from qindex.cli import demo, demo_child, demo_run
 from qindex.cli.demo_books import Balance, Books, Drained
 from qindex.cli.demo_log import ACKED, ACKING, DELIVERED, PUBLISHED, RECORD, Log, body_of
+from qindex.compare.child import ChildError
 from tests.cli.support import run
 from tests.waiting import WAIT
 
@@ -180,7 +181,7 @@ def test_a_child_that_ends_by_itself_is_no_kill(
 ) -> None:
     path = tmp_path_factory.mktemp("demo") / "file"
     path.write_bytes(b"")
-    with pytest.raises(demo_run.ChildError, match=r"ended by itself \(1\).*is a file"):
+    with pytest.raises(ChildError, match=r"ended by itself \(1\).*is a file"):
         demo_run.run_and_kill(str(path), 0, 1.0, lambda _published, _acked: None)
 
 

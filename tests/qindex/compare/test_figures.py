@@ -76,7 +76,7 @@ def test_the_better_one_is_the_lower_where_less_is_better() -> None:
 
 
 def _figure(name: str, low: float, median: float, high: float, better: str = "low") -> Figure:
-    return Figure("x", "x", "us", better, name, median, low, high, 3)
+    return Figure("x", "x", "us", better, name, [low, median, high])
 
 
 def test_the_clear_best_of_many() -> None:
@@ -102,7 +102,7 @@ def test_the_clear_best_of_many() -> None:
     ],
 )
 def test_values_are_shown_in_units_one_can_read(unit: str, value: float, shown: str) -> None:
-    assert show_value(Figure("k", "t", unit, "low", "c", value, value, value, 3)) == shown
+    assert show_value(Figure("k", "t", unit, "low", "c", [value])) == shown
 
 
 def test_a_range_names_its_unit_once() -> None:
