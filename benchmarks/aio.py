@@ -22,7 +22,7 @@ from typing import Any
 import qindex
 import qindex.aio
 from benchmarks.bodies import Bodies
-from benchmarks.program import common_parser, parse_common, reporting
+from benchmarks.program import common_parser, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report, Round, Sample
 
 _BARS = (
@@ -53,12 +53,9 @@ class _Run:
         asyncio.run(self._twin())
         asyncio.run(self._alone())
 
-    def _fresh(self) -> str:
-        return tempfile.mkdtemp(dir=self._directory)
-
     def _plain(self) -> None:
-        directory, bodies = self._fresh(), Bodies().take(self._count)
-        with qindex.open(directory) as engine:
+        bodies = Bodies().take(self._count)
+        with fresh(self._directory) as directory, qindex.open(directory) as engine:
             queue = engine.queue("q")
             started = perf_counter()
             for body in bodies:
@@ -70,21 +67,21 @@ class _Run:
                 assert delivery is not None
                 delivery.ack()
             self.note("get_ack", len(bodies), started)
-        shutil.rmtree(directory)
 
     def _fsync(self) -> None:
-        directory, bodies = self._fresh(), Bodies().take(self._confirmed // 10)
-        with qindex.open(directory, durability="fsync") as engine:
+        bodies = Bodies().take(self._confirmed // 10)
+        path = fresh(self._directory)
+        with path as directory, qindex.open(directory, durability="fsync") as engine:
             queue = engine.queue("q")
             started = perf_counter()
             for body in bodies:
                 queue.publish(body)
             self.note("publish_fsync", len(bodies), started)
-        shutil.rmtree(directory)
 
     async def _twin(self) -> None:
-        directory, bodies = self._fresh(), Bodies().take(self._count)
-        async with qindex.aio.open(directory) as engine:
+        bodies = Bodies().take(self._count)
+        path = tempfile.mkdtemp(dir=self._directory)
+        async with qindex.aio.open(path) as engine:
             queue = await engine.queue("q")
             started = perf_counter()
             for body in bodies:
@@ -104,7 +101,7 @@ class _Run:
             await self._together(
                 "aio_confirmed", lambda n: queue.publish(confirmed[n], confirm=True)
             )
-        shutil.rmtree(directory)
+        shutil.rmtree(path)
 
     async def _alone(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.program import fresh
 from benchmarks.report import Report
 
 RECORD_BYTES = 64 << 10
@@ -28,10 +26,5 @@ class Bench:
     def count(self) -> int:
         return (self.megabytes << 20) // RECORD_BYTES
 
-    @contextmanager
-    def fresh(self) -> Iterator[Path]:
-        path = Path(tempfile.mkdtemp(dir=self.directory))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path)
+    def fresh(self) -> AbstractContextManager[Path]:
+        return fresh(self.directory)

@@ -10,8 +10,8 @@ standard error.
   consume, on one queue and on eight. The bar is the share of the one thread's rate. The same of
   messages of 8 KiB, a twentieth of them, which are in the message store; and of a rocketstore with
   four queues: puts of one message, gets of up to 32 with every body read.
-* ``tails``: how long a publish takes, in microseconds, while a queue is published to as fast as
-  one thread can, and the flush of each 65,536 entries goes on beside it; and the same of an
+* ``tails``: how long slow publishes take, in microseconds, while one thread publishes to a queue as
+  fast as it can, and the flush of each 65,536 entries goes on beside it; and the same of an
   ``os.write`` of as many bytes (the floor: what the machine alone does to a call).
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -30,14 +29,16 @@ from time import perf_counter_ns, sleep
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import qindex
 import rocketstore
-from benchmarks.bodies import RECORD_BYTES, Bodies
-from benchmarks.program import common_parser, parse_common, reporting
-from benchmarks.report import FLOOR, OURS, Report, Round, Sample
+from benchmarks.bodies import Bodies
+from benchmarks.peers import Floor
+from benchmarks.program import common_parser, fresh, parse_common, reporting
+from benchmarks.report import OURS, Report, Round, Sample
 from benchmarks.stopwatch import Stopwatch
+from qindex.compare.contender import Fifo
+from qindex.compare.designs import QueueIndexDesign
 
 SIDES = 4
 """Threads that publish, and as many that consume."""
@@ -47,10 +48,9 @@ TAIL_US = 20_000
 ONE = "one thread"
 _TAILS = 20
 """A tail is measured over so many times the messages of a rate."""
-_FLUSHED = 65_536
+_AT_ONCE = 10_000
+_SLOW = 99.9
 _LARGE = 8 << 10
-Nanoseconds = npt.NDArray[np.int64]
-_PERCENTILES = (50.0, 99.0, 99.9, 99.99, 100.0)
 
 
 def threads(report: Report, root: Path, messages: int, rounds: int) -> None:
@@ -84,15 +84,12 @@ Run = Callable[[Path, list[bytes]], Sample]
 def _in_turn(
     report: Report, name: str, root: Path, bodies: list[bytes], rounds: int, one: Run, many: Run
 ) -> None:
-    found: list[Round] = []
-    for number in range(rounds):
-        path = root / f"threads-{number}"
-        samples: Round = {}
+    found: list[Round] = [{} for _ in range(rounds)]
+    for samples in found:
         for who, run in ((ONE, one), (OURS, many)):
             gc.collect()
-            samples[who] = run(path / who, bodies)
-        found.append(samples)
-        shutil.rmtree(path)
+            with fresh(root) as path:
+                samples[who] = run(path, bodies)
     report.add(name, found)
 
 
@@ -246,72 +243,32 @@ def _get_some(store: rocketstore.Store, queue_id: int, at: int) -> int:
 
 def tails(report: Report, root: Path, messages: int, rounds: int) -> None:
     """The latencies of single publishes."""
-    found: dict[str, list[Round]] = {}
-    for number in range(rounds):
-        ours = _latencies_of_publish(root / f"tail-{number}", messages)
-        floor = _latencies_of_write(root / f"floor-{number}", messages)
-        for which in _PERCENTILES:
-            name = "slowest publish" if which == 100 else f"publish, p{which:g}"
-            found.setdefault(name, []).append(
-                {
-                    who: Sample(float(np.percentile(took, which)) / 1e3, count=messages)
-                    for who, took in ((OURS, ours), (FLOOR, floor))
-                }
-            )
-        found.setdefault("slowest of each 65,536 publishes, median", []).append(
-            {
-                who: Sample(_median_of_slowest(took) / 1e3, count=messages)
-                for who, took in ((OURS, ours), (FLOOR, floor))
-            }
-        )
-    for name, samples in found.items():
-        report.add(name, samples, unit="us", better="low")
-    name = "publish, p99.9, while flushing"
-    report.judge([report.hold_most(name, "publish, p99.9", TAIL_US, "us")])
+    found: list[Round] = [{} for _ in range(rounds)]
+    for samples in found:
+        for kind in (QueueIndexDesign, Floor):
+            with fresh(root) as path:
+                contender = kind(path, "os")
+                samples[kind.name] = _slow_publish(contender, messages)
+                if isinstance(contender, QueueIndexDesign) and not contender.queue.stats().flushes:
+                    raise RuntimeError(f"no flush in {messages} messages: nothing was measured")
+                contender.close()
+    figure = f"publish, p{_SLOW:g}"
+    report.add(figure, found, unit="us", better="low")
+    report.judge([report.hold_most(f"{figure}, while flushing", figure, TAIL_US, "us")])
 
 
-def _median_of_slowest(took: Nanoseconds) -> float:
-    whole = len(took) // _FLUSHED * _FLUSHED
-    return float(np.median(took[:whole].reshape(-1, _FLUSHED).max(axis=1)))
-
-
-def _latencies_of_publish(path: Path, messages: int) -> Nanoseconds:
+def _slow_publish(contender: Fifo, messages: int) -> Sample:
+    """The time, in microseconds, that one publish in a thousand takes longer than."""
     took = np.empty(messages, np.int64)
-    bodies = Bodies()
-    done = 0
-    with qindex.open(path) as engine:
-        queue = engine.queue("bench")
-        publish = queue.publish
-        while done < messages:
-            some = bodies.take(min(10_000, messages - done))
-            times = [perf_counter_ns()]
-            for body in some:
-                publish(body)
-                times.append(perf_counter_ns())
-            took[done : done + len(some)] = np.diff(times)
-            done += len(some)
-        flushes = queue.stats().flushes
-    shutil.rmtree(path)
-    if not flushes:
-        raise RuntimeError(f"no flush in {messages} messages: nothing was measured")
-    return took
-
-
-def _latencies_of_write(path: Path, messages: int) -> Nanoseconds:
-    took = np.empty(messages, np.int64)
-    record = bytes(RECORD_BYTES)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        for done in range(0, messages, 10_000):
-            times = [perf_counter_ns()]
-            for _ in range(min(10_000, messages - done)):
-                os.write(fd, record)
-                times.append(perf_counter_ns())
-            took[done : done + len(times) - 1] = np.diff(times)
-    finally:
-        os.close(fd)
-    os.unlink(path)
-    return took
+    bodies, publish = Bodies(), contender.publish
+    for done in range(0, messages, _AT_ONCE):
+        some = contender.records(bodies.take(min(_AT_ONCE, messages - done)))
+        times = [perf_counter_ns()]
+        for body in some:
+            publish(body)
+            times.append(perf_counter_ns())
+        took[done : done + len(some)] = np.diff(times)
+    return Sample(float(np.percentile(took, _SLOW)) / 1e3, count=messages)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

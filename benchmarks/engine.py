@@ -25,7 +25,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.bars import judge
@@ -80,10 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_common(parser, arguments)
     sizes = QUICK if options.quick else FULL
     groups = {name: run for name, run in GROUPS.items() if not options.only or name in options.only}
-    with reporting(options) as (report, directory), ExitStack() as stack:
+    with reporting(options) as (report, directory):
         report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")
         session = Session(_chosen(options.who, report), directory, options.rounds, report)
-        stack.callback(session.close)
         for name, run in groups.items():
             start = time.monotonic()
             run(session, sizes)

@@ -51,9 +51,19 @@ def console() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 
 
-def child(prefix: Iterable[str] = (), patience: float | None = None) -> Child:
+def child(patience: float | None = None) -> Child:
     """Start a process that functions of the benchmarks can be called in."""
-    return Child(list(prefix), _ROOT, patience)
+    return Child(_ROOT, patience)
+
+
+@contextmanager
+def fresh(root: Path) -> Iterator[Path]:
+    """Give a new directory, which is removed in the end."""
+    path = Path(tempfile.mkdtemp(dir=root))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 @contextmanager

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import cycle, islice
@@ -32,9 +30,9 @@ from typing import Any
 import qindex
 from benchmarks.bodies import Bodies
 from benchmarks.erlang_vm import ErlangError, ErlangVM, node_paths
-from benchmarks.footprint import Million, Open
+from benchmarks.footprint import million, reopen
 from benchmarks.msgstore import ids, make_records, open_store
-from benchmarks.program import common_parser, console, parse_common, reporting
+from benchmarks.program import common_parser, console, fresh, parse_common, reporting
 from benchmarks.report import OURS, Bar, Report, Round, Sample
 from benchmarks.session import measure_once
 from benchmarks.stopwatch import Stopwatch
@@ -48,107 +46,87 @@ STORED = 1000
 SINGLE = 3.0
 BATCHES = 10.0
 RECOVERY = 0.2
-_NAMES = ("publish_deliver", "publish_deliver_ack", "ack")
 
 
-class Ours:
-    """Our engine, through its public interface, in a new directory for each figure."""
+def _publish_deliver(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
+    """Publish one, get one."""
+    publish, get = queue.publish, queue.get
+    taken: list[Any] = []
+    keep = taken.append
+    with watch.running():
+        for body in bodies:
+            publish(body)
+            keep(get(timeout=0))
+    assert [each.body for each in taken] == bodies
 
-    def __init__(self, root: Path, messages: int) -> None:
-        self._root = root
-        self._bodies = Bodies().take(messages)
 
-    def _in_new_queue(self, work: Callable[[Any, Stopwatch], None]) -> Sample:
-        path = Path(tempfile.mkdtemp(dir=self._root))
-        watch = Stopwatch()
-        with qindex.open(path) as engine:
-            work(engine.queue("bench"), watch)
-        shutil.rmtree(path)
-        return watch.rate(len(self._bodies))
+def _publish_deliver_ack(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
+    """Publish one, get one, ack it."""
+    publish, get, ack = queue.publish, queue.get, queue.ack
+    with watch.running():
+        for body in bodies:
+            publish(body)
+            ack(get(timeout=0))
+    assert not len(queue)
 
-    def publish_deliver(self) -> Sample:
-        """Publish one, get one."""
 
-        def work(queue: Any, watch: Stopwatch) -> None:
-            publish, get = queue.publish, queue.get
-            taken: list[Any] = []
-            keep = taken.append
-            with watch.running():
-                for body in self._bodies:
-                    publish(body)
-                    keep(get(timeout=0))
-            assert [each.body for each in taken] == self._bodies
+def _ack(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
+    """Ack what was delivered before, one by one."""
+    queue.publish_many(bodies)
+    taken = queue.get_many(len(bodies))
+    ack = queue.ack
+    with watch.running():
+        for delivery in taken:
+            ack(delivery)
 
-        return self._in_new_queue(work)
 
-    def publish_deliver_ack(self) -> Sample:
-        """Publish one, get one, ack it."""
+def _publish_deliver_batches(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
+    """Publish a thousand, get a thousand."""
+    taken = []
+    with watch.running():
+        for at in range(0, len(bodies), BATCH):
+            queue.publish_many(bodies[at : at + BATCH])
+            taken.append(queue.get_many(BATCH))
+    assert [each.body for batch in taken for each in batch] == bodies
 
-        def work(queue: Any, watch: Stopwatch) -> None:
-            publish, get, ack = queue.publish, queue.get, queue.ack
-            with watch.running():
-                for body in self._bodies:
-                    publish(body)
-                    ack(get(timeout=0))
-            assert not len(queue)
 
-        return self._in_new_queue(work)
+def _publish_deliver_ack_batches(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
+    """Publish a thousand, get a thousand, ack them."""
+    with watch.running():
+        for at in range(0, len(bodies), BATCH):
+            queue.publish_many(bodies[at : at + BATCH])
+            queue.ack_many(queue.get_many(BATCH))
+    assert not len(queue)
 
-    def ack(self) -> Sample:
-        """Ack what was delivered before, one by one."""
 
-        def work(queue: Any, watch: Stopwatch) -> None:
-            queue.publish_many(self._bodies)
-            taken = queue.get_many(len(self._bodies))
-            ack = queue.ack
-            with watch.running():
-                for delivery in taken:
-                    ack(delivery)
+def _ack_batches(queue: Any, bodies: list[bytes], watch: Stopwatch) -> None:
+    """Ack what was delivered before, a thousand at a time."""
+    queue.publish_many(bodies)
+    taken = queue.get_many(len(bodies))
+    batches = [taken[at : at + BATCH] for at in range(0, len(taken), BATCH)]
+    with watch.running():
+        for batch in batches:
+            queue.ack_many(batch)
 
-        return self._in_new_queue(work)
 
-    def batch_publish_deliver(self) -> Sample:
-        """Publish a thousand, get a thousand."""
-
-        def work(queue: Any, watch: Stopwatch) -> None:
-            taken = []
-            with watch.running():
-                for at in range(0, len(self._bodies), BATCH):
-                    queue.publish_many(self._bodies[at : at + BATCH])
-                    taken.append(queue.get_many(BATCH))
-            assert [each.body for batch in taken for each in batch] == self._bodies
-
-        return self._in_new_queue(work)
-
-    def batch_publish_deliver_ack(self) -> Sample:
-        """Publish a thousand, get a thousand, ack them."""
-
-        def work(queue: Any, watch: Stopwatch) -> None:
-            with watch.running():
-                for at in range(0, len(self._bodies), BATCH):
-                    queue.publish_many(self._bodies[at : at + BATCH])
-                    queue.ack_many(queue.get_many(BATCH))
-            assert not len(queue)
-
-        return self._in_new_queue(work)
-
-    def batch_ack(self) -> Sample:
-        """Ack what was delivered before, a thousand at a time."""
-
-        def work(queue: Any, watch: Stopwatch) -> None:
-            queue.publish_many(self._bodies)
-            taken = queue.get_many(len(self._bodies))
-            batches = [taken[at : at + BATCH] for at in range(0, len(taken), BATCH)]
-            with watch.running():
-                for batch in batches:
-                    queue.ack_many(batch)
-
-        return self._in_new_queue(work)
+_RATES = {
+    "publish_deliver": (_publish_deliver, _publish_deliver_batches),
+    "publish_deliver_ack": (_publish_deliver_ack, _publish_deliver_ack_batches),
+    "ack": (_ack, _ack_batches),
+}
+"""What is done with a new queue: in single calls, and in batches."""
 
 
 def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) -> None:
     """Publish, deliver and ack: single calls and batches of either side, in turn."""
-    ours = Ours(root, messages)
+    bodies = Bodies().take(messages)
+
+    def ours(work: Callable[[Any, list[bytes], Stopwatch], None]) -> Sample:
+        watch = Stopwatch()
+        with fresh(root) as path, qindex.open(path) as engine:
+            work(engine.queue("bench"), bodies, watch)
+        return watch.rate(messages)
+
     gc.collect()
     gc.freeze()
     found: dict[str, list[Round]] = {}
@@ -158,12 +136,10 @@ def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) 
         theirs = vm.figures("rates", f"single-{number}", messages, BODY_BYTES)
         lists = vm.figures("batches", f"lists-{number}", messages, BODY_BYTES, BATCH)
         os.sync()
-        for name in _NAMES:
-            single: Callable[[], Sample] = getattr(ours, name)
-            batch: Callable[[], Sample] = getattr(ours, f"batch_{name}")
+        for name, (single, batches) in _RATES.items():
             rate = theirs[name].sample(messages)
-            found.setdefault(name, []).append({RABBITMQ: rate, OURS: single()})
-            taken = {RABBITMQ: rate, OURS: batch()}
+            found.setdefault(name, []).append({RABBITMQ: rate, OURS: ours(single)})
+            taken = {RABBITMQ: rate, OURS: ours(batches)}
             if name in lists:
                 taken[f"{RABBITMQ}, in lists"] = lists[name].sample(messages)
             found.setdefault(f"{name}, batches", []).append(taken)
@@ -176,10 +152,10 @@ def rates(report: Report, root: Path, vm: ErlangVM, messages: int, rounds: int) 
 def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds: int) -> None:
     """Open what a kill left, in a new process each time."""
     walls: list[Round] = []
-    for number in range(rounds):
-        path = root / f"killed-{number}"
-        walls.append({OURS: _ours_recovers(path, entries), RABBITMQ: _theirs(path, code, entries)})
-        shutil.rmtree(path)
+    for _ in range(rounds):
+        with fresh(root) as path:
+            ours = _ours_recovers(path, entries)
+            walls.append({OURS: ours, RABBITMQ: _theirs(path, code, entries)})
     report.add("recovery", walls, unit="s", better="low", comparable=[RABBITMQ])
     value = report.ratio("recovery", RABBITMQ)
     report.judge([Bar.at_most(f"recovery / {RABBITMQ}", value, RECOVERY)])
@@ -187,11 +163,10 @@ def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds:
 
 def _ours_recovers(path: Path, entries: int) -> Sample:
     store = path / "ours"
-    fill = {"count": entries, "store": store, "kill": True}
     with suppress(ChildEndedError):
-        measure_once(OURS, path / "fill", Million, fill)
+        measure_once(million, OURS, path / "fill", count=entries, store=store, kill=True)
     os.sync()  # the opening is not to pay for the pages of the filling
-    found = measure_once(OURS, path / "open", Open, {"count": entries, "store": store})
+    found = measure_once(reopen, OURS, path / "open", count=entries, store=store)
     cpu = found["open_cpu_s"].value * 1e6 / entries
     return Sample(found["open_ms"].value / 1e3, cpu, entries)
 
@@ -212,13 +187,12 @@ def _theirs(path: Path, code: list[Path], entries: int) -> Sample:
 def store(report: Report, root: Path, vm: ErlangVM, rounds: int) -> None:
     """Write, read and remove large messages in the shared store alone."""
     found: dict[str, list[Round]] = {}
-    for number in range(rounds):
+    for _ in range(rounds):
         os.sync()
-        path = root / f"store-{number}"
-        theirs = vm.figures("store", path / "theirs", STORED, STORED_BYTES)
-        os.sync()
-        ours = _our_store(path / "ours")
-        shutil.rmtree(path)
+        with fresh(root) as path:
+            theirs = vm.figures("store", path / "theirs", STORED, STORED_BYTES)
+            os.sync()
+            ours = _our_store(path / "ours")
         for name, sample in ours.items():
             found.setdefault(name, []).append({RABBITMQ: theirs[name].sample(STORED), OURS: sample})
     for name, samples in found.items():

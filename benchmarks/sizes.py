@@ -24,7 +24,6 @@ class Sizes:
     fsync_each: int = 500
     fsync_many: int = 500_000
     phases_fsync: int = 100
-    phases_os: int = 500
     written: int = 20_000
     at_rest: int = 100_000
     slow_at_rest: int = 20_000
@@ -51,7 +50,6 @@ QUICK = Sizes(
     fsync_each=10,
     fsync_many=20_000,
     phases_fsync=50,
-    phases_os=100,
     written=2_000,
     at_rest=10_000,
     slow_at_rest=1_000,

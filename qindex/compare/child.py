@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -53,8 +54,8 @@ class ChildEndedError(ChildError):
 class Process:
     """A process with pipes to its input and output, which it is asked through line by line.
 
-    It runs in the root directory and in a session of its own: a tracer that it runs under ends
-    with it, and Ctrl-C is the parent's alone. It is killed when the block after ``with`` raises.
+    It runs in the root directory and in a session of its own: what it starts is killed with it,
+    and Ctrl-C is the parent's alone. It is killed when the block after ``with`` raises.
     ``patience``: seconds that an answer may take.
     """
 
@@ -147,17 +148,16 @@ class Process:
 class Child(Process):
     """A process that functions can be called in.
 
-    ``prefix``: a command to run it under, such as a tracer. ``root``: the directory that modules
-    are found in which are not installed. Nothing is imported from the caller's working directory.
+    ``root``: the directory of modules that are not installed. Nothing is imported from the
+    caller's working directory.
     """
 
-    def __init__(
-        self, prefix: Sequence[str] = (), root: Path = _PACKAGES, patience: float | None = None
-    ) -> None:
-        super().__init__([*prefix, *command(__name__, root=root)], patience)
+    def __init__(self, root: Path = _PACKAGES, patience: float | None = None) -> None:
+        super().__init__(command(__name__, root=root), patience)
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Call a function of a module; arguments and result are JSON. Raises as :meth:`result`."""
+        """Call a function of a module. Arguments and result are JSON, with paths and dataclasses.
+        Raises as :meth:`result`."""
         self.start(function, **arguments)
         return self.result()
 
@@ -192,7 +192,7 @@ def _serve() -> None:
             known = isinstance(error, StoreError | OSError)
             text = str(error) if known else f"{type(error).__name__}: {error}"
             answer = {"error": text, "trace": traceback.format_exc()}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer, default=asdict) + "\n")
         answers.flush()
 
 

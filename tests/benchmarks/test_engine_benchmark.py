@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import engine, trace
-from benchmarks.bodies import BODY_BYTES, RECORD_BYTES, Bodies
+from benchmarks import engine
+from benchmarks.bodies import BODY_BYTES, Bodies
 from benchmarks.report import Bar, Report, Sample
 from benchmarks.stopwatch import Stopwatch
 from tests.effort import not_quick
@@ -113,7 +113,6 @@ def test_quick_run_of_the_engine_is_complete(tmp_path: Path) -> None:
     assert status == 0
     _check_form(figures, bars)
     ours = {line["figure"]: line for line in figures if line["who"] == "qindex"}
-    # How bytes are written depends on the journal's mode; how many do not.
     assert set(ours) == RATES | COSTS | SYNCS | OURS_ALONE
     for name in RATES:
         assert ours[name]["ratio_to_floor"] > 0
@@ -225,25 +224,3 @@ def test_a_wrong_body_is_not_measured() -> None:
     delivered[3] = bytes(BODY_BYTES)
     with pytest.raises(RuntimeError, match="message 3 of 5"):
         Bodies().check(delivered)
-
-
-def test_trace_sums_syncs_and_bytes_of_each_phase() -> None:
-    lines = [
-        '7 write(3, ""..., 9) = 9',
-        '7 access("/qindex-benchmark-phase-publish", F_OK) = -1 ENOENT (No such file or directory)',
-        f'7 write(3, ""..., {RECORD_BYTES}) = {RECORD_BYTES}',
-        "8 fdatasync(4 <unfinished ...>",
-        '7 pwrite64(3, ""..., 100, 4096 <unfinished ...>',
-        "8 <... fdatasync resumed>) = 0",
-        "7 <... pwrite64 resumed>) = 60",
-        '7 write(3, ""..., 9) = -1 ENOSPC (No space left on device)',
-        "7 msync(0x7f0000000000, 4096, MS_ASYNC) = 0",
-        '7 faccessat2(AT_FDCWD, "/qindex-benchmark-phase-ack", F_OK, 0) = -1 ENOENT (No such file)',
-        "7 msync(0x7f0000000000, 4096, MS_SYNC) = 0",
-        "7 +++ exited with 0 +++",
-    ]
-    phases = trace.read(lines)
-    assert set(phases) == {"publish", "ack"}
-    published = phases["publish"]
-    assert (published.syncs, published.writes, published.written) == (1, 2, RECORD_BYTES + 60)
-    assert (phases["ack"].syncs, phases["ack"].written) == (1, 0)
