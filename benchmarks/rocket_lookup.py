@@ -99,9 +99,7 @@ def files_walked(report: Report, root: Path, entries: int) -> None:
             assert len(hits) == 1
         walked = sum(Path(name).parent.name == "index" for name in fs.reads)
         files = len(list((path / "index").iterdir()))
-        report.add(
-            figure, [{OURS: Sample(walked, count=1)}], unit=f"of {files} files", better="low"
-        )
+        report.add_one(figure, walked, f"of {files} files")
     shutil.rmtree(path)
 
 

@@ -15,7 +15,6 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -46,7 +45,16 @@ BARS = {
 """Share of the real store's rate that ours is to reach. The real one has no batches of this kind:
 ``put_many`` is held against its single puts."""
 _FIGURES = (*BARS, "get_32_keys")
-_DEFAULT_SIZES = (1 << 30, 6_000_000, 5_000_000, 20_000_000)
+_TOPICS = {
+    "put": "P",
+    "put_keys": "K",
+    "put_many": "M",
+    "put_many_keys": "N",
+    "get_32": "P",
+    "get_32_keys": "K",
+}
+"""Messages of K and N have keys: properties, which the real one decodes with the rest."""
+REAL_SIZES = (1 << 30, 6_000_000, 5_000_000, 20_000_000)
 _KEYS_AT_ONCE = 1_000_000
 _WARM_ROUNDS = 2
 
@@ -57,13 +65,13 @@ class Sizes:
     and messages synced in batches, messages of the largest store that is looked up in, and
     entries of each of ten index files."""
 
-    messages: int
-    index_keys: int
-    index_rounds: int
-    sync_seconds: float
-    sync_many: int
-    largest: int
-    index_entries: int
+    messages: int = 400_000
+    index_keys: int = 10_000_000
+    index_rounds: int = 3
+    sync_seconds: float = 1.0
+    sync_many: int = 1_000_000
+    largest: int = 10_000_000
+    index_entries: int = 100_000
 
     @property
     def queries(self) -> int:
@@ -98,64 +106,49 @@ class Ours:
         self._store.close()
         shutil.rmtree(self._path)
 
-    def put(self) -> Sample:
-        put, watch = self._store.put, Stopwatch()
-        with watch.running():
-            for body in self._bodies:
-                put("P", body)
-            self._find_all("P")
-        return watch.rate(self._sizes.messages)
+    def put(self, name: str) -> Sample:
+        """Put all messages; the clock stops when each can be found."""
+        sizes, topic, keyed = self._sizes, _TOPICS[name], name.endswith("keys")
+        put, put_many, watch = self._store.put, self._store.put_many, Stopwatch()
+        step = BATCH if name.startswith("put_many") else sizes.messages
+        with watch.running(sizes.messages):
+            for at in range(0, sizes.messages, step):
+                part = slice(at, at + step)
+                if name == "put":
+                    for body in self._bodies:
+                        put(topic, body)
+                elif name == "put_keys":
+                    messages = zip(self._bodies, self._keys, self._unique, strict=True)
+                    for body, key, unique in messages:
+                        put(topic, body, keys=key, unique_key=unique)
+                elif keyed:
+                    keys, unique_keys = self._keys[part], self._unique[part]
+                    put_many(topic, self._bodies[part], keys=keys, unique_keys=unique_keys)
+                else:
+                    put_many(topic, self._bodies[part])
+            # An answer holds every put before it: what waits for queues and index is done now.
+            last = self._store.get(topic, 0, sizes.messages - 1)
+            assert len(last.messages) == 1
+        return watch.rate()
 
-    def put_keys(self) -> Sample:
-        put, watch = self._store.put, Stopwatch()
-        with watch.running():
-            for body, key, unique in zip(self._bodies, self._keys, self._unique, strict=True):
-                put("K", body, keys=key, unique_key=unique)
-            self._find_all("K")
-        return watch.rate(self._sizes.messages)
-
-    def _find_all(self, topic: str) -> None:
-        """An answer holds every put before it: what waits for queues and index is done now."""
-        last = self._store.get(topic, 0, self._sizes.messages - 1)
-        assert len(last.messages) == 1
-
-    def put_many(self) -> Sample:
-        bodies, watch = self._bodies, Stopwatch()
-        with watch.running():
-            for at in range(0, len(bodies), BATCH):
-                self._store.put_many("M", bodies[at : at + BATCH])
-            self._find_all("M")
-        return watch.rate(self._sizes.messages)
-
-    def put_many_keys(self) -> Sample:
-        watch = Stopwatch()
-        with watch.running():
-            for at in range(0, self._sizes.messages, BATCH):
-                part = slice(at, at + BATCH)
-                self._store.put_many(
-                    "N", self._bodies[part], keys=self._keys[part], unique_keys=self._unique[part]
-                )
-            self._find_all("N")
-        return watch.rate(self._sizes.messages)
-
-    def get_32(self) -> Sample:
-        return self._get("P")
-
-    def get_32_keys(self) -> Sample:
-        """Of messages with properties, which the real one decodes with the rest."""
-        return self._get("K")
-
-    def _get(self, topic: str) -> Sample:
-        get, watch = self._store.get, Stopwatch()
+    def get(self, name: str) -> Sample:
+        get, topic, watch = self._store.get, _TOPICS[name], Stopwatch()
         bodies, at = 0, 0
-        with watch.running():
+        with watch.running(self._sizes.reads):
             while bodies < 100 * self._sizes.reads:
                 result = get(topic, 0, at, 32)
                 found = result.bodies
                 bodies += sum(map(len, found))
                 at = result.next_offset if found else 0
         assert bodies == 100 * self._sizes.reads
-        return watch.rate(self._sizes.reads)
+        return watch.rate()
+
+    def rate(self, name: str) -> Sample:
+        if name == "query":
+            return self.query()
+        if name == "index_build":
+            return self.index_build()
+        return self.get(name) if name.startswith("get") else self.put(name)
 
     def query(self) -> Sample:
         query, watch = self._store.query, Stopwatch()
@@ -187,7 +180,10 @@ class Ours:
 
 
 class Real:
-    """The real store in its virtual machine, warmed up with what it will be asked."""
+    """The real store in its virtual machine, warmed up with what it will be asked.
+
+    Its threads run only while it is asked: they take nothing from what is measured beside it.
+    """
 
     _ASKED: ClassVar = {"put_many": "put", "put_keys": "put-keys", "put_many_keys": "put-keys"}
 
@@ -200,14 +196,19 @@ class Real:
             self.fresh()
             for name in _FIGURES:
                 self.rate(name)
-        store.pause()
 
     def fresh(self, flush: str = "ASYNC_FLUSH") -> None:
         self._stores += 1
-        self._store.ask("bench", "fresh", 0, self._root / f"real-{self._stores}", flush)
+        self._answer("fresh", 0, self._root / f"real-{self._stores}", flush)
+
+    def _answer(self, *words: object) -> list[str]:
+        self._store.resume()
+        answer = self._store.ask("bench", *words)
+        self._store.pause()
+        return answer
 
     def _ask(self, what: str, count: int, *words: object) -> Sample:
-        rate, cpu_us, seen = self._store.ask("bench", what, count, *words)
+        rate, cpu_us, seen = self._answer(what, count, *words)
         assert what == "sync" or int(seen) == count, (what, count, seen)
         return Sample(float(rate), float(cpu_us), int(seen))
 
@@ -218,19 +219,12 @@ class Real:
         if name == "query":
             return self._ask("query", sizes.queries, sizes.messages)
         if name.startswith("get"):
-            return self._ask("get", sizes.reads, "K" if name.endswith("keys") else "P")
+            return self._ask("get", sizes.reads, _TOPICS[name])
         topic = "N" if name == "put_many_keys" else "K"
         return self._ask(self._ASKED.get(name, name), sizes.messages, topic)
 
     def sync(self, threads: int, seconds: float) -> Sample:
         return self._ask("sync", threads, seconds)
-
-    def asleep(self) -> None:
-        """Stop its threads, so that they take nothing from what is measured beside it."""
-        self._store.pause()
-
-    def awake(self) -> None:
-        self._store.resume()
 
 
 class Floor:
@@ -276,12 +270,6 @@ class Floor:
         return watch.rate(done)
 
 
-def start_real(path: str, root: Path, sizes: Sizes) -> tuple[RealStore, Real]:
-    """The real store's process, and what asks it; the caller ends the process."""
-    process = RealStore(path, root / "real-0", _DEFAULT_SIZES)
-    return process, Real(process, root, sizes)
-
-
 def rates(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | None) -> None:
     """All rates, in turn within each round."""
     ours, floor = Ours(root, sizes), Floor(root, sizes.messages)
@@ -292,9 +280,7 @@ def rates(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
     for number in range(rounds):
         ours.fresh()
         if real is not None:
-            real.awake()
             real.fresh()
-            real.asleep()
         for name in _FIGURES:
             if name == "index_build" and number >= sizes.index_rounds:
                 continue
@@ -302,12 +288,9 @@ def rates(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
             # Nobody is to pay for the dirty pages of the one before.
             os.sync()
             if real is not None:
-                real.awake()
                 taken[REAL_STORE] = real.rate(name)
-                real.asleep()
                 os.sync()
-            measure: Callable[[], Sample] = getattr(ours, name)
-            taken[OURS] = measure()
+            taken[OURS] = ours.rate(name)
             if name.startswith("put"):
                 taken[FLOOR] = floor.rate(name)
             found[name].append(taken)
@@ -324,9 +307,7 @@ def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
     together: list[Round] = []
     batches: list[Round] = []
     if real is not None:
-        real.awake()
         real.fresh("SYNC_FLUSH")
-        real.asleep()
     with rocketstore.open(root / "synced", durability="fsync") as store:
         for _ in range(rounds):
             seconds = sizes.sync_seconds
@@ -336,10 +317,8 @@ def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
                 {OURS: _sync_many(store, sizes.sync_many), FLOOR: floor.sync(BATCH, seconds)}
             )
             if real is not None:
-                real.awake()
                 single[-1][REAL_STORE] = real.sync(1, seconds)
                 together[-1][REAL_STORE] = real.sync(THREADS, seconds)
-                real.asleep()
     shutil.rmtree(root / "synced")
     report.add("put_fsync", single, comparable=[REAL_STORE])
     report.add(f"put_fsync_{THREADS}_threads", together, comparable=[REAL_STORE])
