@@ -1,4 +1,4 @@
-"""Measure the cost of asyncio: publishing, taking and confirming, beside the plain interface.
+"""Measure the cost of asyncio: publishing and confirming, beside the plain interface.
 
 ``python -m benchmarks.aio [--count N] [--confirmed N] [--rounds N] [--dir DIR] [--json FILE]``
 prints a JSON line for each figure (medians of interleaved rounds) and for each bar.
@@ -61,12 +61,6 @@ class _Run:
             for body in bodies:
                 queue.publish(body)
             self.note("publish", len(bodies), started)
-            started = perf_counter()
-            for _ in bodies:
-                delivery = queue.get(0)
-                assert delivery is not None
-                delivery.ack()
-            self.note("get_ack", len(bodies), started)
 
     def _fsync(self) -> None:
         bodies = Bodies().take(self._confirmed // 10)
@@ -87,12 +81,6 @@ class _Run:
             for body in bodies:
                 await queue.publish(body)
             self.note("aio_publish", len(bodies), started)
-            started = perf_counter()
-            for _ in bodies:
-                delivery = await queue.get(0)
-                assert delivery is not None
-                await delivery.ack()
-            self.note("aio_get_ack", len(bodies), started)
             confirmed = bodies[: self._confirmed]
             started = perf_counter()
             for body in confirmed[: self._confirmed // 10]:

@@ -36,7 +36,7 @@ from benchmarks.bodies import Bodies
 from benchmarks.peers import Floor
 from benchmarks.program import common_parser, fresh, parse_common, reporting
 from benchmarks.report import OURS, Report, Round, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.stopwatch import Stopwatch, threads
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
 
@@ -53,15 +53,15 @@ _SLOW = 99.9
 _LARGE = 8 << 10
 
 
-def threads(report: Report, root: Path, messages: int, rounds: int) -> None:
+def queues(report: Report, root: Path, messages: int, rounds: int) -> None:
     """The rates of one thread and of eight, in turn."""
     small, large = Bodies().take(messages), _large_bodies(messages)
-    for bodies, queues in ((small, 1), (small, 8), (large, 1), (large, 8)):
-        name = f"{SIDES} + {SIDES} threads, {queues} queue{'s' if queues > 1 else ''}"
+    for bodies, count in ((small, 1), (small, 8), (large, 1), (large, 8)):
+        name = f"{SIDES} + {SIDES} threads, {count} queue{'s' if count > 1 else ''}"
         name += ", 8 KiB" * (bodies is large)
-        one, many = partial(_run, queues, _one_thread), partial(_run, queues, _many_threads)
+        one, many = partial(_run, count, _one_thread), partial(_run, count, _many_threads)
         _in_turn(report, name, root, bodies, rounds, one, many)
-        share = SHARE_OF_ONE_QUEUE if bodies is small and queues == 1 else SHARE
+        share = SHARE_OF_ONE_QUEUE if bodies is small and count == 1 else SHARE
         report.judge([report.hold_ratio(name, ONE, share)])
 
 
@@ -93,17 +93,24 @@ def _in_turn(
     report.add(name, found)
 
 
-Work = Callable[[list[Any], list[bytes], Stopwatch], int]
-
-
-def _run(queues: int, work: Work, path: Path, bodies: list[bytes]) -> Sample:
-    messages = len(bodies)
+def _run(queues: int, work: Callable[..., int], path: Path, bodies: list[bytes]) -> Sample:
     watch = Stopwatch()
     with qindex.open(path) as engine:
         count = work([engine.queue(f"q{number}") for number in range(queues)], bodies, watch)
         left = sum(map(len, (engine.queue(name) for name in engine.queue_names())))
-    if count != messages or left:
-        raise RuntimeError(f"{count} of {messages} messages came, {left} are left")
+    return _rate(watch, count, len(bodies), left)
+
+
+def _run_store(work: Callable[..., int], path: Path, bodies: list[bytes]) -> Sample:
+    watch = Stopwatch()
+    with rocketstore.open(path) as store:
+        count = work(store, bodies, watch)
+    return _rate(watch, count, len(bodies))
+
+
+def _rate(watch: Stopwatch, count: int, expected: int, left: int = 0) -> Sample:
+    if count != expected or left:
+        raise RuntimeError(f"{count} of {expected} messages came, {left} are left")
     return watch.rate(count)
 
 
@@ -155,29 +162,12 @@ def _side_by_side(
     all_published: threading.Event,
     watch: Stopwatch,
 ) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(work: Callable[[int], None], number: int) -> None:
+    with watch.running(), threads(consume, SIDES):
         try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    def started(work: Callable[[int], None]) -> list[threading.Thread]:
-        callers = [threading.Thread(target=guarded, args=(work, each)) for each in range(SIDES)]
-        for caller in callers:
-            caller.start()
-        return callers
-
-    with watch.running():
-        consumers = started(consume)
-        for publisher in started(publish):
-            publisher.join()
-        all_published.set()
-        for consumer in consumers:
-            consumer.join()
-    if errors:
-        raise errors[0]
+            with threads(publish, SIDES):
+                pass  # they are waited for
+        finally:
+            all_published.set()
 
 
 def _take_some(queue: Any) -> int:
@@ -188,19 +178,6 @@ def _take_some(queue: Any) -> int:
             return number
         queue.ack(delivery)
     return 100
-
-
-def _run_store(
-    work: Callable[[rocketstore.Store, list[bytes], Stopwatch], int],
-    path: Path,
-    bodies: list[bytes],
-) -> Sample:
-    watch = Stopwatch()
-    with rocketstore.open(path) as store:
-        count = work(store, bodies, watch)
-    if count != len(bodies):
-        raise RuntimeError(f"{count} of {len(bodies)} messages came")
-    return watch.rate(count)
 
 
 def _one_puts_and_gets(store: rocketstore.Store, bodies: list[bytes], watch: Stopwatch) -> int:
@@ -279,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.messages < 640 or options.messages % (8 * SIDES):
         parser.error(f"--messages must be a multiple of {8 * SIDES}, and at least 640")
     with reporting(options) as (report, root):
-        threads(report, root, options.messages, options.rounds)
+        queues(report, root, options.messages, options.rounds)
         stores(report, root, options.messages, options.rounds)
         tails(report, root, options.messages * _TAILS, min(options.rounds, 2))
     return 0

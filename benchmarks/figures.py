@@ -103,7 +103,7 @@ def fsync(session: Session, sizes: Sizes) -> None:
     parameters = {
         name: {
             "single": sizes.fsync // share,
-            "threads": sizes.fsync_threads,
+            "callers": sizes.fsync_threads,
             "each": sizes.fsync_each // share,
         }
         for name in session.names(lambda kind: kind.fsync)

@@ -37,7 +37,6 @@ from msgstore.locations import Locations
 FILE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _GB = 1e9
-_ALIGNED = "aligned"
 
 
 def check(msg_id: bytes, record: bytes) -> str | None:
@@ -86,33 +85,22 @@ def rate(size: int, work: Callable[[], None]) -> Sample:
 
 
 def write_and_read(bench: Bench) -> None:
-    """64 KiB records in, and out again in order, against plain writes and reads.
-
-    The floor writes and reads the same bytes: records with their frames, one after another. The
-    contender "aligned" does it with the bare 64 KiB: what starts and ends on a page boundary
-    gets bigger pages in the kernel's cache, which costs a third less; no store of records of any
-    length can have that.
-    """
+    """64 KiB records in, and out again in order, against plain writes and reads of the same bytes:
+    records with their frames, one after another."""
     writes: list[Round] = [{} for _ in range(bench.rounds)]
-    batches: list[Round] = [{} for _ in range(bench.rounds)]
     reads: list[Round] = [{} for _ in range(bench.rounds)]
     count = bench.count
     records, msg_ids = make_records(count), ids(count)
     framed = [encode(bytes(16), record) for record in records]
     size = count * RECORD_BYTES
-    for number in range(bench.rounds):
-        for who, data in ((FLOOR, framed), (_ALIGNED, records)):
-            with bench.fresh() as path:
-                writes[number][who] = rate(size, partial(_plain_write, path / "f", data, count))
-                reads[number][who] = rate(size, partial(_plain_read, path / "f", data, count))
+    for write, read in zip(writes, reads, strict=True):
+        with bench.fresh() as path:
+            write[FLOOR] = rate(size, partial(_plain_write, path / "f", framed, count))
+            read[FLOOR] = rate(size, partial(_plain_read, path / "f", framed, count))
         with bench.fresh() as path, open_store(path) as store:
-            writes[number][OURS] = rate(size, lambda: _store_write(store, records, msg_ids))
-            reads[number][OURS] = rate(size, lambda: _store_read(store, msg_ids))
-        with bench.fresh() as path, open_store(path) as store:
-            batches[number][OURS] = rate(size, lambda: _store_batches(store, records, msg_ids))
-            batches[number][FLOOR] = writes[number][FLOOR]
+            write[OURS] = rate(size, partial(_store_write, store, records, msg_ids))
+            read[OURS] = rate(size, partial(_store_read, store, msg_ids))
     bench.report.add("write_64KiB", writes, unit="GB/s")
-    bench.report.add("write_many_64KiB", batches, unit="GB/s")
     bench.report.add("read_64KiB", reads, unit="GB/s")
     bench.report.judge(
         [
@@ -140,14 +128,6 @@ def _plain_read(path: Path, records: list[bytes], count: int) -> None:
 def _store_write(store: MessageStore, records: list[bytes], msg_ids: list[bytes]) -> None:
     for index, msg_id in enumerate(msg_ids):
         store.write(msg_id, records[index % len(records)])
-
-
-def _store_batches(store: MessageStore, records: list[bytes], msg_ids: list[bytes]) -> None:
-    for start in range(0, len(msg_ids), 16):
-        batch = msg_ids[start : start + 16]
-        store.write_many(
-            [(msg_id, records[(start + at) % len(records)], 1) for at, msg_id in enumerate(batch)]
-        )
 
 
 def _store_read(store: MessageStore, msg_ids: list[bytes]) -> None:

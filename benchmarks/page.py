@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,29 +22,33 @@ from qindex.compare.tables import markdown
 
 _BEGIN = "<!-- figures: begin -->"
 _END = "<!-- figures: end -->"
-_PACKAGES = [
-    "numpy",
-    "msgpack",
-    "xxhash",
-    "isal",
-    "pyspark",
-    "pyarrow",
-    "rocksdict",
-    "persist-queue",
-    "litequeue",
-    "diskcache",
-    "queuelib",
-]
-
-Section = tuple[str, str, Sequence[dict[str, Any]], float]
-"""Name, title, lines and seconds of one program."""
+_PACKAGES = (
+    "numpy msgpack xxhash isal pyspark pyarrow rocksdict persist-queue litequeue diskcache queuelib"
+)
+LEFT_OUT = 2
+"""Exit status of a program that has nothing to compare with."""
 
 
-def write_page(page: Path, sections: Iterable[Section]) -> None:
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a program: its lines, the seconds it took, and its exit status."""
+
+    name: str
+    title: str
+    lines: Sequence[dict[str, Any]]
+    seconds: float
+    status: int
+
+    @property
+    def failed(self) -> bool:
+        """It ended early, or was ended; a bar that does not hold is no failure."""
+        return self.status < 0 or (not self.lines and self.status != LEFT_OUT)
+
+
+def write_page(page: Path, results: Sequence[Result]) -> None:
     """Put the tables between the marks of ``page``. Raises as :func:`split_page`."""
     before, after = split_page(page)
-    sections = list(sections)
-    parts = [_machine(), _bars(sections), *(_section(*each) for each in sections)]
+    parts = [_machine(), _bars(results), *map(_section, results)]
     body = "\n\n".join(part for part in parts if part)
     page.write_text(f"{before}{_BEGIN}\n\n{body}\n\n{_END}{after}", "utf-8")
 
@@ -59,21 +64,18 @@ def split_page(page: Path) -> tuple[str, str]:
     return before, after
 
 
-def _bars(sections: Iterable[Section]) -> str:
-    rows = [
-        [name, *bar_row(line)] for name, _, lines, _ in sections for line in lines if "bar" in line
-    ]
+def _bars(results: Sequence[Result]) -> str:
+    rows = [[each.name, *bar_row(line)] for each in results for line in each.lines if "bar" in line]
     return "### The bars\n\n" + markdown(("program", *BAR_HEADS), rows) if rows else ""
 
 
-def _section(name: str, title: str, lines: Sequence[dict[str, Any]], seconds: float) -> str:
-    figures = [line for line in lines if "figure" in line]
-    parts = [f"### {title}", f"`python -m benchmarks.{name}`, {seconds:.0f} s."]
-    if not lines:
-        parts[1] = f"`python -m benchmarks.{name}` found nothing to compare with."
-    if figures:
-        parts.append(markdown(FIGURE_HEADS, [figure_row(figure) for figure in figures]))
-    return "\n\n".join(parts)
+def _section(result: Result) -> str:
+    program = f"`python -m benchmarks.{result.name}`"
+    if not result.lines:
+        return f"### {result.title}\n\n{program} found nothing to compare with."
+    rows = [figure_row(line) for line in result.lines if "figure" in line]
+    table = markdown(FIGURE_HEADS, rows)
+    return f"### {result.title}\n\n{program}, {result.seconds:.0f} s.\n\n{table}"
 
 
 def _machine() -> str:
@@ -108,7 +110,7 @@ def _processor() -> str:
 
 def _versions() -> list[str]:
     found = []
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

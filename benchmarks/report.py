@@ -228,17 +228,15 @@ class Report:
 
     def hold_least(self, bar: str, figure: str, limit: float, unit: str = "") -> Bar:
         """Hold a figure of ours against a bar, at least ``limit``."""
-        held = Bar.at_least(bar, self.value(figure), limit, unit)
-        return replace(held, spread=self._spread_of(figure))
+        return self._with_spread(Bar.at_least(bar, self.value(figure), limit, unit), figure)
 
     def hold_most(self, bar: str, figure: str, limit: float, unit: str = "") -> Bar:
         """Hold a figure of ours against a bar, at most ``limit``."""
-        held = Bar.at_most(bar, self.value(figure), limit, unit)
-        return replace(held, spread=self._spread_of(figure))
+        return self._with_spread(Bar.at_most(bar, self.value(figure), limit, unit), figure)
 
-    def _spread_of(self, figure: str) -> float | None:
+    def _with_spread(self, bar: Bar, figure: str) -> Bar:
         found = self.find(figure)
-        return found.spread if found is not None and found.rounds > 1 else None
+        return replace(bar, spread=found.spread if found and found.rounds > 1 else None)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         rounded = {name: _rounded(value) for name, value in line.items()}

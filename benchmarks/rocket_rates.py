@@ -13,17 +13,16 @@ import mmap
 import os
 import random
 import shutil
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 import rocketstore
 from benchmarks.report import FLOOR, OURS, Bar, Report, Round, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.stopwatch import Stopwatch, threads
 from journal.files import REAL
 from rocketstore.index_file import IndexFile
 from rocketstore.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
@@ -108,26 +107,24 @@ class Ours:
 
     def put(self, name: str) -> Sample:
         """Put all messages; the clock stops when each can be found."""
-        sizes, topic, keyed = self._sizes, _TOPICS[name], name.endswith("keys")
-        put, put_many, watch = self._store.put, self._store.put_many, Stopwatch()
-        step = BATCH if name.startswith("put_many") else sizes.messages
-        with watch.running(sizes.messages):
-            for at in range(0, sizes.messages, step):
-                part = slice(at, at + step)
-                if name == "put":
-                    for body in self._bodies:
-                        put(topic, body)
-                elif name == "put_keys":
-                    messages = zip(self._bodies, self._keys, self._unique, strict=True)
-                    for body, key, unique in messages:
-                        put(topic, body, keys=key, unique_key=unique)
-                elif keyed:
-                    keys, unique_keys = self._keys[part], self._unique[part]
-                    put_many(topic, self._bodies[part], keys=keys, unique_keys=unique_keys)
-                else:
-                    put_many(topic, self._bodies[part])
+        count, topic, watch = self._sizes.messages, _TOPICS[name], Stopwatch()
+        put, put_many = self._store.put, self._store.put_many
+        with watch.running(count):
+            if name == "put":
+                for body in self._bodies:
+                    put(topic, body)
+            elif name == "put_keys":
+                for body, key, unique in zip(self._bodies, self._keys, self._unique, strict=True):
+                    put(topic, body, keys=key, unique_key=unique)
+            else:
+                for at in range(0, count, BATCH):
+                    part = slice(at, at + BATCH)
+                    more: dict[str, Any] = {}
+                    if name == "put_many_keys":
+                        more = {"keys": self._keys[part], "unique_keys": self._unique[part]}
+                    put_many(topic, self._bodies[part], **more)
             # An answer holds every put before it: what waits for queues and index is done now.
-            last = self._store.get(topic, 0, sizes.messages - 1)
+            last = self._store.get(topic, 0, count - 1)
             assert len(last.messages) == 1
         return watch.rate()
 
@@ -330,22 +327,18 @@ def syncs(report: Report, root: Path, sizes: Sizes, rounds: int, real: Real | No
     report.add("put_many_fsync", batches, comparable=[REAL_STORE])
 
 
-def _sync_threads(store: rocketstore.Store, threads: int, seconds: float) -> Sample:
-    body, watch = bytes(100), Stopwatch()
-    done = [0] * threads
+def _sync_threads(store: rocketstore.Store, callers: int, seconds: float) -> Sample:
+    watch = Stopwatch()
+    done = [0] * callers
+    end = time.perf_counter() + seconds
 
-    def run(number: int) -> None:
+    def put(number: int) -> None:
         while time.perf_counter() < end:
-            store.put("S", body)
+            store.put("S", bytes(100))
             done[number] += 1
 
-    callers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
-    with watch.running():
-        end = time.perf_counter() + seconds
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
+    with watch.running(), threads(put, callers):
+        pass  # they are waited for
     return watch.rate(sum(done))
 
 

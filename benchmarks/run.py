@@ -25,15 +25,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.page import split_page, write_page
+from benchmarks.page import Result, split_page, write_page
 from journal.child import command
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "benchmarks-tables.md"
-_LEFT_OUT = 2
-"""Exit status of a program that has nothing to compare with."""
 _CUT_OFF = -1
 _MOST_SECONDS = 900
 """A program that takes longer is cut off: three times the slowest, on a machine that others use."""
@@ -97,10 +94,9 @@ def run_program(program: Program, *, quick: bool, directory: Path | None) -> Res
     """Run one; what it says goes to standard error."""
     # A program that was cut off may leave workers that write there for another moment.
     with tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True) as place:
-        lines = Path(place) / "lines.json"
+        output = Path(place).absolute() / "lines.json"
         sized = program.quick if quick else program.sized
-        place = os.path.abspath(place)
-        words = [*sized, "--dir", place, "--json", os.path.join(place, lines.name)]
+        words = [*sized, "--dir", str(output.parent), "--json", str(output)]
         run = command(f"benchmarks.{program.name}", *words, root=_ROOT)
         started = time.monotonic()
         try:
@@ -110,29 +106,9 @@ def run_program(program: Program, *, quick: bool, directory: Path | None) -> Res
         except subprocess.TimeoutExpired:
             status = _CUT_OFF
         seconds = time.monotonic() - started
-        found = lines.read_text("utf-8").splitlines() if lines.exists() else []
-    return Result(program, [json.loads(line) for line in found], seconds, status)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The outcome of a program: its lines, the seconds it took, and its exit status."""
-
-    program: Program
-    lines: list[dict[str, Any]]
-    seconds: float
-    status: int
-
-    @property
-    def failed(self) -> bool:
-        """It ended early, or was ended; a bar that does not hold is no failure."""
-        return self.status < 0 or (not self.lines and self.status != _LEFT_OUT)
-
-
-def _let_settle() -> None:
-    """Have on the disk what the program before has written and removed: not a load of the next."""
-    os.sync()
-    time.sleep(_PAUSE)
+        found = output.read_text("utf-8").splitlines() if output.exists() else []
+    lines = [json.loads(line) for line in found]
+    return Result(program.name, program.title, lines, seconds, status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,13 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.only and program.name not in options.only:
             continue
         print(f"-- {program.name}: {program.title}", file=sys.stderr, flush=True)
-        _let_settle()
+        # What the program before has written and removed is no load of the next one.
+        os.sync()
+        time.sleep(_PAUSE)
         result = run_program(program, quick=options.quick, directory=options.dir)
         results.append(result)
         end = f"failed, status {result.status}" if result.failed else "done"
         print(f"-- {program.name}: {end}, {result.seconds:.0f} s", file=sys.stderr, flush=True)
     lines = "".join(
-        json.dumps({"benchmark": result.program.name, **line}) + "\n"
+        json.dumps({"benchmark": result.name, **line}) + "\n"
         for result in results
         for line in result.lines
     )
@@ -181,11 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         options.json.write_text(lines, "utf-8")
     if options.page is not None:
-        write_page(
-            options.page,
-            [(each.program.name, each.program.title, each.lines, each.seconds) for each in results],
-        )
-    failed = [result.program.name for result in results if result.failed]
+        write_page(options.page, results)
+    failed = [result.name for result in results if result.failed]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

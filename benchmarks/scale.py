@@ -21,14 +21,12 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import qindex
 from benchmarks.program import child, common_parser, parse_common, reporting
 from benchmarks.report import Report
 from benchmarks.tasks import resident_bytes
 from qindex.compare.child import ChildEndedError
-from qindex.compare.tasks import disk_use
 
 _BODY = b"x" * 100
 _SETTLE_SECONDS = 900
@@ -46,13 +44,9 @@ _UNITS = {
     "cpu": "s",
     "wall": "s",
     "cpu_each": "us",
-    "look_cpu": "us",
     "resident": "MB",
     "traced_per_queue": "B",
     "resident_per_queue": "B",
-    "disk_per_message": "B",
-    "allocated_per_queue": "B",
-    "idle_cpu": "%",
 }
 Figures = dict[str, float]
 
@@ -127,11 +121,16 @@ def _settle(engine: qindex.Engine) -> None:
     gc.collect()
 
 
-def _take(queue: qindex.Queue) -> qindex.Queue:
+def _take(queue: qindex.Queue) -> None:
     """Take a message and acknowledge it."""
     delivery = queue.get(timeout=0)
     assert delivery is not None
     queue.ack(delivery)
+
+
+def _used(queue: qindex.Queue) -> qindex.Queue:
+    queue.publish(_BODY)
+    _take(queue)
     return queue
 
 
@@ -160,41 +159,34 @@ def _in_turn(given: Given) -> Figures:
         return step.figures(2 * given.count)
 
 
-def _rest(given: Given) -> Figures:
-    """Memory and handles of queues that were used, and are idle since."""
-    _warm_up()
-    with given.open() as engine:
-        _settle(engine)
-        step = _Step()
-        tracemalloc.start()
-        queues = [engine.queue(name) for name in given.names()]
-        for queue in queues:
-            queue.publish(_BODY)
-        _settle(engine)
-        traced = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        return step.figures() | {"traced_per_queue": traced / given.count}
+def _rest(given: Given, traced: bool = True) -> Figures:
+    """Memory and handles of queues that were used, and are idle since.
 
-
-def _rest_resident(given: Given) -> Figures:
-    """The same without tracemalloc, whose own memory would be counted. A few hundred queues are
-    used first: what as many queues as may be awake take once is no cost of each idle one."""
+    A few hundred are used first: what as many queues as may be awake take once is no cost of each
+    idle one.
+    """
     _warm_up()
     with given.open() as engine:
         names = given.names()
         first, others = names[: len(names) // 5][:500], names[len(names) // 5 :]
-        kept = [_take(engine.queue(name)) for name in first]
+        kept = [_used(engine.queue(name)) for name in first]
         _settle(engine)
         step = _Step()
-        kept += [_take(engine.queue(name)) for name in others]
+        if traced:
+            tracemalloc.start()
+        kept += [_used(engine.queue(name)) for name in others]
         _settle(engine)
-        cpu = time.process_time()
-        time.sleep(5 * given.idle)
-        cpu = time.process_time() - cpu
         figures = step.figures()
-    figures["resident_per_queue"] = figures["resident"] * 1e6 / len(others)
-    figures["idle_cpu"] = cpu / (5 * given.idle) * 100
-    return figures
+        if not traced:
+            return figures | {"resident_per_queue": figures["resident"] * 1e6 / len(others)}
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return figures | {"traced_per_queue": held / len(others)}
+
+
+def _rest_resident(given: Given) -> Figures:
+    """The same without tracemalloc, whose own memory would be counted."""
+    return _rest(given, traced=False)
 
 
 def _open(given: Given) -> Figures:
@@ -205,22 +197,10 @@ def _open(given: Given) -> Figures:
     with given.open() as engine:
         figures = step.figures()
         names = given.names()[:: max(1, given.count // _LOOKED_AT)][:_LOOKED_AT]
-        cpu = time.process_time()
         queues = [engine.queue(name) for name in names]
         figures["messages_of_some"] = sum(map(len, queues))
-        figures["look_cpu"] = (time.process_time() - cpu) * 1e6 / len(names)
         assert all(one.body == _BODY for queue in queues for one in queue.peek())
     return figures
-
-
-def _close(given: Given) -> Figures:
-    engine = given.open()
-    for name in given.names():
-        engine.queue(name).publish(_BODY)
-    _settle(engine)
-    step = _Step()
-    engine.close()
-    return step.figures(given.count)
 
 
 def _kill(given: Given) -> Figures:
@@ -258,7 +238,6 @@ STEPS: dict[str, Callable[[Given], Figures]] = {
     "in turn": _in_turn,
     "rest": _rest,
     "rest, resident": _rest_resident,
-    "close": _close,
     "kill": _kill,
     "open, killed": _open,
     "consume": _consume,
@@ -282,10 +261,6 @@ def _run(report: Report, prefix: str, steps: Sequence[str], given: Given) -> Non
                 if name != "kill" or error.status != -signal.SIGKILL:
                     raise
                 continue
-        if name == "publish":
-            at_rest, allocated = disk_use(Path(given.store))
-            figures["disk_per_message"] = at_rest / (given.count * given.depth)
-            figures["allocated_per_queue"] = allocated / given.count
         for figure, value in figures.items():
             report.add_one(f"{prefix}{name}: {figure}", value, _UNITS.get(figure, ""))
 

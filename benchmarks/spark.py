@@ -1,8 +1,9 @@
 """Rows a second through Spark, with one core and with two, beside a plain loop in one process over
 the same reader.
 
-    python -m benchmarks.spark [--messages 8000000] [--stores 4] [--rounds 3] [--directory DIR]
+    python -m benchmarks.spark [--messages 8000000] [--stores 4] [--rounds 3] [--dir DIR]
                                [--json FILE]
+    python -m benchmarks.spark --audit [--messages 10000000] [--stores 200]
 
 JSON lines go to standard output (``--json FILE`` puts them there instead), tables to standard
 error. ``entries`` and ``messages`` are all columns into Spark's sink that keeps nothing;
@@ -15,12 +16,18 @@ session is started once; the first rounds of each operation, which pay for its w
 JVM's compiler, are thrown away. The CPU time beside a rate is that of Spark's JVM and all its
 Python processes; a bar's "by CPU" is the rate that it would allow two cores with nobody else on
 them.
+
+With ``--audit`` the audit of a fleet is measured instead, of ``--stores`` stores and of a part of
+them: rows (index entries) a second, seconds, and the memory of the driver (resident set of its
+Python process, heap of its JVM after a collection). Each way runs in a process of its own, so that
+none profits from another's start; the page cache is warm for all of them.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -32,7 +39,7 @@ from typing import Any
 
 import qindex
 from benchmarks.program import child, common_parser, parse_common, reporting
-from benchmarks.report import FLOOR, Bar, Report, Sample
+from benchmarks.report import FLOOR, Bar, Report, Round, Sample
 from benchmarks.stopwatch import Stopwatch
 
 OPERATIONS: dict[str, dict[str, str]] = {
@@ -52,20 +59,40 @@ BODY = b"x" * 100
 _BATCH = 50_000
 _JUDGED = {"entries": "all columns", "numbers": "four columns"}
 _JUDGED_WITH = "spark, 2 cores"
+_AUDITED_STORES = (2, 10, 50, 200)
+"""Stores in the runs that show where Spark begins to pay; the last is the whole fleet."""
+_AUDITED_QUEUES = 4
+_AUDITED_BODY = b"x" * 48
+_AUDIT_UNITS = {
+    "seconds": ("s", "low"),
+    "session_seconds": ("s", "low"),
+    "job_seconds": ("s", "low"),
+    "entries_per_second": ("1/s", "high"),
+    "driver_rss": ("MiB", "low"),
+    "jvm_heap": ("MiB", "low"),
+}
 _WARM_UP = 6
 """Rounds that the virtual machine has for compiling, before a figure that is held to a bar (rates
 rise up to the fifth); the others, after these, have one."""
 
 
-def make_stores(directory: Path, stores: int, messages: int) -> None:
-    """Fill stores with equal shares of plain messages, in two queues each, and a smaller one with
-    messages of each other kind."""
-    share = messages // stores // 2
+def make_fleet(
+    directory: Path, stores: int, queues: int, share: int, body: bytes, *, flush: bool
+) -> None:
+    """Fill stores with as many plain messages in each queue."""
     for number in range(stores):
-        with qindex.open(directory / "plain" / f"store-{number}") as engine:
-            for name in ("orders", "audit"):
+        with qindex.open(directory / f"store-{number:04d}") as engine:
+            for name in range(queues):
                 for first in range(0, share, _BATCH):
-                    engine.queue(name).publish_many([BODY] * min(_BATCH, share - first))
+                    engine.queue(f"queue-{name}").publish_many([body] * min(_BATCH, share - first))
+            if flush:
+                engine.flush()
+
+
+def make_stores(directory: Path, stores: int, messages: int) -> None:
+    """Fill stores with plain messages, and a smaller one with messages of each other kind."""
+    share = messages // stores // 2
+    make_fleet(directory / "plain", stores, 2, share, BODY, flush=False)
     dice = random.Random(7)
     for kind in ("varied", "headers"):
         with qindex.open(directory / kind) as engine:
@@ -90,7 +117,7 @@ def place(directory: Path, name: str) -> Path:
     if name in _JUDGED:
         return directory / "plain"
     kind = name.partition(" ")[0]
-    return directory / (kind if kind in ("varied", "headers") else "plain/store-0")
+    return directory / (kind if kind in ("varied", "headers") else "plain/store-0000")
 
 
 def plain_loop(directory: Path, options: dict[str, str]) -> int:
@@ -166,6 +193,79 @@ def measure(report: Report, directory: Path, rounds: int) -> None:
             report.add(name, samples, unit="rows/s", notes={FLOOR: "plain loop, one process"})
 
 
+def run_loop(paths: list[str]) -> tuple[int, int]:
+    """Do the work of the tasks, one store after the other, in this process."""
+    from qindex.tools.verify import Verification
+
+    entries = findings = 0
+    for path in paths:
+        check = Verification(path)
+        findings += sum(1 for _ in check.findings())
+        entries += check.figures.entries
+    return entries, findings
+
+
+def run_spark(paths: list[str], master: str) -> tuple[int, int, dict[str, Any]]:
+    """The job, session and all; ``job_seconds`` are those without the session's start."""
+    import pyspark_qindex
+    from pyspark_qindex import jobs
+
+    started = time.monotonic()
+    spark = pyspark_qindex.session("scale", master, {"spark.sql.shuffle.partitions": "2"})
+    session_seconds = time.monotonic() - started
+    result = jobs.audit(spark, paths)
+    findings = result.findings.count()
+    rows = result.counts.where("things = 'entries'").agg({"number": "sum"}).collect()
+    job_seconds = time.monotonic() - started - session_seconds
+    gateway: Any = spark.sparkContext._jvm
+    runtime = gateway.java.lang.Runtime.getRuntime()
+    runtime.gc()
+    heap = runtime.totalMemory() - runtime.freeMemory()
+    result.unpersist()
+    spark.stop()
+    figures = {
+        "session_seconds": session_seconds,
+        "job_seconds": job_seconds,
+        "jvm_heap": heap / 2**20,
+    }
+    return int(rows[0][0] or 0), findings, figures
+
+
+def run_way(way: str, root: str, stores: int) -> dict[str, float]:
+    """One way over the first ``stores`` of the fleet, in this process."""
+    paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:stores]]
+    started = time.monotonic()
+    more: dict[str, Any] = {}
+    if way == "loop":
+        entries, findings = run_loop(paths)
+    else:
+        entries, findings, more = run_spark(paths, way)
+    seconds = time.monotonic() - started
+    return {
+        "entries": entries,
+        "findings": findings,
+        "seconds": seconds,
+        "entries_per_second": entries / seconds,
+        "driver_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        **more,
+    }
+
+
+def audit(report: Report, root: Path, stores: int, messages: int) -> None:
+    share = messages // stores // _AUDITED_QUEUES
+    make_fleet(root, stores, _AUDITED_QUEUES, share, _AUDITED_BODY, flush=True)
+    for some in sorted({min(size, stores) for size in _AUDITED_STORES} | {stores}):
+        found: dict[str, Round] = {}
+        for way in ("loop", *MASTERS.values()):
+            with child() as worker:
+                figures = worker.call(run_way, way=way, root=root, stores=some)
+            for name, value in figures.items():
+                found.setdefault(name, {})[way] = Sample(value)
+        for name, of_ways in found.items():
+            unit, better = _AUDIT_UNITS.get(name, ("", "low"))
+            report.add(f"{some} stores: {name}", [of_ways], unit=unit, better=better)
+
+
 def judge(report: Report) -> list[Bar]:
     bars = []
     for figure, what in _JUDGED.items():
@@ -180,14 +280,18 @@ def judge(report: Report) -> list[Bar]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = common_parser("spark", __doc__)
-    parser.add_argument("--messages", type=int, default=8_000_000)
-    parser.add_argument("--stores", type=int, default=4)
+    parser.add_argument("--audit", action="store_true", help="measure the audit of a fleet")
+    parser.add_argument("--messages", type=int, help="8,000,000; 10,000,000 of a fleet")
+    parser.add_argument("--stores", type=int, help="4; 200 of a fleet")
     options = parse_common(parser, arguments)
     with reporting(options) as (report, directory):
-        make_stores(directory, options.stores, options.messages)
-        os.sync()  # or the disk is busy with the stores while they are read
-        measure(report, directory, options.rounds)
-        report.judge(judge(report))
+        if options.audit:
+            audit(report, directory, options.stores or 200, options.messages or 10_000_000)
+        else:
+            make_stores(directory, options.stores or 4, options.messages or 8_000_000)
+            os.sync()  # or the disk is busy with the stores while they are read
+            measure(report, directory, options.rounds)
+            report.judge(judge(report))
     return 0 if all(bar.holds is not False for bar in report.bars) else 1
 
 

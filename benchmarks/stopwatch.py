@@ -1,9 +1,10 @@
-"""The clock of all rates: wall time, and the CPU time of the whole process beside it."""
+"""The clock of all rates, and threads to be timed by it."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.report import Sample
@@ -49,3 +50,27 @@ class Stopwatch:
         """The time of one operation, in microseconds."""
         done = count or self.count
         return Sample(self.wall / done * 1e6, self.cpu / done * 1e6, done)
+
+
+@contextmanager
+def threads(work: Callable[[int], object], count: int) -> Iterator[None]:
+    """Run ``work(number)`` in ``count`` threads beside the block; at its end wait for them, and
+    raise what one of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in running:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in running:
+            thread.join()
+    if errors:
+        raise errors[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import tempfile
-import threading
 from collections.abc import Sequence
 from functools import cache
 from itertools import cycle, islice
@@ -14,7 +13,7 @@ from pathlib import Path
 from benchmarks.bodies import Bodies
 from benchmarks.peers import CONTENDERS, Floor
 from benchmarks.report import Round, Sample
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.stopwatch import Stopwatch, threads
 from benchmarks.tasks import build, fresh_store, settle
 from qindex.compare.contender import Fifo
 from qindex.compare.designs import QueueIndexDesign
@@ -85,8 +84,8 @@ def large(who: str, directory: str, count: int) -> Round:
     return result
 
 
-def publish_threads(who: str, directory: str, single: int, threads: int, each: int) -> Round:
-    """One thread publishes ``single`` messages with fsync, then ``threads`` at once ``each``."""
+def publish_threads(who: str, directory: str, single: int, callers: int, each: int) -> Round:
+    """One thread publishes ``single`` messages with fsync, then ``callers`` threads ``each``."""
     with fresh_store(who, directory, "fsync") as contender:
         bodies, one = Bodies(), Stopwatch()
         contender.publish_each(contender.records(bodies.take(20)))
@@ -96,33 +95,15 @@ def publish_threads(who: str, directory: str, single: int, threads: int, each: i
             contender.publish_each(alone)
         result = {"one": one.rate()}
         if contender.threads:
-            shares = [contender.records(bodies.take(each)) for _ in range(threads)]
-            result["together"] = _together(contender, shares)
+            shares = [contender.records(bodies.take(each)) for _ in range(callers)]
+            together = Stopwatch()
+            with (
+                together.running(callers * each),
+                threads(lambda number: contender.publish_each(shares[number]), callers),
+            ):
+                pass  # they are waited for
+            result["together"] = together.rate()
     return result
-
-
-def _together(contender: Fifo, shares: list[list[bytes]]) -> Sample:
-    start = threading.Barrier(len(shares) + 1)
-    errors: list[BaseException] = []
-
-    def publish(records: list[bytes]) -> None:
-        start.wait()
-        try:
-            contender.publish_each(records)
-        except BaseException as error:
-            errors.append(error)
-
-    workers = [threading.Thread(target=publish, args=(share,)) for share in shares]
-    for worker in workers:
-        worker.start()
-    watch = Stopwatch()
-    with watch.running(sum(map(len, shares))):
-        start.wait()
-        for worker in workers:
-            worker.join()
-    if errors:
-        raise errors[0]
-    return watch.rate()
 
 
 def publish_many(

@@ -14,16 +14,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from journal.errors import UsageError
 from journal.files import open_private
 from qindex.cli.output import print_json, print_line, print_note, print_styled
 from qindex.compare.contender import Contender
-from qindex.compare.figures import Figure, figures_of, show_range, show_value, verdict
+from qindex.compare.figures import Figure, figures_of, show_range, show_value, side_by_side, verdict
 from qindex.compare.page import make_page
 from qindex.compare.peers import DESIGNS, PEERS
 from qindex.compare.run import Plan, Results, compare
+from qindex.compare.tables import print_table
 from qindex.compare.workload import PRESETS, Workload, find_preset, make_workload, read_workload
 
 _WIDE = 160
@@ -183,18 +183,13 @@ def _show(plan: Plan, figures: Sequence[Figure]) -> None:
     rounds = f"medians of {plan.rounds} rounds, \\[lowest to highest]"
     if plan.rounds == 1:
         rounds = "one round"
-    table = Table(title=f"{plan.workload.name}: {rounds}", title_justify="left")
-    table.add_column("figure")
-    for kind in plan.kinds:
-        table.add_column(kind.name, justify="right")
-    for key in dict.fromkeys(one.key for one in figures):
-        of_kind = {one.contender: one for one in figures if one.key == key}
-        some = next(iter(of_kind.values()))
+    heads = ["figure", *(kind.name for kind in plan.kinds)]
+    rows = []
+    for some, of_kinds in side_by_side(plan, figures):
         arrow = "more is better" if some.better == "high" else "less is better"
-        cells = [_cell(of_kind.get(kind.name)) for kind in plan.kinds]
-        table.add_row(f"{some.title} [dim]({arrow})[/dim]", *cells)
+        rows.append([f"{some.title} [dim]({arrow})[/dim]", *map(_cell, of_kinds)])
     with console.capture() as captured:
-        console.print(table)
+        print_table(console, f"{plan.workload.name}: {rounds}", heads, rows, ("figure",))
     print_styled(captured.get().rstrip("\n"))
     for line in _words(plan, figures):
         print_line(line)

@@ -88,8 +88,7 @@ class Store(ABC):
         """The consumer ``number`` of those that share a queue in a group."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the store."""
+    def close(self) -> None: ...
 
     def find(self, queue: int, key: str) -> bytes | None:
         """Body of the message with a key. Raises :class:`NotImplementedError` where a store
@@ -119,8 +118,7 @@ class Fifo(Contender):
     def __init__(self, directory: Path, durability: str) -> None: ...
 
     @abstractmethod
-    def publish(self, body: bytes) -> object:
-        """Append a message."""
+    def publish(self, body: bytes) -> object: ...
 
     @abstractmethod
     def take(self) -> tuple[Any, bytes] | None:
@@ -130,8 +128,7 @@ class Fifo(Contender):
         """Acknowledge a message; nothing where taking it has removed it."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the queue."""
+    def close(self) -> None: ...
 
     @classmethod
     def store(cls, directory: Path, workload: Workload) -> Store:
@@ -143,7 +140,6 @@ class Fifo(Contender):
         return bodies
 
     def publish_each(self, bodies: Sequence[bytes]) -> None:
-        """Publish messages one by one."""
         publish = self.publish
         for body in bodies:
             publish(body)

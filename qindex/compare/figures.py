@@ -39,22 +39,18 @@ class Figure:
 
     @property
     def rounds(self) -> int:
-        """How often it was measured."""
         return len(self.values)
 
     @property
     def median(self) -> float:
-        """The median of the rounds: what is shown."""
         return statistics.median(self.values)
 
     @property
     def low(self) -> float:
-        """The lowest round."""
         return min(self.values)
 
     @property
     def high(self) -> float:
-        """The highest round."""
         return max(self.values)
 
     @property
@@ -156,6 +152,17 @@ def figures_of(plan: Plan, results: Results) -> list[Figure]:
     for contender in plan.kinds:
         figures += _figure(_LOOKUP, contender, results.lookups.get(contender.name, ()))
     return figures
+
+
+def side_by_side(plan: Plan, figures: Sequence[Figure]) -> list[tuple[Figure, list[Figure | None]]]:
+    """The rows of a table: one of the figures of a kind, and that of each contender."""
+    rows: dict[str, dict[str, Figure]] = {}
+    for one in figures:
+        rows.setdefault(one.key, {})[one.contender] = one
+    return [
+        (next(iter(row.values())), [row.get(kind.name) for kind in plan.kinds])
+        for row in rows.values()
+    ]
 
 
 def _recovery(backlog: int) -> _Kind:

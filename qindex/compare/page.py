@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
-from qindex.compare.figures import Figure, clear_best, show_range, show_value, verdict
+from qindex.compare.figures import Figure, clear_best, show_range, show_value, side_by_side, verdict
 from qindex.compare.load import QUANTILES
 from qindex.compare.plots import Axis, Line, line_plot
 from qindex.compare.run import Plan, Results
@@ -268,12 +268,10 @@ def _recovery(plan: Plan, results: Results) -> str:
 def _table(plan: Plan, figures: Sequence[Figure]) -> str:
     head = "".join(f"<th>{escape(kind.title)}</th>" for kind in plan.kinds)
     rows = []
-    for key in dict.fromkeys(one.key for one in figures):
-        of_kind = {one.contender: one for one in figures if one.key == key}
-        some = next(iter(of_kind.values()))
+    for some, of_kinds in side_by_side(plan, figures):
         more = "more" if some.better == "high" else "less"
-        best = clear_best(list(of_kind.values()))
-        cells = "".join(_cell(of_kind.get(kind.name), best) for kind in plan.kinds)
+        best = clear_best([one for one in of_kinds if one is not None])
+        cells = "".join(_cell(one, best) for one in of_kinds)
         rows.append(f"<tr><td>{escape(some.title)}<small>{more} is better</small></td>{cells}</tr>")
     return (
         f"<div class='card wide'><table><thead><tr><th>median; below it the lowest and the highest "
