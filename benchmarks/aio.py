@@ -48,29 +48,20 @@ class _Run:
         # The modules' own objects are no part of what a collection looks through.
         gc.collect()
         gc.freeze()
-        self._plain()
-        self._fsync()
+        self._plain("publish", "os", self._count)
+        self._plain("publish_fsync", "fsync", self._confirmed // 10)
         asyncio.run(self._twin())
         asyncio.run(self._alone())
 
-    def _plain(self) -> None:
-        bodies = Bodies().take(self._count)
-        with fresh(self._directory) as directory, qindex.open(directory) as engine:
-            queue = engine.queue("q")
-            started = perf_counter()
-            for body in bodies:
-                queue.publish(body)
-            self.note("publish", len(bodies), started)
-
-    def _fsync(self) -> None:
-        bodies = Bodies().take(self._confirmed // 10)
+    def _plain(self, figure: str, durability: Any, count: int) -> None:
+        bodies = Bodies().take(count)
         path = fresh(self._directory)
-        with path as directory, qindex.open(directory, durability="fsync") as engine:
+        with path as directory, qindex.open(directory, durability=durability) as engine:
             queue = engine.queue("q")
             started = perf_counter()
             for body in bodies:
                 queue.publish(body)
-            self.note("publish_fsync", len(bodies), started)
+            self.note(figure, len(bodies), started)
 
     async def _twin(self) -> None:
         bodies = Bodies().take(self._count)

@@ -73,20 +73,10 @@ PROGRAMS = (
         ("--megabytes", "16", "--seconds", "0.3", "--steady-seconds", "1", "--rounds", "1")
         + ("--space-megabytes", "64"),
     ),
-    Program(
-        "contention",
-        "Threads, and the slowest calls",
-        (),
-        ("--messages", "64000", "--rounds", "1"),
-    ),
+    Program("contention", "Threads, and slow calls", (), ("--messages", "64000", "--rounds", "1")),
     Program("aio", "asyncio", (), ("--count", "10000", "--confirmed", "1000", "--rounds", "1")),
     Program("follow", "A follower in another process", (), ("--count", "100000")),
-    Program(
-        "spark",
-        "Spark",
-        ("--rounds", "2"),
-        ("--messages", "40000", "--rounds", "1"),
-    ),
+    Program("spark", "Spark", ("--rounds", "2"), ("--messages", "40000", "--rounds", "1")),
 )
 
 

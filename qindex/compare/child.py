@@ -71,7 +71,7 @@ class Process:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-        self.output = self._output.fileno()
+        self.output: int = self._output.fileno()
 
     def __enter__(self) -> Self:
         return self

@@ -29,7 +29,7 @@ class QueueIndexDesign(Fifo):
 
     def __init__(self, directory: Path, durability: Any, **options: Any) -> None:
         self._engine: qindex.Engine = qindex.open(directory, durability=durability, **options)
-        self.queue = self._engine.queue("bench")
+        self.queue: qindex.Queue = self._engine.queue("bench")
 
     @classmethod
     def store(cls, directory: Path, workload: Workload) -> Store:

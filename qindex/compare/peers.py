@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from qindex.compare.contender import Contender, Fifo
 from qindex.compare.designs import QueueIndexDesign, RocketDesign
@@ -14,7 +14,8 @@ from qindex.compare.designs import QueueIndexDesign, RocketDesign
 class Queuelib(Fifo):
     """queuelib's FifoDiskQueue."""
 
-    name = module = title = "queuelib"
+    name = title = "queuelib"
+    module: ClassVar[str | None] = "queuelib"
     note = "no ack; its state is written on close: a kill loses it"
     kill_safe = False
     acks = False
@@ -47,7 +48,7 @@ class PersistQueue(Fifo):
     to NORMAL from outside, in its favour."""
 
     name = title = "persist-queue"
-    module = "persistqueue"
+    module: ClassVar[str | None] = "persistqueue"
     note = "SQLiteAckQueue; acknowledged messages stay in its file"
     fsync = True
     threads = True
@@ -81,7 +82,8 @@ class PersistQueue(Fifo):
 class Litequeue(Fifo):
     """litequeue: SQLite WAL, text only; a pop sorts all that waits."""
 
-    name = module = title = "litequeue"
+    name = title = "litequeue"
+    module: ClassVar[str | None] = "litequeue"
     note = "text only; done messages stay in its file"
     fsync = True
     batch_publish = True
@@ -115,7 +117,8 @@ class Litequeue(Fifo):
 class Diskcache(Fifo):
     """diskcache's Cache with push and pull: a large value is a file of its own beside SQLite."""
 
-    name = module = title = "diskcache"
+    name = title = "diskcache"
+    module: ClassVar[str | None] = "diskcache"
     note = "Cache.push and pull; no ack"
     fsync = True
     acks = False
