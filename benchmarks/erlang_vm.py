@@ -67,7 +67,8 @@ class ErlangVM(Process):
     def figures(self, *words: object) -> dict[str, Took]:
         """Return the figures of one command by name."""
         request = " ".join(map(str, words))
-        answer = self.ask(request)
+        self.tell(request)
+        answer = self.answer()
         parts = answer.split()
         if not parts or parts[0] == "error" or len(parts) % 3:
             raise ErlangError(f"{request}: {answer}")

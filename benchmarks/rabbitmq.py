@@ -36,7 +36,7 @@ from benchmarks.program import common_parser, console, fresh, parse_common, repo
 from benchmarks.report import OURS, Bar, Report, Round, Sample
 from benchmarks.session import measure_once
 from benchmarks.stopwatch import Stopwatch
-from qindex.compare.child import ChildEndedError
+from qindex.compare.child import ChildError
 
 RABBITMQ = "rabbitmq"
 BATCH = 1000
@@ -163,7 +163,7 @@ def recovery(report: Report, root: Path, code: list[Path], entries: int, rounds:
 
 def _ours_recovers(path: Path, entries: int) -> Sample:
     store = path / "ours"
-    with suppress(ChildEndedError):
+    with suppress(ChildError):
         measure_once(million, OURS, path / "fill", count=entries, store=store, kill=True)
     os.sync()  # the opening is not to pay for the pages of the filling
     found = measure_once(reopen, OURS, path / "open", count=entries, store=store)

@@ -26,7 +26,7 @@ import qindex
 from benchmarks.program import child, common_parser, parse_common, reporting
 from benchmarks.report import Report
 from benchmarks.tasks import resident_bytes
-from qindex.compare.child import ChildEndedError
+from qindex.compare.child import ChildError
 
 _BODY = b"x" * 100
 _SETTLE_SECONDS = 900
@@ -257,7 +257,7 @@ def _run(report: Report, prefix: str, steps: Sequence[str], given: Given) -> Non
         with child() as worker:
             try:
                 figures = worker.call(run_step, name=name, **asdict(given))
-            except ChildEndedError as error:
+            except ChildError as error:
                 if name != "kill" or error.status != -signal.SIGKILL:
                     raise
                 continue

@@ -10,18 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from time import sleep
 
 import qindex
-from qindex.cli.demo_log import (
-    ACKED,
-    ACKING,
-    DELIVERED,
-    PUBLISHED,
-    body_of,
-    key_of,
-    note,
-)
+from qindex.cli.demo_log import ACKED, ACKING, DELIVERED, PUBLISHED, body_of, key_of, note
 
 QUEUE = "orders"
 PUBLISHERS = 2
@@ -41,22 +36,25 @@ def main(arguments: list[str]) -> None:
     engine = qindex.open(directory)
     queue = engine.queue(QUEUE)
     os.write(fd, READY)
-    workers = [
-        threading.Thread(target=_publish, args=(queue, fd, n, first)) for n in range(PUBLISHERS)
-    ]
-    workers += [threading.Thread(target=_consume, args=(queue, fd, n)) for n in range(CONSUMERS)]
+    tasks = [partial(_publish, queue, fd, number, first) for number in range(PUBLISHERS)]
+    tasks += [partial(_consume, queue, fd, number) for number in range(CONSUMERS)]
+    workers = [threading.Thread(target=_work, args=(task,)) for task in tasks]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
 
 
+def _work(task: Callable[[], None]) -> None:
+    with suppress(BrokenPipeError):  # the parent is gone
+        task()
+
+
 def _publish(queue: qindex.Queue, fd: int, thread: int, number: int) -> None:
     while True:
         for _ in range(_MESSAGES_A_BREATH):
             seq = queue.publish(body_of(thread, number), key=key_of(thread, number))
-            if not _told(fd, PUBLISHED, thread, 0, number, seq):
-                return
+            note(fd, PUBLISHED, thread, 0, number, seq)
             number += 1
         # Neither side may run away: there should be a backlog, of about this many.
         sleep(_BREATH * len(queue) / _BACKLOG)
@@ -75,24 +73,13 @@ def _consume(queue: qindex.Queue, fd: int, consumer: int) -> None:
             _, thread, number = (delivery.key or "").split("-")
             flags = consumer << 1 | delivery.redelivered
             told = (int(thread), flags, int(number), delivery.seq_id)
-            if not _told(fd, DELIVERED, *told):
-                return
+            note(fd, DELIVERED, *told)
             taken.append((delivery, told))
         sleep(_BREATH)
         for delivery, told in taken:
-            if not _told(fd, ACKING, *told):
-                return
+            note(fd, ACKING, *told)
             delivery.ack()
-            if not _told(fd, ACKED, *told):
-                return
-
-
-def _told(fd: int, kind: int, thread: int, flags: int, number: int, seq: int) -> bool:
-    try:
-        note(fd, kind, thread, flags, number, seq)
-    except BrokenPipeError:
-        return False
-    return True
+            note(fd, ACKED, *told)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 from journal.child import command
@@ -35,19 +34,12 @@ _END_SECONDS = 10.0
 
 
 class ChildError(StoreError):
-    """A child answered with an error, or not in time. ``trace``: the traceback, if it has one."""
+    """A child answered with an error, which may have a ``trace``, or it did not answer in time, or
+    it ended, with an exit ``status``."""
 
-    def __init__(self, text: str, trace: str = "") -> None:
+    def __init__(self, text: str, trace: str = "", status: int | None = None) -> None:
         super().__init__(text)
         self.trace = trace
-
-
-class ChildEndedError(ChildError):
-    """A child ended without an answer. ``status`` is its exit status."""
-
-    def __init__(self, status: int, complaint: str) -> None:
-        text = f"the child process ended by itself ({status})"
-        super().__init__(f"{text}: {complaint or 'no reason'}")
         self.status = status
 
 
@@ -76,23 +68,13 @@ class Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.kill()
         self.close()
 
-    def ask(self, line: str) -> str:
-        """Write a line, and return the line that answers it. Raises as :meth:`answer`."""
-        self.tell(line)
-        return self.answer()
-
     def tell(self, line: str) -> None:
-        """Write a line. Raises :class:`ChildEndedError` if the process has ended."""
+        """Write a line. Raises :class:`ChildError` if the process has ended."""
         try:
             self._input.write(line.encode() + b"\n")
             self._input.flush()
@@ -100,12 +82,8 @@ class Process:
             raise self.ended() from None
 
     def answer(self) -> str:
-        """Wait for the next line, and return it.
-
-        Raises:
-            ChildEndedError: The process ended instead.
-            ChildError: There was no answer in time; the process was killed.
-        """
+        """Wait for the next line, and return it. Raises :class:`ChildError` if the process ended
+        instead, or if there was no answer in time: then it was killed."""
         deadline = None if self._patience is None else time.monotonic() + self._patience
         while b"\n" not in self._unread:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -119,12 +97,13 @@ class Process:
         answer, _, self._unread = self._unread.partition(b"\n")
         return answer.decode("utf-8", "replace")
 
-    def ended(self) -> ChildEndedError:
+    def ended(self) -> ChildError:
         """Wait for the end of the process, and return the error that says so."""
         status = self._process.wait()
         self._complaints.seek(0)
-        complaint = self._complaints.read().decode("utf-8", "replace")
-        return ChildEndedError(status, complaint.strip().rpartition("\n")[2])
+        complaint = self._complaints.read().decode("utf-8", "replace").strip()
+        last = complaint.rpartition("\n")[2] or "no reason"
+        return ChildError(f"the child process ended by itself ({status}): {last}", status=status)
 
     def kill(self) -> int:
         """Kill the process with SIGKILL unless it has ended, and return its exit status."""

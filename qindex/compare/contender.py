@@ -100,8 +100,9 @@ class Fifo(Contender):
     """One queue in a directory.
 
     ``durability`` is ``"os"`` (what returned survives SIGKILL, as far as ``kill_safe`` says) or
-    ``"fsync"`` (what returned is on disk), the latter only where ``fsync`` is true. The loops over
-    many messages are overridden where a call more for each message would show.
+    ``"fsync"`` (what returned is on disk), the latter only where ``fsync`` is true. Loops
+    (``..._each``) are overridden where a call more for each message would show, batches
+    (``..._many``) where there is one call for all.
     """
 
     acks: ClassVar[bool] = True
@@ -145,22 +146,18 @@ class Fifo(Contender):
             publish(body)
 
     def publish_many(self, bodies: list[bytes]) -> None:
-        """Publish messages in one call, where there is one."""
         self.publish_each(bodies)
 
     def get_each(self, count: int) -> list[Any]:
-        """Take messages one by one; the queue has as many."""
         take = self.take
         return [take() for _ in range(count)]
 
     def ack_each(self, taken: Sequence[Any]) -> None:
-        """Acknowledge what :meth:`get_each` took, one by one."""
         ack = self.ack
         for token, _ in taken:
             ack(token)
 
     def get_ack_each(self, count: int) -> list[bytes]:
-        """Take and acknowledge messages one by one; return their bodies."""
         take, ack = self.take, self.ack
         bodies = []
         for _ in range(count):
@@ -170,7 +167,6 @@ class Fifo(Contender):
         return bodies
 
     def get_ack_many(self, count: int) -> list[bytes]:
-        """Take and acknowledge messages in one call each, where there is one."""
         return self.get_ack_each(count)
 
 

@@ -106,7 +106,6 @@ class _QueueIndexStore(Store):
         return _QueueReceiver(self._queues[queue][group])
 
     def find(self, queue: int, key: str) -> bytes | None:
-        """Read the queue from its head until the key is met."""
         target = self._queues[queue][0]
         most = 256
         while True:
@@ -117,7 +116,6 @@ class _QueueIndexStore(Store):
             most *= 8
 
     def close(self) -> None:
-        """Close the engine: flushes, and leaves its snapshot."""
         self._engine.close()
 
 
@@ -190,12 +188,10 @@ class _RocketStore(Store):
         return _RocketReceiver(self._store, f"q{queue}", f"g{group}", number)
 
     def find(self, queue: int, key: str) -> bytes | None:
-        """Ask the index."""
         found = self._store.query(f"q{queue}", key, 1)
         return found[0].body if found else None
 
     def close(self) -> None:
-        """Close the store: a checkpoint, and no ``abort`` any more."""
         self._store.close()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from journal.errors import StoreError, UsageError
@@ -21,6 +22,7 @@ _QUICK_BACKLOG = 8_000
 _MOST_BACKLOG_BYTES = 64 << 20
 _LEAST_BACKLOG = 80
 _LOOKED_UP = 20_000
+_place = partial(TemporaryDirectory, ignore_cleanup_errors=True)
 
 
 class ContenderError(StoreError):
@@ -93,32 +95,32 @@ def _one_round(plan: Plan, kind: type[Contender], scratch: Path, results: Result
 
 
 def _one_load(plan: Plan, kind: type[Contender], scratch: Path, results: Results) -> None:
-    with _place(scratch) as place, Child() as child:
+    with _place(dir=scratch) as place, Child() as child:
         results.loads.setdefault(kind.name, []).append(_ask(child, tasks.load, plan, kind, place))
     if plan.workload.lookups:
         count = min(_LOOKED_UP, plan.backlogs()[-1])
-        with _place(scratch) as place, Child() as child:
-            answer = _ask(child, tasks.lookup, plan, kind, place / "store", count=count)
+        with _place(dir=scratch) as place, Child() as child:
+            answer = _ask(child, tasks.lookup, plan, kind, f"{place}/store", count=count)
             results.lookups.setdefault(kind.name, []).append(answer)
 
 
 def _one_reopening(
     plan: Plan, kind: type[Contender], scratch: Path, backlog: int, results: Results
 ) -> None:
-    with _place(scratch) as place:
+    with _place(dir=scratch) as place:
         with Child() as child:
-            _ask(child, tasks.fill, plan, kind, place / "store", count=backlog)
+            _ask(child, tasks.fill, plan, kind, f"{place}/store", count=backlog)
             child.kill()
         with Child() as child:
-            answer = _ask(child, tasks.reopen, plan, kind, place / "store")
+            answer = _ask(child, tasks.reopen, plan, kind, f"{place}/store")
             results.reopened.setdefault(kind.name, {}).setdefault(backlog, []).append(answer)
 
 
 def _ask(
-    child: Child, task: Callable[..., Any], plan: Plan, kind: type[Contender], directory: Path,
+    child: Child, task: Callable[..., Any], plan: Plan, kind: type[Contender], place: str,
     **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    place, load = directory.absolute(), plan.workload.to_dict()
+    load = plan.workload.to_dict()
     try:
         return child.call(task, contender=kind.name, directory=place, workload=load, **more) or {}
     except ChildError as error:
@@ -130,24 +132,12 @@ def _scratch(plan: Plan) -> Iterator[Path]:
     """A directory for all stores, gone in the end."""
     if plan.directory is not None and not plan.directory.is_dir():
         raise UsageError(f"{plan.directory}: no such directory")
-    path = Path(tempfile.mkdtemp(prefix="qindex-compare-", dir=plan.directory))
-    try:
+    with _place(prefix="qindex-compare-", dir=plan.directory) as path:
         needed, free = plan.workload.space_bytes, shutil.disk_usage(path).free
         if free < needed:
-            where = plan.directory or tempfile.gettempdir()
+            where = plan.directory or gettempdir()
             raise UsageError(
                 f"{where}: {free >> 20:,} MiB are free, this workload wants {needed >> 20:,} MiB "
                 "(--dir names another disk)"
             )
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _place(scratch: Path) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(dir=scratch))
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        yield Path(path).absolute()
