@@ -93,8 +93,7 @@ class RocksFifo(Fifo):
     batch, whose keys lie side by side, is acknowledged by one range deletion.
     """
 
-    name = "rocksdict"
-    module = "rocksdict"
+    name = module = "rocksdict"
     fsync = True
     threads = True
     batch_publish = True
@@ -263,8 +262,7 @@ class LmdbQueue(Fifo):
 class Rocksq(Fifo):
     """rocksq: RocksDB in Rust; a pop removes at once."""
 
-    name = "rocksq"
-    module = "rocksq"
+    name = module = "rocksq"
     acks = False
     threads = True
     batch_publish = True
@@ -300,8 +298,7 @@ class Rocksq(Fifo):
 class Localqueue(Fifo):
     """localqueue: SQLite WAL in Rust, leases; a get costs in proportion to the backlog."""
 
-    name = "localqueue"
-    module = "localqueue"
+    name = module = "localqueue"
     fsync = True
     threads = True
     batch_publish = True

@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--largest", type=int, help="largest store looked up in (10,000,000)")
     parser.add_argument("--without-real", action="store_true", help="leave the real store out")
     parser.add_argument("--plot", type=Path, help="draw the lookups there (.svg or .png)")
+    parser.set_defaults(rounds=None)
     options = parse_common(parser, arguments)
     for name, least in (("index_keys", 1), ("largest", 1000)):
         if (value := getattr(options, name)) is not None and value < least:
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         index_keys=options.index_keys or sizes.index_keys,
         largest=options.largest or sizes.largest,
     )
-    rounds = 1 if options.quick else options.rounds
+    rounds = options.rounds or (1 if options.quick else 5)
     groups = options.only or GROUPS
     with reporting(options) as (report, directory), ExitStack() as stack:
         report.say(f"measuring on {file_system(directory)}, with {os.cpu_count()} processors")

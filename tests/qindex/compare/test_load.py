@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qindex.compare import load as load_module
-from qindex.compare.contender import Contender, Receiver, Store
+from qindex.compare.contender import Contender, Fifo, Receiver, Store
 from qindex.compare.load import Bodies, LoadError, Run
 from qindex.compare.peers import CONTENDERS, DESIGNS
 from qindex.compare.workload import Workload
@@ -19,6 +19,9 @@ _SHAPES = [
     Workload(messages=50, queues=2, consumers=5, sizes="uniform:16:20000"),
     Workload(messages=0, seconds=0.1, durability="fsync"),
 ]
+
+
+_FIFOS = [kind for kind in CONTENDERS.values() if issubclass(kind, Fifo)]
 
 
 def _no_sample(_published: int, _delivered: int) -> None:
@@ -54,6 +57,26 @@ def test_a_paced_run_keeps_the_rate(tmp_path: Path, name: str) -> None:
     result = Run(contender, load, paced=True).run(_no_sample, 0.01)
     contender.close()
     assert result["messages"] == 60
+
+
+@pytest.mark.parametrize("kind", _FIFOS, ids=lambda kind: kind.name)
+def test_a_queue_by_itself_is_first_in_first_out(tmp_path: Path, kind: type[Fifo]) -> None:
+    if not kind.is_installed():
+        pytest.skip(f"{kind.name} is not installed")
+    queue = kind(tmp_path, "os")
+    bodies = [b"%03d" % number for number in range(20)]
+    queue.publish_each(bodies[:5])
+    queue.publish_many(bodies[5:])
+    taken = queue.get_each(3)
+    assert [body for _, body in taken] == bodies[:3]
+    queue.ack_each(taken)
+    assert queue.get_ack_each(7) == bodies[3:10]
+    assert queue.get_ack_many(9) == bodies[10:19]
+    last = queue.take()
+    assert last is not None
+    queue.ack(last[0])
+    assert queue.take() is None
+    queue.close()
 
 
 @pytest.mark.parametrize("kind", DESIGNS, ids=lambda kind: kind.name)
