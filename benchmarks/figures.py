@@ -55,13 +55,15 @@ def keyed(session: Session, sizes: Sizes) -> None:
 
 
 def large(session: Session, sizes: Sizes) -> None:
-    """Messages of 8 KiB: microseconds of a publish, and of a get with its ack; the floor is one
-    plain write of as many bytes."""
+    """Messages of 8 and of 64 KiB: microseconds of a publish, and of a get with its ack; the floor
+    is one plain write of as many bytes."""
     who = session.names(lambda kind: kind.name in (OURS, FLOOR))
-    given = {name: {"count": sizes.large} for name in who}
-    result = session.interleave("8KiB", throughput.large, given, _ROUNDS_OF_ONE_PROCESS)
-    for name, rounds in result.items():
-        session.report.add(f"{name}_8KiB", rounds, unit="us", better="low")
+    for kibibytes, count in ((8, sizes.large), (64, sizes.large // 4)):
+        given = {name: {"count": count, "kibibytes": kibibytes} for name in who}
+        figure = f"{kibibytes}KiB"
+        result = session.interleave(figure, throughput.large, given, _ROUNDS_OF_ONE_PROCESS)
+        for name, rounds in result.items():
+            session.report.add(f"{name}_{figure}", rounds, unit="us", better="low")
 
 
 def get_ack(session: Session, sizes: Sizes) -> None:

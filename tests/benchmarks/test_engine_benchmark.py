@@ -63,8 +63,10 @@ COSTS = {
 }
 OURS_ALONE = {
     "get_ack_10k_over_1k",
+    "get_ack_64KiB",
     "get_ack_8KiB",
     "memory_per_100_million",
+    "publish_64KiB",
     "publish_8KiB",
     "publish_keyed",
     "write_calls_per_publish",
