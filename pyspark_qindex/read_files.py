@@ -22,7 +22,7 @@ from qindex.format.rabbitmq.queue_store_v2 import ENTRY_HEAD
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.messages import check_record
-from qindex.index.pair_scan import Depth, PinnedPair, pin_pairs, read_pair
+from qindex.index.pair_scan import Depth, PinnedPair, read_pair
 from qindex.index.segment import DELIVERED, PUBLISHED
 from qindex.view.columns import IndexEntries
 from qindex.view.freed_room import concerning
@@ -126,17 +126,12 @@ def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch
 def _index_files(fs: FileSystem, view: QueueView, queue: str) -> Iterator[_File]:
     """Measure the journal and the segment files of one queue directory."""
     pinned = view.pinned
-    pairs = (
-        pinned.pairs
-        if view.form.rereads
-        else pin_pairs(fs, pinned.directory, fs.listdir(pinned.directory))
-    )
     journal = _File(queue, pinned.journal_path, "journal", pinned.journal_size)
     journal.records = view.journal_entries
     for number in view.numbers:
         for entries in view.entries(number):
-            if entries.location == "segment" and number in pairs:
-                yield from _pair_files(fs, view, pairs[number], entries, queue)
+            if entries.location == "segment" and number in pinned.pairs:
+                yield from _pair_files(fs, view, pinned.pairs[number], entries, queue)
                 continue
             in_journal = entries.location == "journal"
             alive = (entries.states == PUBLISHED) | (entries.states == DELIVERED)

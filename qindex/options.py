@@ -9,7 +9,7 @@ from journal.errors import UsageError
 from journal.schema import FILE_MODE, Int, Number, OneOf, Optional, Text
 
 Durability = Literal["os", "fsync"]
-Format = Literal["qindex", "rabbitmq", "rabbitmq-4"]
+Format = Literal["qindex", "rabbitmq"]
 
 
 class OpenOptions(TypedDict, total=False):
@@ -68,11 +68,10 @@ class Options:
     ``repair``: open a damaged directory: damaged bytes are set aside in quarantine files.
     ``read_only``: look, don't touch; any number may, beside a writer.
     ``record_format``: of messages that are published: ours, or RabbitMQ's (then a node of 3.10 to
-    3.13 can take the queue directories over). With ``"rabbitmq-4"`` the segments, too, are as nodes
-    of 4.0 to 4.3 have them; that is settled when the directory is made, and a store that was made
-    so stays so whatever is said here. ``vhost``: the virtual host in names and records.
-    ``segment_entry_count``: of a directory that is being made; RabbitMQ's ``.config`` overrides.
-    With ``read_only``, of a virtual host's directory that has lost its ``.config``.
+    3.13 can take the queue directories over; for one of 4.x, see
+    :func:`qindex.tools.convert.convert`). ``vhost``: the virtual host in names and records.
+    ``segment_entry_count``: of a directory that is being made. With ``read_only``, of a virtual
+    host's directory that has lost its ``.config``.
     """
 
     durability: Durability = "os"
@@ -100,9 +99,11 @@ class Options:
         for name, shape in _SHAPES.items():
             value = getattr(self, name)
             if not shape.fits(value):
-                raise UsageError(f"{name} must be {shape.wanted}, not {value!r}")
+                how = _FOR_4X if value == "rabbitmq-4" else ""
+                raise UsageError(f"{name} must be {shape.wanted}, not {value!r}{how}")
 
 
+_FOR_4X = "; `qindex convert DIR --to 2 --out NEW` makes a directory that a node of 4.x starts from"
 _SWITCH = OneOf((True, False))
 
 _SHAPES = {

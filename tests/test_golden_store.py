@@ -13,7 +13,7 @@ import qindex
 from qindex.view.reader import StoreReader
 
 DATA = Path(__file__).parent / "data"
-STORES = sorted(path.name for path in DATA.glob("store-*.tar.xz"))
+STORES = sorted(path.name for path in DATA.glob("store-[0-9]*.tar.xz"))
 
 
 @pytest.mark.parametrize("how", ["clean", "killed"])

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from time import monotonic, sleep, time_ns
 from typing import Any, NoReturn
@@ -28,7 +27,7 @@ from journal.errors import (
     WritesRefusedError,
     storage_errors,
 )
-from journal.files import FileSystem, make_dirs, read_optional, replace_file
+from journal.files import FileSystem, make_dirs, replace_file
 from journal.findings import Cause, Finding
 from journal.lock import DirectoryLock
 from journal.lock_order import Rank
@@ -44,12 +43,10 @@ from qindex.engine.moves import Moves
 from qindex.format import layout
 from qindex.format.message import Body, Message, message_of
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
-from qindex.format.rabbitmq.vhost_config import parse_vhost_config
+from qindex.format.segment import DEFAULT_ENTRY_COUNT
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, Overflow, Unset, checked_name
-from qindex.index.appended_segments import APPENDED
 from qindex.index.file_budget import FileBudget
-from qindex.index.paired_segments import PAIRED, form_of
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
@@ -145,10 +142,11 @@ class Engine:
                 make_store_directory(outside, fs, directory, self.options.mode)
             elif layout.MARKER in names:
                 follow(fs, os.path.join(directory, layout.MARKER))
-            elif not store_directory.find_marker(fs, directory):
-                raise NotAStoreError(
-                    f"{directory}: a RabbitMQ directory; open it with read_only=True"
+                store_directory.refuse_version2(
+                    directory, store_directory.read_marker(fs, directory)
                 )
+            elif not store_directory.find_marker(fs, directory):
+                store_directory.refuse_vhost(fs, directory)
             path = os.path.join(directory, layout.LOCK)
             return DirectoryLock(fs, path, self.options.lock_timeout, remedy=_LOCKED_REMEDY)
         except NotADirectoryError as error:
@@ -159,32 +157,16 @@ class Engine:
     def _open(self) -> None:
         fs, directory, options = self._fs, self.directory, self.options
         marker = store_directory.read_marker(fs, directory)
-        paired = options.record_format == "rabbitmq-4"
         if marker is None:
-            form = PAIRED if paired else APPENDED
-            config = read_optional(fs, os.path.join(directory, layout.CONFIG))
-            count = options.segment_entry_count or (
-                parse_vhost_config(config).segment_entry_count
-                if config and not paired
-                else form.default_entry_count
-            )
-            marker = layout.StoreMarker(count, options.vhost, form.version)
+            count = options.segment_entry_count or DEFAULT_ENTRY_COUNT
+            marker = layout.StoreMarker(count, options.vhost)
             replace_file(fs, os.path.join(directory, layout.MARKER), layout.pack_marker(marker))
-        elif paired and marker.version == APPENDED.version:
-            raise UsageError(
-                f"{directory}: was made with another record_format; qindex convert makes a "
-                "directory of it that a node of 4.0 to 4.3 starts from"
-            )
-        if marker.version == PAIRED.version:
-            self.options = replace(options, record_format="rabbitmq-4", vhost=marker.vhost)
-        self._form = form_of(marker.version)
         self._entry_count = marker.entry_count
         self._vhost = marker.vhost
         make_dirs(fs, self._queues_directory)
         self._recovery = StoreRecovery(
             fs,
             directory,
-            self._form,
             self._entry_count,
             options,
             self._poison,
@@ -357,7 +339,6 @@ class Engine:
         index = QueueIndex(
             fs,
             path,
-            self._form,
             self._entry_count,
             self._poison,
             segments=segments,
@@ -397,7 +378,7 @@ class Engine:
         return resting
 
     def _queue_name_file(self, raw: bytes) -> bytes:
-        return format_queue_name(self._vhost, raw, version=self._form.version)
+        return format_queue_name(self._vhost, raw)
 
     def _make(self, path: str, queue_name: bytes) -> tuple[RestingQueue, list[str]]:
         """Make the directory of a queue, durably; gives the names that are in it but for its own.
@@ -736,7 +717,7 @@ class Engine:
         if failure is None and self._poison.reason is None and not miscounted:
             self._messages.sync()
             message_store = self._messages.snapshot()
-            write_snapshot(self._fs, self.directory, self._resting, message_store, self._form)
+            write_snapshot(self._fs, self.directory, self._resting, message_store)
         if failure is None and self._poison.thread in _BACKGROUND:
             unflushed = sorted(
                 queue.name for queue in self._awake.values() if queue._parts.flusher.unflushed()[0]

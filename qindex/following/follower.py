@@ -35,7 +35,6 @@ from qindex.following.piece import Piece
 from qindex.following.segment_files import SegmentFiles
 from qindex.following.waker import Waker
 from qindex.format import layout
-from qindex.index.paired_segments import form_of
 from qindex.queue.delivery import Delivery
 from qindex.queue.wake_ups import deadline_after
 from qindex.recovery import store_directory
@@ -261,11 +260,7 @@ class Follower:
             raise UsageError(
                 f"{self.directory}: a RabbitMQ directory; only our queues are followed"
             )
-        if not form_of(store.marker.version).rereads:
-            raise UsageError(
-                f"{self.directory}: its segments forget what is acknowledged, as a node's do: "
-                'no store with record_format="rabbitmq-4" is followed'
-            )
+        store_directory.refuse_version2(self.directory, store.marker)
         one = store.queue(self.name).directories[0]
         path = store.path_of(one)
         self._count = store.rules(one).entry_count

@@ -34,8 +34,8 @@ class DirectoryRules:
     ``repeats_are_damage``: a journal never holds two publishes of one seq_id. ``keeps_expired``:
     expired messages are not dropped, for they go to a dead-letter queue. ``redelivered``: seq_ids
     that are redelivered, whatever the others are. ``clean``: a node that was stopped in order
-    finds all that its index names. ``version``: of a store of ours, see
-    :class:`qindex.format.layout.StoreMarker`.
+    finds all that its index names. ``journalled_pairs``: the files of version 2 stand beside a
+    journal of ours, in a store that an engine wrote (it was in no release).
     """
 
     entry_count: int
@@ -48,4 +48,4 @@ class DirectoryRules:
     keeps_expired: bool = False
     redelivered: frozenset[int] = frozenset()
     clean: bool = False
-    version: int = 1
+    journalled_pairs: bool = False

@@ -65,6 +65,11 @@ class StoreMarker:
     vhost: str
     version: int = 1
 
+    @property
+    def in_version2(self) -> bool:
+        """Whether the segments are ``K.qi`` and ``K.qs``: such a store is read, never written."""
+        return self.version == 2
+
 
 def pack_marker(marker: StoreMarker) -> bytes:
     """Give the marker file's bytes: msgpack and its checksum, twice.

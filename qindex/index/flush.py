@@ -22,23 +22,22 @@ RabbitMQ reads that as well, and a run of equal publish records is read at once.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from journal.errors import StorageError
 from journal.files import FileSystem, ReadBuffer
-from qindex.index.segment_form import SegmentForm, SegmentPlan
+from qindex.index import segment_file
+from qindex.index.segment_file import SegmentPlan, segment_path
 
 
 @dataclass(slots=True)
 class FlushPlan:
-    """All that one flush does to the segments, which have this ``form``. ``front``: bytes of
-    ``journal`` that it makes superfluous.
+    """All that one flush does to the segments. ``front``: bytes of ``journal`` that it makes
+    superfluous.
 
     ``actions``: the queue's actions up to there; ``next_seq``: first seq_id not covered.
     """
 
-    form: SegmentForm
     directory: str
     journal: ReadBuffer
     front: int
@@ -57,19 +56,18 @@ def write_plan(fs: FileSystem, plan: FlushPlan) -> int:
     names_changed = False
     unacked = {segment.number: segment.unacked for segment in plan.segments}
     for segment in sorted(plan.segments, key=lambda one: unacked[one.number] > 0):
-        path = os.path.join(plan.directory, plan.form.file_name(segment.number))
+        path = segment_path(plan.directory, segment.number)
         try:
             if not unacked[segment.number]:
                 # An earlier try of this flush, which failed later on, may have removed the file,
                 # or have made one that the index does not know.
-                gone = plan.form.delete(fs, plan.directory, segment.number)
+                gone = segment_file.delete(fs, plan.directory, segment.number)
                 names_changed |= gone or segment.file_size > 0
                 segment.deleted = True
                 segment.file_size = 0
                 continue
             names_changed |= segment.file_size == 0
-            written += plan.form.append(fs, plan.directory, plan.journal, segment)
-            names_changed |= segment.created
+            written += segment_file.append(fs, plan.directory, plan.journal, segment)
         except OSError as error:
             raise StorageError(path, "the segment can't be written", error) from error
     if names_changed:

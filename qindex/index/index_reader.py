@@ -27,7 +27,7 @@ from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.quarantine import quarantine_findings
 from qindex.index.read_ahead import EMPTY_WINDOW, Window
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
-from qindex.index.segment_form import Known, SegmentForm, SegmentPlan
+from qindex.index.segment_file import SegmentPlan, scan_file, segment_path
 from qindex.index.segment_scan import SegmentScan, empty_scan, stored_entries
 
 _log = logging.getLogger("qindex.index")
@@ -65,14 +65,12 @@ class IndexReader:
         self,
         fs: FileSystem,
         directory: str,
-        form: SegmentForm,
         entry_count: int,
         segments: dict[int, Segment],
         next_seq: int,
     ) -> None:
         self.fs = fs
         self.directory = directory
-        self.form = form
         self.entry_count = entry_count
         self.segments: Segments = Segments(segments)
         self.next_seq: int = next_seq
@@ -138,19 +136,18 @@ class IndexReader:
 
     def report_missing(self, planned: SegmentPlan) -> None:
         """Tell the user that a flush found less of a segment's file than was written before."""
-        path = os.path.join(self.directory, self.form.file_name(planned.number))
+        path = segment_path(self.directory, planned.number)
         what = f"another program has taken {planned.missing} bytes of the file away"
         lost = "the messages in them are lost"
         self.report([Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.MISSING_FILE)])
 
-    def _scan(self, segment: Segment, known: Known | None = None) -> tuple[str, SegmentScan]:
-        path = os.path.join(self.directory, self.form.file_name(segment.number))
+    def _scan(self, segment: Segment) -> tuple[str, SegmentScan]:
+        path = segment_path(self.directory, segment.number)
         number, count = segment.number, self.entry_count
         if not segment.file_size:
             return path, empty_scan(number, count)
         try:
-            scan = self.form.scan(self.fs, self.directory, number, count, known=known)
-            return path, scan
+            return path, scan_file(self.fs, self.directory, number, count)
         except FileNotFoundError:
             return path, empty_scan(number, count)
         except OSError as error:
@@ -158,19 +155,17 @@ class IndexReader:
 
     def _kept(self, scan: SegmentScan) -> ReadBuffer:
         """Give the bytes that are kept while the segment is read."""
-        return scan.data if scan.size <= _KEPT_BYTES or not self.form.rereads else b""
+        return scan.data if scan.size <= _KEPT_BYTES else b""
 
     def place(self, segment: Segment) -> None:
         """Find out where in its file the records of a loaded segment stand."""
-        if segment.offsets is None or not (segment.verified or self.form.rereads):
-            # A flush that failed may have left something of entries that are not in the file.
-            absent = np.frombuffer(segment.filed, np.uint8) == ABSENT
-            _, scan = self._scan(segment, Known(absent, absent))
+        if segment.offsets is None:
+            _, scan = self._scan(segment)
             offsets, segment.lengths = scan.located()
             segment.offsets = offsets
             segment.verified = self._kept(scan)
             self.report(scan.findings)
-            if (~absent & (offsets < 0)).any():
+            if ((np.frombuffer(segment.filed, np.uint8) != ABSENT) & (offsets < 0)).any():
                 # Damaged since it was written: a read of such an entry finds nothing there.
                 quarantine_findings(self.fs, scan.findings)
 
@@ -385,7 +380,7 @@ class IndexReader:
         """Read the bytes that hold these records; gives them and the offset of the first."""
         low = int(offsets.min())
         high = int((offsets + lengths).max())
-        path = os.path.join(self.directory, self.form.file_name(segment.number))
+        path = segment_path(self.directory, segment.number)
         data = b""
         try:
             fd = self.fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -408,8 +403,8 @@ class IndexReader:
         if segment.filed[rel] != ABSENT:
             self.place(segment)
             assert segment.offsets is not None
-            path = os.path.join(self.directory, self.form.file_name(segment.number))
-            return path, self.form.place(rel, max(int(segment.offsets[rel]), 0))
+            path = segment_path(self.directory, segment.number)
+            return path, max(int(segment.offsets[rel]), 0)
         self._journal_data()
         return self.journal.path, self.positions[seq_id - self.positions_base]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,7 +149,7 @@ class Pair:
     starts: I64
     kinds: U8
     bodies: I64 | None
-    store: bytes | bytearray
+    store: bytes
     findings: list[Finding]
     unnamed: int = 0
 
@@ -172,61 +172,30 @@ def read_pair(
     depth: Depth,
     *,
     clean: bool,
+    ignored: I64 | None = None,
     rescue: bool = False,
 ) -> Pair:
     """Read a segment. ``count``: entries a segment, where its header does not tell. ``clean``: the
-    node was stopped in order, so nothing may be missing. ``rescue``: take in what no slot names,
-    where slots are lost. Raises :class:`OSError`.
+    node was stopped in order, so nothing may be missing. ``ignored``: seq_ids whose slots
+    are not looked at. ``rescue``: take in what no slot names, where slots are lost. Raises
+    :class:`OSError`.
 
     Memory: both files.
     """
-    path = os.path.join(directory, store_format.file_name(pinned.number))
-    index = b""
-    if pinned.size >= 0:
-        own = os.path.join(directory, index_format.file_name(pinned.number))
-        index = (read_optional(fs, own) or b"")[: pinned.size]
-    return scan_pair(
-        directory,
-        pinned,
-        index,
-        lambda: read_optional(fs, path) or b"",
-        count,
-        depth,
-        clean=clean,
-        rescue=rescue,
-    )
-
-
-def scan_pair(
-    directory: str,
-    pinned: PinnedPair,
-    index: bytes | bytearray,
-    read_store: Callable[[], bytes | bytearray],
-    count: int,
-    depth: Depth,
-    *,
-    clean: bool,
-    ignored: Bools | None = None,
-    rescue: bool = False,
-) -> Pair:
-    """Scan the bytes of a segment's ``index``, and those of ``K.qs`` where they are needed. As
-    :func:`read_pair`; ``ignored``: slots whose entries are not looked at, shape ``(count,)``."""
-    return _Reading(
-        directory, pinned, index, read_store, count, depth, clean, ignored, rescue
-    ).run()
+    return _Reading(fs, directory, pinned, count, depth, clean, ignored, rescue).run()
 
 
 @dataclass(slots=True)
 class _Reading:
+    fs: FileSystem
     directory: str
     pinned: PinnedPair
-    data: bytes | bytearray
-    read_store: Callable[[], bytes | bytearray]
     count: int
     depth: Depth
     clean: bool
-    ignored: Bools | None
+    ignored: I64 | None
     rescue: bool
+    data: bytes = b""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -238,7 +207,11 @@ class _Reading:
         return os.path.join(self.directory, store_format.file_name(self.pinned.number))
 
     def run(self) -> Pair:
-        pinned, data = self.pinned, self.data
+        pinned = self.pinned
+        if pinned.size >= 0:
+            index = read_optional(self.fs, self._index_path) or b""
+            self.data = index[: pinned.size]
+        data = self.data
         header = index_format.parse_header(data, pinned.number)
         count = header.entry_count or self.count
         base = pinned.number * count
@@ -246,21 +219,24 @@ class _Reading:
         self._judge_index(data, header.problem, count)
         rows = np.flatnonzero(slots["status"])
         if self.ignored is not None:
-            rows = rows[~self.ignored[rows]]
+            rows = rows[~np.isin(base + rows, self.ignored)]
         entries = _Entries(slots[rows], rows, np.zeros(len(rows), np.bool_))
         self._judge_slots(entries)
-        store: bytes | bytearray = b""
+        store = b""
         named = entries.named_in_store()
         if self.depth is not Depth.COUNT and named.any() and pinned.store_size >= 0:
-            store = self.read_store()
+            store = self._read_store()
             self._judge_store(store)
         self._find_records(entries, named, store)
         if self.depth is Depth.DECODE:
             self._decode(entries, store)
         pair = self._pair(entries, base, count, store)
         if self.rescue and pinned.store_size > HEADER_SIZE:
-            self._rescue(pair, entries, store or self.read_store())
+            self._rescue(pair, entries, store or self._read_store())
         return pair
+
+    def _read_store(self) -> bytes:
+        return read_optional(self.fs, self._store_path) or b""
 
     def _add(
         self, path: str, offset: int, length: int, cause: Cause, what: str, lost: str, kind: Kind
@@ -269,7 +245,7 @@ class _Reading:
 
     # -- the index ------------------------------------------------------------------------------
 
-    def _judge_index(self, data: bytes | bytearray, problem: str, count: int) -> None:
+    def _judge_index(self, data: bytes, problem: str, count: int) -> None:
         path, size = self._index_path, len(data)
         if self.pinned.size < 0:
             if self.depth is Depth.DECODE:
@@ -319,7 +295,7 @@ class _Reading:
 
     # -- the store ------------------------------------------------------------------------------
 
-    def _judge_store(self, store: bytes | bytearray) -> None:
+    def _judge_store(self, store: bytes) -> None:
         problem = store_format.parse_header(store, self.pinned.number).problem
         if problem:
             cause = Cause.DAMAGE if store else Cause.CRASH
@@ -329,7 +305,7 @@ class _Reading:
                 kind = Kind.TORN if size < HEADER_SIZE else Kind.CORRECTED
                 self._add(self._store_path, 0, size, cause, problem, lost, kind)
 
-    def _find_records(self, entries: _Entries, named: Bools, store: bytes | bytearray) -> None:
+    def _find_records(self, entries: _Entries, named: Bools, store: bytes) -> None:
         """Find the records of the entries that are in ``K.qs``."""
         offsets, sizes, tails = index_format.places(entries.slots["where"])
         reach = max(self.pinned.store_size, 0) if self.depth is Depth.COUNT else len(store)
@@ -354,7 +330,7 @@ class _Reading:
         entries.lengths = np.where(found, entries.lengths_of(sizes), 0)
 
     def _verified(
-        self, entries: _Entries, named: Bools, offsets: I64, sizes: I64, store: bytes | bytearray
+        self, entries: _Entries, named: Bools, offsets: I64, sizes: I64, store: bytes
     ) -> Bools:
         found = np.zeros(len(named), np.bool_)
         true_sizes = sizes.copy()
@@ -430,7 +406,7 @@ class _Reading:
         self._add(path, offset, head + size, Cause.DAMAGE, what, _LOST, kind)
         return None
 
-    def _decode(self, entries: _Entries, store: bytes | bytearray) -> None:
+    def _decode(self, entries: _Entries, store: bytes) -> None:
         """Fill in ids, lengths and sizes from the records."""
         view = memoryview(store)
         kept = entries.is_persistent()
@@ -485,7 +461,7 @@ class _Reading:
 
     # -- messages without a slot ----------------------------------------------------------------
 
-    def _rescue(self, pair: Pair, entries: _Entries, store: bytes | bytearray) -> None:
+    def _rescue(self, pair: Pair, entries: _Entries, store: bytes) -> None:
         """Take in the messages behind the last one that a slot names, if slots are missing: there
         are fewer than messages, or the index ends inside one."""
         size = len(self.data)
@@ -516,7 +492,7 @@ class _Reading:
 
     # -- what comes of it -----------------------------------------------------------------------
 
-    def _pair(self, entries: _Entries, base: int, count: int, store: bytes | bytearray) -> Pair:
+    def _pair(self, entries: _Entries, base: int, count: int, store: bytes) -> Pair:
         keep = np.flatnonzero(~entries.gone)
         slots, rows = entries.slots[keep], entries.rows[keep]
         lengths, starts = entries.lengths[keep], entries.starts[keep]
@@ -582,7 +558,7 @@ class _Entries:
 class _Unnamed:
     """The messages of records that no slot names, in columns as :class:`Pair` has them."""
 
-    def __init__(self, store: bytes | bytearray, records: list[tuple[int, int]]) -> None:
+    def __init__(self, store: bytes, records: list[tuple[int, int]]) -> None:
         view = memoryview(store)
         rows, starts, kinds = [], [], []
         for start, length in records:
@@ -599,7 +575,7 @@ class _Unnamed:
         self.kinds: U8 = np.array(kinds, np.uint8)
 
 
-def _records_in(store: bytes | bytearray) -> Iterator[tuple[int, int]]:
+def _records_in(store: bytes) -> Iterator[tuple[int, int]]:
     """Find the records in the bytes of ``K.qs`` that have their checksums: where each starts, and
     its length. What lies between them is passed over."""
     head = store_format.ENTRY_HEAD

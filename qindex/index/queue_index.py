@@ -32,6 +32,7 @@ from journal.format import ACK, ACK_BITS, DELIVER, DELIVER_BITS, PUBLISH_TRANSIE
 from journal.journal import Journal, Retired
 from journal.poison import Poison
 from journal.replay import walk_journal
+from qindex.index import segment_file
 from qindex.index.flush import FlushPlan
 from qindex.index.index_reader import IndexReader
 from qindex.index.merge import JournalRecords
@@ -46,7 +47,7 @@ from qindex.index.segment import (
     Segment,
     segment_numbers,
 )
-from qindex.index.segment_form import SegmentForm, SegmentPlan, plan_segment
+from qindex.index.segment_file import SegmentPlan, plan_segment, segment_path
 from qindex.index.seq_ids import SeqFile
 
 Seqs = range | I64
@@ -87,7 +88,6 @@ class QueueIndex(IndexReader):
         self,
         fs: FileSystem,
         directory: str,
-        form: SegmentForm,
         entry_count: int,
         poison: Poison,
         *,
@@ -95,7 +95,7 @@ class QueueIndex(IndexReader):
         next_seq: int,
         seq_file: SeqFile,
     ) -> None:
-        super().__init__(fs, directory, form, entry_count, segments, next_seq)
+        super().__init__(fs, directory, entry_count, segments, next_seq)
         self.poison = poison
         self.seq_file = seq_file
         self.taken: int = 0
@@ -429,7 +429,7 @@ class QueueIndex(IndexReader):
         unlinked = False
         for segment in list(self.segments.values()):
             if not segment.loaded and not segment.unpack():
-                path = os.path.join(self.directory, self.form.file_name(segment.number))
+                path = segment_path(self.directory, segment.number)
                 going: list[bytes] = []
                 if stored is not None:
                     self.load(segment)
@@ -439,7 +439,7 @@ class QueueIndex(IndexReader):
                     segment.unload()
                 try:
                     if segment.file_size:
-                        self.form.delete(self.fs, self.directory, segment.number)
+                        segment_file.delete(self.fs, self.directory, segment.number)
                         unlinked = True
                 except OSError as error:
                     raise StorageError(path, "the segment can't be deleted", error) from error
@@ -672,7 +672,6 @@ class QueueIndex(IndexReader):
             self._actions_flushed = self.actions
             return None
         return FlushPlan(
-            self.form,
             self.directory,
             self.journal.map,
             front,

@@ -5,7 +5,7 @@ Nothing is written here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +34,6 @@ class SegmentScan:
     ``filed``: a byte of state for each entry. ``transient``: seq_ids of transient messages.
     ``data``: the file with its damage corrected where that was possible. ``entries``: of ``walk``
     the publish record of each entry, ascending by seq_id; ``rels``: where they are in ``filed``.
-    ``again``: seq_ids of entries that are not among these, and were delivered before.
     """
 
     filed: bytearray
@@ -45,7 +44,6 @@ class SegmentScan:
     walk: Walk
     entries: Walk
     rels: I64 | slice
-    again: I64 = field(default_factory=lambda: _NONE)
 
     @property
     def unacked(self) -> int:

@@ -203,8 +203,6 @@ class Flusher:
         try:
             index.journal.check_place()
             index.seq_file.raise_floor(plan.next_seq)
-            if plan.form.overwrites:
-                index.journal.sync()
             index.flushed_bytes += write_plan(index.fs, plan)
             with lock:
                 end = index.journal.end
@@ -270,7 +268,7 @@ class Flusher:
                     state.forgive_outstanding()
                     state.release(index.drop_transient())
                     index.seq_file.raise_floor(index.next_seq)
-                    if index.damaged or self._retry_at or index.form.overwrites:
+                    if index.damaged or self._retry_at:
                         # The next open need not meet damage of which nothing is left, nor the
                         # files of a flush that has failed half-way.
                         self.write_and_empty(held=True)

@@ -11,8 +11,8 @@ from journal.errors import DamageError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
 from journal.format import FILE_NAME as JOURNAL
+from qindex.format.segment import file_number
 from qindex.index.quarantine import quarantine_findings
-from qindex.index.segment_form import SegmentForm
 
 _log = logging.getLogger("qindex.recovery")
 
@@ -51,9 +51,7 @@ def set_aside(fs: FileSystem, findings: Iterable[Finding]) -> None:
     quarantine_findings(fs, [one for one in findings if one.cause is Cause.DAMAGE])
 
 
-def lost_files(
-    directory: str, form: SegmentForm, names: Sequence[str], *, power_lost: bool
-) -> Iterator[Finding]:
+def lost_files(directory: str, names: Sequence[str], *, power_lost: bool) -> Iterator[Finding]:
     """Find index files that are missing though their checksums are there.
 
     ``names``: all in the queue's directory. An engine removes the checksums first. So where no
@@ -62,7 +60,7 @@ def lost_files(
     there = set(names)
     for name in names:
         of = name.removesuffix(SUMS_SUFFIX)
-        is_index = of == JOURNAL or form.file_number(of) is not None
+        is_index = of == JOURNAL or file_number(of) is not None
         if of != name and is_index and of not in there:
             cause = Cause.CRASH if power_lost else Cause.DAMAGE
             what, lost = "the file is missing; its checksums are there", "its entries are lost"

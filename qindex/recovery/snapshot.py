@@ -14,9 +14,6 @@ The msgpack value::
 "journals" has the queues whose journals hold something: the bytes of their records, and the
 messages that they and the segments hold together. The counts of their segments are those of the
 segment files alone.
-
-A store whose segments are overwritten has "stamps", too: rows of a directory name and the time at
-which the youngest of its index files was written, seconds since 1970.
 """
 
 from __future__ import annotations
@@ -33,9 +30,8 @@ from journal.findings import Cause, Finding, Kind
 from journal.format import MAX_SEQ_ID
 from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record, Row, check
 from qindex.format.layout import pack_checked, unpack_checked
-from qindex.format.segment import MAX_ENTRY_COUNT
-from qindex.index.appended_segments import size_of
-from qindex.index.segment_form import SegmentForm
+from qindex.format.segment import MAX_ENTRY_COUNT, file_number
+from qindex.index.segment_file import segment_path, size_of
 
 _log = logging.getLogger("qindex.recovery")
 
@@ -52,6 +48,7 @@ _SHAPE = Record(
         "journals": ListOf(
             Row((FileName(255), Int(1, (1 << 63) - 1), Int(0, MAX_SEQ_ID))),
         ),
+        # Of a store in RabbitMQ's version 2, which is only read.
         "stamps": ListOf(Row((FileName(255), Int(0, (1 << 63) - 1)))),
     },
 )
@@ -68,8 +65,6 @@ class RestingQueue:
     ``journal_left``: recovery left the file of the journal, which holds nothing but zeros; it has
     to go (:func:`qindex.recovery.store_recovery.remove_journal`) before anything is written.
     ``has_settings``: there is a file of settings; as the directory tells, not the snapshot.
-    ``stamp``: of the youngest segment, where the form of segments has such
-    (:meth:`qindex.index.segment_form.SegmentForm.stamp`).
     """
 
     directory: str
@@ -77,7 +72,6 @@ class RestingQueue:
     segments: dict[int, tuple[int, int]] = field(default_factory=dict)
     journal_left: bool = False
     has_settings: bool = False
-    stamp: int = 0
     journal: int = 0
     held: int = 0
 
@@ -92,11 +86,9 @@ def write_snapshot(
     directory: str,
     queues: dict[str, RestingQueue],
     message_store: bytes | None,
-    form: SegmentForm,
 ) -> None:
     """Write the snapshot of all queues (by directory name) and of the message store; durable on
     return. Raises :class:`StorageError`, :class:`OSError`."""
-    stamps = {name: _stamp(fs, queue, form) for name, queue in queues.items()}
     value: dict[str, Any] = {
         "version": _VERSION,
         "queues": [
@@ -108,8 +100,6 @@ def write_snapshot(
     journals = [[name, one.journal, one.held] for name, one in queues.items() if one.journal]
     if journals:
         value["journals"] = journals
-    if any(stamps.values()):
-        value["stamps"] = [[name, stamp] for name, stamp in stamps.items() if stamp]
     replace_file(fs, os.path.join(directory, FILE_NAME), pack_checked(value))
 
 
@@ -133,7 +123,6 @@ def unpack_snapshot(
     """Give what a snapshot's bytes say. Raises :class:`ValueError`, which says what is wrong."""
     value = unpack_checked(data)
     check(value, _SHAPE)
-    stamps = dict(value.get("stamps", ()))
     journals = {name: (size, held) for name, size, held in value.get("journals", ())}
     queues = {
         name: RestingQueue(
@@ -142,7 +131,6 @@ def unpack_snapshot(
             {number: (unacked, size) for number, unacked, size in segments},
             False,
             False,
-            stamps.get(name, 0),
             *journals.get(name, (0, 0)),
         )
         for name, next_seq, segments in value["queues"]
@@ -156,59 +144,48 @@ def remove_snapshot(fs: FileSystem, directory: str) -> None:
         fs.sync_dir(directory)
 
 
-def missing_bytes(
-    fs: FileSystem, queues: Iterable[RestingQueue], form: SegmentForm
-) -> list[Finding]:
-    """Find the journals and segment files of the snapshot that are missing or shorter now, which no
-    crash does. Recovery would not know: a segment without a file is one whose messages are
-    acknowledged. One that is overwritten may get shorter elsewhere, and a node that left no trace
-    may have deleted it."""
+def missing_bytes(fs: FileSystem, queues: Iterable[RestingQueue]) -> list[Finding]:
+    """Find the journals and segment files of the snapshot that are missing or shorter now.
+
+    No crash does that. Recovery would not notice: a segment without a file is one whose messages
+    are acknowledged.
+    """
     findings = []
     for resting in queues:
-        if resting.journal and not form.overwrites:
+        if resting.journal:
             path = os.path.join(resting.directory, journal_format.FILE_NAME)
             there = size_of(fs, path)
             if there < resting.journal:
                 findings.append(_shorter(path, there, resting.journal, resting.held))
         for number, (unacked, size) in sorted(resting.segments.items()):
-            path = os.path.join(resting.directory, form.file_name(number))
-            there = form.size(fs, resting.directory, number)
-            if there < size and not (there and form.overwrites):
-                lost = ", if no RabbitMQ node has delivered it" if form.overwrites else ""
-                findings.append(_shorter(path, there, size, unacked, lost))
+            path = segment_path(resting.directory, number)
+            there = size_of(fs, path)
+            if there < size:
+                findings.append(_shorter(path, there, size, unacked))
     return findings
 
 
-def _shorter(path: str, there: int, size: int, held: int, unless: str = "") -> Finding:
+def _shorter(path: str, there: int, size: int, held: int) -> Finding:
     what = f"the file has {there} bytes of {size} at the clean close"
-    lost = f"it had {held} messages: what is missing of them is lost{unless}"
+    lost = f"it had {held} messages: what is missing of them is lost"
     kind = Kind.MISSING_FILE
     finding = Finding(path, there, size - there, Cause.DAMAGE, what, lost, kind)
     _log.error("%s", finding)
     return finding
 
 
-def files_agree(
-    fs: FileSystem, resting: RestingQueue, names: Iterable[str], form: SegmentForm
-) -> bool:
+def files_agree(fs: FileSystem, resting: RestingQueue, names: Iterable[str]) -> bool:
     """Return whether the segment files and the journal, of those in the queue's directory
     (``names``), are those of the snapshot, by name and size."""
     sizes: dict[int, int] = {}
     journal_size = 0
     for name in names:
-        number = form.file_number(name)
+        number = file_number(name)
         if number is not None:
-            size = fs.stat(os.path.join(resting.directory, name)).st_size
-            sizes[number] = sizes.get(number, 0) + size
+            sizes[number] = fs.stat(os.path.join(resting.directory, name)).st_size
         elif name == journal_format.FILE_NAME:
             journal_size = fs.stat(os.path.join(resting.directory, name)).st_size
     expected = {number: size for number, (_, size) in resting.segments.items()}
     # A loss of power can bring back the zeros that the close has cut off.
     same_journal = journal_size >= resting.journal if resting.journal else not journal_size
-    same = same_journal and sizes == expected
-    return same and _stamp(fs, resting, form) == resting.stamp
-
-
-def _stamp(fs: FileSystem, resting: RestingQueue, form: SegmentForm) -> int:
-    numbers = resting.segments
-    return max((form.stamp(fs, resting.directory, number) for number in numbers), default=0)
+    return same_journal and sizes == expected

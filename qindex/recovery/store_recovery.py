@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -43,24 +43,23 @@ from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import NO_WALK, Data, Elsewhere, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.index.appended_segments import remove_sums
+from qindex.index import segment_file
 from qindex.index.flush import FlushPlan, write_plan
 from qindex.index.merge import JournalRecords
 from qindex.index.messages import Messages, has_message_store
 from qindex.index.segment import ACKED, DELIVERED, PUBLISHED, Segment, Segments, segment_numbers
-from qindex.index.segment_form import Known, SegmentForm, plan_segment
+from qindex.index.segment_file import (
+    plan_segment,
+    remove_sums,
+    scan_file,
+    segment_files,
+    segment_path,
+)
 from qindex.index.segment_scan import SegmentScan, read_healed, stored_entries
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
 from qindex.recovery.damage import judge, lost_files, report, set_aside, without_message
 from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
-from qindex.recovery.elsewhere import (
-    forget_node,
-    is_as_closed,
-    segment_files,
-    take_back,
-    was_with_a_node,
-)
 from qindex.recovery.queue_directory import remove_queue_directory
 from qindex.recovery.snapshot import (
     RestingQueue,
@@ -69,6 +68,7 @@ from qindex.recovery.snapshot import (
     read_snapshot,
     remove_snapshot,
 )
+from qindex.recovery.store_directory import forget_node, refuse_pairs, was_with_a_node
 
 _log = logging.getLogger("qindex.recovery")
 
@@ -101,7 +101,6 @@ class StoreRecovery:
         self,
         fs: FileSystem,
         directory: str,
-        form: SegmentForm,
         entry_count: int,
         options: Options,
         poison: Poison,
@@ -110,13 +109,13 @@ class StoreRecovery:
         self._fs = fs
         self._directory = directory
         self._queues_directory = os.path.join(directory, layout.QUEUES)
-        self._form = form
         self._entry_count = entry_count
         self._options = options
         self._poison = poison
         self._sync_indexes = before_reclaim
         self._done = Flag()
         self._failed = False
+        self._half_made: list[str] = []
 
     def open(self) -> RecoveredStore:
         """Open all; the snapshot is removed before anything changes.
@@ -125,28 +124,25 @@ class StoreRecovery:
         """
         try:
             snapshot = read_snapshot(self._fs, self._directory, self._queues_directory)
-            missing: list[Finding] = []
-            if self._form.overwrites:
-                resting = None if snapshot is None else snapshot[0]
-                queues = dict(self._queue_files())
-                with_a_node = self._with_a_node
-                if with_a_node or (
-                    resting is not None and not is_as_closed(self._fs, self._form, resting, queues)
-                ):
-                    if resting is not None and not with_a_node:
-                        missing = missing_bytes(self._fs, resting.values(), self._form)
-                    take_back(self._fs, self._directory, self._form, self._entry_count, queues)
-                    snapshot = None
-            remove_snapshot(self._fs, self._directory)
-            # A node takes messages and adds others, and leaves the snapshot.
+            # All directories are looked into before anything is changed: a queue in RabbitMQ's
+            # version 2 is refused. A node takes messages and adds others, and leaves the snapshot.
             if snapshot is None or self._with_a_node:
-                recovered = self._recover(missing)
+                queue_files = list(self._queue_files())
+                self._begin()
+                recovered = self._recover(queue_files, [])
                 if self._with_a_node:
                     forget_node(self._fs, self._directory)
                 return recovered
-            return self._by_snapshot(*snapshot) or self._recover(
-                missing_bytes(self._fs, snapshot[0].values(), self._form)
-            )
+            queues, message_store = snapshot
+            agrees = self._agrees(queues, message_store)
+            self._begin()
+            if agrees:
+                try:
+                    return RecoveredStore(queues, self._messages(Counter(), message_store))
+                except StaleSnapshotError as error:
+                    _log.warning("%s: %s", self._directory, error)
+            missing = missing_bytes(self._fs, queues.values())
+            return self._recover(self._queue_files(), missing)
         except BaseException:
             self._failed = True
             raise
@@ -158,39 +154,41 @@ class StoreRecovery:
         return was_with_a_node(self._fs, self._directory)
 
     def _queue_files(self) -> Iterator[tuple[str, list[str]]]:
-        """Give the directory of each queue, and the names in it; a queue whose making or deletion
-        a crash cut short is removed."""
+        """Give the directory of each queue, and the names in it, but for queues whose making or
+        deletion a crash cut short. Raises :class:`UsageError` for one in RabbitMQ's version 2."""
         fs = self._fs
         unfinished = {layout.QUEUE_NAME + ".tmp"}
         for name in sorted(fs.listdir(self._queues_directory)):
             path = os.path.join(self._queues_directory, name)
             names = [] if name.endswith(layout.DELETED_SUFFIX) else fs.listdir(path)
             if unfinished.issuperset(names):
-                remove_queue_directory(fs, path)
+                self._half_made.append(path)
             else:
+                refuse_pairs(path, names)
                 yield name, names
 
-    def _by_snapshot(
-        self, queues: dict[str, RestingQueue], message_store: bytes | None
-    ) -> RecoveredStore | None:
-        """Open what the snapshot says; ``None`` where the files are not those it is of."""
+    def _begin(self) -> None:
+        """Remove the snapshot, then the queues that are not whole."""
+        remove_snapshot(self._fs, self._directory)
+        for path in self._half_made:
+            remove_queue_directory(self._fs, path)
+
+    def _agrees(self, queues: dict[str, RestingQueue], message_store: bytes | None) -> bool:
+        """Return whether the files are those that the snapshot is of."""
         fs = self._fs
         # A store that came from elsewhere: what is in it must not pass for garbage.
         known = message_store is not None or not has_message_store(fs, self._directory)
         there = 0
         for name, names in self._queue_files():
             there += 1
-            known = known and name in queues and files_agree(fs, queues[name], names, self._form)
+            known = known and name in queues and files_agree(fs, queues[name], names)
             if known:
                 queues[name].has_settings = layout.SETTINGS in names
-        if known and there == len(queues):
-            try:
-                return RecoveredStore(queues, self._messages(Counter(), message_store))
-            except StaleSnapshotError as error:
-                _log.warning("%s: %s", self._directory, error)
-        return None
+        return known and there == len(queues)
 
-    def _recover(self, findings: list[Finding]) -> RecoveredStore:
+    def _recover(
+        self, queue_files: Iterable[tuple[str, list[str]]], findings: list[Finding]
+    ) -> RecoveredStore:
         """Recover all queues and the message store from the files. ``findings``: met before."""
         references: Counter[bytes] = Counter()
         waiting: list[tuple[str, LoadedQueue, SeqFile]] = []
@@ -198,7 +196,7 @@ class StoreRecovery:
         power_lost = False
         # Acks that made a stored message garbage are durable, once and for all, before it goes.
         may_leave = not has_message_store(self._fs, self._directory)
-        for name, names in self._queue_files():
+        for name, names in queue_files:
             path = os.path.join(self._queues_directory, name)
             loaded, seq_file = self._load(path, names)
             power_lost |= seq_file.power_lost
@@ -285,7 +283,6 @@ class StoreRecovery:
             loaded = load_queue(
                 self._fs,
                 path,
-                self._form,
                 self._entry_count,
                 names,
                 seq_limit=seq_file.reserved - 1 if seq_file.reserved else journal_format.MAX_SEQ_ID,
@@ -322,14 +319,12 @@ class LoadedQueue:
     ``segments``: by number; those that the journal touches are loaded and dirty, others know
     their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
     messages published as transient and not acknowledged. ``unacked``: messages held.
-    ``mended``: what the files of damaged segments (by number) should hold; the states and
+    ``repaired``: what the files of damaged segments (by number) should hold; the states and
     offsets of those are of these bytes. ``stored``: seq_id and message id of each entry whose
-    message is in the persistent message store. ``again``: seq_ids that the files have as
-    delivered, of entries that the journal has. ``vouched``: the checksums are of these files.
+    message is in the persistent message store. ``vouched``: the checksums are of these files.
     """
 
     directory: str
-    form: SegmentForm
     entry_count: int
     names: Sequence[str]
     segments: Segments = field(default_factory=Segments)
@@ -338,9 +333,8 @@ class LoadedQueue:
     seen: int = 0
     transient: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
-    mended: dict[int, SegmentScan] = field(default_factory=dict)
+    repaired: dict[int, SegmentScan] = field(default_factory=dict)
     stored: list[tuple[int, bytes]] = field(default_factory=list)
-    again: list[I64] = field(default_factory=list)
     vouched: bool = True
 
     @property
@@ -362,7 +356,7 @@ class LoadedQueue:
         """Mark an entry as acknowledged. Raises :class:`OSError`."""
         segment = self.segments[seq_id // self.entry_count]
         if not segment.loaded:
-            scan = self.form.scan(fs, self.directory, segment.number, self.entry_count)
+            scan = scan_file(fs, self.directory, segment.number, self.entry_count)
             segment.load(scan.filed)
         segment.acknowledge(seq_id)
 
@@ -370,7 +364,6 @@ class LoadedQueue:
 def load_queue(
     fs: FileSystem,
     directory: str,
-    form: SegmentForm,
     entry_count: int,
     names: Sequence[str],
     *,
@@ -387,7 +380,7 @@ def load_queue(
     the files, which writes no checksums. Raises :class:`OSError`. Damage is no
     error here: see ``findings``. Memory: one segment file at a time, and the journal.
     """
-    loaded = LoadedQueue(directory, form, entry_count, names, vouched=not with_a_node)
+    loaded = LoadedQueue(directory, entry_count, names, vouched=not with_a_node)
     journal_path = os.path.join(directory, journal_format.FILE_NAME)
     # Where the file of its seq_ids tells nothing, all is looked at, and told.
     knows = given_out is not None
@@ -397,10 +390,9 @@ def load_queue(
     is_ours = seq_limit < SEQ_MASK and has_records
     elsewhere = Elsewhere.of(reading.walk, _JOURNAL_HEAD) if is_ours else None
     _read_segments(fs, loaded, reading, elsewhere, power_lost)
-    # A node that deletes a segment leaves its checksums. Of one that had a store of version 2 there
-    # may be no trace.
-    if loaded.vouched and not form.overwrites:
-        loaded.findings += lost_files(directory, form, names, power_lost=power_lost)
+    # A node that deletes a segment leaves its checksums.
+    if loaded.vouched:
+        loaded.findings += lost_files(directory, names, power_lost=power_lost)
     if has_records:
         if given_out is not None:
             _leave_out_early_steps(loaded, journal_path, reading, given_out)
@@ -452,13 +444,11 @@ def _read_segments(
     """Read the segment files one after the other; only the counts are kept of those that the
     journal has nothing of."""
     touched = segment_numbers(reading.walk.seqs, loaded.entry_count)
-    overwritten = loaded.form.overwrites
-    for number in segment_files(loaded.form, loaded.names):
-        known = Known.of(reading.walk, number, loaded.entry_count) if overwritten else None
+    for number in segment_files(loaded.names):
         # Where the journal has records of a segment, a loss of power may have cut a flush short
         # that was changing the file. The journal still holds what that flush was writing.
         at_rest = loaded.vouched and not (power_lost and number in touched)
-        scan = _read_segment(fs, loaded, number, elsewhere, known, power_lost, at_rest)
+        scan = _read_segment(fs, loaded, number, elsewhere, power_lost, at_rest)
         unacked = scan.unacked
         if number not in touched and unacked:
             segment = Segment.unloaded(number, loaded.entry_count, unacked, scan.size)
@@ -474,25 +464,21 @@ def _read_segment(
     loaded: LoadedQueue,
     number: int,
     elsewhere: Elsewhere | None,
-    known: Known | None,
     power_lost: bool,
     at_rest: bool,
 ) -> SegmentScan:
-    form, count = loaded.form, loaded.entry_count
-    scan = form.scan(
+    scan = scan_file(
         fs,
         loaded.directory,
         number,
-        count,
+        loaded.entry_count,
         elsewhere=elsewhere,
-        known=known,
         power_lost=power_lost,
         at_rest=at_rest,
     )
-    loaded.again.append(scan.again)
     if scan.findings:
         loaded.findings += scan.findings
-        scan = loaded.mended[number] = form.mended(loaded.directory, number, scan)
+        scan = loaded.repaired[number] = segment_file.repaired(loaded.directory, number, scan)
     entries = scan.entries
     if len(entries):
         loaded.seen = max(loaded.seen, int(entries.seqs[-1]) + 1)
@@ -530,7 +516,6 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
     records = JournalRecords(path, walk)
     count = loaded.entry_count
     fresh = [np.zeros(0, np.bool_)]
-    again = np.concatenate([_NONE, *loaded.again])
     for number in records.segment_numbers(count):
         segment = loaded.segments.get(number)
         if segment is None:
@@ -538,8 +523,6 @@ def _merge(loaded: LoadedQueue, path: str, reading: Reading) -> None:
         states = np.frombuffer(segment.states, np.uint8)
         merged = records.merge_into(states, segment.base)
         fresh.append(merged.fresh)
-        rels = again[again // count == number] - segment.base
-        states[rels[states[rels] == PUBLISHED]] = DELIVERED
         loaded.findings += merged.findings
         if not states.any() and not segment.file_size:
             del loaded.segments[number]
@@ -588,8 +571,8 @@ def _rewrite(
             set_aside(fs, loaded.findings)
         for path in {one.path for one in loaded.findings if one.kind is Kind.MISSING_FILE}:
             remove_sums(fs, path)
-        for number, mended in loaded.mended.items():
-            loaded.form.mend(fs, loaded.directory, number, mended)
+        for number, scan in loaded.repaired.items():
+            segment_file.rewrite(fs, loaded.directory, number, scan)
         _drop_missing(fs, loaded, missing)
         _drop_transient(fs, loaded)
         next_seq = _next_seq(loaded, seq_file)
@@ -628,7 +611,7 @@ def _rewrite(
 def _may_serve(loaded: LoadedQueue, seq_file: SeqFile, error: StorageError) -> bool:
     """Tell whether the queue can be used as its journal and files are, where the disk has no room
     to move what the journal holds: nothing else was to be changed."""
-    unchanged = not (loaded.findings or loaded.transient or loaded.form.overwrites)
+    unchanged = not (loaded.findings or loaded.transient)
     return unchanged and seq_file.same_run and is_passing(error)
 
 
@@ -636,8 +619,8 @@ def _as_filed(fs: FileSystem, loaded: LoadedQueue) -> dict[int, tuple[int, int]]
     """Give what the files of the segments say, after a flush that failed; ``None`` where one does
     not end where it did."""
     found = {}
-    for number in segment_files(loaded.form, fs.listdir(loaded.directory)):
-        scan = loaded.form.scan(fs, loaded.directory, number, loaded.entry_count)
+    for number in segment_files(fs.listdir(loaded.directory)):
+        scan = scan_file(fs, loaded.directory, number, loaded.entry_count)
         if scan.findings:
             return None
         found[number] = scan.unacked, scan.size
@@ -648,8 +631,7 @@ def _drop_missing(fs: FileSystem, loaded: LoadedQueue, missing: Container[bytes]
     for seq, msg_id in loaded.stored:
         if msg_id in missing:
             loaded.acknowledge(fs, seq)
-            name = loaded.form.file_name(seq // loaded.entry_count)
-            path = os.path.join(loaded.directory, name)
+            path = segment_path(loaded.directory, seq // loaded.entry_count)
             finding = without_message(path, seq, msg_id)
             loaded.findings.append(finding)
             report(finding)
@@ -689,9 +671,7 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
             offsets[entries.seqs[low:high] - segment.base] = entries.offsets[low:high]
             plans.append(plan_segment(segment, 0, offsets))
     if plans:
-        plan = FlushPlan(loaded.form, loaded.directory, entries.data, 0, 0, next_seq, plans)
-        if loaded.form.overwrites:
-            _sync_journal(fs, loaded)
+        plan = FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans)
         write_plan(fs, plan)
     segments = {
         number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()

@@ -61,7 +61,6 @@ from qindex.format.segment import file_number
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.index.pair_scan import entry_count_of
-from qindex.index.paired_segments import PAIRED
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
 from qindex.tools.pair_writer import PairWriter
 from qindex.tools.queue_check import CheckedQueue, StoredEntries
@@ -133,9 +132,6 @@ class StoreCopy:
     @cached_property
     def pair_entries(self) -> int:
         """As the source has it, or else a node's default."""
-        marker = self.reader.marker
-        if marker is not None and marker.version == PAIRED.version:
-            return self.entry_count
         for checked in self.checked:
             pairs = self.reader.pin(checked.queue).pinned.pairs if checked.readable else {}
             if pairs:
@@ -353,7 +349,7 @@ class StoreCopy:
         path = os.path.join(self.target, layout.QUEUES, directory)
         if self.version == 2:
             count = self._kept_pairs.get(directory, self.pair_entries)
-            return PairWriter(self.fs, path, count, name, ours=self.sums)
+            return PairWriter(self.fs, path, count, name)
         return QueueWriter(self.fs, path, self.entry_count, name, sums=self.sums)
 
     def begin_vhost(self, vhost: bytes) -> None:

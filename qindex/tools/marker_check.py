@@ -35,7 +35,6 @@ from qindex.format.segment import (
     file_number,
 )
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
-from qindex.index.paired_segments import PAIRED
 from qindex.recovery import store_directory
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.view.entry_count import fitting_counts
@@ -134,7 +133,7 @@ def _of_pairs(fs: FileSystem, path: str, name: str, vhost: str) -> layout.StoreM
     count = parse_header(data, file_number(name, INDEX_SUFFIX) or 0).entry_count
     if count is None or count > MAX_ENTRY_COUNT:
         count = PAIR_ENTRIES
-    return layout.StoreMarker(count, vhost, PAIRED.version)
+    return layout.StoreMarker(count, vhost, version=2)
 
 
 def _entry_count(fs: FileSystem, path: str, number: int) -> int | None:

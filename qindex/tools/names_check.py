@@ -16,6 +16,8 @@ from journal.findings import Cause, Finding, Kind
 from msgstore.format import NODE_STATE_NAMES, classify_name
 from msgstore.format import Kind as FileKind
 from qindex.format import layout
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
+from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
@@ -50,13 +52,14 @@ _QUEUE_FILES = frozenset(
     (layout.QUEUE_NAME, layout.SETTINGS, DELIVERIES, SEQ_FILE_NAME, journal_format.FILE_NAME)
 )
 _QUEUE_HASH = re.compile(r"[0-9A-Z]{1,25}")
-_SECOND_VERSION = (".qi", ".qs")
-"""Files of RabbitMQ's queues of version 2."""
 
 
-def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> Iterator[Finding]:
+def check_names(
+    fs: FileSystem, directory: str, *, ours: bool, pairs: bool, in_use: bool
+) -> Iterator[Finding]:
     """Find files that do not belong into a store or a virtual host's directory, and what an
     operation left that was cut short (unless a process has the store open: it may be at work).
+    ``pairs``: its queues may have files of version 2.
 
     Raises :class:`StorageError` when the directory can't be listed.
     """
@@ -74,7 +77,7 @@ def check_names(fs: FileSystem, directory: str, *, ours: bool, in_use: bool) -> 
         elif not _QUEUE_HASH.fullmatch(name) or _is_directory(fs, path) is False:
             yield _foreign(path)
         else:
-            places.append((path, _in_queue))
+            places.append((path, _in_any_queue if pairs else _in_queue))
             if ours and not in_use and set(_list(fs, path)) <= {layout.QUEUE_NAME + ".tmp"}:
                 yield _left(path, "a queue whose creation was cut short")
     if layout.CONVERSION in _list(fs, directory):
@@ -111,8 +114,12 @@ def _in_queue(name: str) -> bool | None:
     if name == QUARANTINE:
         return True
     number = file_number(name)
-    known = name in _QUEUE_FILES or name.endswith(_SECOND_VERSION)
-    return False if known or (number is not None and file_name(number) == name) else None
+    is_segment = number is not None and file_name(number) == name
+    return False if name in _QUEUE_FILES or is_segment else None
+
+
+def _in_any_queue(name: str) -> bool | None:
+    return False if name.endswith((INDEX_SUFFIX, STORE_SUFFIX)) else _in_queue(name)
 
 
 def _in_message_store(name: str) -> bool | None:

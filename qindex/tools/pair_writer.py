@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U8, Bools
+from journal.arrays import I64, U8
 from journal.files import FileSystem, make_dirs, opened, pread_all, pwrite_all
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import gather_bytes
@@ -22,16 +22,15 @@ from qindex.view.columns import take_rows
 
 
 class PairWriter:
-    """Writes one queue directory, for a node, or (``ours``) for a store of ours. All calls raise
-    :class:`OSError`; nothing is durable before the caller syncs it."""
+    """Writes one queue directory. All calls raise :class:`OSError`; nothing is durable before the
+    caller syncs it."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None, *, ours: bool
+        self, fs: FileSystem, directory: str, entry_count: int, name: bytes | None
     ) -> None:
         self._fs = fs
         self.directory = directory
         self._entry_count = entry_count
-        self._ours = ours
         make_dirs(fs, directory)
         if name is not None:
             write_name(fs, directory, name)
@@ -52,9 +51,6 @@ class PairWriter:
         locations = np.full(len(seqs), index_format.IN_SHARED_STORE, np.uint8)
         locations[embedded] = index_format.IN_QUEUE_STORE
         slots = index_format.pack_slots(batch.persistent, locations, where, sizes, batch.expiry)
-        if self._ours:
-            self._put_ours(number, seqs - number * self._entry_count, slots, batch.delivered)
-            return
         first, last = int(seqs[0]), int(seqs[-1])
         at = index_format.ENTRY_SIZE * (first - number * self._entry_count)
         at += index_format.HEADER_SIZE
@@ -68,19 +64,6 @@ class PairWriter:
             run[seqs - first] = slots
             pwrite_all(self._fs, fd, header, 0)
             pwrite_all(self._fs, fd, run.tobytes(), at)
-
-    def _put_ours(
-        self, number: int, rels: I64, slots: npt.NDArray[np.void], delivered: Bools
-    ) -> None:
-        count = self._entry_count
-        path = os.path.join(self.directory, index_format.file_name(number))
-        with opened(self._fs, path, os.O_RDWR | os.O_CREAT) as fd:
-            there = pread_all(self._fs, fd, index_format.full_size(count), 0)
-            there = there or index_format.pack_index(number, count)
-            all_slots = index_format.all_slots(there, count)
-            bits = index_format.delivered(there, count)
-            all_slots[rels], bits[rels] = slots, delivered
-            pwrite_all(self._fs, fd, index_format.pack_index(number, count, all_slots, bits), 0)
 
     def _append(self, number: int, batch: Batch, rows: I64) -> U8:
         """Append records to the segment's store; gives their places as slots have them."""

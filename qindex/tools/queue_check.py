@@ -21,12 +21,10 @@ from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.entries import decode_any
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
-from qindex.format.segment import file_name
+from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
-from qindex.index.paired_segments import form_of
-from qindex.index.segment_form import SegmentForm
 from qindex.index.seq_ids import SeqFile
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
@@ -128,8 +126,7 @@ def check_queue(
         identity = _identity(fs, directory)
         seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
         checked.same_run = seq_file.same_run
-        form = form_of(1 if reader.marker is None else reader.marker.version)
-        sums = list(_check_sum_files(fs, directory, form, checked.same_run)) if ours else []
+        sums = list(_check_sum_files(fs, directory, checked.same_run)) if ours else []
         view = reader.pin_as(ThoroughView, checked.queue)
         yield from _check_entries(view, checked, of_node=not ours)
         yield from _judged(view, checked.same_run)
@@ -205,15 +202,13 @@ def size_finding(path: str, offset: int, seq: int, stated: int, size: int) -> Fi
     return Finding(path, offset, length, Cause.DAMAGE, what, "figures are wrong", Kind.SIZE)
 
 
-def _check_sum_files(
-    fs: FileSystem, directory: str, form: SegmentForm, same_run: bool
-) -> Iterator[Finding]:
+def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator[Finding]:
     """Check the sum file of each index file. A file's sums are read before it, for they are
     written after what they are of, and removed before it goes."""
     for name in sorted(fs.listdir(directory)):
         of = name.removesuffix(SUMS_SUFFIX)
         is_journal = of == journal_format.FILE_NAME
-        if of == name or not (is_journal or form.file_number(of) is not None):
+        if of == name or not (is_journal or file_number(of) is not None):
             continue
         path = os.path.join(directory, of)
         try:
@@ -239,8 +234,7 @@ def _check_sum_files(
         # The last entries that a flush appends to a segment are synced before they leave the
         # journal; a loss of power before that may leave their checksums alone.
         last = max((offset for _, _, offset, _ in extents(sums)), default=0)
-        # Those of version 2 are written before it is synced.
-        unsynced = is_journal or form.overwrites or len(data) >= last
+        unsynced = is_journal or len(data) >= last
         may_be_cut = not same_run and unsynced
         for finding in check_sums(path, data, sums):
             if finding.offset + finding.length == len(sums) and len(now) > len(sums):

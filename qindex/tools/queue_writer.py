@@ -23,8 +23,8 @@ from qindex.format.segment import (
     STEP_SIZE,
     file_name,
 )
-from qindex.index.appended_segments import append_sums
 from qindex.index.segment import segment_numbers
+from qindex.index.segment_file import append_sums
 from qindex.tools.thorough_view import Batch
 from qindex.view.columns import take_rows
 

@@ -92,9 +92,9 @@ def _copy(
 ) -> None:
     marker = reader.marker
     assert marker is not None
-    copy = StoreCopy(fs, reader, target, report, names, version=marker.version)
+    copy = StoreCopy(fs, reader, target, report, names)
     check_source(copy, marker)
-    begin_store(fs, target, marker)
+    begin_store(fs, target, layout.StoreMarker(marker.entry_count, marker.vhost))
     copy.copy_messages()
     for checked in copy.checked:
         queue = checked.queue

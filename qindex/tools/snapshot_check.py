@@ -15,8 +15,9 @@ from msgstore.format import ID_SIZE
 from msgstore.format import file_name as store_file_name
 from msgstore.locations import Locations
 from msgstore.snapshot import load_snapshot
+from qindex.format.segment import file_number
 from qindex.index.messages import PERSISTENT_DIRECTORY
-from qindex.index.segment_form import SegmentForm
+from qindex.index.segment_file import segment_path, size_of
 from qindex.recovery.snapshot import FILE_NAME, RestingQueue
 from qindex.tools.queue_check import CheckedQueue
 from qindex.tools.store_check import StoreCheck
@@ -29,7 +30,6 @@ def check_queues(
     fs: FileSystem,
     resting: dict[str, RestingQueue],
     checked: Sequence[CheckedQueue],
-    form: SegmentForm,
 ) -> Iterator[Finding]:
     """Hold the queues that were found against those of the snapshot (by directory name).
 
@@ -41,7 +41,7 @@ def check_queues(
             what = f"the queue is missing; it had {queue.live} messages at the clean stop"
             yield Finding(queue.directory, 0, 0, Cause.DAMAGE, what, _LOST, Kind.MISSING_FILE)
             continue
-        yield from _check_queue(fs, queue, found[name], form)
+        yield from _check_queue(fs, queue, found[name])
     for name in sorted(found.keys() - resting.keys()):
         some = next(iter(resting.values()), None)
         path = name if some is None else os.path.join(os.path.dirname(some.directory), name)
@@ -49,16 +49,14 @@ def check_queues(
         yield Finding(path, 0, 0, Cause.DAMAGE, what, "", Kind.FOREIGN_FILE)
 
 
-def _check_queue(
-    fs: FileSystem, queue: RestingQueue, found: CheckedQueue, form: SegmentForm
-) -> Iterator[Finding]:
+def _check_queue(fs: FileSystem, queue: RestingQueue, found: CheckedQueue) -> Iterator[Finding]:
     sizes = {
-        number: form.size(fs, queue.directory, number)
+        number: size_of(fs, os.path.join(queue.directory, name))
         for name in fs.listdir(queue.directory)
-        if (number := form.file_number(name)) is not None
+        if (number := file_number(name)) is not None
     }
     for number, (unacked, size) in sorted(queue.segments.items()):
-        path = os.path.join(queue.directory, form.file_name(number))
+        path = segment_path(queue.directory, number)
         there = sizes.pop(number, None)
         if there is None:
             what = f"the file is missing; it had {unacked} messages at the clean stop"
@@ -78,7 +76,7 @@ def _check_queue(
     elif queue.journal and sum(found.unacked.values()) != queue.held:
         yield _another_count(journal, sum(found.unacked.values()), queue.held)
     for number, size in sorted(sizes.items()):
-        path = os.path.join(queue.directory, form.file_name(number))
+        path = segment_path(queue.directory, number)
         what = "the file was not there at the clean stop"
         yield Finding(path, 0, size, Cause.DAMAGE, what, "", Kind.FOREIGN_FILE)
     if found.next_seen > queue.next_seq:

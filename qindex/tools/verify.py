@@ -20,7 +20,6 @@ from journal.lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY
-from qindex.index.paired_segments import form_of
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_marker
@@ -135,8 +134,13 @@ class StoreVerification:
         snapshot = read_optional(self.fs, snapshot_path)
         lock = os.path.join(directory, layout.LOCK)
         self.in_use = not self.for_copy and is_held(self.fs, lock)
+        marker = self.reader.marker
         yield from check_names(
-            self.fs, directory, ours=self.reader.vhost is None, in_use=self.in_use
+            self.fs,
+            directory,
+            ours=marker is not None,
+            pairs=marker is None or marker.in_version2,
+            in_use=self.in_use,
         )
         if self.reader.vhost is None and not self.for_copy:
             yield from open_to_others(self.fs, directory)
@@ -243,7 +247,8 @@ class StoreVerification:
             return
         marker = self.reader.marker
         assert marker is not None
-        yield from check_queues(self.fs, queues, self.checked, form_of(marker.version))
+        if not marker.in_version2:  # of which the snapshot counts other files
+            yield from check_queues(self.fs, queues, self.checked)
         if messages is not None:
             yield from check_messages(directory, messages, store)
 

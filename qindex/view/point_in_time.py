@@ -13,9 +13,6 @@ they are deleted, so the pinned part of them can be read at leisure. A file that
 held acknowledged messages only. Another file in its place under the same number starts with another
 record, because seq_ids never repeat.
 
-Where a flush overwrites its segments, an entry that is in the journal by 2 is in one of the files
-that are there by 3, or was acknowledged. What they hold is looked at later, and may be newer.
-
 Bytes at the end of the journal may be half written while they are read. They are recognised by
 reading them again: bytes that change were being written, bytes that do not are damaged.
 """
@@ -33,10 +30,8 @@ from journal.errors import StorageError, StoreError
 from journal.files import FileSystem, opened, pread_all, read_optional
 from journal.findings import Cause, Finding
 from qindex.format.resynchronise import Layout, Reading, read_soundly
-from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name
-from qindex.index.appended_segments import APPENDED
+from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
 from qindex.index.pair_scan import PinnedPairs, pin_pairs
-from qindex.index.segment_form import SegmentForm
 from qindex.index.segment_scan import healed_findings
 
 _ATTEMPTS = 200
@@ -65,8 +60,8 @@ class PinnedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A queue's directory as it was: its segments by number, and its journal, read soundly; of a
-    node's also the segments of version 2."""
+    """A queue's directory as it was: its segments by number, and its journal, read soundly;
+    also the segments of version 2, if it may have any."""
 
     directory: str
     segments: dict[int, PinnedSegment]
@@ -83,15 +78,15 @@ def pin_queue(
     *,
     trust_sums: bool = True,
     of_node: bool = False,
-    form: SegmentForm = APPENDED,
+    pairs: bool = False,
     only: Callable[[int], bool] | None = None,
     busy: Callable[[], bool] = lambda: True,
 ) -> Pinned:
     """Pin the queue in ``directory``; ``layout`` gives its journal's, and is asked each time.
-    ``trust_sums``: records of blocks whose checksum holds are not looked into. ``of_node``: files
-    of version 2 may be there. ``form``: of the segments. ``only``: tells by its number whether a
-    segment is wanted. ``busy``: tells whether a writer may be at work; without one nothing is
-    waited for.
+    ``trust_sums``: records of blocks whose checksum holds are not looked into. ``of_node``: a node
+    may be at work. ``pairs``: files of version 2 may be there. ``only``: tells by its number
+    whether a segment is wanted. ``busy``: tells whether a writer may be at work; without one
+    nothing is waited for.
 
     Raises :class:`FileNotFoundError` when the directory is not there (any more),
     :class:`BusyError` when its files did not keep still, :class:`StorageError` when the system
@@ -103,9 +98,9 @@ def pin_queue(
             sleep(min(0.0002 * attempt, _LONGEST_PAUSE))
         try:
             still = not of_node and not busy()
-            before = _segments(fs, directory, form, only)
-            # Read first, so that they are not ahead of the journal. A node that writes to a journal
-            # leaves the checksums of what was there before.
+            before = _segments(fs, directory, only)
+            # Read first, so that they are not ahead of the journal. A node that goes on with a
+            # journal of ours leaves them as they were.
             sums = b"" if of_node else without_room(read_sums(fs, path) or b"")
             journal = read_optional(fs, path) or b""
             if before is None:
@@ -113,11 +108,11 @@ def pin_queue(
             if not (still and not busy()):
                 if not _same_start(fs, path, journal):
                     continue
-                if _segments(fs, directory, form, only) != before:
+                if _segments(fs, directory, only) != before:
                     continue
                 if not (read_sums(fs, path) or b"").startswith(sums):
                     continue
-            pairs = pin_pairs(fs, directory, fs.listdir(directory)) if of_node else {}
+            found = pin_pairs(fs, directory, fs.listdir(directory)) if pairs else {}
             how = layout()
             healed = heal(journal, sums, power_lost=how.power_lost)
             if not trust_sums:
@@ -129,18 +124,18 @@ def pin_queue(
         except OSError as error:
             raise StorageError(directory, "the queue can't be read", error) from error
         if reading is not None:
-            return Pinned(directory, before, path, len(journal), reading, pairs)
+            return Pinned(directory, before, path, len(journal), reading, found)
     raise BusyError(f"{directory}: the files changed each of {_ATTEMPTS} times they were read")
 
 
 def _segments(
-    fs: FileSystem, directory: str, form: SegmentForm, only: Callable[[int], bool] | None
+    fs: FileSystem, directory: str, only: Callable[[int], bool] | None
 ) -> dict[int, PinnedSegment] | None:
     """Note the segment files; ``None`` when one went away meanwhile."""
     found = {}
     for name in fs.listdir(directory):
-        number = form.file_number(name)
-        if number is None or not (only is None or only(number)) or name != form.file_name(number):
+        number = file_number(name)
+        if number is None or not (only is None or only(number)) or name != file_name(number):
             continue
         try:
             found[number] = _pin_segment(fs, os.path.join(directory, name), number)

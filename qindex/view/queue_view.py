@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from time import sleep, time_ns
+from time import time_ns
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,12 @@ from qindex.format.message import Message
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Elsewhere, Layout
-from qindex.format.segment import STEP_SIZE, file_name
+from qindex.format.segment import STEP_SIZE
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.index.merge import JournalRecords
 from qindex.index.pair_scan import Depth, Pair, PinnedPair, entry_count_of, read_pair
-from qindex.index.paired_segments import form_of
 from qindex.index.segment import ABSENT, DELIVERED, PUBLISHED, segment_numbers
-from qindex.index.segment_form import Known, SegmentForm
+from qindex.index.segment_file import segment_path, size_of
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
 from qindex.index.seq_ids import SeqFile
 from qindex.view.columns import (
@@ -67,8 +66,6 @@ _LAST_BUT_ONE_OF_FALSE = ord("s")
 _ALL = slice(None)
 _NOTHING = Message(b"")
 """Tells of a message that can't be read."""
-_PAUSES = (0.002, 0.01, 0.05, 0.0)
-"""Seconds: what is being written is another thing when it is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +130,13 @@ class QueueView:
         self._found: dict[Finding, None] = {}
         self._unreadable: set[int] = set()
         self._power_lost = False
-        self.form: SegmentForm = form_of(rules.version)
         self.pinned: Pinned = pinned or pin_queue(
             fs,
             directory,
             self._layout_of(directory),
             trust_sums=self._trust_sums,
             of_node=rules.repeats_are_damage,
-            form=self.form,
+            pairs=rules.repeats_are_damage or rules.journalled_pairs,
             only=only,
             busy=busy,
         )
@@ -221,12 +217,7 @@ class QueueView:
     @property
     def file_bytes(self) -> int:
         """Bytes that journal and segment files hold."""
-        sizes = [
-            segment.size
-            if self.form.rereads
-            else self.form.size(self._fs, self.pinned.directory, segment.number)
-            for segment in self.pinned.segments.values()
-        ]
+        sizes = [segment.size for segment in self.pinned.segments.values()]
         pairs = [pair.file_bytes for pair in self.pinned.pairs.values()]
         return self.pinned.journal_size + sum(sizes) + sum(pairs)
 
@@ -270,8 +261,9 @@ class QueueView:
             merged = self._merged_version1(number)
             return None if merged is None else (*merged, number * self.entry_count)
         pinned = self.pinned.pairs.get(number)
-        if pinned is None:
-            base, states, sources = number * self.entry_count, None, []
+        if pinned is None or (self.rules.journalled_pairs and not any(pinned.head)):
+            # A flush of ours was cut short that made the index or deleted it.
+            base, sources = number * self.entry_count, []
             states = np.zeros(self.entry_count, np.uint8)
         else:
             pair = self._read_pair(pinned, depth)
@@ -280,7 +272,10 @@ class QueueView:
             base, sources = pair.base, [pair_source(pair)]
             states = np.zeros(pair.count, np.uint8)
             states[pair.rows] = PUBLISHED
-        self._add_version1(sources, states, base)
+        if self.rules.journalled_pairs:
+            self._add_journal(sources, states, base)
+        else:
+            self._add_version1(sources, states, base)
         return sources, states, base
 
     def _read_pair(self, pinned: PinnedPair, depth: Depth) -> Pair | None:
@@ -293,7 +288,8 @@ class QueueView:
                 self.entry_count,
                 depth,
                 clean=self.rules.clean,
-                rescue=self._rescues,
+                ignored=self._in_journal if self.rules.journalled_pairs else None,
+                rescue=self._rescues and not self.rules.journalled_pairs,
             )
         except OSError as error:
             path = os.path.join(directory, index_file(pinned.number))
@@ -301,6 +297,14 @@ class QueueView:
             return None
         self._find(pair.findings)
         return pair
+
+    @property
+    def _in_journal(self) -> I64:
+        """The seq_ids that the journal publishes or acknowledges: a flush that was cut short may
+        have left anything in their slots."""
+        walk = self.pinned.reading.walk
+        seqs: I64 = walk.seqs[walk.kinds != DELIVER]
+        return seqs
 
     def _add_version1(self, sources: list[Source], states: U8, base: int) -> None:
         """Add what the files of version 1 hold of a segment, where a node was stopped in the
@@ -329,24 +333,25 @@ class QueueView:
         states = np.zeros(count, np.uint8)
         sources = []
         pinned = self.pinned.segments.get(number)
-        if pinned is not None and not self.form.rereads:
-            source = self._overwritten_source(pinned, states)
-            if source is not None:
-                sources.append(source)
-        elif pinned is not None and pinned.size:
+        if pinned is not None and pinned.size:
             in_file = self._read(pinned)
             if in_file is None:
                 return None
             if in_file:
                 sources.append(self._segment_source(pinned, in_file, states))
+        self._add_journal(sources, states, base)
+        return sources, states
+
+    def _add_journal(self, sources: list[Source], states: U8, base: int) -> None:
+        """Merge the journal into the ``states`` of a segment, and add the entries that it alone
+        has."""
         merged = self._records.merge_into(states, base)
-        if number not in self._unreadable:
+        if base // len(states) not in self._unreadable:
             self._find(merged.findings)
         if merged.fresh.any():
             path, data = self.pinned.journal_path, self.pinned.reading.data
             fresh = merged.entries.take(merged.fresh)
             sources.append(source_of(path, data, "journal", ACTION_SIZE, fresh))
-        return sources, states
 
     def _read(self, pinned: PinnedSegment) -> bytes | None:
         """Read a segment file, empty where it can't be read.
@@ -358,21 +363,21 @@ class QueueView:
         try:
             return read_segment(self._fs, directory, pinned)
         except OSError as error:
-            path = os.path.join(directory, file_name(pinned.number))
+            path = segment_path(directory, pinned.number)
             self._find_unreadable(path, pinned.size, error)
             self._unreadable.add(pinned.number)
             return b""
 
     def _segment_source(self, pinned: PinnedSegment, data: bytes, states: U8) -> Source:
         number, directory = pinned.number, self.pinned.directory
-        path = os.path.join(directory, file_name(number))
+        path = segment_path(directory, number)
         count = self.rules.entry_count
         findings: list[Finding] = []
         healed = read_healed(self._fs, path, findings, data, self._power_lost)
         verified = healed.sound if self._trust_sums else 0
         lost = self._power_lost
         complete = 0 if lost and number in self._touched else healed.end
-        if complete > len(data) and self.form.size(self._fs, directory, number) > len(data):
+        if complete > len(data) and size_of(self._fs, path) > len(data):
             # A flush has written to the file since, and may have been half-way when it was pinned.
             complete = healed.sound
         scan = scan_segment(
@@ -384,35 +389,6 @@ class QueueView:
             self._find(findings)
         states[:] = np.frombuffer(scan.filed, np.uint8)
         return source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
-
-    def _overwritten_source(self, pinned: PinnedSegment, states: U8) -> Source | None:
-        """Read a segment that a flush may be overwriting: what it writes is in the journal, too, or
-        younger than it is here."""
-        number, directory, count = pinned.number, self.pinned.directory, len(states)
-        known = Known.of(self.pinned.reading.walk, number, count)
-        path = os.path.join(directory, self.form.file_name(number))
-        found: list[Finding] | None = None
-        for pause in _PAUSES:
-            try:
-                scan = self.form.scan(
-                    self._fs, directory, number, count, known=known, power_lost=self._power_lost
-                )
-            except FileNotFoundError:
-                return None  # all was acknowledged
-            except OSError as error:
-                self._find_unreadable(path, pinned.size, error)
-                self._unreadable.add(number)
-                return None
-            if not scan.findings or scan.findings == found:
-                break
-            found = scan.findings
-            if self._busy():
-                sleep(pause)
-        self._find([*scan.findings, *self._more_findings(path, scan)])
-        states[:] = np.frombuffer(scan.filed, np.uint8)
-        source = source_of(path, scan.data, "segment", STEP_SIZE, scan.entries)
-        source.slots = self.form.place(source.seqs - number * count, source.offsets)
-        return source
 
     def _find_unreadable(self, path: str, size: int, error: OSError) -> None:
         what = f"can't be read: {error.strerror or error}"

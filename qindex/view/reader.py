@@ -39,7 +39,7 @@ from journal.findings import Kind as Found
 from journal.lock import LockWatch, is_held
 from journal.poison import Poison
 from qindex.format import layout
-from qindex.format.delivery_rules import DirectoryRules
+from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
 from qindex.format.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
@@ -347,9 +347,16 @@ class StoreReader:
             moves_expired = self.settings_of(one).dead_letter is not None
         except DamageError:
             moves_expired = False  # its settings are reported by who shows them
-        return DirectoryRules(
-            self.marker.entry_count, keeps_expired=moves_expired, version=self.marker.version
-        )
+        if self.marker.in_version2:
+            return DirectoryRules(
+                self.marker.entry_count,
+                redelivered_below=ALL_REDELIVERED,
+                delivered_known=False,
+                keeps_expired=moves_expired,
+                clean=True,
+                journalled_pairs=True,
+            )
+        return DirectoryRules(self.marker.entry_count, keeps_expired=moves_expired)
 
     def in_use(self) -> bool:
         """Tell whether a process has the store open, or may have: of a node that was not stopped in

@@ -14,7 +14,7 @@ from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm
 from qindex.tools import queue_check, store_check
-from qindex.view import point_in_time, queue_view
+from qindex.view import point_in_time
 from tests.crash.driver import KINDS, OPTIONS, ROOT, body_of
 from tests.crash.ledger import Outcome, Queued
 from tests.recording_fs import RecordingFileSystem
@@ -102,7 +102,7 @@ def _has_settings(fs: FileSystem) -> bool:
 def verified(fs: FileSystem) -> str:
     """Verify a state before anybody opens it; tell of damage, which no crash leaves."""
     with ExitStack() as patches:
-        for module in (point_in_time, queue_check, queue_view, store_check):
+        for module in (point_in_time, queue_check, store_check):
             patches.enter_context(mock.patch.object(module, "sleep"))
         try:
             damage = qindex.verify(ROOT, fs=fs).damage

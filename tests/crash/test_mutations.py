@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -26,11 +26,9 @@ from journal.sync import GroupCommit
 from msgstore import compaction
 from msgstore.writer import Writer
 from qindex.index.flush import FlushPlan
-from qindex.index.paired_segments import _Append
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ACKED
 from qindex.index.seq_ids import SeqFile
-from qindex.queue.flushing import Flusher
 from qindex.queue.state import QueueState
 from qindex.queue.timer import Alarm
 from tests.crash.driver import Workload
@@ -91,31 +89,6 @@ def _journal_emptied_first(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(fs, plan)
 
     monkeypatch.setattr(qindex.queue.flushing, "write_plan", write_plan)
-
-
-def _slots_before_the_journal_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Flusher.write_and_empty
-
-    def write_and_empty(self: Flusher, *, held: bool = False) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, "sync", lambda _: None)
-            real(self, held=held)
-
-    monkeypatch.setattr(Flusher, "write_and_empty", write_and_empty)
-
-
-def _slots_before_their_messages_are_durable(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = _Append._messages
-
-    def messages(self: _Append, rels: Any) -> Any:
-        fs = self._fs
-        self._fs = _Without(fs, "fdatasync")
-        try:
-            return real(self, rels)
-        finally:
-            self._fs = fs
-
-    monkeypatch.setattr(_Append, "_messages", messages)
 
 
 def _name_of_the_new_journal_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,11 +259,6 @@ def _timer_fires_while_the_store_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Alarm, "__init__", init)
 
 
-_OVERWRITTEN = replace(
-    _FLUSHED,
-    steps=(("publish", "a", "ttl"), ("flush", "a"), ("sync",), ("publish", "a")),
-    options={"record_format": "rabbitmq-4"},
-)
 _ACKED = Workload(
     "acked in the segment",
     (
@@ -330,16 +298,6 @@ MUTATIONS = [
     ),
     Mutation("directory not synced after a segment is made", _flush_without("sync_dir"), _FLUSHED),
     Mutation("journal emptied before the segment is written", _journal_emptied_first, _FLUSHED),
-    Mutation(
-        "slots overwritten before the journal is durable",
-        _slots_before_the_journal_is_durable,
-        _OVERWRITTEN,
-    ),
-    Mutation(
-        "slots written before their messages are durable",
-        _slots_before_their_messages_are_durable,
-        _OVERWRITTEN,
-    ),
     Mutation(
         "source deleted before the copy is synced",
         _source_deleted_before_the_copy_is_synced,

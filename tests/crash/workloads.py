@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.crash.driver import Step, Workload
 
-__all__ = ["COMPACTION", "DELAYED", "INDEX", "LIMITS", "OVERWRITTEN", "STORE", "WORKLOADS"]
+__all__ = ["COMPACTION", "DELAYED", "INDEX", "LIMITS", "STORE", "WORKLOADS"]
 
 _OPEN: tuple[Step, ...] = (("open",), ("queue", "a"))
 _FSYNC = {"durability": "fsync"}
@@ -716,24 +716,4 @@ LIMITS: tuple[Workload, ...] = (
     ),
 )
 
-OVERWRITTEN: tuple[Workload, ...] = (
-    Workload(
-        "slots overwritten",
-        (
-            ("publish", "a", "ttl"),
-            ("publish", "a", "stored"),
-            ("flush", "a"),
-            ("get", "a", 2),
-            ("ack", "a"),
-            ("sync",),
-            ("meanwhile", ("flush", "a"), ("ack", "a"), ("publish", "a", "transient")),
-            ("sync",),
-            ("reopen",),
-        ),
-        options={"record_format": "rabbitmq-4", "segment_entry_count": 2},
-    ),
-)
-"""Segments of RabbitMQ's version 2, whose slots are overwritten. To explore more of them: any
-workload that flushes, with this ``record_format``."""
-
-WORKLOADS = INDEX + STORE + COMPACTION + LIMITS + OVERWRITTEN
+WORKLOADS = INDEX + STORE + COMPACTION + LIMITS

@@ -10,7 +10,7 @@ from typing import Any
 import qindex
 from tests.memory_fs import MemoryFileSystem
 
-__all__ = ["SAMPLES", "STORE", "Message", "QueueTruth", "Sample", "longer", "version_2"]
+__all__ = ["SAMPLES", "STORE", "Message", "QueueTruth", "Sample", "longer"]
 
 STORE = "/store"
 _TTL = 1e8
@@ -179,13 +179,6 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     name: (lambda name=name: _build(name))  # type: ignore[misc]
     for name in _KINDS
 }
-
-
-def version_2() -> Sample:
-    """Make a store, closed, whose segments are RabbitMQ's of version 2."""
-    builder = _Builder(record_format="rabbitmq-4", embed_below=600)
-    _embedded(builder)
-    return builder.finish("version 2, closed", clean=True)
 
 
 def longer(count: int, entry_count: int, *, clean: bool) -> Sample:

@@ -14,7 +14,7 @@ import pytest
 import qindex
 from tests.damage.harms import Harm, flips, others, overwritten, removed
 from tests.damage.mending import Mended, mend
-from tests.damage.samples import SAMPLES, STORE, Sample, version_2
+from tests.damage.samples import SAMPLES, STORE, Sample
 from tests.damage.table import Row, Table
 from tests.damage.verdict import Verdict, judge
 from tests.effort import SEED, by_tier, part
@@ -146,18 +146,3 @@ def test_the_judge_sees_a_repair_that_gives_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tests.damage.mending.repair", cuts)
     with pytest.raises(AssertionError, match="repair changed, or left"):
         mend(sample, sound, {})
-
-
-def test_flips_in_segments_of_version_2() -> None:
-    """Nothing is lost in silence. Other harm to a closed store may pass for the work of a node, so
-    that all is redelivered."""
-    sample = version_2()
-    assert not judge(sample, nothing(sample)).seen
-    table = Table(MEND_EVERY)
-    for path in sorted(sample.files):
-        if path.endswith((".qi", ".qs", ".qs.sum")):
-            table.run(sample, "flip", flips(sample.files, path, share=SHARE, seed=SEED))
-    assert not table.broken, "\n".join(table.broken)
-    for (what, kind), row in table.rows.items():
-        assert row.harms
-        assert not row.silent, f"{what} of {kind}: {row.silent}"

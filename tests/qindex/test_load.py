@@ -15,7 +15,6 @@ from journal.files import REAL
 from journal.findings import Cause
 from journal.journal import Journal
 from journal.poison import Poison
-from qindex.index.appended_segments import APPENDED
 from qindex.index.segment_scan import places, scan_segment
 from qindex.recovery.store_recovery import load_queue
 from tests.qindex.support import (
@@ -110,7 +109,7 @@ def test_the_outcome_is_the_greater_of_the_states(
         journal_bytes(3, BODY, journal) + journal_bytes(2, b"", "d") + journal_bytes(5, b"", "da"),
         b"".join(neighbours) + segment_bytes(3, BODY, segment, COUNT),
     )
-    loaded = load_queue(REAL, str(queue), APPENDED, COUNT, os.listdir(queue))
+    loaded = load_queue(REAL, str(queue), COUNT, os.listdir(queue))
     states = loaded.segments[0].states if 0 in loaded.segments else bytearray(COUNT)
     order = {ABSENT: 0, READY: 1, AGAIN: 2, GONE: 3}
     outcome = OUTCOMES[journal][SEGMENTS.index(segment)]

@@ -45,7 +45,6 @@ from qindex.format.rabbitmq.bridge import RabbitProperties
 from qindex.format.rabbitmq.properties_format import Properties, encode_properties
 from qindex.format.rabbitmq.table_format import Field, table
 from qindex.format.segment import file_name
-from qindex.index.appended_segments import APPENDED
 from qindex.index.segment import ABSENT
 from qindex.index.segment_scan import scan_segment
 from qindex.recovery.store_recovery import load_queue
@@ -364,7 +363,7 @@ def as_drained(one: Drained) -> Stored:
 
 def is_torn(directory: Path) -> bool:
     """Whether the kill cut a record in the middle."""
-    return bool(load_queue(REAL, str(directory), APPENDED, ENTRIES, os.listdir(directory)).findings)
+    return bool(load_queue(REAL, str(directory), ENTRIES, os.listdir(directory)).findings)
 
 
 def test_a_node_takes_over_what_was_killed(server: RabbitServer, tmp_path: Path) -> None:

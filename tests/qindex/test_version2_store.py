@@ -1,177 +1,153 @@
-"""Stores whose segments are RabbitMQ's of version 2: what is written there, and what comes back."""
+"""RabbitMQ's version 2 is read and converted, and no engine writes it."""
 
 from __future__ import annotations
 
-import errno
-import os
-import random
+import json
+import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import qindex
-from journal.errors import StorageError, UsageError
-from journal.files import REAL, FileSystem
-from qindex.format.rabbitmq import queue_index_v2 as index_format
+from journal.findings import Kind
+from qindex.tools.convert import Version, convert
 from qindex.view.reader import StoreReader
-from tests.faulty_fs import FaultyFileSystem
-from tests.qindex.support import queue_directory
+from tests.golden_v2 import scenario
 
-COUNT = 16
-
-
-def opened(path: Path, fs: FileSystem = REAL) -> qindex.Engine:
-    engine: qindex.Engine = qindex.open(
-        path,
-        record_format="rabbitmq-4",
-        background=False,
-        segment_entry_count=COUNT,
-        embed_below=600,
-        fs=fs,
-    )
-    return engine
+DATA = Path(__file__).parents[1] / "data"
+ARCHIVE = "store-rabbitmq-4.tar.xz"
+"""Stores that an engine wrote before that: their segments beside a journal of ours."""
+FLUSHING = "store-rabbitmq-4-flush.tar.xz"
+"""Such stores that were killed in the middle of a flush."""
 
 
-def fill(engine: qindex.Engine) -> list[bytes]:
-    """100 messages, some of them large; of the first 60 every third stays, delivered."""
-    chance = random.Random(5)
-    queue = engine.queue("q")
-    bodies = [b"%d:" % at + chance.randbytes(chance.choice((0, 90, 900))) for at in range(100)]
-    for at, body in enumerate(bodies):
-        queue.publish(body, headers={"n": at} if at % 2 else None)
-        if at % 40 == 39:
-            queue.flush()
-    taken = queue.get_many(60)
-    queue.ack_many([one for one in taken if one.seq_id % 3])
-    return [body for at, body in enumerate(bodies) if at >= 60 or not at % 3]
+def files(root: Path) -> dict[Path, tuple[bytes, int]]:
+    found = [path for path in root.rglob("*") if path.is_file()]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
 
 
-def held(engine: qindex.Engine) -> list[tuple[bytes, bool]]:
-    return [(one.body, one.redelivered) for one in engine.queue("q").peek(1000)]
+Shown = dict[str, list[tuple[int, str | None, bytes | None]]]
 
 
-def slots(directory: Path) -> int:
-    """Count the entries that a node would find."""
-    return sum(
-        int(np.count_nonzero(index_format.slots(path.read_bytes(), COUNT)["status"]))
-        for path in directory.glob("*.qi")
-    )
+def unpack(archive: str, into: Path) -> dict[str, Shown]:
+    """By store and queue: seq_id, key, and body of each message."""
+    with tarfile.open(DATA / archive) as packed:
+        packed.extractall(into, filter="data")
+    truth = json.loads((into / "truth.json").read_text())
+    return {
+        store: {
+            name: [(row[0], row[2], bytes.fromhex(row[3])) for row in rows]
+            for name, rows in queues.items()
+        }
+        for store, queues in truth.items()
+    }
 
 
-def test_flags_of_delivery_are_kept(tmp_path: Path) -> None:
-    with opened(tmp_path) as engine:
-        left = fill(engine)
-    expected = [(body, at < 20) for at, body in enumerate(left)]
-    assert slots(queue_directory(tmp_path, "q")) == len(left)
-    assert not list(queue_directory(tmp_path, "q").glob("*.idx"))
-    assert not any(".qi" in path.name and path.suffix != ".qi" for path in tmp_path.rglob("*"))
-    read = [(row.body, row.redelivered) for row in StoreReader(tmp_path).queue("q").entries()]
-    assert read == expected
-    assert qindex.verify(tmp_path).sound
-    with qindex.open(tmp_path) as engine:
-        assert engine.options.record_format == "rabbitmq-4"
-        assert held(engine) == expected
-        assert [dict(one.headers) for one in engine.queue("q").peek(3)] == [{}, {"n": 3}, {}]
+@pytest.fixture(params=["clean", "killed"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    unpack(ARCHIVE, tmp_path)
+    path: Path = tmp_path / request.param
+    return path
 
 
-def test_a_change_by_another_program_makes_all_redelivered(tmp_path: Path) -> None:
-    with opened(tmp_path) as engine:
-        left = fill(engine)
-    path = queue_directory(tmp_path, "q") / "4.qi"
-    with path.open("r+b") as file:
-        file.seek(index_format.HEADER_SIZE)
-        file.write(bytes(index_format.ENTRY_SIZE))  # an acknowledgement by a node
-    os.utime(path)
-    os.utime(path, (path.stat().st_atime + 10, path.stat().st_mtime + 10))
-    with opened(tmp_path) as engine:
-        assert held(engine) == [(one, True) for one in left if not one.startswith(b"64:")]
-        assert engine.findings == []
+@pytest.fixture
+def truth(store: Path) -> Shown:
+    return unpack(ARCHIVE, store.parent)[store.name]
 
 
-@pytest.mark.parametrize("trace", ["recovery.dets", "msg_store_persistent/clean.dot"])
-def test_a_trace_of_a_node_makes_all_redelivered(tmp_path: Path, trace: str) -> None:
-    """It may have delivered messages, and changed nothing."""
-    with opened(tmp_path) as engine:
-        left = fill(engine)
-    (tmp_path / trace).write_bytes(b"")
-    with opened(tmp_path) as engine:
-        assert held(engine) == [(body, True) for body in left]
-    assert not (tmp_path / trace).exists()
+def shown(directory: Path) -> Shown:
+    return {
+        queue.name: [(row.seq_id, row.key, row.body) for row in queue.entries()]
+        for queue in StoreReader(directory).readers()
+    }
 
 
-@pytest.mark.parametrize("trace", ["", "recovery.dets"])
-def test_a_segment_that_is_missing_is_told_of_unless_a_node_had_the_store(
-    tmp_path: Path, trace: str
-) -> None:
-    with opened(tmp_path) as engine:
-        left = fill(engine)
-    gone = queue_directory(tmp_path, "q") / "4.qi"
-    gone.unlink()
-    gone.with_suffix(".qs").unlink()
-    if trace:
-        (tmp_path / trace).write_bytes(b"")
-    with opened(tmp_path) as engine:
-        assert [one.path for one in engine.findings] == [str(gone)] * (not trace)
-        expected = [one for one in left if not 64 <= int(one.split(b":")[0]) < 80]
-        assert [body for body, _ in held(engine)] == expected
+def test_no_engine_opens_such_a_store(store: Path) -> None:
+    before = files(store)
+    for repair in (False, True):
+        with pytest.raises(qindex.UsageError, match=f"`qindex convert {store} --to 2 --out NEW`"):
+            qindex.open(store, repair=repair)
+    with pytest.raises(qindex.UsageError, match="qindex convert"):
+        qindex.follow(store, "orders")
+    assert files(store) == before
 
 
-@pytest.mark.parametrize("after", range(11))
-def test_a_disk_that_is_full_in_the_middle_of_a_flush(tmp_path: Path, after: int) -> None:
-    """What a failed try has left in the slots is not there after the next one: messages that
-    were acknowledged in between do not come back."""
-    fs = FaultyFileSystem()
-    engine = opened(tmp_path, fs)
-    left = fill(engine)
-    queue = engine.queue("q")
-    fs.fail("pwrite", errno.ENOSPC, after=after, path="/q")
-    fs.fail("pwrite", errno.ENOSPC, after=after, path=".q", short=40)
-    with pytest.raises(StorageError):
-        queue.flush()
-    fs.heal()
-    # None of these was in a segment when the flush began.
-    taken = queue.get_many(1000)[20:35]
-    assert [one.body for one in taken] == left[40:55]
-    queue.ack_many(taken)
-    queue.flush()
-    del left[40:55]
-    assert slots(queue_directory(tmp_path, "q")) == len(left)
-    found = [(row.body, row.redelivered) for row in StoreReader(tmp_path).queue("q").entries()]
-    assert [body for body, _ in found] == left
-    engine.close()
-    with opened(tmp_path) as engine:
-        assert held(engine) == [(body, True) for body in left]
+def test_no_engine_opens_a_nodes_directory(tmp_path: Path) -> None:
+    vhost = scenario("x43_d4").copy(tmp_path)
+    before = files(vhost)
+    with pytest.raises(qindex.NotAStoreError, match=f"`qindex convert {vhost} --to 1`"):
+        qindex.open(vhost)
+    assert files(vhost) == before
 
 
-def test_the_form_is_settled_when_a_store_is_made(tmp_path: Path) -> None:
-    with qindex.open(tmp_path / "ours") as engine:
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_no_engine_opens_a_store_with_a_nodes_queues(tmp_path: Path, end: str) -> None:
+    store = tmp_path / "store"
+    with qindex.open(store, background=False) as engine:
         engine.queue("q").publish(b"x")
-    with pytest.raises(UsageError, match="another record_format"):
-        qindex.open(tmp_path / "ours", record_format="rabbitmq-4")
-    with opened(tmp_path / "theirs") as engine:
-        engine.queue("q").publish(b"x")
-    with qindex.open(tmp_path / "theirs") as engine:
-        engine.queue("q").publish(b"y")
-        assert held(engine) == [(b"x", False), (b"y", False)]
-    assert len(list((tmp_path / "theirs").rglob("*.qi"))) == 1
-    with pytest.raises(UsageError, match="no store with record_format"):
-        qindex.follow(tmp_path / "theirs", "q")
+    if end == "killed":
+        (store / "qindex.clean").unlink()
+    node = scenario("x43_d4").copy(tmp_path)
+    for queue in (node / "queues").iterdir():
+        queue.rename(store / "queues" / queue.name)
+    before = files(store)
+    with pytest.raises(qindex.UsageError, match="`qindex convert VHOST --to 1`"):
+        qindex.open(store, repair=True)
+    after = files(store)
+    assert after.pop(store / "qindex.lock")
+    assert after.items() <= before.items()
+    assert len(after) == len(before) - 1
+    foreign = {one.path for one in qindex.verify(store).damage if one.kind is Kind.FOREIGN_FILE}
+    assert foreign >= {str(path) for path in after if path.suffix in (".qi", ".qs")}
 
 
-def test_a_flipped_bit_of_the_index_is_put_right(tmp_path: Path) -> None:
-    with opened(tmp_path) as engine:
-        left = fill(engine)
-    expected = [(body, at < 20) for at, body in enumerate(left)]
-    path = queue_directory(tmp_path, "q") / "3.qi"
-    sound = path.read_bytes()
-    stamp = path.stat().st_atime, path.stat().st_mtime
-    for bit in range(0, 8 * len(sound), 577):
-        flipped = bytearray(sound)
-        flipped[bit >> 3] ^= 1 << (bit & 7)
-        path.write_bytes(flipped)
-        os.utime(path, stamp)
-        with opened(tmp_path) as engine:
-            assert held(engine) == expected
-        os.utime(path, stamp)
-    path.write_bytes(sound)
+def test_the_option_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(qindex.UsageError, match="qindex convert DIR --to 2 --out NEW"):
+        qindex.open(tmp_path / "new", record_format="rabbitmq-4")  # type: ignore[call-overload]
+    assert not (tmp_path / "new").exists()
+
+
+def test_such_a_store_is_read(store: Path, truth: Shown) -> None:
+    assert qindex.verify(store).sound
+    assert shown(store) == truth
+    with qindex.open(store, read_only=True) as engine:
+        assert len(engine.queue("orders")) == len(truth["orders"])
+        assert all(one.redelivered for one in engine.queue("orders").peek(1000))
+
+
+def test_such_a_store_is_read_without_its_marker(store: Path, truth: Shown) -> None:
+    (store / "qindex.store").unlink()
+    assert qindex.repair(store, store.parent / "new").messages == sum(map(len, truth.values()))
+    assert shown(store.parent / "new") == truth
+
+
+@pytest.mark.parametrize("to", [1, 2])
+def test_such_a_store_is_converted(store: Path, truth: Shown, to: Version) -> None:
+    out = store.parent / "vhost"
+    assert convert(store, to, out=out).messages == sum(map(len, truth.values()))
+    assert qindex.verify(out).findings == []
+    assert shown(out) == truth
+    assert len(list(out.rglob("*.qi"))) == (5 if to == 2 else 0)
+
+
+def test_repair_makes_a_store_to_open(store: Path, truth: Shown) -> None:
+    out = store.parent / "new"
+    assert qindex.repair(store, out).complete
+    assert not list(out.rglob("*.q[is]"))
+    assert shown(out) == truth
+    with qindex.open(out) as engine:
+        assert engine.queue("orders").settings.dead_letter == "dead"
+        last = engine.queue("orders").publish(b"goes on")
+    assert last > max(seq for seq, _, _ in truth["orders"])
+
+
+def test_a_flush_that_was_cut_short_loses_nothing(tmp_path: Path) -> None:
+    """Neither is anything there twice, or back that was acknowledged."""
+    for name, truth in unpack(FLUSHING, tmp_path).items():
+        store = tmp_path / name
+        assert shown(store) == truth
+        assert qindex.verify(store).sound
+        convert(store, 2, out=tmp_path / f"{name}-vhost")
+        assert shown(tmp_path / f"{name}-vhost") == truth
+        assert qindex.repair(store, tmp_path / f"{name}-new").complete
+        assert shown(tmp_path / f"{name}-new") == truth

@@ -40,6 +40,7 @@ from pyspark_qindex.sink import sink_options
 from pyspark_qindex.table_rows import json_tables
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record
+from qindex.tools.convert import convert
 from qindex.view.columns import take_rows
 from tests.qindex.support import queue_directory
 from tests.spark.fleet import make_rocket
@@ -224,29 +225,27 @@ def test_a_segment_without_a_sound_record_is_told(tmp_path: Path, include: str) 
     assert [str(junk) in error for error in errors] == [True]
 
 
-def test_files_of_a_store_with_segments_of_version_2(tmp_path: Path) -> None:
+def test_files_of_a_directory_with_segments_of_version_2(tmp_path: Path) -> None:
     header = 64
-    with qindex.open(
-        tmp_path, background=False, record_format="rabbitmq-4", segment_entry_count=64
-    ) as engine:
+    vhost = tmp_path / "vhost"
+    with qindex.open(tmp_path / "store", background=False) as engine:
         queue = engine.queue("q")
-        queue.publish_many([b"x" * number for number in range(100)])
+        queue.publish_many([b"x" * (number % 100) for number in range(5000)])
         queue.publish(b"y" * 20_000)
-        engine.flush()
-        whole = {row["file"][-4:]: row for row in file_rows(tmp_path)}
-        queue.ack_many(queue.get_many(10))
-        queue.publish(b"in the journal")
-        engine.sync()
-        files = {row["file"][-4:]: row for row in file_rows(tmp_path)}
+    convert(tmp_path / "store", 2, out=vhost)
+    whole = {row["file"][-4:]: row for row in file_rows(vhost)}
+    index = next(vhost.glob("queues/*/0.qi"))
+    with index.open("r+b") as file:
+        file.seek(header)
+        file.write(bytes(10 * 32))  # a node's acknowledgements
+    files = {row["file"][-4:]: row for row in file_rows(vhost)}
     assert [whole[name]["garbage"] for name in ("0.qs", "1.qs")] == [header, header]
-    assert [whole[name]["live_records"] for name in ("0.qs", "1.qs", "0.qi")] == [64, 36, 64]
-    assert (whole["1.qi"]["live"], whole["0.rdq"[-4:]]["live_records"]) == (37 * 32, 1)
+    counts = [whole[name]["live_records"] for name in ("0.qs", "0.qi", "1.qi", ".rdq")]
+    assert counts == [4096, 4096, 905, 1]
     first, before = files["0.qs"], whole["0.qs"]
-    assert (first["records"], first["live_records"], files["0.qi"]["live_records"]) == (64, 54, 54)
-    assert 10 * 100 < first["garbage"] - header < before["live"] / 4
+    assert (first["live_records"], files["0.qi"]["live_records"]) == (4086, 4086)
+    assert first["garbage"] - header == before["live"] - first["live"] > 10 * 20
     assert files["1.qs"] == whole["1.qs"]
-    journal = files[".jif"]
-    assert (journal["kind"], journal["live_records"]) == ("journal", 1)
     assert all(row["size"] == row["live"] + row["garbage"] for row in files.values())
 
 

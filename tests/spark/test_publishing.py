@@ -310,4 +310,4 @@ def test_verify_finds_nothing_wrong_with_a_store_that_spark_publishes_into(tmp_p
     from qindex.tools.names_check import check_names
 
     half_done(tmp_path, 3)
-    assert list(check_names(REAL, str(tmp_path), ours=True, in_use=False)) == []
+    assert list(check_names(REAL, str(tmp_path), ours=True, pairs=False, in_use=False)) == []

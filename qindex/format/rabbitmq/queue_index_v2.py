@@ -19,15 +19,6 @@ otherwise. All integers are big-endian::
 An acknowledgement writes 32 zeros; recovery after a kill only zeroes the status of what it drops.
 There is no checksum here: a status that turned to 0 looks like an acknowledgement.
 
-In a store of ours the file has all C slots from the start, and behind them, where no node looks::
-
-    64 + 32*C   a bit for each entry, the first one the highest of its byte: it was delivered;
-                zeros fill that up to 32 bytes
-                checksums of all before, as a file of checksums has them
-                (:mod:`journal.block_sums`): one extent, which zeros fill up to 32 bytes
-
-They are not in files of their own, for a node takes any name with ``.qi`` in it for an index.
-
 The first entry of a queue whose message is in ``0.qs``, 210 bytes behind the header there::
 
     01 01 00 02  00 00 00 00 00 00 00 40  00 00 00 d2  00 00 00 00  00 00 00 14  00 .. 00
@@ -43,8 +34,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, Bools
-from journal.block_sums import BLOCK, HEAD_SIZE, extent
+from journal.arrays import I64
 from qindex.format.message_record import column
 
 MAGIC: Final = b"RCQI"
@@ -59,7 +49,6 @@ SUFFIX: Final = ".qi"
 ENTRY: Final = 1
 """The status of a slot that holds an entry."""
 PERSISTENT: Final = 1
-WHERE_SIZE: Final = 16
 IN_MEMORY: Final = 0
 IN_SHARED_STORE: Final = 1
 IN_QUEUE_STORE: Final = 2
@@ -153,57 +142,6 @@ def pack_places(offsets: I64, sizes: I64) -> npt.NDArray[np.uint8]:
     rows[:, :8] = offsets.astype(">u8").view(np.uint8).reshape(-1, 8)
     rows[:, 8:12] = sizes.astype(">u4").view(np.uint8).reshape(-1, 4)
     return rows
-
-
-def sums_at(entry_count: int) -> int:
-    """Give the offset of the checksums in a file of ours."""
-    return HEADER_SIZE + ENTRY_SIZE * (entry_count + -(-entry_count // (8 * ENTRY_SIZE)))
-
-
-def full_size(entry_count: int) -> int:
-    """Give the bytes of a file of ours."""
-    covered = sums_at(entry_count)
-    size = HEAD_SIZE + 8 * -(-covered // BLOCK)
-    return covered + ENTRY_SIZE * -(-size // ENTRY_SIZE)
-
-
-def all_slots(data: bytes | bytearray, entry_count: int) -> npt.NDArray[np.void]:
-    """Copy the slots of a file, with empty ones behind its end. Shape ``(entry_count,)``."""
-    made = np.zeros(entry_count, SLOTS)
-    there = slots(data, entry_count)
-    made[: len(there)] = there
-    return made
-
-
-def delivered(data: bytes | bytearray, entry_count: int) -> Bools:
-    """Tell which entries a file of ours has as delivered; of another, all. Shape
-    ``(entry_count,)``."""
-    if len(data) != full_size(entry_count):
-        return np.ones(entry_count, np.bool_)
-    at = HEADER_SIZE + ENTRY_SIZE * entry_count
-    bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=at), count=entry_count)
-    return bits.astype(np.bool_)
-
-
-def pack_index(
-    number: int,
-    entry_count: int,
-    slots: npt.NDArray[np.void] | None = None,
-    delivered: Bools | None = None,
-) -> bytes:
-    """Give the bytes of a file of ours; columns of shape ``(entry_count,)``."""
-    made = bytearray(full_size(entry_count))
-    made[:HEADER_SIZE] = pack_header(number, entry_count)
-    behind = HEADER_SIZE + ENTRY_SIZE * entry_count
-    if slots is not None:
-        made[HEADER_SIZE:behind] = slots.tobytes()
-    if delivered is not None:
-        bits = np.packbits(delivered).tobytes()
-        made[behind : behind + len(bits)] = bits
-    behind = sums_at(entry_count)
-    sums = extent(bytes(made[:behind]), 0)
-    made[behind : behind + len(sums)] = sums
-    return bytes(made)
 
 
 def file_name(number: int) -> str:

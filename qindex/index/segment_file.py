@@ -1,11 +1,16 @@
-"""Segments as RabbitMQ's version 1 has them: one file ``K.idx``, to which records are appended
-(:mod:`qindex.format.segment`), with a file of checksums beside it.
+"""Segment files: ``K.idx``, to which records are appended (:mod:`qindex.format.segment`), with a
+file of checksums beside it.
+
+A flush (:mod:`qindex.index.flush`) decides what is to be in a segment; these functions read it and
+write it. All of them raise :class:`OSError`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +25,6 @@ from journal.poison import PASSING
 from qindex.format.message_record import gather_bytes
 from qindex.format.resynchronise import Elsewhere
 from qindex.format.segment import (
-    DEFAULT_ENTRY_COUNT,
     NEXT_STEP,
     PERSISTENT,
     PUBLISH,
@@ -29,8 +33,7 @@ from qindex.format.segment import (
     file_name,
     file_number,
 )
-from qindex.index.segment import ABSENT, ACKED, PUBLISHED
-from qindex.index.segment_form import Known, Places, SegmentForm, SegmentPlan
+from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, as_filed, count_held
 from qindex.index.segment_scan import SegmentScan, read_healed, scan_segment
 
 _JOURNAL_HEAD = 8
@@ -38,92 +41,142 @@ _EMBEDDED_AT = _JOURNAL_HEAD + PAYLOAD_SIZE - 4
 _BATCH_BYTES = 4 << 20
 
 
-class _Appended(SegmentForm):
-    version = 1
-    default_entry_count = DEFAULT_ENTRY_COUNT
-    rereads = True
-    overwrites = False
+def segment_path(directory: str, number: int) -> str:
+    """Return the path of a segment's file."""
+    return os.path.join(directory, file_name(number))
 
-    def file_name(self, number: int) -> str:
-        return file_name(number)
 
-    def file_number(self, name: str) -> int | None:
-        return file_number(name)
-
-    def size(self, fs: FileSystem, directory: str, number: int) -> int:
-        return size_of(fs, os.path.join(directory, file_name(number)))
-
-    def place(self, rel: Places, offset: Places) -> Places:
-        return offset
-
-    def scan(
-        self,
-        fs: FileSystem,
-        directory: str,
-        number: int,
-        entry_count: int,
-        *,
-        elsewhere: Elsewhere | None = None,
-        known: Known | None = None,
-        power_lost: bool = False,
-        at_rest: bool = False,
-    ) -> SegmentScan:
-        path = os.path.join(directory, file_name(number))
-        findings: list[Finding] = []
-        healed = read_healed(fs, path, findings, power_lost=power_lost)
-        complete = healed.end if at_rest else 0
-        ahead = power_lost and healed.end > len(healed.data) and not at_rest
-        if ahead or healed.torn:
-            # Both files are written anew: what is appended next must not be held against these.
-            what, lost = "the checksums are not those of the file", "nothing is lost"
-            findings.append(Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED))
-        scan = scan_segment(
-            path, healed.data, number, entry_count, healed.sound, elsewhere, power_lost, complete
-        )
-        scan.findings[:0] = findings
-        return scan
-
-    def append(self, fs: FileSystem, directory: str, journal: ReadBuffer, plan: SegmentPlan) -> int:
-        return _append(fs, os.path.join(directory, file_name(plan.number)), journal, plan)
-
-    def stamp(self, fs: FileSystem, directory: str, number: int) -> int:
-        return 0
-
-    def forget_deliveries(self, fs: FileSystem, directory: str, number: int, count: int) -> None:
-        pass  # RabbitMQ notes them there, too
-
-    def delete(self, fs: FileSystem, directory: str, number: int) -> bool:
-        path = os.path.join(directory, file_name(number))
-        remove_sums(fs, path, durably=False)  # the flush syncs the directory
-        return unlink_if_there(fs, path)
-
-    def mended(self, directory: str, number: int, scan: SegmentScan) -> SegmentScan:
-        path = os.path.join(directory, file_name(number))
-        return scan_segment(path, scan.sound_bytes(), number, len(scan.filed))
-
-    def mend(self, fs: FileSystem, directory: str, number: int, mended: SegmentScan) -> None:
-        path = os.path.join(directory, file_name(number))
-        remove_sums(fs, path)
-        if not mended.data:
-            fs.unlink(path)
-        else:
-            replace_file(fs, path, bytes(mended.data))
-            append_sums(fs, path, [extent(mended.data, 0)])
+def segment_files(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the segments that have a file among these ``names``, ascending."""
+    return sorted({number for number in map(file_number, names) if number is not None})
 
 
 def size_of(fs: FileSystem, path: str) -> int:
-    """Give the bytes of a file, 0 where there is none. Raises :class:`OSError`."""
+    """Return the size of a file in bytes, 0 if there is none. Raises :class:`OSError`."""
     try:
         return fs.stat(path).st_size
     except FileNotFoundError:
         return 0
 
 
-APPENDED: SegmentForm = _Appended()
-"""The form of all stores but those whose segments a RabbitMQ node of 4.x is to read."""
+# -- read -----------------------------------------------------------------------------------------
 
 
-def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan) -> int:
+def scan_file(
+    fs: FileSystem,
+    directory: str,
+    number: int,
+    entry_count: int,
+    *,
+    elsewhere: Elsewhere | None = None,
+    power_lost: bool = False,
+    at_rest: bool = False,
+) -> SegmentScan:
+    """Read a segment. Damage is no error: see the findings.
+
+    ``elsewhere``, ``power_lost``: see :func:`qindex.format.record_layouts.segment_layout`.
+    ``at_rest``: nobody is writing to the file, and no flush was cut short there, so its checksums
+    cover everything that was synced. Raises :class:`FileNotFoundError` if there is no file.
+    """
+    path = segment_path(directory, number)
+    findings: list[Finding] = []
+    healed = read_healed(fs, path, findings, power_lost=power_lost)
+    complete = healed.end if at_rest else 0
+    ahead = power_lost and healed.end > len(healed.data) and not at_rest
+    if ahead or healed.torn:
+        # Both files are written anew: what is appended next must not be held against these.
+        what, lost = "the checksums are not those of the file", "nothing is lost"
+        findings.append(Finding(path, 0, 0, Cause.CRASH, what, lost, Kind.UNFINISHED))
+    scan = scan_segment(
+        path, healed.data, number, entry_count, healed.sound, elsewhere, power_lost, complete
+    )
+    scan.findings[:0] = findings
+    return scan
+
+
+# -- repair ---------------------------------------------------------------------------------------
+
+
+def repaired(directory: str, number: int, scan: SegmentScan) -> SegmentScan:
+    """Return what a damaged or torn segment holds once :func:`rewrite` has repaired it."""
+    return scan_segment(
+        segment_path(directory, number), scan.sound_bytes(), number, len(scan.filed)
+    )
+
+
+def rewrite(fs: FileSystem, directory: str, number: int, scan: SegmentScan) -> None:
+    """Replace a damaged or torn segment file by what :func:`repaired` returned, durably."""
+    path = segment_path(directory, number)
+    remove_sums(fs, path)
+    if not scan.data:
+        fs.unlink(path)
+    else:
+        replace_file(fs, path, bytes(scan.data))
+        append_sums(fs, path, [extent(scan.data, 0)])
+
+
+def delete(fs: FileSystem, directory: str, number: int) -> bool:
+    """Remove the file of a segment, and return whether there was one. The caller syncs the
+    directory."""
+    path = segment_path(directory, number)
+    remove_sums(fs, path, durably=False)
+    return unlink_if_there(fs, path)
+
+
+# -- append ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SegmentPlan:
+    """The part of a flush that one segment needs.
+
+    ``states``: the state map now, ``filed``: that of the file, both as files know states.
+    ``first_rel``, ``journal_offsets``: where in the journal the publish records of entries
+    ``first_rel, first_rel + 1, ...`` stand (-1: not there). ``file_size``: bytes now.
+
+    The results: ``offsets`` and ``lengths`` of the publish records that were appended, for the
+    entries ``rels``; ``deleted``; ``rewritten``: the file was not as long as it should be, because
+    an earlier try of this flush had failed, say; ``missing``: bytes that were written before, and
+    that another program has taken away; ``file_size`` after.
+    """
+
+    number: int
+    states: bytearray
+    filed: bytearray
+    first_rel: int
+    journal_offsets: I64
+    file_size: int
+    rels: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    lengths: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    deleted: bool = False
+    rewritten: bool = False
+    missing: int = 0
+
+    @property
+    def unacked(self) -> int:
+        """Entries published less acknowledged."""
+        return count_held(self.states)
+
+
+def plan_segment(segment: Segment, first_rel: int, journal_offsets: I64) -> SegmentPlan:
+    """Copy what a flush needs of a segment; see :class:`SegmentPlan`. The queue's lock is held."""
+    return SegmentPlan(
+        segment.number,
+        bytearray(as_filed(segment.states)),
+        bytearray(segment.filed),
+        first_rel,
+        journal_offsets,
+        segment.file_size,
+    )
+
+
+def append(fs: FileSystem, directory: str, journal: ReadBuffer, segment: SegmentPlan) -> int:
+    """Append what a flush has for a segment in which something is not acknowledged, and sync it.
+
+    Fill in the results of the plan, and return the bytes written. The caller syncs the directory.
+    """
+    path = segment_path(directory, segment.number)
     fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     try:
         size = fs.fstat(fd).st_size
@@ -140,9 +193,9 @@ def _append(fs: FileSystem, path: str, journal: ReadBuffer, segment: SegmentPlan
             fs.truncate(fd, start)
         states = np.frombuffer(segment.states, np.uint8)
         filed = np.frombuffer(segment.filed, np.uint8)
-        fresh = segment.fresh()
+        fresh = (filed == ABSENT) & ((states == PUBLISHED) | (states == DELIVERED))
         rels = np.flatnonzero(fresh)
-        offsets = segment.offsets_in_journal(rels)
+        offsets = segment.journal_offsets[rels - segment.first_rel] if len(rels) else rels
         steps = _step_records(states, filed, fresh)
         appender = _Appender(fs, fd, start)
         lengths = _append_publishes(appender, journal, rels, offsets)
