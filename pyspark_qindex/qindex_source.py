@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
-import pyarrow as pa
 import pyspark
 from pyspark.sql.datasource import (
     DataSource,
@@ -15,17 +13,13 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from journal.errors import UsageError
-from pyspark_qindex.batches import tell
 from pyspark_qindex.options import TABLES, ReadOptions, read_options, with_schema
-from pyspark_qindex.planning import FailedStore, Part, QueuePart, plan_queues, plan_stores
-from pyspark_qindex.read_entries import read_entries
-from pyspark_qindex.read_files import read_files, read_stored
-from pyspark_qindex.read_messages import read_messages
+from pyspark_qindex.planning import plan_queues, plan_stores
+from pyspark_qindex.read_parts import Parts, PartsReader, read_part
 from pyspark_qindex.schemas import Table, spark_schema
 
 
@@ -41,38 +35,6 @@ def check_stream() -> None:
             f"streams need pyspark 4.2 or newer, not {pyspark.__version__}: it would ignore "
             f"maxMessagesPerBatch and read a whole backlog at once"
         )
-
-
-def read_part(part: Part, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Read one part of a plan."""
-    if isinstance(part, FailedStore):
-        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
-    if isinstance(part, QueuePart):
-        read = read_messages if options.include == "messages" else read_entries
-        return read(part, options)
-    return (read_stored if options.include == "stored" else read_files)(part, options)
-
-
-@dataclass
-class Parts(InputPartition):
-    """The parts that one task reads."""
-
-    parts: list[Any]
-
-
-class PartsReader:
-    """Reads what a plan gave each task."""
-
-    _read_part: Callable[[Any, ReadOptions], Iterator[pa.RecordBatch]]
-
-    def __init__(self, options: ReadOptions) -> None:
-        self.options = options
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's parts."""
-        # Spark asks for one partition with nothing in it where there is none.
-        for part in getattr(partition, "parts", ()):
-            yield from self._read_part(part, self.options)
 
 
 class RefusedStream(DataSourceStreamReader):

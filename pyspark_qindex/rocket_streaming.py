@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from pyspark_qindex.offsets import Places, flatten, share, unflatten
 from pyspark_qindex.planning import FailedStore, group
-from pyspark_qindex.qindex_source import Parts
+from pyspark_qindex.read_parts import Parts
 from pyspark_qindex.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import LogPart, end_of_log, look_at, lost_file, open_log
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store, need_store

@@ -97,7 +97,7 @@ class _Publisher:
         staging = Staging(store)
         attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
         path = os.path.join(staging.batch_directory(query, batch), attempt)
-        rows = stage(path, iterator, self.columns)
+        rows = stage(path, iterator, self.columns, staging.fs)
         return Staged(query, os.path.relpath(path, staging.path), rows)
 
     def _commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from journal.errors import StorageError, UsageError, storage_errors
-from journal.files import REAL, ReadBuffer, make_dirs, write_all
+from journal.files import REAL, FileSystem, ReadBuffer, make_dirs, write_all
 from pyspark_qindex.schemas import MESSAGES
 from qindex.format.envelope import open_envelope
 from qindex.format.message import Message
@@ -71,28 +71,31 @@ def check_columns(schema: StructType) -> list[str]:
 class _Raw(io.RawIOBase):
     """A file of the store to write to, as Arrow wants it."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = REAL.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self._fd = fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: ReadBuffer, /) -> int:  # type: ignore[override]
         view = memoryview(data)
-        write_all(REAL, self._fd, view)
+        write_all(self._fs, self._fd, view)
         return len(view)
 
     def finish(self) -> None:
         """Make it durable."""
-        REAL.fdatasync(self._fd)
+        self._fs.fdatasync(self._fd)
 
     def close(self) -> None:
         if not self.closed:
-            REAL.close(self._fd)
+            self._fs.close(self._fd)
         super().close()
 
 
-def stage(path: str, batches: Iterator[pa.RecordBatch], columns: list[str]) -> int:
+def stage(
+    path: str, batches: Iterator[pa.RecordBatch], columns: list[str], fs: FileSystem = REAL
+) -> int:
     """Write rows into a new file, durable on return; gives their number. Without rows there is no
     file.
 
@@ -109,15 +112,15 @@ def stage(path: str, batches: Iterator[pa.RecordBatch], columns: list[str]) -> i
             if not chosen.num_rows:
                 continue
             if file is None:
-                make_dirs(REAL, os.path.dirname(path))
-                file = _Raw(path)
+                make_dirs(fs, os.path.dirname(path))
+                file = _Raw(fs, path)
                 writer = pa.ipc.new_stream(pa.PythonFile(file, mode="w"), chosen.schema)
             writer.write_batch(chosen)
             rows += chosen.num_rows
         if file is not None:
             writer.close()
             file.finish()
-            REAL.sync_dir(os.path.dirname(path))
+            fs.sync_dir(os.path.dirname(path))
     except OSError as error:
         raise StorageError(path, "can't be written", error) from error
     finally:

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, storage_errors
-from journal.files import REAL, make_dirs, names_in, read_optional, replace_file
+from journal.files import REAL, FileSystem, make_dirs, names_in, read_optional, replace_file
 from qindex.format import layout
 
 _VERSION: Final = 1
@@ -56,9 +57,13 @@ class Progress:
 
 
 class Staging:
-    """The staging directory of a store. All methods raise :class:`StorageError`."""
+    """The staging directory of a store. All methods raise :class:`StorageError`.
+
+    ``fs`` gives what it makes the mode of the store's directory, which a group may share.
+    """
 
     def __init__(self, store: str) -> None:
+        self.fs: FileSystem = beneath(REAL, store)
         self.path = os.path.join(store, layout.STAGING)
 
     def batch_directory(self, query: str, batch: int) -> str:
@@ -72,9 +77,9 @@ class Staging:
     def save(self, progress: Progress) -> None:
         """Replace a query's file; durable on return."""
         path = os.path.join(self.path, _name_of(progress.query) + _SUFFIX)
-        make_dirs(REAL, self.path)
+        make_dirs(self.fs, self.path)
         value = {"version": _VERSION, **dataclasses.asdict(progress)}
-        replace_file(REAL, path, json.dumps(value).encode())
+        replace_file(self.fs, path, json.dumps(value).encode())
 
     def unfinished(self) -> Iterator[Progress]:
         """Give the batches whose publishing was cut short, of all queries."""
@@ -105,7 +110,7 @@ class Staging:
                 continue
             for name in self._names(root):
                 path = os.path.join(root, name)
-                if REAL.stat(path).st_mtime < older_than:
+                if self.fs.stat(path).st_mtime < older_than:
                     removed += self._remove(path)
         return removed
 
@@ -113,23 +118,21 @@ class Staging:
         names = self._names(directory)
         try:
             for name in names:
-                REAL.unlink(os.path.join(directory, name))
-            REAL.rmdir(directory)
+                self.fs.unlink(os.path.join(directory, name))
+            self.fs.rmdir(directory)
         except FileNotFoundError:
             return len(names)
         except OSError as error:
             raise StorageError(directory, "can't be removed", error) from error
         return len(names)
 
-    @staticmethod
-    def _names(directory: str) -> list[str]:
+    def _names(self, directory: str) -> list[str]:
         with storage_errors(directory, "can't be listed"):
-            return sorted(names_in(REAL, directory))
+            return sorted(names_in(self.fs, directory))
 
-    @staticmethod
-    def _read(path: str) -> Progress | None:
+    def _read(self, path: str) -> Progress | None:
         with storage_errors(path, "can't be read"):
-            data = read_optional(REAL, path)
+            data = read_optional(self.fs, path)
         if data is None:
             return None
         try:

@@ -12,6 +12,7 @@ import rocketstore._packages  # noqa: F401, I001
 
 # Then: it lets imports find what is compiled.
 import journal  # noqa: F401
+from rocketstore.derived_files import RebuildResult, RebuiltFile, rebuild
 from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.message import BatchResult, PutResult, StoredMessage
 from rocketstore.options import Options
@@ -25,8 +26,11 @@ __all__ = [
     "GetStatus",
     "Options",
     "PutResult",
+    "RebuildResult",
+    "RebuiltFile",
     "Retention",
     "Store",
     "StoredMessage",
     "open",
+    "rebuild",
 ]

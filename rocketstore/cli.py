@@ -19,6 +19,7 @@ import typer
 from journal.errors import DamageError, UsageError
 from journal.findings import Cause, Kind
 from journal.shown import json_safe, printable
+from rocketstore.derived_files import rebuild_in_place
 from rocketstore.inspection import inspect_file
 from rocketstore.message import StoredMessage
 from rocketstore.reading import TIME_MAX
@@ -230,7 +231,7 @@ def rebuild_index_command(
     entries: Entries = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build all index files anew from the log; consume queues are checked and repaired too."""
+    """Build all index files and consume queues anew from the log."""
     with open_store(
         directory,
         background=False,
@@ -239,17 +240,20 @@ def rebuild_index_command(
         index_slots=slots,
         index_entries=entries,
     ) as store:
-        store.rebuild_index()
-        row = {
-            "index_files": len(store._parts.index.files),
-            "entries": store._parts.index.entry_count(),
-            "queues_repaired": len(store.recovered.queues_changed),
-        }
-        _print(iter([row]), as_json)
+        repaired = store.recovered.queues_changed
         damage = [finding for finding in store.findings if finding.cause is Cause.DAMAGE]
-        for finding in damage:
-            sys.stderr.write(f"qindex: {printable(str(finding))}\n")
-        _finish(len(damage))
+    built = rebuild_in_place(directory).files
+    index = [file for file in built if file.name.startswith("index/")]
+    queues = [file for file in built if file not in index and file.was != "identical"]
+    row = {
+        "index_files": len(index),
+        "entries": sum(file.entries for file in index),
+        "queues_repaired": len(repaired) + len(queues),
+    }
+    _print(iter([row]), as_json)
+    for finding in damage:
+        sys.stderr.write(f"qindex: {printable(str(finding))}\n")
+    _finish(len(damage))
 
 
 @rocket_app.command("inspect")

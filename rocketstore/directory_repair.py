@@ -54,7 +54,7 @@ def repair_directory(
                 raise DamageError(stranger.path, 0, f"{stranger.what} (repair=True sets it aside)")
         kind = Kind.TORN if stranger.is_short else Kind.FOREIGN_FILE
         findings.append(Finding(stranger.path, 0, 0, cause, stranger.what, consequence, kind))
-    findings += _taken_away(options, paths, layout, note, checkpoint)
+    findings += taken_away(options, paths, layout, note, checkpoint)
     if layout.strangers and not options.read_only:
         layout = look(fs, paths, options, sizes)
     if not layout.missing:
@@ -80,7 +80,7 @@ def _name(paths: Paths, path: str) -> str:
     return os.path.relpath(path, paths.root)
 
 
-def _taken_away(
+def taken_away(
     options: Options,
     paths: Paths,
     layout: Layout,

@@ -28,7 +28,8 @@ class DispatchNote:
     max unit of each queue; ``index`` name, begin and end timestamp, begin and end offset, used
     slots and count of each index file. ``boot`` names the run of the operating system. ``sizes``
     are the bytes of a log file and of a queue file, and the slots and entries of an index file.
-    ``taken`` names the files that another program had taken away under the open store."""
+    ``taken`` names the files that another program had taken away under the open store.
+    ``sizes_only``: queues and index are being exchanged, and nothing is said of them."""
 
     offset: int
     boot: str
@@ -37,6 +38,7 @@ class DispatchNote:
     index: list[tuple[str, int, int, int, int, int, int]] = field(default_factory=list)
     sizes: tuple[int, ...] = ()
     taken: list[str] = field(default_factory=list)
+    sizes_only: bool = False
 
 
 def save_note(fs: FileSystem, path: str, note: DispatchNote) -> None:
@@ -52,6 +54,8 @@ def save_note(fs: FileSystem, path: str, note: DispatchNote) -> None:
     }
     if note.taken:
         content["taken"] = note.taken
+    if note.sizes_only:
+        content["sizes_only"] = True
     text = json.dumps(content, separators=(",", ":"))
     replace_file(fs, path, json.dumps({"crc": crc32(text.encode()), "derived": text}).encode())
 
@@ -83,6 +87,7 @@ def _parse(content: dict[str, Any]) -> DispatchNote | None:
         index=[tuple(row) for row in content["index"]],
         sizes=tuple(content["sizes"]),
         taken=list(content.get("taken", ())),
+        sizes_only=content.get("sizes_only") is True,
     )
     if (len(note.last), len(note.sizes)) != (3, 4) or not all(
         isinstance(name, str) and name and "\0" not in name for name in note.taken

@@ -25,7 +25,7 @@ _INT_MAX = 0x7FFFFFFF
 
 class IndexCheck:
     """Takes the log's messages in order, compares while there are entries, and puts after that
-    (``dry``: only compares).
+    (``dry``: only compares; ``busy``: a process may be writing, and the index be behind the log).
 
     ``_number`` is the file being compared and ``_place`` the number of its next entry; ``_begin``
     is where that file begins: the offset of a message and how many of its keys stand in the file
@@ -33,7 +33,13 @@ class IndexCheck:
     """
 
     def __init__(
-        self, parts: Parts, known: DispatchNote | None, *, crashed: bool, dry: bool = False
+        self,
+        parts: Parts,
+        known: DispatchNote | None,
+        *,
+        crashed: bool,
+        dry: bool = False,
+        busy: bool = False,
     ) -> None:
         self._parts = parts
         self._index = parts.index
@@ -45,6 +51,7 @@ class IndexCheck:
         self._file: IndexFile | None = None
         self._differs = False
         self._dry = dry
+        self._busy = busy
         self._checking = known is None
         if not self._enabled:
             return
@@ -72,7 +79,7 @@ class IndexCheck:
         while number < len(files):
             file = files[number]
             self._number, self._file, self._place = number, file, 1
-            if not _is_whole(files, number):
+            if not _is_whole(files, number, busy=self._busy and number == len(files) - 1):
                 self._differs = True
                 return
             if number == 0 or files[number - 1].header.begin_offset < self._minimum:
@@ -97,7 +104,7 @@ class IndexCheck:
         done = 0
         while done < len(hashes):
             if self._file is None and self._dry:
-                self._differs = True
+                self._differs = not self._busy
                 return
             if self._file is None:
                 before = int(np.count_nonzero(messages[:done] == messages[done]))
@@ -165,8 +172,9 @@ class IndexCheck:
         return name
 
 
-def _is_whole(files: list[IndexFile], number: int) -> bool:
-    """Whether header, entries, slots and links of a file belong together."""
+def _is_whole(files: list[IndexFile], number: int, *, busy: bool) -> bool:
+    """Whether header, entries, slots and links of a file belong together. ``busy``: it is being
+    written, and slots and links may be newer than the header."""
     file = files[number]
     header = file.header
     if header.count > file.entries:
@@ -180,8 +188,12 @@ def _is_whole(files: list[IndexFile], number: int) -> bool:
     return (
         int(ends[0]["offset"][0]) == header.begin_offset
         and int(ends[1]["offset"][0]) == header.end_offset
-        and file.chains_are_sound()
+        and (busy or (_slots_in_use(file) == header.used_slots and file.chains_are_sound()))
     )
+
+
+def _slots_in_use(file: IndexFile) -> int:
+    return int(np.count_nonzero(file.slot_table()))
 
 
 def _expired(file: IndexFile, minimum: int) -> int:

@@ -229,7 +229,3 @@ class IndexService:
         """Close all files."""
         for file in self.files:
             file.close()
-
-    def entry_count(self) -> int:
-        """Entries in all files."""
-        return int(np.sum([file.header.count - 1 for file in self.files], dtype=np.int64))

@@ -15,10 +15,10 @@ from rocketstore.checkpoint_format import Checkpoint
 from rocketstore.config_check import check_config, mend_config
 from rocketstore.directory_repair import repair_directory
 from rocketstore.dispatch_note import load_note
+from rocketstore.full_recovery import Rebuilt, recover_full
 from rocketstore.layout import Paths
 from rocketstore.options import Options
 from rocketstore.parts import Parts, build_parts
-from rocketstore.rebuild import Rebuilt, recover_full
 from rocketstore.recovery import recover_compatible, recover_read_only
 
 

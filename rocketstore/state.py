@@ -21,11 +21,11 @@ from journal.poison import Poison
 from rocketstore import words
 from rocketstore.commitlog import CommitLog
 from rocketstore.dispatch import QueueKey
+from rocketstore.full_recovery import Rebuilt
 from rocketstore.layout import Paths
 from rocketstore.opening import open_parts
 from rocketstore.options import Options
 from rocketstore.parts import Parts
-from rocketstore.rebuild import Rebuilt
 from rocketstore.route import Route
 from rocketstore.store_clock import StoreClock
 

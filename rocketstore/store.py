@@ -27,6 +27,7 @@ from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_messa
 from rocketstore.dispatch import QueueKey
 from rocketstore.dispatcher import Dispatcher
 from rocketstore.filler_format import is_filler
+from rocketstore.full_recovery import Rebuilt
 from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.housekeeping import Housekeeping
 from rocketstore.layout import Paths, is_store, look
@@ -46,7 +47,6 @@ from rocketstore.reading import (
     query_exact,
     query_message,
 )
-from rocketstore.rebuild import Rebuilt
 from rocketstore.state import StoreState
 
 

@@ -1,81 +1,52 @@
 """``build-index``: ConsumeQueues and IndexFiles of RocketMQ stores, built anew from the CommitLog.
 
-In parallel, and byte for byte what :mod:`rocketstore` writes when it rebuilds them one after the
-other:
-
-1. each CommitLog file is scanned by a task of its own; what its messages ask for is kept by Spark;
-2. the driver adds up how many keys come before each batch: so it knows which keys stand in which
-   index file;
-3. each queue and each index file is written by one task, into a staging directory in the store;
-4. the driver installs what was built (:mod:`pyspark_qindex.jobs.build_install`).
-
-The store is locked from the first step to the last. The staging directory has to be reachable under
-one path from driver and executors, as the store itself has.
+Each store is one task, which calls :mod:`rocketstore.derived_files`: what it writes has the bytes
+that :mod:`rocketstore` writes when it recovers from nothing but the log.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from operator import attrgetter
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
-from journal.files import REAL, read_optional
+from journal.beneath import beneath
+from journal.errors import DamageError, LockedError, NotAStoreError, StoreError, UsageError
+from journal.files import REAL
 from pyspark_qindex.filesystem import local_path
-from pyspark_qindex.jobs.build_install import install_store, keep_expired_queues, last_message
-from pyspark_qindex.jobs.build_scan import PIECES, LogFile, ScanItem, scan_log_file, unpack
-from pyspark_qindex.jobs.build_write import (
-    BUILT,
-    IndexPlan,
-    StorePlan,
-    compare,
-    index_place,
-    write_index_files,
-    write_queues,
-)
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
-from pyspark_qindex.jobs.tasks import Row, map_rows, run_tasks, tasks_wanted
-from pyspark_qindex.planning import group
+from pyspark_qindex.jobs.tasks import Row, run_tasks
 from pyspark_qindex.schemas import Table, spark_schema
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.commitlog_format import file_name
-from rocketstore.directory_repair import repair_directory
-from rocketstore.dispatch_note import load_note
-from rocketstore.index_file import IndexFile
-from rocketstore.index_format import IndexHeader, index_name
-from rocketstore.layout import Layout, Paths
+from pyspark_qindex.stores import StoreNotHereError, local_store
+from rocketstore.derived_files import RebuildResult, rebuild, rebuild_in_place
+from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock
-from rocketstore.options import Options
 
-STAGING: Final = "build-index.tmp"
-"""Where a store's new files stand until they are installed."""
-
-_KEYS: Final[Table] = {
+BUILT: Final[Table] = {
     "store": "string",
-    "number": "int",
-    "start": "bigint",
-    "count": "bigint",
-    "first": "binary",
-    "second": "binary",
-    "third": "binary",
+    "file": "string",
+    "entries": "bigint",
+    "bytes": "bigint",
+    "was": "string",
 }
-"""Keys of one batch that stand in one index file: ``start`` counts the log's keys before them."""
+"""``file``: a queue's directory or an index file, relative to the store. ``entries``: units, or
+index entries. ``was``: identical, different or missing."""
+
+_DONE: Final[Table] = {"row": "string", **BUILT, "why": "string"}
+"""Rows of a task. ``row``: ``file``; ``store`` (``entries``: messages); or ``refused``, where the
+log is damaged (``why``; ``file`` and ``bytes``: the place, if it is one in a file)."""
 
 
 @dataclass(slots=True)
 class BuildResult:
-    """``files``: what was built (:data:`pyspark_qindex.jobs.build_write.BUILT`). ``stores``: how
-    many. ``messages``: in their logs. ``installed``: whether the files are in the stores now; else
-    they stand below ``directory``. ``refused``: stores that were left as they are, and why: their
-    logs are damaged."""
+    """``files``: what was built (:data:`BUILT`). ``stores``: how many. ``messages``: in their logs.
+    ``installed``: whether the files are in the stores now; else they stand below ``directory``.
+    ``refused``: stores that were left as they are, and why: their logs are damaged."""
 
     files: DataFrame
     stores: int
@@ -85,17 +56,12 @@ class BuildResult:
     refused: dict[str, str]
 
 
-@dataclass(slots=True)
-class _Target:
-    """A store whose lock is held."""
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One store. ``out``: where to leave its files; ``None``: in the store."""
 
     root: str
-    layout: Layout
-    lock: StoreLock
-
-    @property
-    def staging(self) -> str:
-        return os.path.join(self.root, STAGING)
+    out: str | None
 
 
 def build_index(
@@ -103,10 +69,10 @@ def build_index(
 ) -> BuildResult:
     """Build ConsumeQueues and IndexFiles of all RocketMQ stores at or below ``paths``.
 
-    With ``install`` they take the place of what a store has, all at once; otherwise they are left
-    below ``out`` (one directory for each store), and the stores are not changed. A store whose log
-    is damaged (sound records stand behind a place where none is, a file is missing) is left as it
-    is, and the others go on.
+    With ``install`` they take the place of what a store has; otherwise they are left below ``out``
+    (one directory for each store), and the stores are not changed. A store whose log is damaged
+    (sound records stand behind a place where none is, a file is missing) is left as it is, and the
+    others go on.
 
     Raises :class:`LockedError`, with the pid, when a store is in use: then none is touched;
     :class:`DamageError` when all stores are damaged; :class:`UsageError`, :class:`NotAStoreError`,
@@ -114,32 +80,24 @@ def build_index(
     """
     if not install and out is None:
         raise UsageError("where to leave what is built? Without install, out is needed")
-    if out is not None:
-        out = local_path(out, "out")
-    with contextlib.ExitStack() as stack:
-        refused: dict[str, StoreError] = {}
-        targets = [found for root in _roots(paths) if (found := _try(root, stack, refused))]
-        pieces = _scan(spark, targets)
-        stack.callback(pieces.unpersist)
-        logs = _logs(targets, pieces, refused)
-        if refused and not logs:
-            raise next(iter(refused.values()))
-        sound = pieces.where(pieces["store"].isin(list(logs)))
-        plans = _plan([one for one in targets if one.root in logs], logs, sound)
-        built = _write(spark, plans, sound)
-        built += [row for plan in plans.values() for row in _finish(plan, logs[plan.root])]
-        names = store_names(list(plans))
-        for plan in plans.values():
-            if install:
-                install_store(plan, logs[plan.root])
-            else:
-                assert out is not None
-                _leave(plan, os.path.join(out, names[plan.root]))
-        counts = sound.where("row = 'queue'").agg({"count": "sum"}).collect()[0][0]
-        files = spark.createDataFrame(sorted(built), spark_schema(BUILT))
-        where = None if install else out
-        why = {root: str(error) for root, error in refused.items()}
-        return BuildResult(files, len(plans), int(counts or 0), install, where, why)
+    out = local_path(out, "out") if out is not None else None
+    roots = _roots(paths)
+    for root in roots:
+        StoreLock(beneath(REAL, root), Paths(root).lock).release()
+    names = store_names(roots)
+    left = None if install else out
+    items = [
+        _Item(root, None if left is None else os.path.join(left, names[root])) for root in roots
+    ]
+    rows = run_tasks(spark, [[item] for item in items], _build, _DONE).collect()
+    failed = [row for row in rows if row["row"] == "refused"]
+    if len(failed) == len(items):
+        raise _error(failed[0]["file"], failed[0]["bytes"], failed[0]["why"])
+    files = sorted(tuple(row)[1:-1] for row in rows if row["row"] == "file")
+    messages = sum(row["entries"] for row in rows if row["row"] == "store")
+    refused = {row["store"]: str(_error(row["file"], row["bytes"], row["why"])) for row in failed}
+    built = spark.createDataFrame(files, spark_schema(BUILT))
+    return BuildResult(built, len(items) - len(failed), messages, install, left, refused)
 
 
 def _roots(paths: Sequence[str]) -> list[str]:
@@ -157,228 +115,38 @@ def _roots(paths: Sequence[str]) -> list[str]:
     return roots
 
 
-def _try(root: str, stack: contextlib.ExitStack, refused: dict[str, StoreError]) -> _Target | None:
+def _build(item: _Item) -> Iterator[Row]:
+    """Build one store; gives rows of :data:`_DONE`. Raises :class:`LockedError`, and
+    :class:`StoreNotHereError` on a host that does not see the store."""
+    local_store(item.root).file_system()
     try:
-        return _take(root, stack)
+        built = rebuild_in_place(item.root) if item.out is None else _leave(item.root, item.out)
+    except (LockedError, StoreNotHereError):
+        raise
     except DamageError as error:
-        refused[root] = error
-        return None
+        yield ("refused", item.root, error.path, None, error.offset, None, error.what)
+    except StoreError as error:
+        yield ("refused", item.root, None, None, None, None, str(error))
+    else:
+        for file in built.files:
+            yield ("file", item.root, file.name, file.entries, file.size, file.was, None)
+        yield ("store", item.root, None, built.messages, None, None, None)
 
 
-def _take(root: str, stack: contextlib.ExitStack) -> _Target:
-    """Lock a store, and clear away what a job left that was killed. What an open repairs when it is
-    asked to is refused, as an open does that is not."""
-    paths = Paths(root)
-    lock = StoreLock(REAL, paths.lock)
-    stack.callback(lock.release)
-    note = load_note(REAL, paths.dispatch_note)
-    checkpoint = Checkpoint.parse(read_optional(REAL, paths.checkpoint))
-    layout, _ = repair_directory(Options(create=False), paths, note, checkpoint, crashed=False)
-    target = _Target(root, layout, lock)
-    shutil.rmtree(target.staging, ignore_errors=True)
-    stack.callback(shutil.rmtree, target.staging, ignore_errors=True)
-    os.makedirs(target.staging, exist_ok=True)
-    return target
+def _error(path: str | None, offset: int | None, why: str) -> StoreError:
+    if path is None or offset is None:
+        return StoreError(why)
+    return DamageError(path, offset, why)
 
 
-def _scan(spark: SparkSession, targets: list[_Target]) -> DataFrame:
-    items = [
-        ScanItem(target.root, target.layout, start, target.layout.commitlog_file_size)
-        for target in targets
-        for start in target.layout.commitlog
-    ]
-    tasks = group(items, tasks_wanted(spark))
-    return run_tasks(spark, tasks, scan_log_file, PIECES).persist(StorageLevel.MEMORY_AND_DISK)
-
-
-# -- the plan -------------------------------------------------------------------------------------
-
-
-def _logs(
-    targets: list[_Target], pieces: DataFrame, refused: dict[str, StoreError]
-) -> dict[str, list[LogFile]]:
-    """Give the files of the logs that are sound."""
-    files: dict[str, list[LogFile]] = {target.root: [] for target in targets}
-    columns = ("store", "at", "end", "stop", "count", "last_size", "last_time", "fillers")
-    for root, *fields in pieces.where("row = 'file'").select(*columns).collect():
-        files[root].append(LogFile(*fields))
-    logs = {}
-    for root, found in files.items():
-        try:
-            logs[root] = _log_of(root, sorted(found, key=attrgetter("start")))
-        except StoreError as error:
-            refused[root] = error
-    return logs
-
-
-def _plan(
-    targets: list[_Target], logs: dict[str, list[LogFile]], pieces: DataFrame
-) -> dict[str, StorePlan]:
-    starts: dict[str, dict[int, int]] = {target.root: {} for target in targets}
-    totals = dict.fromkeys(starts, 0)
-    keys = pieces.where("row = 'keys'").select("store", "at", "count").collect()
-    for root, at, count in sorted(map(tuple, keys)):
-        starts[root][at] = totals[root]
-        totals[root] += count
-    plans = {
-        target.root: StorePlan(
-            root=target.root,
-            layout=target.layout,
-            staging=target.staging,
-            end=logs[target.root][-1].end if logs[target.root] else 0,
-            starts=starts[target.root],
-            index=[],
-            filler_files=tuple(file.start for file in logs[target.root] if file.fillers),
-        )
-        for target in targets
-    }
-    return _with_index(plans, pieces)
-
-
-def _log_of(root: str, files: list[LogFile]) -> list[LogFile]:
-    """The files up to the one that the log ends in. Raises :class:`DamageError`."""
-    log: list[LogFile] = []
-    for file in files:
-        if file.unreadable:
-            raise StoreError(file.unreadable)
-        if log and not log[-1].is_full and not file.is_empty:
-            _refuse(root, log[-1])
-        if file.is_damaged:
-            _refuse(root, file)
-        if not log or log[-1].is_full:
-            log.append(file)
-    return log
-
-
-def _refuse(root: str, file: LogFile) -> None:
-    path = os.path.join(Paths(root).commitlog, file_name(file.start))
-    what = "no record stands here, but sound ones do behind it (open with repair=True)"
-    raise DamageError(path, file.end - file.start, what)
-
-
-def _with_index(plans: dict[str, StorePlan], pieces: DataFrame) -> dict[str, StorePlan]:
-    """Name the index files, and tell how the one before each ends: offset and time of its last
-    key, which is the only thing that two files have to do with one another."""
-    cuts = _keys(pieces, plans).select("store", "number", "start", "count", "second", "third")
-    edges: dict[str, dict[int, tuple[int, int, IndexHeader]]] = {root: {} for root in plans}
-    first_and_last = map_rows(cuts, partial(map, _edge), _EDGES)
-    grouped = first_and_last.groupBy("store", "number").agg(
-        {"start": "min", "first_time": "min", "last": "max", "last_time": "max"}
-    )
-    names = ("store", "number", "min(start)", "min(first_time)", "max(last)", "max(last_time)")
-    for root, number, start, first_time, last, last_time in grouped.select(*names).collect():
-        header = IndexHeader(end_timestamp=last_time, end_offset=last)
-        edges[root][number] = (start, first_time, header)
-    return {root: replace(plan, index=_index_plans(edges[root])) for root, plan in plans.items()}
-
-
-_EDGES: Final[Table] = {
-    "store": "string",
-    "number": "int",
-    "start": "bigint",
-    "first_time": "bigint",
-    "last": "bigint",
-    "last_time": "bigint",
-}
-
-
-def _edge(row: dict[str, Any]) -> Row:
-    offsets, times = unpack(row["second"]), unpack(row["third"])
-    ends = (int(times[0]), int(offsets[-1]), int(times[-1]))
-    return (row["store"], row["number"], row["start"], *ends)
-
-
-def _index_plans(edges: dict[int, tuple[int, int, IndexHeader]]) -> list[IndexPlan]:
-    plans: list[IndexPlan] = []
-    for number in sorted(edges):
-        start, first_time, _ = edges[number]
-        previous = edges[number - 1][2] if number else None
-        plans.append(IndexPlan(_new_name(plans, first_time), start, previous))
-    return plans
-
-
-def _new_name(before: list[IndexPlan], time: int) -> str:
-    """The name of a file whose first message was stored at ``time`` (ms): when the store made it,
-    nearly. Names must be new and sort."""
-    name = index_name(time)
-    if before and int(name) <= int(before[-1].name):
-        return str(int(before[-1].name) + 1)
-    return name
-
-
-def _keys(pieces: DataFrame, plans: dict[str, StorePlan]) -> DataFrame:
-    """Cut the batches of keys where an index file is full."""
-    return map_rows(pieces.where("row = 'keys' and count > 0"), partial(_cut, plans), _KEYS)
-
-
-def _cut(plans: dict[str, StorePlan], rows: Iterator[dict[str, Any]]) -> Iterator[Row]:
-    width = 8
-    for row in rows:
-        plan = plans[row["store"]]
-        start = plan.starts[row["at"]]
-        done = 0
-        while done < row["count"]:
-            number = (start + done) // plan.entries_in_file
-            count = min(row["count"] - done, (number + 1) * plan.entries_in_file - start - done)
-            part = slice(done * width, (done + count) * width)
-            columns = (row[name][part] for name in ("first", "second", "third"))
-            yield (plan.root, number, start + done, count, *columns)
-            done += count
-
-
-# -- writing --------------------------------------------------------------------------------------
-
-
-def _write(spark: SparkSession, plans: dict[str, StorePlan], pieces: DataFrame) -> list[Row]:
-    most = tasks_wanted(spark)
-    rows = pieces.where("row = 'queue'")
-    queues_there = rows.select("store", "topic", "queue_id").distinct().count()
-    tasks = max(1, min(most, queues_there))
-    by_queue = rows.repartition(tasks, "store", "topic", "queue_id")
-    by_queue = by_queue.sortWithinPartitions("store", "topic", "queue_id", "at")
-    wanted = by_queue.select(
-        "store", "topic", "queue_id", "at", "first", "second", "third", "fourth"
-    )
-    built = map_rows(wanted, partial(write_queues, plans), BUILT).collect()
-    tasks = max(1, min(most, sum(len(plan.index) for plan in plans.values())))
-    by_file = _keys(pieces, plans).repartition(tasks, "store", "number")
-    by_file = by_file.sortWithinPartitions("store", "number", "start")
-    built += map_rows(by_file, partial(write_index_files, plans), BUILT).collect()
-    return [tuple(row) for row in built]
-
-
-def _finish(plan: StorePlan, log: list[LogFile]) -> Iterator[Row]:
-    """Write what is left to the driver: the index file that the store begins though it has no key
-    yet, and queues whose messages are all expired."""
-    os.makedirs(Paths(plan.staging).consumequeue, exist_ok=True)
-    os.makedirs(Paths(plan.staging).index, exist_ok=True)
-    last = last_message(log)
-    if last is not None:
-        previous = _last_full_file(plan)
-        fresh = not plan.index or (previous is not None and last.offset > previous.end_offset)
-        if fresh:
-            name = _new_name(plan.index, last.time)
-            path = os.path.join(Paths(plan.staging).index, name)
-            layout = plan.layout
-            IndexFile.create(REAL, path, layout.index_slots, layout.index_entries, previous).close()
-            was = compare(path, index_place(plan, len(plan.index)))
-            yield plan.root, os.path.join("index", name), 0, os.stat(path).st_size, was
-    for file, units, size in keep_expired_queues(plan, log):
-        yield (plan.root, file, units, size, "identical")
-
-
-def _last_full_file(plan: StorePlan) -> IndexHeader | None:
-    if not plan.index:
-        return None
-    path = os.path.join(Paths(plan.staging).index, plan.index[-1].name)
-    layout = plan.layout
-    file = IndexFile(REAL, path, layout.index_slots, layout.index_entries, writable=False)
-    file.load()
-    return file.header if file.is_full else None
-
-
-def _leave(plan: StorePlan, out: str) -> None:
-    for name in ("consumequeue", "index"):
-        target = os.path.join(out, name)
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.move(os.path.join(plan.staging, name), target)
+def _leave(root: str, out: str) -> RebuildResult:
+    """Build a store's files in a directory of this task's own, then move them to ``out``: another
+    attempt of the task may have been killed in the middle, or still run."""
+    os.makedirs(out, 0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, ignore_cleanup_errors=True) as own:
+        built = rebuild(root, own)
+        for name in ("consumequeue", "index"):
+            target = os.path.join(out, name)
+            shutil.rmtree(target, ignore_errors=True)
+            os.rename(os.path.join(own, name), target)
+    return built

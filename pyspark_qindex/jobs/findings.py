@@ -1,13 +1,12 @@
 """The rows that an audit gives: what is wrong, and where.
 
-``kind`` is a word of :class:`journal.findings.Kind` (docs/damage.md explains each), or one of
-:class:`RocketKind`. ``cause`` is ``damage``, or ``crash`` for what the death of a process or a loss
-of power leaves and the next open repairs without asking.
+``kind`` is a word of :class:`journal.findings.Kind` (docs/damage.md explains each). ``cause`` is
+``damage``, or ``crash`` for what the death of a process or a loss of power leaves and the next open
+repairs without asking.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -36,25 +35,6 @@ file."""
 
 _SHOWN: Final = 8
 """Findings of one kind and cause in one file that have rows of their own."""
-
-
-class RocketKind(enum.StrEnum):
-    """Kinds of findings in a RocketMQ store, where :class:`journal.findings.Kind` has no word."""
-
-    UNIT = "unit"
-    """A ConsumeQueue unit that does not point to the message with that queue offset."""
-    UNIT_MISSING = "unit-missing"
-    """A message of the CommitLog that its ConsumeQueue does not have."""
-    INDEX_ENTRY = "index-entry"
-    """An IndexFile entry that points to no message with that key."""
-    INDEX_MISSING = "index-missing"
-    """A message that no IndexFile has under one of its keys."""
-    INDEX_CHAIN = "index-chain"
-    """Slots or links of an IndexFile that do not lead to all its entries."""
-    OFFSET = "physical-offset"
-    """A record that says that it stands elsewhere."""
-    TIME = "store-time"
-    """Store times that run backwards."""
 
 
 @dataclass(slots=True)
@@ -114,16 +94,6 @@ def finding_row(
     )
 
 
-def damage(
-    path: str,
-    offset: int,
-    length: int,
-    kind: Kind | RocketKind,
-    what: str,
-    lost: str = "",
-    cause: Cause = Cause.DAMAGE,
-) -> Finding:
-    """Give a finding that no crash explains; or (``cause``) one of something that a crash leaves
-    and the next open repairs."""
-    # A Finding carries a word; those of RocketMQ are words of the same sort.
-    return Finding(path, offset, length, cause, what, lost, kind)  # type: ignore[arg-type]
+def damage(path: str, offset: int, length: int, kind: Kind, what: str, lost: str = "") -> Finding:
+    """Give a finding that no crash explains."""
+    return Finding(path, offset, length, Cause.DAMAGE, what, lost, kind)

@@ -13,8 +13,9 @@ import pytest
 import qindex
 import rocketstore
 from journal.errors import StorageError, StoreError, WritesRefusedError
+from journal.files import PathLike, RealFileSystem
 from rocketstore.inspection import inspect_file
-from rocketstore.verify import verify_parts
+from rocketstore.verify import verify as rocket_verify
 from tests.hostile.stores import build
 from tests.hostile.trial import confined
 from tests.qindex.support import open_quietly, queue_directory
@@ -206,10 +207,22 @@ def _cut_under_a_reader(store: Path) -> int:
 
 
 def _cut_under_verify(store: Path) -> int:
-    with rocketstore.open(store, read_only=True, background=False) as log:
-        _ask(log)
-        _cut_all(store)
-        return len(list(verify_parts(log)))
+    class Cuts(RealFileSystem):
+        """Cuts all files once the log is read."""
+
+        opened = 0
+
+        @staticmethod
+        def open(path: PathLike, flags: int, mode: int = 0o600, /) -> int:
+            fd = RealFileSystem.open(path, flags, mode)
+            if "commitlog" in os.fspath(path) and not Cuts.opened:
+                Cuts.opened += 1
+                _cut_all(store)
+            return fd
+
+    found = len(rocket_verify(store, fs=Cuts()))
+    assert Cuts.opened
+    return found
 
 
 def _cut_under_inspect(store: Path) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from journal.errors import DamageError, StoreError
 from rocketstore import Store, StoredMessage
-from rocketstore.verify import verify, verify_parts
+from rocketstore.verify import verify
 from tests.damage.harms import Files, Harm
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
@@ -129,7 +129,7 @@ def attack(sound: Sound, files: Files, *, crashed: bool = False, sizes: bool = T
     with store:
         outcome.told |= bool(store.findings)
         found = give(store, right)
-        list(verify_parts(store))
+        verify(ROOT, fs=fs, **{**TINY_SIZES, **options})
     with open_tiny(ROOT, fs=fs, **options) as store:
         assert give(store, right) == found
         added = store.put("T", b"more", keys="more")

@@ -183,8 +183,7 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
 
 
 def test_store_in_use(tmp_path: Path) -> None:
-    """Those who only read go on beside a writer; verify would take what is under way for damage,
-    and says who writes there."""
+    """Those who only read go on beside a writer, verify too."""
     root = rocket_copy("gen", tmp_path) / "store"
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -194,9 +193,10 @@ def test_store_in_use(tmp_path: Path) -> None:
     try:
         assert child.stdout.readline() == b"open\n"
         for name, command in COMMANDS.items():
-            if name in ("consume", "verify", "rebuild-index"):
+            if name in ("consume", "rebuild-index"):
                 line = complains(*with_store(command, root))
-                assert line == f"qindex: {root}/lock: is open for writing by process {child.pid}"
+                who = f"{root}/lock: is open for writing by process {child.pid}"
+                assert line.startswith(f"qindex: {who}; wait until that one closes it")
             else:
                 assert run_qindex("rocket", *with_store(command, root)).code == 0
     finally:

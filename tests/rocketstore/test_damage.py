@@ -22,7 +22,7 @@ import pytest
 from journal.errors import DamageError, StoreError
 from rocketstore.commitlog_format import encode_record
 from rocketstore.delay import SCHEDULE_TOPIC
-from rocketstore.verify import verify, verify_parts
+from rocketstore.verify import verify
 from tests.damage.harms import (
     appended,
     cut,
@@ -194,7 +194,7 @@ def test_verify_tells_what_it_should() -> None:
     assert findings(log, place + 35) == [(f"/s/{log}", place, what)]
     queue = names_of(sound, "consumequeue")[0]
     assert findings(queue, 25) == [
-        ("/s/consumequeue/T/0", 20, "unit 1 does not agree with the log")
+        ("/s/consumequeue/T/0/00000000000000000000", 20, "unit 1 does not agree with the log")
     ]
     index = names_of(sound, "index")[1]
     ((path, _, what),) = findings(index, 90)
@@ -223,7 +223,7 @@ def test_a_damaged_body_stops_only_itself() -> None:
                 assert error.value.offset == place
             else:
                 assert found[place].body == BODIES[number]
-        assert len(list(verify_parts(store))) >= 1
+        assert len(verify(ROOT, fs=fs)) >= 1
 
 
 LIMITS = [

@@ -44,7 +44,7 @@ def test_read_audit_and_build_index(spark: SparkSession, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout)
     assert said["queues"] == {"orders": 580, "audit/ü": 32}
-    assert said["found"] == [[str(bad), "unit", "1"]]
+    assert said["found"] == [[str(bad), "mismatch", "1"]]
     assert (said["built"]["stores"], said["built"]["missing"]) == (1, 7)
     assert derived_files(rocket) == wanted
 

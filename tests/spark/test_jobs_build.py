@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,9 @@ pytest.importorskip("pyspark")
 import rocketstore
 from journal.errors import DamageError, LockedError, NotAStoreError
 from journal.files import REAL
-from pyspark_qindex.jobs import build_install
-from pyspark_qindex.jobs.build_index import STAGING, build_index
-from pyspark_qindex.jobs.build_install import install_store
-from pyspark_qindex.jobs.build_scan import LogFile
-from pyspark_qindex.jobs.build_write import StorePlan
+from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.commands import JobOptions, run_build_index
+from rocketstore.derived_files import STAGING
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
 from tests.golden import rocket_golden
@@ -200,48 +196,3 @@ def test_other_stores_go_on(spark: SparkSession, tmp_path: Path) -> None:
     assert f"{logs['hole'][0]}: at offset {size}" in why[str(bad["hole"])]
     assert f"{logs['cut'][0]}: at offset 0: is 5000 bytes long" in why[str(bad["cut"])]
     assert f"{logs['gap'][1]}: at offset 0: this file of" in why[str(bad["gap"])]
-
-
-def test_a_crash_while_it_is_installed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever step does not happen any more: the next open has all messages."""
-    store = make_rocket(tmp_path / "s", count=200)
-    before = derived_files(store)
-    install, exchange, vouch = install_store, build_install._exchange, build_install._vouch
-    tried = []
-
-    def try_all(plan: StorePlan, log: list[LogFile]) -> None:
-        for step in ("consumequeue", "index", "vouch", "abort"):
-            copy = tmp_path / step
-            shutil.copytree(store, copy)
-            planned = replace(plan, root=str(copy), staging=str(copy / STAGING))
-
-            def no_exchange(staged: str, place: str, step: str = step) -> None:
-                if place.endswith(step):
-                    raise KeyboardInterrupt
-                exchange(staged, place)
-
-            def no_vouch(plan: StorePlan, log: list[LogFile], step: str = step) -> None:
-                if step == "vouch":
-                    raise KeyboardInterrupt
-                vouch(plan, log)
-                if step == "abort":
-                    raise KeyboardInterrupt
-
-            monkeypatch.setattr(build_install, "_exchange", no_exchange)
-            monkeypatch.setattr(build_install, "_vouch", no_vouch)
-            with pytest.raises(KeyboardInterrupt):
-                install(planned, log)
-            tried.append(step)
-
-    monkeypatch.setattr("pyspark_qindex.jobs.build_index.install_store", try_all)
-    build_index(spark, [str(store)])
-    assert len(tried) == 4
-    for step in tried:
-        copy = tmp_path / step
-        assert (copy / "abort").exists()
-        assert (copy / "config" / "rocketstore.json").exists() == (step == "abort")
-        with rocketstore.open(copy, background=False) as opened:
-            assert sum(last - first for first, last in opened.queues().values()) == 190
-        assert derived_files(copy) == before

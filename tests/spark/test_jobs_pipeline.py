@@ -61,7 +61,7 @@ def test_audit_of_a_damaged_fleet(tmp_path: Path) -> None:
     assert f"{planted.file}" in result.text
     assert "audit: stores 2, damage 1, crash_traces 0" in result.text
     (row,) = [json.loads(line) for line in (out / "findings.json").read_text().splitlines()]
-    assert (row["store"], row["kind"], row["offset"]) == (str(bad), "unit", planted.offset)
+    assert (row["store"], row["kind"], row["offset"]) == (str(bad), "mismatch", planted.offset)
     assert read_table(out / "findings.parquet").num_rows == 1
     summary = json.loads((out / "summary.json").read_text())
     assert summary["job"] == "audit"

@@ -573,7 +573,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]
     del sys.modules[name]
 from pyspark_qindex.options import TABLES, read_options
 from pyspark_qindex.planning import plan_queues
-from pyspark_qindex.qindex_source import read_part
+from pyspark_qindex.read_parts import read_part
 import qindex
 options = read_options({"path": sys.argv[2]}, TABLES)
 parts = [part for task in plan_queues(options) for part in task]

@@ -48,7 +48,7 @@ def staged(store: Path, query: str, batch: int, counts: list[int], first: int = 
         )
         half = count // 2
         batches = [rows_of(first, half), rows_of(first + half, count - half)]
-        rows = stage(path, iter(batches), ["body", "key"])
+        rows = stage(path, iter(batches), ["body", "key"], staging.fs)
         assert rows == count
         files.append((os.path.relpath(path, staging.path), rows))
         first += count
@@ -104,6 +104,7 @@ def test_large_batches_are_published_in_steps(
 VICTIMS = """
 import json, os, signal, sys
 from journal import files
+from journal.beneath import BeneathFileSystem
 from pyspark_qindex import publishing
 from qindex.index.queue_index import QueueIndex
 
@@ -124,6 +125,8 @@ def counted(call):
 
 for name in ("open", "write", "pwrite", "fdatasync", "rename", "unlink", "sync_dir", "rmdir"):
     setattr(files.RealFileSystem, name, staticmethod(counted(getattr(files.RealFileSystem, name))))
+    if name in vars(BeneathFileSystem):
+        setattr(BeneathFileSystem, name, counted(getattr(BeneathFileSystem, name)))
 append = QueueIndex.append_batch
 
 def append_and_count(*arguments, **options):
@@ -285,6 +288,18 @@ def test_a_damaged_progress_is_told(tmp_path: Path) -> None:
         path.write_bytes(wrong)
         with pytest.raises(DamageError):
             commit(tmp_path, progress.query, 0, [])
+
+
+def test_what_is_staged_in_a_store_of_a_group_is_the_groups(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    with qindex.open(store, mode=0o660) as engine:
+        engine.queue("q")
+    files = staged(store, "a", 0, [10])
+    Staging(str(store)).save(Progress("a", 0, "q", files))
+    for path in (store / STAGING, *(store / STAGING).rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o770 if path.is_dir() else 0o660), path
+    commit(store, "a", 0, files)
+    assert StoreReader(store).queue("q").summary().messages == 10
 
 
 def test_rows_that_can_not_be_published(tmp_path: Path) -> None:

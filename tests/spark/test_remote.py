@@ -19,6 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 import qindex
 import rocketstore
 from pyspark_qindex.filesystem import RemoteFileSystem
+from pyspark_qindex.jobs.audit import _audit_item, _plan_rocket_store
+from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, ReadOptions, read_options
 from pyspark_qindex.planning import QueuePart, plan_queues
 from pyspark_qindex.read_entries import read_entries
@@ -28,6 +30,7 @@ from pyspark_qindex.rocket_planning import plan_rocket
 from tests.effort import by_tier
 from tests.effort import part as slice_of
 from tests.golden_v2 import SCENARIOS, scenario
+from tests.spark.faults import FAULTS
 from tests.spark.fleet import LARGE, ROCKET_SIZES, make_rocket
 
 Rows = list[dict[str, Any]]
@@ -177,6 +180,25 @@ def test_rocketmq_stores_are_planned_by_their_names(tmp_path: Path, include: str
     # Without a note the index file has to be looked through, for its sizes.
     (tmp_path / "large" / "config" / "rocketstore.json").unlink()
     assert rocket_rows(f"counting://{path}", include)[2] == found
+
+
+def test_a_rocketmq_store_is_audited_where_it_is(tmp_path: Path) -> None:
+    """The same rows as here, and each file is fetched once."""
+    path = make_rocket(tmp_path / "s", count=300)
+    FAULTS["unit_elsewhere"].plant(path)
+    FAULTS["body_checksum"].plant(path)
+    rows = {}
+    for url in (str(path), f"counting://{path}"):
+        (one,) = find_fleet([url])
+        rows[url] = [
+            [value for value in row if value != url]
+            for row in _audit_item(_plan_rocket_store(one.store))
+        ]
+    here, there = rows.values()
+    assert here == there
+    assert [row[0] for row in here] == ["finding", "finding", "count", "count", "count"]
+    held = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert total() <= held + MOST  # and what the plan looked at
 
 
 def test_a_file_is_fetched_in_pieces_and_once(tmp_path: Path) -> None:

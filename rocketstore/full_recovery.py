@@ -10,6 +10,7 @@ to the first entry that differs and built anew from there.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from zlib import crc32
 
 import numpy as np
@@ -97,6 +98,8 @@ def _boot_changed(parts: Parts, note: DispatchNote | None) -> bool:
 def _still_true(parts: Parts, note: DispatchNote) -> bool:
     """Whether files and log are still those that were vouched for."""
     commitlog = parts.commitlog
+    if note.sizes_only:
+        return False
     if not commitlog.files.files:
         return note.offset == 0 and not parts.queues and not parts.index.files
     if not max(commitlog.min_offset, 0) <= note.offset <= commitlog.max_offset:
@@ -115,7 +118,7 @@ def _queues_hold(parts: Parts, note: DispatchNote) -> bool:
         if max_unit == 0:
             continue
         queue = parts.queues.get(key)
-        if queue is None or not queue.starts or not _contiguous(queue):
+        if queue is None or not queue.starts or not is_contiguous(queue):
             return False
         end = max_unit * UNIT_SIZE
         if queue.starts[-1] + queue.file_size < end:
@@ -132,10 +135,10 @@ def _queues_hold(parts: Parts, note: DispatchNote) -> bool:
     return True
 
 
-def _contiguous(queue: ConsumeQueue) -> bool:
-    return queue.starts == list(
-        range(queue.starts[0], queue.starts[-1] + queue.file_size, queue.file_size)
-    )
+def is_contiguous(queue: ConsumeQueue) -> bool:
+    """Return whether no file of a queue is missing between others."""
+    starts, size = queue.starts, queue.file_size
+    return all(right == left + size for left, right in pairwise(starts))
 
 
 def _index_holds(parts: Parts, note: DispatchNote) -> bool:
@@ -158,15 +161,20 @@ class QueueRepair:
     ``next_unit`` is the place of the next unit; ``None`` until the first one is known. ``last`` is
     the physical offset of the queue's message before it, -1 if this walk has not met any.
     ``from_zero``: the log still has its first byte, so each queue's first ordinal was 0.
-    ``dry``: nothing is written. ``bad_unit``: the first one that differs, -1 if none does.
+    ``dry``: nothing is written. ``busy``: the queue may be behind the log. ``bad_unit``: the first
+    one that differs, -1 if none does. ``gaps`` (if ``dry``): messages whose ordinals do not follow
+    on those before, for no hole that was filled: offset, ordinal, and the ordinal before.
     """
 
     __slots__ = (
+        "_busy",
         "_dry",
         "_fillers",
         "_from_zero",
+        "_ordinal",
         "bad_unit",
         "changed",
+        "gaps",
         "last",
         "next_unit",
         "queue",
@@ -180,6 +188,7 @@ class QueueRepair:
         *,
         from_zero: bool,
         dry: bool = False,
+        busy: bool = False,
     ) -> None:
         self.queue: ConsumeQueue = queue
         self.next_unit = next_unit
@@ -187,9 +196,12 @@ class QueueRepair:
         self._fillers = fillers
         self._from_zero = from_zero
         self._dry = dry
+        self._busy = busy
+        self._ordinal: int | None = None
+        self.gaps: list[tuple[int, int, int]] = []
         self.bad_unit: int = -1
         self.changed: bool = False
-        if not dry and queue.starts and not _contiguous(queue):
+        if not dry and queue.starts and not is_contiguous(queue):
             queue.destroy()
             self.changed = True
 
@@ -209,6 +221,8 @@ class QueueRepair:
             lost = first <= self._fillers.most_lost(-1, int(offsets[0]))
             self._start(0 if lost and self._from_zero else first)
         assert self.next_unit is not None
+        if self._dry:
+            self._find_gaps(queue_offsets, offsets)
         if first != self.next_unit or not bool((np.diff(queue_offsets) == 1).all()):
             keep = self._fillers.place(
                 queue_offsets.tolist(), offsets.tolist(), self.next_unit, self.last
@@ -219,12 +233,24 @@ class QueueRepair:
             return
         wanted = build_units(offsets, sizes, codes, count)
         have = queue.units(self.next_unit, self.next_unit + count).tobytes()
-        if have != wanted:
+        if have != (wanted[: len(have)] if self._busy else wanted):
             self._differs(self.next_unit, have, wanted)
         self.next_unit += count
         self.last = int(offsets[-1])
         if not self._dry:
             queue.max_physical = int(offsets[-1] + sizes[-1])
+
+    def _find_gaps(
+        self, queue_offsets: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+    ) -> None:
+        before = int(queue_offsets[0]) - 1 if self._ordinal is None else self._ordinal
+        steps = np.diff(queue_offsets, prepend=before)
+        for row in np.flatnonzero(steps > 1).tolist():
+            after = int(offsets[row - 1]) if row else self.last
+            offset, ordinal, step = int(offsets[row]), int(queue_offsets[row]), int(steps[row])
+            if step - 1 > self._fillers.most_lost(after, offset):
+                self.gaps.append((offset, ordinal, ordinal - step))
+        self._ordinal = int(queue_offsets[-1])
 
     def _differs(self, first: int, have: bytes, wanted: bytes) -> None:
         if self.bad_unit < 0:
@@ -279,12 +305,15 @@ def _expired_units(queue: ConsumeQueue, min_offset: int) -> int:
 
 class QueueRepairs:
     """All queues of a store, each held against the log as it is walked. ``dry``: nothing is
-    written. ``each``: those that were met so far."""
+    written. ``busy``: they may be behind the log. ``each``: those that were met so far."""
 
-    def __init__(self, parts: Parts, known: DispatchNote | None, *, dry: bool = False) -> None:
+    def __init__(
+        self, parts: Parts, known: DispatchNote | None, *, dry: bool = False, busy: bool = False
+    ) -> None:
         self._parts = parts
         self._fillers = Fillers()
         self._dry = dry
+        self._busy = busy
         self.each: dict[QueueKey, QueueRepair] = {}
         if known is not None:
             for key in parts.queues:
@@ -294,7 +323,9 @@ class QueueRepairs:
     def _add(self, key: QueueKey, next_unit: int | None) -> QueueRepair:
         from_zero = self._parts.commitlog.min_offset <= 0
         queue = self._parts.queue(*key)
-        repair = QueueRepair(queue, next_unit, self._fillers, from_zero=from_zero, dry=self._dry)
+        repair = QueueRepair(
+            queue, next_unit, self._fillers, from_zero=from_zero, dry=self._dry, busy=self._busy
+        )
         self.each[key] = repair
         return repair
 
@@ -305,8 +336,8 @@ class QueueRepairs:
             repair = self.each.get(key) or self._add(key, None)
             repair.put(*batch.units(chosen))
 
-    def finish(self, end: int) -> set[QueueKey]:
-        """The log ends here: drop what the queues have behind it. Gives those that differed."""
+    def settle(self, end: int) -> None:
+        """The log ends here: drop what the queues have behind it."""
         parts = self._parts
         minimum = max(parts.commitlog.min_offset, 0)
         for key in parts.queues:
@@ -315,8 +346,13 @@ class QueueRepairs:
         for repair in self.each.values():
             repair.finish(end, minimum)
             repair.queue.correct_min(minimum)
+
+    def finish(self, end: int) -> set[QueueKey]:
+        """Settle the queues, and report and return those that differed."""
+        self.settle(end)
+        for repair in self.each.values():
             if repair.changed:
-                parts.finding(
+                self._parts.finding(
                     Finding(
                         repair.queue.directory,
                         0,
