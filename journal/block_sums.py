@@ -52,7 +52,8 @@ class Healed:
     ``broken``: the offsets of blocks that do not hold and could not be healed. ``sound``: bytes
     from the start that are covered by checksums that hold. ``end``: past the last byte that the
     file had when its last checksum was written. The file may be shorter now. ``torn``: the sums end
-    in what is no extent, behind which none may be appended."""
+    in what is no extent, behind which none may be appended. ``stop``: where the last extent ends in
+    the sum file."""
 
     data: FileBytes
     fixed: list[int] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Healed:
     sound: int = 0
     end: int = 0
     torn: bool = False
+    stop: int = 0
 
 
 def extent(data: ReadBuffer, offset: int) -> bytes:
@@ -99,10 +101,11 @@ def heal(data: FileBytes, sums: bytes | None, *, power_lost: bool = False) -> He
         return Healed(data)
     view = memoryview(data)
     sound, wrong = _compare(view, sums)
-    end, torn = _end(data, sums)
+    end, stop = _end(data, sums)
+    torn = stop < len(sums)
     if len(wrong) > _MOST_BROKEN:
         return Healed(data, end=end, torn=torn)
-    healed = Healed(data, sound=sound, end=end, torn=torn)
+    healed = Healed(data, sound=sound, end=end, torn=torn, stop=stop)
     for start, stop, check in wrong:
         found = xxh3_64_intdigest(view[start:stop])
         if (found ^ check).bit_count() == 1:
@@ -123,8 +126,8 @@ def heal(data: FileBytes, sums: bytes | None, *, power_lost: bool = False) -> He
     return healed
 
 
-def _end(data: ReadBuffer, sums: bytes) -> tuple[int, bool]:
-    """Return where the last byte ends that ``sums`` cover, and whether they end in no extent.
+def _end(data: ReadBuffer, sums: bytes) -> tuple[int, int]:
+    """Return where the last byte ends that ``sums`` cover, and where their last extent ends.
 
     A flipped bit in the head of the last extent is corrected first: it must not make a whole file
     look cut.
@@ -137,7 +140,7 @@ def _end(data: ReadBuffer, sums: bytes) -> tuple[int, bool]:
             if flipped is not None:
                 _, offset, length = flipped
         end = offset + length
-    return end, stop < len(sums)
+    return end, stop
 
 
 def _compare(view: memoryview, sums: bytes) -> tuple[int, list[tuple[int, int, int]]]:

@@ -114,12 +114,15 @@ class Journal:
         entries: int = 0,
         kept: bool = False,
         at_rest: bool = False,
+        sums: int = 0,
     ) -> None:
         """Open or create the file and keep its first ``position`` bytes.
 
         The bytes past them are cut off: recovery has found a torn or zero-filled tail there. With
         ``kept`` they are room, and stay: on a full disk it takes delivers and acks. ``at_rest``:
-        the first touch opens the file. Raises :class:`StorageError`.
+        the first touch opens the file. ``sums``: bytes of checksums, which hold for all of the
+        first ``position`` bytes; without them the checksum file is removed. Raises
+        :class:`StorageError`.
         """
         self._fs = fs
         self.path: str = os.fspath(path)
@@ -138,8 +141,8 @@ class Journal:
         self.entries = entries
         self.synced: int = 0
         """Bytes from the start known to be durable."""
-        self._sums = SumFile(fs, self.path)
-        self._sealed = 0
+        self._sums = SumFile(fs, self.path, sums)
+        self._sealed = position if sums else 0
         # Made by the first sync: most queues of thousands are never synced by themselves.
         self._commits: GroupCommit | None = None
         # Held while files are exchanged or closed, and by a sync for the moment in which it looks
@@ -193,10 +196,9 @@ class Journal:
         self.before_waking()
         fs = self._fs
         try:
-            if not self._mapped:
+            if not self._mapped and not self._sealed:
                 # The checksums go before their bytes change.
                 self._sums.remove()
-                self._sealed = 0
             self._fd = fs.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             try:
                 self._map_again()

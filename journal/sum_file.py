@@ -24,17 +24,18 @@ class SumFile:
     """Appends extents to the sum file of ``path``, which is made with the first one.
 
     Checksums are a help against bit rot: when they can't be written, that is logged, the file goes,
-    and the next extent begins a new one. Holds one file handle (the map's own).
+    and the next extent begins a new one. ``size``: bytes of extents that the file has already.
+    Holds one file handle (the map's own).
     """
 
     __slots__ = ("_at", "_fs", "_map", "_of", "_size")
 
-    def __init__(self, fs: FileSystem, path: PathLike) -> None:
+    def __init__(self, fs: FileSystem, path: PathLike, size: int = 0) -> None:
         self._fs = fs
         self._of = os.fspath(path)
         self._map: mmap.mmap | None = None
-        self._at = 0
-        self._size = 0
+        self._at = size
+        self._size = size
 
     @property
     def path(self) -> str:

@@ -468,8 +468,9 @@ class QueueIndex(IndexReader):
 
     # -- after a call that was cut short --------------------------------------------------------
 
-    def take_over(self, end: int) -> None:
-        """Go on with the journal that an earlier run has left, whose records end at ``end``.
+    def take_over(self, end: int, sums: int = 0) -> None:
+        """Go on with the journal that an earlier run has left, whose records end at ``end``, and
+        with the ``sums`` bytes of its checksums.
 
         The queue was just opened, and knows the segments as their files are. Raises
         :class:`StorageError` and :class:`DamageError`.
@@ -480,7 +481,9 @@ class QueueIndex(IndexReader):
             # A hole in it would need room on the disk at some store into the map.
             self.fs.fallocate(fd, 0, self.fs.fstat(fd).st_size)
         entries = self.entry_count
-        journal = Journal(self.fs, path, self.poison, position=end, entries=entries, kept=True)
+        journal = Journal(
+            self.fs, path, self.poison, position=end, entries=entries, kept=True, sums=sums
+        )
         journal.before_waking = self._waking
         # The close, or the recovery, that left the journal has synced it.
         journal.synced = end

@@ -62,6 +62,7 @@ class RestingQueue:
     ``journal``: bytes of records in the journal, which is durable. It holds something after a clean
     close, or where recovery found no room to move it. Then ``segments`` is what the files of the
     segments say, and ``held`` the messages that both hold together.
+    ``sums``: bytes of the journal's checksums, where they hold for all of it.
     ``journal_left``: recovery left the file of the journal, which holds nothing but zeros; it has
     to go (:func:`qindex.recovery.store_recovery.remove_journal`) before anything is written.
     ``has_settings``: there is a file of settings; as the directory tells, not the snapshot.
@@ -74,6 +75,7 @@ class RestingQueue:
     has_settings: bool = False
     journal: int = 0
     held: int = 0
+    sums: int = 0
 
     @property
     def live(self) -> int:

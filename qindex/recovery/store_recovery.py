@@ -256,6 +256,8 @@ class StoreRecovery:
         with storage_errors(path, "the journal can't be read"):
             healed = read_healed(self._fs, path, findings)
         if not findings and healed.sound == resting.journal and is_zeros(healed.data, healed.sound):
+            if healed.end == resting.journal and not healed.torn:
+                resting.sums = healed.stop
             return resting, []
         names = self._fs.listdir(resting.directory)
         loaded, seq_file = self._load(resting.directory, names, repair=True)
