@@ -347,7 +347,7 @@ class Engine:
         )
         index.findings = self.findings
         if resting.journal:
-            index.take_over(resting.journal, resting.sums)
+            index.take_over(resting.journal, resting.held, resting.sums)
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
         parts = QueueParts(

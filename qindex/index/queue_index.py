@@ -468,9 +468,9 @@ class QueueIndex(IndexReader):
 
     # -- after a call that was cut short --------------------------------------------------------
 
-    def take_over(self, end: int, sums: int = 0) -> None:
+    def take_over(self, end: int, held: int, sums: int = 0) -> None:
         """Go on with the journal that an earlier run has left, whose records end at ``end``, and
-        with the ``sums`` bytes of its checksums.
+        with the ``sums`` bytes of its checksums. The queue holds ``held`` messages.
 
         The queue was just opened, and knows the segments as their files are. Raises
         :class:`StorageError` and :class:`DamageError`.
@@ -480,7 +480,7 @@ class QueueIndex(IndexReader):
         with opening, opened(self.fs, path, os.O_RDWR) as fd:
             # A hole in it would need room on the disk at some store into the map.
             self.fs.fallocate(fd, 0, self.fs.fstat(fd).st_size)
-        entries = self.entry_count
+        entries = min(held, self.entry_count)
         journal = Journal(
             self.fs, path, self.poison, position=end, entries=entries, kept=True, sums=sums
         )
