@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -31,13 +30,12 @@ from benchmarks.report import FLOOR, OURS, Bar, Round, Sample
 from benchmarks.stopwatch import Stopwatch
 from journal.poison import Poison
 from msgstore import MessageStore
-from msgstore.format import FRAME, encode
+from msgstore.format import encode
 from msgstore.locations import Locations
 
 FILE_BYTES = 16 << 20
 _CHUNK = 1 << 20
 _GB = 1e9
-_LIVE_BACKLOG = 64 << 20
 
 
 def check(msg_id: bytes, record: bytes) -> str | None:
@@ -162,132 +160,6 @@ def _read_files(path: Path) -> None:
         os.close(fd)
 
 
-def space_and_latency(bench: Bench) -> None:
-    """Two references each, nine in ten messages acknowledged twice at random; and what a second
-    thread that publishes, reads and acknowledges notices of the compaction."""
-    count = bench.count
-    records, msg_ids = make_records(count), ids(count)
-    with bench.fresh() as path, open_store(path, background=False) as store:
-        for index, msg_id in enumerate(msg_ids):
-            store.write(msg_id, records[index % len(records)], 2)
-        store.sync()
-        quiet = _publish_beside(store, lambda: time.sleep(bench.seconds))
-        chosen = random.Random(2).sample(msg_ids, count * 9 // 10)
-        for _ in range(2):
-            for msg_id in chosen:
-                store.remove([msg_id])
-        store.compact()
-        stats = store.stats()
-        on_disk = sum(file.stat().st_size for file in path.iterdir())
-        loud: list[float] = []
-        copied = stats.compaction.bytes_copied
-        spent = 0.0
-        while spent < bench.seconds / 2:
-            remains = _make_garbage(store, records)
-            started = time.perf_counter()
-            loud += _publish_beside(store, store.compact)
-            spent += time.perf_counter() - started
-            store.remove(remains)
-        copied = store.stats().compaction.bytes_copied - copied
-    size = on_disk / stats.live
-    bench.report.add_one("disk_after_90%_acked", size, "x live")
-    notes = {
-        "quiet": f"{len(quiet)} publishes",
-        "compacting": f"{len(loud)} publishes, {copied >> 20} MiB copied in {spent:.1f} s",
-    }
-    p99 = {"quiet": Sample(_p99(quiet) * 1e6), "compacting": Sample(_p99(loud) * 1e6)}
-    bench.report.add("publish_p99", [p99], unit="us", better="low", notes=notes)
-    bench.report.judge(
-        [
-            Bar.at_most("disk after 90 % acked / live", size, 1.6),
-            Bar.at_most("p99 compacting / quiet", _p99(loud) / _p99(quiet), 3.0),
-        ]
-    )
-
-
-def _make_garbage(store: MessageStore, records: list[bytes]) -> list[bytes]:
-    """128 MiB of which three in ten messages live; gives their ids."""
-    msg_ids = [os.urandom(16) for _ in range((128 << 20) // RECORD_BYTES)]
-    _store_write(store, records, msg_ids)
-    store.remove([msg_id for index, msg_id in enumerate(msg_ids) if index % 10 > 2])
-    return [msg_id for index, msg_id in enumerate(msg_ids) if index % 10 <= 2]
-
-
-def _publish_beside(store: MessageStore, work: Callable[[], object]) -> list[float]:
-    """Latencies, in seconds, of publishing in a second thread while ``work`` runs."""
-    latencies: list[float] = []
-    stop = threading.Event()
-    records = make_records(64)
-    waiting: list[bytes] = []
-
-    def publish() -> None:
-        while not stop.is_set():
-            msg_id = os.urandom(16)
-            started = time.perf_counter()
-            store.write(msg_id, records[len(latencies) % 64])
-            latencies.append(time.perf_counter() - started)
-            waiting.append(msg_id)
-            if len(waiting) > 100:
-                old = waiting.pop(0)
-                store.read(old)
-                store.remove([old])
-            time.sleep(0.0005)
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        work()
-    finally:
-        stop.set()
-        thread.join()
-    store.remove(waiting)
-    return latencies
-
-
-def _p99(latencies: list[float]) -> float:
-    return sorted(latencies)[len(latencies) * 99 // 100]
-
-
-def steady_load(bench: Bench) -> None:
-    """Publish and acknowledge at full speed, at random, with a backlog: the disk's high water."""
-    records = make_records(64)
-    chance = random.Random(3)
-    waiting: list[bytes] = []
-    worst = float("-inf")
-    published = 0
-    with bench.fresh() as path, open_store(path) as store:
-        deadline = time.monotonic() + bench.steady_seconds
-        started = time.perf_counter()
-        while time.monotonic() < deadline:
-            for number in range(32):
-                msg_id = os.urandom(16)
-                store.write(msg_id, records[number])
-                waiting.append(msg_id)
-                if len(waiting) * RECORD_BYTES > _LIVE_BACKLOG:
-                    at = chance.randrange(len(waiting))
-                    waiting[at], waiting[-1] = waiting[-1], waiting[at]
-                    store.remove([waiting.pop()])
-            published += 32
-            live = len(waiting) * (RECORD_BYTES + FRAME)
-            worst = max(worst, _disk(path) - 2 * FILE_BYTES - 2.2 * live)
-        elapsed = time.perf_counter() - started
-        stats = store.stats()
-    rate_ = published * RECORD_BYTES / elapsed / _GB
-    note = f"stalled {stats.stalled_seconds:.1f} of {elapsed:.1f} s"
-    bench.report.add_one("steady_load", rate_, "GB/s", "high", note)
-    bench.report.judge([Bar.at_most("steady: disk - 2.2 x live - 2 files", worst / 1e6, 0.0, "MB")])
-
-
-def _disk(path: Path) -> int:
-    total = 0
-    for entry in os.scandir(path):
-        try:
-            total += entry.stat().st_size
-        except FileNotFoundError:
-            continue  # compaction was faster
-    return total
-
-
 def memory_and_snapshot(bench: Bench) -> None:
     """A million messages: memory of each, and opening from a snapshot."""
     count = 1_000_000
@@ -324,8 +196,6 @@ def memory_and_snapshot(bench: Bench) -> None:
 GROUPS: dict[str, Callable[[Bench], None]] = {
     "write_read": write_and_read,
     "recovery": recovery,
-    "space_latency": space_and_latency,
-    "steady": steady_load,
     "memory": memory_and_snapshot,
     **ENGINE_GROUPS,
 }
