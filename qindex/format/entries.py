@@ -22,6 +22,12 @@ from qindex.format import message_record as record_format
 from qindex.format.message import Message, in_the_making
 from qindex.format.publish_check import correct_bit
 
+LONG_AGO = 1 << 50
+"""Microseconds since 1970, in September 2005: no message expired then. No checksum covers the
+expiry of an entry whose message is in the message store. A flipped bit in "never" makes a time
+before this, which is taken for "never", or one far ahead."""
+EXPIRED_LONG_AGO = "an expiry before 2006", "taken as none: the message stays"
+"""What is wrong with such an entry, and what follows."""
 _CORRECTABLE = 8 << 10
 _NOT_HELD = "the checksum does not hold"
 

@@ -11,14 +11,11 @@ import numpy as np
 from journal.errors import DamageError
 from journal.findings import Cause, Finding, Kind
 from msgstore.errors import MissingMessageError
-from qindex.format.entries import Entry, make_entry
+from qindex.format.entries import EXPIRED_LONG_AGO, LONG_AGO, Entry, make_entry
 from qindex.index.quarantine import quarantine
 from qindex.queue.state import QueueState
 
 _log = logging.getLogger("qindex.queue")
-
-_LONG_AGO = 1 << 50
-"""Microseconds since 1970, in September 2005: no message expired then."""
 
 
 class MessageReader:
@@ -55,12 +52,9 @@ class MessageReader:
             kind = Kind.CORRECTED
             index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence, kind)])
             entry = replace(entry, corrected=False)
-        if 0 < entry.expiry <= _LONG_AGO and entry.stored:
-            # No checksum covers this one field of such an entry. A flipped bit in "never" makes a
-            # time long ago, or far ahead.
+        if 0 < entry.expiry <= LONG_AGO and entry.stored:
             path, offset = index.where(seq)
-            what, consequence = "an expiry before 2006", "taken as none: the message stays"
-            index.report([Finding(path, offset, 8, Cause.DAMAGE, what, consequence)])
+            index.report([Finding(path, offset, 8, Cause.DAMAGE, *EXPIRED_LONG_AGO)])
             entry = replace(entry, expiry=0)
         return entry
 

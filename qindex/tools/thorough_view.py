@@ -131,7 +131,7 @@ class ThoroughView(QueueView):
                 persistent=persistent,
                 dropped=dropped,
                 ids=np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, _ID_SIZE),
-                expiry=heads["expiry"].astype(np.uint64),
+                expiry=self.expiry_of(source, rows, heads),
                 sizes=heads["size"].astype(np.int64),
                 embedded=heads["embedded"].astype(np.int64),
                 bodies=None if source.bodies is None else source.bodies[rows],

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time_ns
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U8, Bools
+from journal.arrays import I64, U8, U64, Bools
 from journal.errors import DamageError, StoreError
 from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
@@ -32,7 +32,15 @@ from journal.poison import Poison
 from journal.replay import Walk
 from msgstore.errors import MissingMessageError
 from qindex.format.delivery_rules import DirectoryRules, Transient
-from qindex.format.entries import Entry, decode_any, make_entry, read_entry, read_unnamed
+from qindex.format.entries import (
+    EXPIRED_LONG_AGO,
+    LONG_AGO,
+    Entry,
+    decode_any,
+    make_entry,
+    read_entry,
+    read_unnamed,
+)
 from qindex.format.message import Message
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.record_layouts import journal_layout
@@ -410,7 +418,7 @@ class QueueView:
                 continue
             heads = source.heads_of(rows)
             persistent, dropped = self._persistence(source, rows, heads)
-            expiry = heads["expiry"].astype(np.uint64)
+            expiry = self.expiry_of(source, rows, heads)
             keep = ~dropped & (self.rules.keeps_expired | (expiry == 0) | (expiry > now))
             which = np.full(int(keep.sum()), index, np.uint8)
             sizes = heads["size"][keep].astype(np.int64)
@@ -432,6 +440,15 @@ class QueueView:
             which[order].astype(np.uint8),
             rows[order],
         )
+
+    def expiry_of(self, source: Source, rows: I64, heads: npt.NDArray[np.void]) -> U64:
+        """Return when these entries expire, without times that only a flipped bit explains."""
+        expiry = heads["expiry"].astype(np.uint64)
+        wrong = (expiry > 0) & (expiry <= LONG_AGO) & (heads["embedded"] == 0)
+        for row in rows[wrong].tolist():
+            self._find_entry(source, row, *EXPIRED_LONG_AGO)
+        expiry[wrong] = 0
+        return expiry
 
     def _persistence(
         self, source: Source, rows: I64, heads: npt.NDArray[np.void]
@@ -510,6 +527,8 @@ class QueueView:
                 if stored is None:
                     continue
                 entry = stored
+                if entry.expiry <= LONG_AGO:
+                    entry = replace(entry, expiry=0)
             if entry.damage:
                 what = f"the message with seq_id {seq} can't be read: {entry.damage}"
                 self._find_entry(source, at, what, "shown without its body")
