@@ -449,6 +449,9 @@ class Journal:
                 self._fs.sync_dir(os.path.dirname(self.path))
                 self._name_synced = True
         except OSError as error:
+            if self._closed and isinstance(error, FileNotFoundError):
+                # The queue was deleted meanwhile, and its directory has another name by now.
+                raise ClosedError(f"{self.path}: the journal is closed") from error
             failure = StorageError(self.path, "sync failed", error)
             if was_tried(error):
                 self._poison.set(failure)
@@ -564,7 +567,9 @@ class Journal:
                 self._take_name(old.size - front, prepared, durable, *new)
             except OSError as error:
                 failure = StorageError(self.path, "the journal can't be emptied", error)
-                self._poison.set(failure)
+                # Without a handle for it, the old file still has its name, and all there is.
+                if was_tried(error):
+                    self._poison.set(failure)
                 assert old.map is not None
                 self._fd = old.fd
                 self._use(old.map, old.size, in_reserve=was_in_reserve)

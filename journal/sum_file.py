@@ -89,9 +89,9 @@ class SumFile:
 
     def remove(self) -> None:
         """Remove the file, before the bytes it is of go. Raises :class:`OSError`."""
+        unlink_if_there(self._fs, self.path)
         self._unmap()
         self._at = self._size = 0
-        unlink_if_there(self._fs, self.path)
 
     def rest(self) -> None:
         """Close the file until the next extent is appended."""

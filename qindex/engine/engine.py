@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from time import monotonic, sleep, time_ns
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from journal.errors import (
     storage_errors,
 )
 from journal.files import FileSystem, make_dirs, replace_file
-from journal.findings import Cause, Finding
+from journal.findings import Cause, Finding, Kind
 from journal.lock import DirectoryLock
 from journal.lock_order import Rank
 from journal.poison import Poison, was_tried
@@ -58,7 +59,7 @@ from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import has_time
 from qindex.recovery import store_directory
-from qindex.recovery.damage import refuse_losses
+from qindex.recovery.damage import refuse_losses, report
 from qindex.recovery.queue_directory import remove_queue_directory, stored_name
 from qindex.recovery.settings_file import adopt_settings, read_settings
 from qindex.recovery.snapshot import RestingQueue, write_snapshot
@@ -348,6 +349,8 @@ class Engine:
         index.findings = self.findings
         if resting.journal:
             index.take_over(resting.journal, resting.held, resting.sums)
+            if index.live != resting.held:
+                self._refuse_count(resting, hashed, index)
         self._resting.pop(hashed, None)
         ask = self._ask_flush if self.options.background else None
         parts = QueueParts(
@@ -376,6 +379,23 @@ class Engine:
         if not self.options.repair:
             refuse_losses(findings, "the bytes are set aside; asking again goes on with the rest")
         return resting
+
+    def _refuse_count(self, resting: RestingQueue, hashed: str, index: QueueIndex) -> None:
+        """Report a journal that is sound, and not the one that the clean close left. Raises
+        :class:`DamageError` once, as :meth:`_resume`."""
+        path = os.path.join(resting.directory, journal_format.FILE_NAME)
+        what = (
+            f"the queue has {index.live} messages with it; it had {resting.held} at the clean close"
+        )
+        lost = "messages are missing, or acknowledged ones are back"
+        found = Finding(path, 0, resting.journal, Cause.DAMAGE, what, lost, Kind.COUNT)
+        report(found)
+        self.findings.append(found)
+        self._messages.miscounted = True
+        self._resting[hashed] = replace(resting, held=index.live)
+        if not self.options.repair:
+            index.journal.close(cut=False)
+            refuse_losses([found], "asking again goes on with what is there")
 
     def _queue_name_file(self, raw: bytes) -> bytes:
         return format_queue_name(self._vhost, raw)

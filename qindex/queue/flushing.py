@@ -33,6 +33,8 @@ _STAND_BACK = 5e-5
 _TICKS = 4
 _SEAL_AT_LEAST = 16 << 10
 """Checksums are taken of no fewer new bytes of a journal than this, but by a sync."""
+_MOST_GARBAGE = 256 << 10
+"""Bytes of a journal that a close keeps however few of its messages are still there."""
 
 
 class Flusher:
@@ -268,15 +270,21 @@ class Flusher:
                     state.forgive_outstanding()
                     state.release(index.drop_transient())
                     index.seq_file.raise_floor(index.next_seq)
-                    if index.damaged or self._retry_at:
+                    if index.damaged or self._retry_at or self._keeps_garbage():
                         # The next open need not meet damage of which nothing is left, nor the
-                        # files of a flush that has failed half-way.
+                        # files of a flush that has failed half-way. A queue that short runs use
+                        # would otherwise keep what each of them has consumed.
                         self.write_and_empty(held=True)
             except StorageError as error:
                 cut = not is_passing(error)  # its reserve lets the next open consume
                 raise
             finally:
                 index.journal.close(cut=cut)
+
+    def _keeps_garbage(self) -> bool:
+        """Return whether most of what the journal holds was consumed, and it is large."""
+        index = self.state.index
+        return index.journal.end >= _MOST_GARBAGE and 8 * index.live < index.dirty
 
     def abandon(self, kind: type[StoreError], text: str) -> list[bytes]:
         """Close without a flush: the queue's directory is about to be deleted. Gives the ids of

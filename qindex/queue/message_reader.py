@@ -89,6 +89,9 @@ class MessageReader:
         """Set a damaged entry aside, report it, and drop it; gives the error to be raised."""
         path, offset = self.set_aside(seq, entry)
         self.drop(seq, entry)
+        if entry.stored and self._state.messages is not None:
+            # The message that the entry named may be another than the one it names now.
+            self._state.messages.miscounted = True
         what = f"the message with seq_id {seq} is damaged: {entry.damage}"
         aside = "set aside in quarantine"
         finding = Finding(path, offset, 0, Cause.DAMAGE, what, aside, entry.kind)

@@ -135,13 +135,18 @@ class StoreRecovery:
                 return recovered
             queues, message_store = snapshot
             agrees = self._agrees(queues, message_store)
+            missing = [] if agrees else missing_bytes(self._fs, queues.values())
+            if not agrees and not self._options.repair:
+                # The snapshot tells what is lost, also to the open that repairs: it must not go
+                # where this one raises.
+                for name, names in self._queue_files():
+                    self._load(os.path.join(self._queues_directory, name), names)
             self._begin()
             if agrees:
                 try:
                     return RecoveredStore(queues, self._messages(Counter(), message_store))
                 except StaleSnapshotError as error:
                     _log.warning("%s: %s", self._directory, error)
-            missing = missing_bytes(self._fs, queues.values())
             return self._recover(self._queue_files(), missing)
         except BaseException:
             self._failed = True
@@ -260,6 +265,10 @@ class StoreRecovery:
                 resting.sums = healed.stop
             return resting, []
         names = self._fs.listdir(resting.directory)
+        whole = len(healed.data) >= resting.journal and not (healed.fixed or healed.broken)
+        if whole and not findings and _JOURNAL_SUMS in names:
+            # No block is wrong, and the sums are of another length: they are damaged themselves.
+            names.remove(_JOURNAL_SUMS)
         loaded, seq_file = self._load(resting.directory, names, repair=True)
         if not loaded.findings and loaded.journal_size == resting.journal:
             return resting, []

@@ -170,10 +170,10 @@ def test_the_lock_is_free_afterwards(shared: bool) -> None:
 
 def test_a_sync_that_is_cut_short_leaves_the_lead_to_the_next() -> None:
     calls: list[int] = []
-    commits = GroupCommit(lambda: calls.append(1))
-    points = points_of(commits.commit)
+    points = points_of(GroupCommit(lambda: calls.append(1)).commit)
     assert points > 5
     for point in range(1, points + 1):
+        commits = GroupCommit(lambda: calls.append(1))
         assert interrupted_at(commits.commit, point)
         calls.clear()
         commits.commit()

@@ -18,7 +18,7 @@ import pytest
 import qindex
 import qindex.aio
 from journal.block_sums import heal
-from journal.files import RealFileSystem
+from journal.files import PathLike, RealFileSystem
 from qindex.engine.idle_queues import Roster
 from qindex.index.file_budget import FileBudget
 from tests.effort import by_tier
@@ -562,3 +562,85 @@ def test_the_checksums_of_a_journal_go_on_after_a_clean_close(tmp_path: Path) ->
         healed = heal(journal.read_bytes(), sums.read_bytes())
         assert (healed.sound, healed.torn) == (journal.stat().st_size, False)
     assert len(inodes) == 1
+
+
+def _closed_with(directory: Path, first: int, acked: int) -> Path:
+    """Publish ten messages, acknowledge some, and close; gives the journal."""
+    with open_quietly(directory) as engine:
+        queue = engine.queue("q")
+        queue.flush()
+        queue.publish_many([b"%03d" % (first + number) for number in range(10)])
+        queue.ack_many(queue.get_many(acked))
+    return queue_directory(directory, "q") / "journal.jif"
+
+
+def test_a_journal_of_an_earlier_close_is_damage(tmp_path: Path) -> None:
+    journal = _closed_with(tmp_path, 0, 3)
+    sums = journal.with_name("journal.jif.sum")
+    earlier = {path: path.read_bytes() for path in (journal, sums)}
+    _closed_with(tmp_path, 100, 3)
+    for path, data in earlier.items():
+        assert path.stat().st_size == len(data)
+        path.write_bytes(data)
+    with open_quietly(tmp_path) as engine:
+        with pytest.raises(qindex.DamageError, match="7 messages with it; it had 14"):
+            engine.queue("q")
+        assert len(engine.queue("q")) == 7
+        assert [found.path for found in engine.findings] == [str(journal)]
+
+
+def test_what_an_open_would_not_repair_is_still_known_to_the_next(tmp_path: Path) -> None:
+    with open_quietly(tmp_path) as engine:
+        for name in "ab":
+            engine.queue(name).publish_many([b"x"] * 9)
+    lost = [queue_directory(tmp_path, name) / "journal.jif" for name in "ab"]
+    for path in lost:
+        path.unlink()
+    lost[1].with_name("journal.jif.sum").unlink()
+    with pytest.raises(qindex.DamageError, match="nothing was changed"):
+        open_quietly(tmp_path)
+    with open_quietly(tmp_path, repair=True) as engine:
+        assert {str(path) for path in lost} <= {found.path for found in engine.findings}
+
+
+@pytest.mark.parametrize("byte", [1, 7, 9, 15])
+def test_damaged_heads_of_checksums_cost_nothing(tmp_path: Path, byte: int) -> None:
+    journal = _closed_with(tmp_path, 0, 3)
+    sums = journal.with_name("journal.jif.sum")
+    data = bytearray(sums.read_bytes())
+    data[byte] ^= 0x5A
+    sums.write_bytes(data)
+    with open_quietly(tmp_path) as engine:
+        assert len(engine.queue("q")) == 7
+        assert engine.queue("q").publish(b"next") == 10
+
+
+def test_short_runs_leave_no_garbage(tmp_path: Path) -> None:
+    for _ in range(3):
+        with open_quietly(tmp_path) as engine:
+            queue = engine.queue("q")
+            queue.publish_many([bytes(10_000)] * 100)
+            queue.ack_many(queue.get_many(100))
+    assert (queue_directory(tmp_path, "q") / "journal.jif").stat().st_size < 1 << 18
+
+
+def test_a_queue_that_is_deleted_while_it_is_synced(tmp_path: Path) -> None:
+    under_way, deleted = threading.Event(), threading.Event()
+
+    class Slow(RealFileSystem):
+        def sync_dir(self, path: PathLike, /) -> None:  # type: ignore[override]
+            if threading.current_thread() is not threading.main_thread():
+                under_way.set()
+                assert deleted.wait(WAIT)
+            super().sync_dir(path)
+
+    with open_quietly(tmp_path, fs=Slow()) as engine:
+        engine.queue("q").publish(b"x")
+        syncer = threading.Thread(target=engine.sync)
+        syncer.start()
+        assert under_way.wait(WAIT)
+        engine.delete_queue("q")
+        deleted.set()
+        syncer.join(WAIT)
+        assert engine.stats().writes_refused is None
+        engine.queue("other").publish(b"y")
