@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from journal.files import PathLike, ReadBuffer, RealFileSystem
+from journal.fs.files import PathLike, ReadBuffer, RealFileSystem
 
 
 class CountingFileSystem(RealFileSystem):

@@ -12,7 +12,7 @@ import rocketstore
 from benchmarks.counting import CountingFileSystem
 from benchmarks.report import OURS, Report, Sample
 from benchmarks.stopwatch import Stopwatch
-from journal.files import RealFileSystem
+from journal.fs.files import RealFileSystem
 
 _BATCH = 1000
 _SMALLEST = 1000

@@ -23,10 +23,10 @@ import numpy as np
 import rocketstore
 from benchmarks.report import FLOOR, OURS, Bar, Report, Round, Sample
 from benchmarks.stopwatch import Stopwatch, threads
-from journal.files import REAL
-from rocketstore.index_file import IndexFile
-from rocketstore.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
-from rocketstore.javahash import hash_code, index_hash_many
+from journal.fs.files import REAL
+from rocketstore.format.index_format import DEFAULT_ENTRIES, DEFAULT_SLOTS
+from rocketstore.format.javahash import hash_code, index_hash_many
+from rocketstore.index.index_file import IndexFile
 from tests.rocketstore.real_store import RealStore
 
 REAL_STORE = "rocketmq 4.9.3"

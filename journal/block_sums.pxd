@@ -1,2 +1,2 @@
 # Types for the names of block_sums.py.
-from journal cimport read_words
+from journal.memory cimport read_words

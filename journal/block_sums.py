@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
 
-from journal import read_words
-from journal.files import FileBytes, FileSystem, PathLike, ReadBuffer, read_optional
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileBytes, FileSystem, PathLike, ReadBuffer, read_optional
+from journal.memory import read_words
 
 _log = logging.getLogger("qindex.block_sums")
 

@@ -26,9 +26,9 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleS
 from importlib.util import spec_from_file_location
 
 MODULES = (
-    "journal.owned_lock",
-    "journal.call_lock",
-    "journal.patience",
+    "journal.locks.owned_lock",
+    "journal.locks.call_lock",
+    "journal.locks.patience",
     "journal.journal",
     "journal.replay",
     "journal.block_sums",
@@ -50,19 +50,19 @@ MODULES = (
     "qindex.queue.delivering",
     "qindex.queue.queue",
     "qindex.following.piece",
-    "rocketstore.store_clock",
-    "rocketstore.route",
+    "rocketstore.log.store_clock",
+    "rocketstore.queues.route",
     "rocketstore.state",
-    "rocketstore.mapped_files",
-    "rocketstore.commitlog",
-    "rocketstore.properties",
-    "rocketstore.javahash",
+    "rocketstore.log.mapped_files",
+    "rocketstore.log.commitlog",
+    "rocketstore.format.properties",
+    "rocketstore.format.javahash",
     "rocketstore.columns",
-    "rocketstore.heads",
-    "rocketstore.consumequeue",
-    "rocketstore.index_format",
-    "rocketstore.index_file",
-    "rocketstore.index_service",
+    "rocketstore.format.heads",
+    "rocketstore.queues.consumequeue",
+    "rocketstore.format.index_format",
+    "rocketstore.index.index_file",
+    "rocketstore.index.index_service",
     "rocketstore.dispatcher",
     "rocketstore.putter",
     "rocketstore.get_result",
@@ -75,11 +75,11 @@ SHARED = "journal._cyutility"
 """What Cython would put into each of them otherwise. It has no source here."""
 
 _PRIMITIVES = (
-    "journal.words",
-    "journal.read_words",
+    "journal.memory.words",
+    "journal.memory.read_words",
     "qindex.format.plain_rows",
     "qindex.format.tables",
-    "rocketstore.words",
+    "rocketstore.format.words",
 )
 """Interpreted they are modules; the compiled ones have them within them."""
 

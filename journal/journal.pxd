@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport uint64_t
 
-from journal cimport words
+from journal.memory cimport words
 
 cdef Py_ssize_t ACTION_SIZE, START_SIZE
 

@@ -33,13 +33,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from journal import words
-from journal.beneath import check_root
 from journal.block_sums import extent
-from journal.call_lock import CallLock, refuse_twice
 from journal.durations import NO_DURATIONS, Durations
 from journal.errors import ClosedError, StorageError
-from journal.files import (
+from journal.format import ACTION_SIZE, START_SIZE
+from journal.fs.beneath import check_root
+from journal.fs.files import (
     FileSystem,
     PathLike,
     close_quietly,
@@ -47,13 +46,14 @@ from journal.files import (
     pwrite_all,
     unlink_if_there,
 )
-from journal.format import ACTION_SIZE, START_SIZE
-from journal.lock_order import Rank
+from journal.fs.written_map import WrittenMap, map_writable
+from journal.locks.call_lock import CallLock, refuse_twice
+from journal.locks.lock_order import Rank
+from journal.locks.sync import GroupCommit
+from journal.memory import words
 from journal.poison import PASSING, Poison, was_tried
 from journal.room import FIRST_CAPACITY, FULL, allocate, make_room, whole_pages
 from journal.sum_file import SumFile
-from journal.sync import GroupCommit
-from journal.written_map import WrittenMap, map_writable
 
 _log = logging.getLogger("qindex.journal")
 

@@ -15,7 +15,7 @@ from threading import current_thread
 from typing import Protocol
 
 from journal.errors import StorageError, StoreError, UnopenedError, WritesRefusedError
-from journal.lock_order import LockOrder
+from journal.locks.lock_order import LockOrder
 
 _NO_HANDLE = frozenset({errno.EMFILE, errno.ENFILE})
 PASSING = _NO_HANDLE | {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM}

@@ -3,7 +3,7 @@ cimport cython
 from cpython.array cimport array as numbers
 from libc.stdint cimport int64_t, uint64_t
 
-from journal cimport read_words
+from journal.memory cimport read_words
 
 cdef Py_ssize_t ACTION_SIZE, PUBLISH_HEAD_SIZE, _EMBEDDED, _PROBED, _RUN_PROBE
 cdef uint64_t SEQ_MASK, _FIRST_STEP

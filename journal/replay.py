@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from journal import read_words
-from journal.arrays import I64, U8
-from journal.files import ReadBuffer
 from journal.format import ACTION_SIZE, DELIVER, PUBLISH_HEAD_SIZE, SEQ_MASK, TYPE_SHIFT
+from journal.fs.files import ReadBuffer
+from journal.memory import read_words
+from journal.memory.arrays import I64, U8
 
 _ZERO_HEAD = bytes(PUBLISH_HEAD_SIZE)
 _EMBEDDED = PUBLISH_HEAD_SIZE - 4
@@ -80,8 +80,8 @@ class RecordColumns:
     """The columns of a walk while it goes on.
 
     ``kinds``, ``seqs``, ``offsets``, ``lengths``: of single records, arrays of type ``B`` and ``q``
-    that :func:`journal.read_words.put_record` appends to; runs of records are put beside them as
-    they are."""
+    that :func:`journal.memory.read_words.put_record` appends to. Runs of records are put beside
+    them as they are."""
 
     __slots__ = ("_parts", "kinds", "lengths", "offsets", "seqs")
 

@@ -11,9 +11,9 @@ import errno
 import mmap
 from contextlib import suppress
 
-from journal.files import FileSystem
 from journal.format import ACTION_SIZE
-from journal.written_map import map_writable
+from journal.fs.files import FileSystem
+from journal.fs.written_map import map_writable
 
 FIRST_CAPACITY = 12 << 10
 """Bytes that are mapped at first. With the reserve it makes 16 KiB: what an idle queue costs."""

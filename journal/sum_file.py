@@ -13,9 +13,9 @@ import os
 
 from journal.block_sums import HEAD_SIZE, SUFFIX
 from journal.errors import StorageError
-from journal.files import FileSystem, PathLike, created, opened, unlink_if_there
+from journal.fs.files import FileSystem, PathLike, created, opened, unlink_if_there
+from journal.fs.written_map import map_writable
 from journal.room import whole_pages
-from journal.written_map import map_writable
 
 _log = logging.getLogger("qindex.journal")
 

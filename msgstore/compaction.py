@@ -26,11 +26,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from journal.background import Background
-from journal.call_lock import CallLock
 from journal.errors import StorageError, StoreError
-from journal.files import create, pread_all, pwrite_all
-from journal.flag import Flag
-from journal.lock_order import Rank
+from journal.fs.files import create, pread_all, pwrite_all
+from journal.locks.call_lock import CallLock
+from journal.locks.flag import Flag
+from journal.locks.lock_order import Rank
 from msgstore.format import tmp_name
 from msgstore.scan import Record, scan_file
 from msgstore.state import State, Worth

@@ -13,7 +13,7 @@ import errno
 import os
 from collections import OrderedDict
 
-from journal.files import FileSystem, close_quietly
+from journal.fs.files import FileSystem, close_quietly
 from msgstore.format import file_name
 
 MOST_HANDLES = 64

@@ -23,7 +23,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from journal.errors import DamageError, StorageError, StoreError, storage_errors
-from journal.files import (
+from journal.findings import Cause, Finding
+from journal.findings import Kind as Found
+from journal.fs.files import (
     FileSystem,
     created,
     data_ranges,
@@ -33,8 +35,6 @@ from journal.files import (
     pwrite_all,
     replace_file,
 )
-from journal.findings import Cause, Finding
-from journal.findings import Kind as Found
 from msgstore.errors import StaleSnapshotError
 from msgstore.format import (
     NODE_STATE_NAMES,

@@ -17,8 +17,8 @@ import os
 from dataclasses import dataclass, field
 
 from journal.errors import UnsafeFileError, storage_errors
-from journal.files import FileSystem, PathLike, data_ranges, opened, pread_all
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileSystem, PathLike, data_ranges, opened, pread_all
 from msgstore.format import (
     END_BYTE,
     FRAME,

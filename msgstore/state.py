@@ -1,8 +1,8 @@
 """The state that the parts of one open store share: the lock, the index, the file summaries, the
 handles.
 
-Locks, taken in the order of :class:`journal.lock_order.Rank`: the compaction's mutex, the writer's
-append lock, ``lock``.
+Locks, taken in the order of :class:`journal.locks.lock_order.Rank`: the compaction's mutex, the
+writer's append lock, ``lock``.
 ``lock`` is held for dictionary work and for opening a file, never for reading or writing one.
 """
 
@@ -12,9 +12,9 @@ import enum
 from collections.abc import Callable
 
 from journal.errors import ClosedError
-from journal.files import FileSystem
-from journal.lock_order import Rank
-from journal.patience import PatientLock
+from journal.fs.files import FileSystem
+from journal.locks.lock_order import Rank
+from journal.locks.patience import PatientLock
 from journal.poison import Poison
 from msgstore.format import Check
 from msgstore.handles import MOST_HANDLES, Handles

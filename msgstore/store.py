@@ -24,8 +24,8 @@ from journal.errors import (
     UsageError,
     storage_errors,
 )
-from journal.files import REAL, FileSystem, PathLike, pread_all
 from journal.findings import Finding
+from journal.fs.files import REAL, FileSystem, PathLike, pread_all
 from journal.poison import Poison
 from msgstore.compaction import CompactionReport, Compactor, StoppedError
 from msgstore.errors import MissingMessageError

@@ -11,11 +11,11 @@ import errno
 from collections.abc import Callable, Sequence
 
 from journal.errors import StorageError, UsageError, WritesRefusedError, storage_errors
-from journal.files import pwrite_all
-from journal.lock_order import Rank
-from journal.patience import PatientLock
+from journal.fs.files import pwrite_all
+from journal.locks.lock_order import Rank
+from journal.locks.patience import PatientLock
+from journal.locks.sync import GroupCommit
 from journal.poison import PASSING, was_tried
-from journal.sync import GroupCommit
 from msgstore.format import END, FRAME, ID_SIZE, pack_header
 from msgstore.handles import Handle
 from msgstore.locations import MAX_REFERENCES

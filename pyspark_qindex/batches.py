@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from journal.arrays import I64, U8, Bools
 from journal.errors import StoreError
-from journal.files import ReadBuffer
 from journal.findings import Cause, Finding
+from journal.fs.files import ReadBuffer
+from journal.memory.arrays import I64, U8, Bools
 from pyspark_qindex.errors import one_line
 from pyspark_qindex.schemas import Table, arrow_schema
 from pyspark_qindex.stores import Store

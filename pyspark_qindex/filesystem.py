@@ -1,4 +1,4 @@
-"""Stores anywhere: the file seam (:mod:`journal.files`) over what fsspec reads.
+"""Stores anywhere: the file seam (:mod:`journal.fs.files`) over what fsspec reads.
 
 A local path is read as it is. Of a remote one (``s3://bucket/backups``, ``memory://x``, ...) what
 is read of a file is fetched into a copy in a temporary directory, once for each task. Directories
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from journal.errors import UsageError, storage_errors
-from journal.files import REAL, FileSystem, PathLike, RealFileSystem
+from journal.fs.files import REAL, FileSystem, PathLike, RealFileSystem
 from pyspark_qindex.errors import SparkMissingError, one_line
 
 _GLOB: Final = frozenset("*?[")

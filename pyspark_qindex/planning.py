@@ -25,8 +25,8 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 
 from journal.errors import NotAStoreError, StorageError, StoreError
-from journal.files import FileSystem
-from journal.lock import LockWatch
+from journal.fs.files import FileSystem
+from journal.locks.directory_lock import LockWatch
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.stores import Store, find_stores, is_queue_store
 from qindex.format import layout

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from journal.errors import UsageError
 from pyspark_qindex.options import TABLES, ReadOptions, read_options, with_schema
 from pyspark_qindex.planning import plan_queues, plan_stores
-from pyspark_qindex.read_parts import Parts, PartsReader, read_part
+from pyspark_qindex.reading.read_parts import Parts, PartsReader, read_part
 from pyspark_qindex.schemas import Table, spark_schema
 
 
@@ -92,13 +92,13 @@ class QindexSource(TableSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Publish each batch into a queue, once."""
         check_stream()
-        from pyspark_qindex.sink import QueueSink, sink_options
+        from pyspark_qindex.writing.sink import QueueSink, sink_options
 
         return QueueSink(sink_options(self.options, stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Publish a DataFrame into a queue."""
-        from pyspark_qindex.sink import QueueWriter, sink_options
+        from pyspark_qindex.writing.sink import QueueWriter, sink_options
 
         if overwrite:
             raise UsageError("a queue can't be overwritten: mode append is right")

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from journal.errors import StoreError
-from journal.files import FileSystem, is_there
+from journal.fs.files import FileSystem, is_there
 from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import FailedStore, group
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store
-from rocketstore.commitlog import CommitLog
-from rocketstore.commitlog_format import file_name
+from rocketstore.format.commitlog_format import file_name
 from rocketstore.layout import Layout, Paths, look
-from rocketstore.log_end import log_end
+from rocketstore.log.commitlog import CommitLog
+from rocketstore.log.log_end import log_end
 from rocketstore.options import Options
 
 

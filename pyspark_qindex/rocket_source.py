@@ -7,8 +7,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_qindex.options import ROCKET_TABLES
 from pyspark_qindex.qindex_source import RefusedStream, TableSource, can_stream
-from pyspark_qindex.read_parts import Parts, PartsReader
-from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.reading.read_parts import Parts, PartsReader
+from pyspark_qindex.reading.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
 
 

@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from pyspark_qindex.offsets import Places, flatten, share, unflatten
 from pyspark_qindex.planning import FailedStore, group
-from pyspark_qindex.read_parts import Parts
-from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.reading.read_parts import Parts
+from pyspark_qindex.reading.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import LogPart, end_of_log, look_at, lost_file, open_log
 from pyspark_qindex.stores import Store, find_stores, is_rocket_store, need_store
 from pyspark_qindex.streaming import Stream
 from rocketstore.layout import Layout
-from rocketstore.walk import LogWalk, SkipDamage
+from rocketstore.log.walk import LogWalk, SkipDamage
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from journal.beneath import beneath
 from journal.errors import NotAStoreError, StorageError, StoreError, UsageError
-from journal.files import FileSystem
+from journal.fs.beneath import beneath
+from journal.fs.files import FileSystem
 from pyspark_qindex.filesystem import Place, expand, file_system
 from qindex.format import layout
 from qindex.index.messages import PERSISTENT_DIRECTORY

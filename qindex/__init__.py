@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 # First: it sees that the packages below are ours.
@@ -32,8 +31,8 @@ from journal.errors import (
     UsageError,
     WritesRefusedError,
 )
-from journal.files import REAL, FileSystem, PathLike, checked_path
 from journal.findings import Cause, Finding
+from journal.fs.files import PathLike
 
 if TYPE_CHECKING:
     from qindex.engine.engine import Engine
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from qindex.following import Follower, Gap, QueueGoneError, follow
     from qindex.format.message import Message
     from qindex.format.settings import UNSET, QueueSettings
-    from qindex.options import OpenOptions, Options
+    from qindex.options import Durability, Format, OpenOptions, Options
     from qindex.queue.delivering import Consumer
     from qindex.queue.delivery import Batch, Delivery
     from qindex.queue.queue import Queue
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from qindex.tools.repair import repair
     from qindex.tools.salvage import salvage
     from qindex.tools.saved import SaveReport
-    from qindex.tools.verify import Report, verify
+    from qindex.tools.verify import VerifyReport, verify
     from qindex.view.reader import QueueSummary
 
 __all__ = [
@@ -81,11 +80,11 @@ __all__ = [
     "QueueSummary",
     "ReadOnlyEngine",
     "ReadOnlyStats",
-    "Report",
     "SaveReport",
     "StorageError",
     "StoreError",
     "UsageError",
+    "VerifyReport",
     "WritesRefusedError",
     "convert",
     "follow",
@@ -120,8 +119,8 @@ _LATER = {
     "QueueSummary": "qindex.view.reader",
     "ReadOnlyEngine": "qindex.engine.read_only",
     "ReadOnlyStats": "qindex.engine.read_only",
-    "Report": "qindex.tools.verify",
     "SaveReport": "qindex.tools.saved",
+    "VerifyReport": "qindex.tools.verify",
     "convert": "qindex.tools.convert",
     "follow": "qindex.following",
     "repair": "qindex.tools.repair",
@@ -148,62 +147,106 @@ logging.getLogger("qindex").addHandler(logging.NullHandler())
 
 @overload
 def open(
-    directory: PathLike,
-    *,
-    fs: FileSystem = REAL,
-    read_only: Literal[False] = False,
-    **options: Unpack[OpenOptions],
+    directory: PathLike, *, read_only: Literal[False] = False, **options: Unpack[OpenOptions]
 ) -> Engine: ...
-
-
 @overload
 def open(
-    directory: PathLike,
-    *,
-    fs: FileSystem = REAL,
-    read_only: Literal[True],
-    **options: Unpack[OpenOptions],
+    directory: PathLike, *, read_only: Literal[True], **options: Unpack[OpenOptions]
 ) -> ReadOnlyEngine: ...
-
-
 @overload
 def open(
-    directory: PathLike,
-    *,
-    fs: FileSystem = REAL,
-    read_only: bool,
-    **options: Unpack[OpenOptions],
+    directory: PathLike, *, read_only: bool, **options: Unpack[OpenOptions]
 ) -> Engine | ReadOnlyEngine: ...
-
-
 def open(
     directory: PathLike,
     *,
-    fs: FileSystem = REAL,
     read_only: bool = False,
-    **options: Unpack[OpenOptions],
+    durability: Durability = "os",
+    repair: bool = False,
+    lock_timeout: float = 0.0,
+    mode: int | None = None,
+    background: bool = True,
+    max_journal_entries: int = 65_536,
+    flush_idle: float = 60.0,
+    rest_idle: float = 1.0,
+    memory_budget: int = 256 << 20,
+    max_open_files: int | None = None,
+    max_message_bytes: int = 128 << 20,
+    embed_below: int = 16_384,
+    store_file_bytes: int = 16 << 20,
+    garbage_ratio: float = 0.5,
+    compaction_bytes_per_second: float | None = None,
+    record_format: Format = "qindex",
+    vhost: str = "/",
+    segment_entry_count: int | None = None,
 ) -> Engine | ReadOnlyEngine:
-    """Open the store in ``directory``; makes one where there is nothing.
+    """Open the store in ``directory``, and make one if there is nothing.
 
-    With ``read_only=True`` nothing is written and no lock is taken, beside a writer or not; the
-    directory may also be a RabbitMQ virtual host's (see :mod:`qindex.view.reader`), and must be
-    there.
+    Args:
+        directory: A directory of qindex's, or an empty or missing one. With ``read_only`` it must
+            exist and may also be a RabbitMQ virtual host's (see :mod:`qindex.view.reader`).
+        read_only: Write nothing and take no lock. Works beside a writer.
+        durability: What is safe when a call returns. ``"os"``: the operating system has it, and the
+            death of the process loses nothing. ``"fsync"``: it is on disk. Concurrent callers
+            share a sync.
+        repair: Open a damaged directory too. Damaged bytes go to quarantine files.
+        lock_timeout: Seconds to wait for another process that has the directory open, such as the
+            old process of a service that restarts.
+        mode: Mode of the files of a new store, whatever the umask: 0o600, 0o640, 0o644, 0o660 or
+            0o664. None: 0o600, so that only this user can use the store. With 0o660 all members of
+            the directory's group can, and their opens keep it so. Other stores keep their modes.
+        background: Flush in a thread. Without it, the call that fills the journal flushes.
+        max_journal_entries: A queue is flushed when it has more actions since its last flush.
+        flush_idle: Seconds without an action after which a queue is flushed.
+        rest_idle: Seconds without an action after which a queue rests. A resting queue keeps its
+            journal and has no open file. The next publish to it costs about 50 us more.
+        memory_budget: Bytes of memory for the unflushed entries of all queues in use. Above it, the
+            largest is flushed.
+        max_open_files: File handles that the engine may hold. A queue in use takes three, one on
+            Python 3.13 and later. Above it, the queues that were not used for longest rest. None:
+            half of the process's limit (``RLIMIT_NOFILE``), at most 4,096.
+        max_message_bytes: The largest body that a publish takes.
+        embed_below: Message records of fewer bytes are embedded in the index. Others go to the
+            message store, as do those of at least 4,096 bytes that ``publish_to`` publishes to
+            several queues.
+        store_file_bytes: Size at which a file of the message store rolls.
+        garbage_ratio: Share of dead bytes in the message store above which its files are compacted.
+        compaction_bytes_per_second: Limit on what compaction copies. None: no limit.
+        record_format: Format of published messages: ``"qindex"``, or ``"rabbitmq"`` so that a node
+            of 3.10 to 3.13 can take over the queue directories. For nodes of 4.x see
+            :func:`qindex.convert`.
+        vhost: The virtual host in names and records.
+        segment_entry_count: Entries of a segment in a new directory. None: 16,384. With
+            ``read_only``, those of a virtual host's directory that has lost its ``.config``.
 
-    ``options``: see :class:`qindex.options.Options`. ``fs``: the file seam, for tests.
-    Raises :class:`NotAStoreError` for a file or a directory of something else,
-    :class:`LockedError` (with the pid) when another process has it open (``lock_timeout`` waits),
-    :class:`DamageError` when it holds what no crash leaves (unless ``repair=True``),
-    :class:`StorageError` when the system refuses, :class:`UsageError` for bad options.
+    Raises:
+        NotAStoreError: ``directory`` is a file, or holds something else.
+        LockedError: Another process has it open; the error has its pid.
+        DamageError: It holds what no crash leaves, and ``repair`` is false.
+        StorageError: The system refuses.
+        UsageError: An option has a wrong value.
     """
-    from qindex.engine.engine import Engine
-    from qindex.options import Options
+    from qindex.engine.opening import open_store
 
-    try:
-        checked = Options(read_only=read_only, **options)
-    except TypeError as error:
-        raise UsageError(f"not an option of qindex.open: {error}") from error
-    if read_only:
-        from qindex.engine.read_only import ReadOnlyEngine
-
-        return ReadOnlyEngine(directory, fs, segment_entry_count=checked.segment_entry_count)
-    return Engine(os.path.abspath(checked_path(directory)), checked, fs)
+    return open_store(
+        directory,
+        read_only=read_only,
+        durability=durability,
+        repair=repair,
+        lock_timeout=lock_timeout,
+        mode=mode,
+        background=background,
+        max_journal_entries=max_journal_entries,
+        flush_idle=flush_idle,
+        rest_idle=rest_idle,
+        memory_budget=memory_budget,
+        max_open_files=max_open_files,
+        max_message_bytes=max_message_bytes,
+        embed_below=embed_below,
+        store_file_bytes=store_file_bytes,
+        garbage_ratio=garbage_ratio,
+        compaction_bytes_per_second=compaction_bytes_per_second,
+        record_format=record_format,
+        vhost=vhost,
+        segment_entry_count=segment_entry_count,
+    )

@@ -93,7 +93,7 @@ _STATS: list[_Column[QueueStats]] = [
     ("next_seq_id", "gauge", "The next publish gets it.", lambda one: one.next_seq_id),
     ("published", "counter", "Messages published.", lambda one: one.published),
     ("delivered", "counter", "Deliveries, repeated ones too.", lambda one: one.delivered),
-    ("acked", "counter", "Messages done with.", lambda one: one.acked),
+    ("acked", "counter", "Messages that left, except dead letters.", lambda one: one.acked),
     ("redelivered", "counter", "Deliveries, repeated ones only.", lambda one: one.redelivered),
     ("requeued", "counter", "Deliveries given back.", lambda one: one.requeued),
     ("dropped", "counter", "Messages expired, purged, or damaged.", lambda one: one.dropped),

@@ -12,9 +12,9 @@ import rocketstore._packages  # noqa: F401, I001
 
 # Then: it lets imports find what is compiled.
 import journal  # noqa: F401
-from rocketstore.derived_files import RebuildResult, RebuiltFile, rebuild
+from rocketstore.repair.derived_files import RebuildResult, RebuiltFile, rebuild
 from rocketstore.get_result import GetResult, GetStatus
-from rocketstore.message import BatchResult, PutResult, StoredMessage
+from rocketstore.format.message import BatchResult, PutResult, StoredMessage
 from rocketstore.options import Options
 from rocketstore.retention import Retention
 from rocketstore.store import Store

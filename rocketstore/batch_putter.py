@@ -10,15 +10,15 @@ import numpy as np
 from journal.arguments import listed
 from journal.errors import StorageError, UsageError
 from rocketstore.columns import Batch, Host, make_properties
-from rocketstore.commitlog_format import BLANK_SIZE, TRANSACTION_MASK
-from rocketstore.compose import join_properties, raw_properties
-from rocketstore.dispatch import Int64Array
 from rocketstore.dispatcher import Dispatcher
-from rocketstore.javahash import topic_seed
-from rocketstore.key_columns import keys_of_properties
+from rocketstore.format.commitlog_format import BLANK_SIZE, TRANSACTION_MASK
+from rocketstore.format.compose import join_properties, raw_properties
+from rocketstore.format.javahash import topic_seed
+from rocketstore.format.key_columns import keys_of_properties
+from rocketstore.format.message import BatchResult
+from rocketstore.format.properties import DELAY, KEYS, TAGS, UNIQ_KEY
+from rocketstore.log.dispatch import Int64Array
 from rocketstore.log_sync import LogSync
-from rocketstore.message import BatchResult
-from rocketstore.properties import DELAY, KEYS, TAGS, UNIQ_KEY
 from rocketstore.state import Change, StoreState
 
 _NONE = np.zeros(0, np.int64)

@@ -5,47 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
-from zlib import crc32
 
-from journal.call_lock import CallLock, check_alone, held_or
 from journal.errors import StorageError
-from journal.files import replace_file
+from journal.fs.files import replace_file
+from journal.locks.call_lock import CallLock, check_alone, held_or
 from journal.poison import is_passing
-from rocketstore.dispatch_note import DispatchNote, save_note
 from rocketstore.dispatcher import Dispatcher
+from rocketstore.log.dispatch_note import save_note
+from rocketstore.log.mapped_files import sync_directories, sync_files
 from rocketstore.log_sync import LogSync
-from rocketstore.mapped_files import sync_directories, sync_files
-from rocketstore.parts import Parts
 from rocketstore.state import Place, StoreState
 
 
 class _Table(Protocol):
     def save(self) -> None: ...
-
-
-def make_note(parts: Parts, end: int, last: tuple[int, int]) -> DispatchNote:
-    """Say that queues and index follow the log up to ``end``. ``last``: the log's last record,
-    offset and size, 0 where there is none. Raises :class:`StorageError`."""
-    offset, size = last
-    data = parts.commitlog.read(offset, size) if size else None
-    return DispatchNote(
-        offset=end,
-        boot=parts.fs.boot_id().decode(errors="replace"),
-        last=(offset, size, crc32(data)) if data else (0, 0, 0),
-        queues={
-            key: (queue.min_logic, queue.max_offset)
-            for key, queue in parts.queues.items()
-            if queue.max_offset
-        },
-        index=[(file.name, *file.header.fields()) for file in parts.index.files],
-        sizes=(
-            parts.commitlog.file_size,
-            parts.consumequeue_file_size,
-            parts.index.slots,
-            parts.index.entries,
-        ),
-        taken=parts.taken(),
-    )
 
 
 class Checkpointer:
@@ -105,7 +78,7 @@ class Checkpointer:
             parts.look_at_log()
             if closing:
                 parts.look_at_the_rest()
-            note = make_note(parts, parts.commitlog.max_offset, parts.commitlog.last)
+            note = parts.note(parts.commitlog.max_offset, parts.commitlog.last)
             stored = state.clock.now if note.last[1] else 0
             logical = parts.checkpoint.logical
             index_time = parts.index.end_timestamp

@@ -19,10 +19,10 @@ import typer
 from journal.errors import DamageError, UsageError
 from journal.findings import Cause, Kind
 from journal.shown import json_safe, printable
-from rocketstore.derived_files import rebuild_in_place
-from rocketstore.inspection import inspect_file
-from rocketstore.message import StoredMessage
+from rocketstore.format.message import StoredMessage
 from rocketstore.reading import TIME_MAX
+from rocketstore.repair.derived_files import rebuild_in_place
+from rocketstore.repair.inspection import inspect_file
 from rocketstore.store import Store, open_store
 from rocketstore.verify import verify
 

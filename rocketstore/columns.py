@@ -12,12 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from journal.errors import UsageError
-from rocketstore import words
-from rocketstore.commitlog_format import HEADERS, TRANSACTION_MASK, host_bytes, with_host_bits
-from rocketstore.dispatch import DispatchBatch, Int64Array
-from rocketstore.javahash import index_hash_many, tags_code, topic_seed
-from rocketstore.key_columns import KeyColumns, keys_of_properties
-from rocketstore.properties import (
+from rocketstore.format import words
+from rocketstore.format.commitlog_format import (
+    HEADERS,
+    TRANSACTION_MASK,
+    host_bytes,
+    with_host_bits,
+)
+from rocketstore.format.javahash import index_hash_many, tags_code, topic_seed
+from rocketstore.format.key_columns import KeyColumns, keys_of_properties
+from rocketstore.format.properties import (
     KEYS,
     PROPERTIES_MAX,
     TAGS,
@@ -27,7 +31,8 @@ from rocketstore.properties import (
     index_keys,
     java_map_order,
 )
-from rocketstore.route import Route
+from rocketstore.log.dispatch import DispatchBatch, Int64Array
+from rocketstore.queues.route import Route
 from rocketstore.state import StoreState
 
 _USUAL = {KEYS, UNIQ_KEY, TAGS}

@@ -3,12 +3,12 @@ cimport cython
 from cpython.array cimport array
 from libc.stdint cimport int64_t
 
-from rocketstore cimport words
-from rocketstore.commitlog cimport CommitLog
-from rocketstore.consumequeue cimport UnitRun
-from rocketstore.heads cimport Head
-from rocketstore.javahash cimport absolute
-from rocketstore.properties cimport Indexed
+from rocketstore.format cimport words
+from rocketstore.log.commitlog cimport CommitLog
+from rocketstore.queues.consumequeue cimport UnitRun
+from rocketstore.format.heads cimport Head
+from rocketstore.format.javahash cimport absolute
+from rocketstore.format.properties cimport Indexed
 from rocketstore.state cimport Pending, StoreState
 
 cdef int64_t COMMIT, ROLLBACK, TRANSACTION_MASK

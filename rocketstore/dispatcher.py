@@ -12,16 +12,16 @@ import numpy as np
 from journal.compiled import INTERPRETED, build
 from journal.errors import DamageError, StorageError, StoreError
 from journal.poison import is_passing
-from rocketstore import words
-from rocketstore.commitlog_format import COMMIT, ROLLBACK, TRANSACTION_MASK
-from rocketstore.consumequeue import UnitRun
-from rocketstore.dispatch import DispatchBatch, Int64Array, QueueKey
-from rocketstore.heads import Head, changed
-from rocketstore.index_rebuild import rebuild_index
-from rocketstore.javahash import absolute, topic_seed
-from rocketstore.key_columns import key_columns
-from rocketstore.properties import Indexed
-from rocketstore.scan import read_heads
+from rocketstore.format import words
+from rocketstore.format.commitlog_format import COMMIT, ROLLBACK, TRANSACTION_MASK
+from rocketstore.format.heads import Head, changed
+from rocketstore.format.javahash import absolute, topic_seed
+from rocketstore.format.key_columns import key_columns
+from rocketstore.format.properties import Indexed
+from rocketstore.log.dispatch import DispatchBatch, Int64Array, QueueKey
+from rocketstore.log.scan import read_heads
+from rocketstore.queues.consumequeue import UnitRun
+from rocketstore.repair.index_rebuild import rebuild_index
 from rocketstore.state import Change, StoreState
 
 PENDING_MAX = 4096

@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from rocketstore cimport words
+from rocketstore.format cimport words
 
 cdef Py_ssize_t BODY_AT, FIXED_SIZE, UNIT_SIZE
 cdef int64_t MESSAGE_MAGIC, OTHER_HOSTS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 
-from rocketstore import words
-from rocketstore.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
-from rocketstore.consumequeue_format import UNIT_SIZE
-from rocketstore.message import BODY_AT, OTHER_HOSTS, StoredMessage
+from rocketstore.format import words
+from rocketstore.format.commitlog_format import FIXED_SIZE, MESSAGE_MAGIC
+from rocketstore.format.consumequeue_format import UNIT_SIZE
+from rocketstore.format.message import BODY_AT, OTHER_HOSTS, StoredMessage
 
 
 class GetStatus(enum.Enum):

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 
 from journal.background import Background
 from journal.errors import StorageError, StoreError
-from journal.flag import Flag
+from journal.locks.flag import Flag
 from journal.poison import is_passing
 from rocketstore.checkpointer import Checkpointer
-from rocketstore.consumequeue_format import UNIT
-from rocketstore.delay import MAX_LEVEL, SCHEDULE_TOPIC, is_due
 from rocketstore.dispatcher import Dispatcher
+from rocketstore.format.consumequeue_format import UNIT
+from rocketstore.format.delay import MAX_LEVEL, SCHEDULE_TOPIC, is_due
+from rocketstore.format.message import StoredMessage
+from rocketstore.format.properties import REAL_QUEUE_ID, REAL_TOPIC
 from rocketstore.log_sync import LogSync
-from rocketstore.message import StoredMessage
-from rocketstore.offsets import DelayOffsets
-from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC
 from rocketstore.putter import Putter
+from rocketstore.queues.offsets import DelayOffsets
 from rocketstore.retention import Retention
 from rocketstore.state import Change, StoreState
 

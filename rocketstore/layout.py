@@ -10,11 +10,9 @@ from dataclasses import dataclass, field, replace
 from time import sleep
 
 from journal.errors import NotAStoreError, StorageError, storage_errors
-from journal.files import FileSystem, opened, pread_all, read_file
-from rocketstore.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
-from rocketstore.dispatch import QueueKey
-from rocketstore.dispatch_note import load_note
-from rocketstore.index_format import (
+from journal.fs.files import FileSystem, opened, pread_all, read_file
+from rocketstore.format.consumequeue_format import DEFAULT_FILE_SIZE, round_file_size
+from rocketstore.format.index_format import (
     DEFAULT_ENTRIES,
     DEFAULT_SLOTS,
     HEADER_SIZE,
@@ -23,7 +21,9 @@ from rocketstore.index_format import (
     file_size,
     find_geometry,
 )
-from rocketstore.mapped_files import Stranger, scan_directory
+from rocketstore.log.dispatch import QueueKey
+from rocketstore.log.dispatch_note import load_note
+from rocketstore.log.mapped_files import Stranger, scan_directory
 from rocketstore.options import COMMITLOG_FILE_SIZE, Options
 
 _SETTLE_PAUSES = (0.001, 0.005, 0.02)
@@ -34,7 +34,7 @@ class Paths:
     """All names of files in a store directory are made here, each once.
 
     ``abort`` is there while the store is open for writing, and after a crash. ``dispatch_note`` is
-    ours (:mod:`rocketstore.dispatch_note`). ``local_offset`` has the offsets of broadcast
+    ours (:mod:`rocketstore.log.dispatch_note`). ``local_offset`` has the offsets of broadcast
     consumers, which belong to this process's machine, ``delay_offset`` the next message to deliver
     of each delay level. In ``quarantine`` damaged bytes and foreign files are set aside.
     """

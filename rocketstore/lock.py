@@ -13,8 +13,8 @@ import os
 from time import sleep
 
 from journal.errors import LockedError, NotAStoreError, StorageError
-from journal.files import FileSystem, RealFileSystem, opened
-from journal.lock import LockFile, lock_exclusively
+from journal.fs.files import FileSystem, RealFileSystem, opened
+from journal.locks.directory_lock import LockFile, lock_exclusively
 
 _CONTENT = b"lock"
 _REMEDY = "wait until that one closes it, or look with read_only=True"

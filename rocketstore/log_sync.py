@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from journal.call_lock import CallLock, check_alone, held_or, refuse_twice
 from journal.errors import StorageError, WritesRefusedError
-from journal.sync import GroupCommit
+from journal.locks.call_lock import CallLock, check_alone, held_or, refuse_twice
+from journal.locks.sync import GroupCommit
 from rocketstore.state import Place, StoreState
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from journal.errors import UsageError
-from journal.files import REAL, FileSystem
+from journal.fs.files import REAL, FileSystem
 from journal.schema import FILE_MODE, Int, Number, Optional
 from rocketstore.retention import Retention
 

@@ -6,24 +6,25 @@ import contextlib
 import logging
 import os
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 
 from journal.errors import DamageError
-from journal.files import FileSystem
 from journal.findings import Finding
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.commitlog import CommitLog
-from rocketstore.consumequeue import ConsumeQueue, Descriptors
-from rocketstore.consumequeue_format import UNIT_SIZE
-from rocketstore.dispatch import DispatchBatch, QueueKey
-from rocketstore.dispatch_note import DispatchNote, load_note, save_note
-from rocketstore.index_format import IndexHeader
-from rocketstore.index_service import IndexService
+from journal.fs.files import FileSystem
+from rocketstore.format.checkpoint_format import Checkpoint
+from rocketstore.format.consumequeue_format import UNIT_SIZE
+from rocketstore.format.index_format import IndexHeader
+from rocketstore.index.index_service import IndexService
 from rocketstore.layout import Layout, Paths
-from rocketstore.mapped_files import sync_files
+from rocketstore.log.commitlog import CommitLog
+from rocketstore.log.dispatch import DispatchBatch, QueueKey
+from rocketstore.log.dispatch_note import DispatchNote, load_note, save_note
+from rocketstore.log.mapped_files import sync_files
+from rocketstore.log.watch import Watch
 from rocketstore.options import Options
-from rocketstore.watch import Watch
+from rocketstore.queues.consumequeue import ConsumeQueue, Descriptors
 
 log: logging.Logger = logging.getLogger("qindex.rocketstore")
 
@@ -70,6 +71,30 @@ class Parts:
             self.index.put(batch)
         if len(batch):
             self.checkpoint.logical = int(np.asarray(batch.store_times)[-1])
+
+    def note(self, end: int, last: tuple[int, int]) -> DispatchNote:
+        """Say that queues and index follow the log up to ``end``. ``last``: the log's last record,
+        offset and size, 0 where there is none. Raises :class:`StorageError`."""
+        offset, size = last
+        data = self.commitlog.read(offset, size) if size else None
+        return DispatchNote(
+            offset=end,
+            boot=self.fs.boot_id().decode(errors="replace"),
+            last=(offset, size, crc32(data)) if data else (0, 0, 0),
+            queues={
+                key: (queue.min_logic, queue.max_offset)
+                for key, queue in self.queues.items()
+                if queue.max_offset
+            },
+            index=[(file.name, *file.header.fields()) for file in self.index.files],
+            sizes=(
+                self.commitlog.file_size,
+                self.consumequeue_file_size,
+                self.index.slots,
+                self.index.entries,
+            ),
+            taken=self.taken(),
+        )
 
     def max_physical(self) -> int:
         """The furthest end of a record that any queue knows; -1 if none."""

@@ -3,15 +3,15 @@ cimport cython
 from cpython.array cimport array
 from libc.stdint cimport int64_t
 
-# First: its inline functions are not defined where journal.words was cimported before it.
-from rocketstore cimport words
-from journal.patience cimport PatientLock
-from rocketstore.commitlog cimport CommitLog
+# First: its inline functions are not defined where journal.memory.words was cimported before it.
+from rocketstore.format cimport words
+from journal.locks.patience cimport PatientLock
+from rocketstore.log.commitlog cimport CommitLog
 from rocketstore.dispatcher cimport Dispatcher
-from rocketstore.properties cimport encode_usual
-from rocketstore.route cimport Route
+from rocketstore.format.properties cimport encode_usual
+from rocketstore.queues.route cimport Route
 from rocketstore.state cimport Pending, StoreState
-from rocketstore.store_clock cimport StoreClock
+from rocketstore.log.store_clock cimport StoreClock
 
 cdef Py_ssize_t PENDING_MAX, _HEAD_SIZE
 

@@ -6,10 +6,11 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
-from journal.call_lock import refuse_twice
 from journal.errors import UsageError
-from rocketstore import words
-from rocketstore.commitlog_format import (
+from journal.locks.call_lock import refuse_twice
+from rocketstore.dispatcher import PENDING_MAX, Dispatcher
+from rocketstore.format import words
+from rocketstore.format.commitlog_format import (
     COMMIT,
     HEADERS,
     MESSAGE_MAGIC,
@@ -18,13 +19,12 @@ from rocketstore.commitlog_format import (
     host_bytes,
     with_host_bits,
 )
-from rocketstore.compose import compose
-from rocketstore.delay import deliver_time
-from rocketstore.dispatcher import PENDING_MAX, Dispatcher
+from rocketstore.format.compose import compose
+from rocketstore.format.delay import deliver_time
+from rocketstore.format.message import PutResult
+from rocketstore.format.properties import WAIT, encode_usual, join_keys
 from rocketstore.log_sync import LogSync
-from rocketstore.message import PutResult
-from rocketstore.properties import WAIT, encode_usual, join_keys
-from rocketstore.route import NOWHERE
+from rocketstore.queues.route import NOWHERE
 from rocketstore.state import Change, StoreState
 
 _HEAD_SIZE = HEADERS[0].size

@@ -2,13 +2,13 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from rocketstore cimport words
-from rocketstore.commitlog cimport CommitLog
-from rocketstore.consumequeue cimport ConsumeQueue
+from rocketstore.format cimport words
+from rocketstore.log.commitlog cimport CommitLog
+from rocketstore.queues.consumequeue cimport ConsumeQueue
 from rocketstore.get_result cimport GetResult
-from rocketstore.index_file cimport IndexFile
-from rocketstore.index_format cimport IndexHeader
-from rocketstore.javahash cimport index_hash
+from rocketstore.index.index_file cimport IndexFile
+from rocketstore.format.index_format cimport IndexHeader
+from rocketstore.format.javahash cimport index_hash
 
 cdef Py_ssize_t FIXED_SIZE, UNIT_SIZE
 cdef int _PAIR_END, _SPACE

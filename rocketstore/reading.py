@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
-from rocketstore import words
-from rocketstore.commitlog_format import BODY_LENGTH_AT, FIXED_SIZE
-from rocketstore.consumequeue import ConsumeQueue
-from rocketstore.consumequeue_format import UNIT, UNIT_SIZE
+from rocketstore.format import words
+from rocketstore.format.commitlog_format import BODY_LENGTH_AT, FIXED_SIZE
+from rocketstore.format.consumequeue_format import UNIT, UNIT_SIZE
+from rocketstore.format.javahash import hash_code, index_hash, topic_seed
+from rocketstore.format.message import StoredMessage
 from rocketstore.get_result import GetResult, GetStatus
-from rocketstore.javahash import hash_code, index_hash, topic_seed
-from rocketstore.message import StoredMessage
 from rocketstore.parts import Parts
+from rocketstore.queues.consumequeue import ConsumeQueue
 
 LONG_MAX = TIME_MAX = (1 << 63) - 1
 """The largest offset, and the latest time."""

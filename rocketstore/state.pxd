@@ -2,12 +2,12 @@
 cimport cython
 from cpython.array cimport array
 
-# First: its inline functions are not defined where journal.words was cimported before it.
-from rocketstore cimport words
-from journal.patience cimport PatientLock
-from rocketstore.commitlog cimport CommitLog
-from rocketstore.route cimport Route
-from rocketstore.store_clock cimport StoreClock
+# First: its inline functions are not defined where journal.memory.words was cimported before it.
+from rocketstore.format cimport words
+from journal.locks.patience cimport PatientLock
+from rocketstore.log.commitlog cimport CommitLog
+from rocketstore.queues.route cimport Route
+from rocketstore.log.store_clock cimport StoreClock
 
 
 cdef class Pending:

@@ -16,22 +16,22 @@ from enum import IntEnum
 
 from journal.errors import ClosedError, StorageError, StoreError
 from journal.findings import Cause
-from journal.patience import PatientLock
+from journal.locks.patience import PatientLock
 from journal.poison import Poison
-from rocketstore import words
-from rocketstore.commitlog import CommitLog
-from rocketstore.dispatch import QueueKey
-from rocketstore.full_recovery import Rebuilt
+from rocketstore.format import words
 from rocketstore.layout import Paths
-from rocketstore.opening import open_parts
+from rocketstore.log.commitlog import CommitLog
+from rocketstore.log.dispatch import QueueKey
+from rocketstore.log.store_clock import StoreClock
 from rocketstore.options import Options
 from rocketstore.parts import Parts
-from rocketstore.route import Route
-from rocketstore.store_clock import StoreClock
+from rocketstore.queues.route import Route
+from rocketstore.repair.full_recovery import Rebuilt
+from rocketstore.repair.opening import open_parts
 
 
 class Place(IntEnum):
-    """The order in which a thread takes the locks of a store (:mod:`journal.lock_order`)."""
+    """The order in which a thread takes the locks of a store (:mod:`journal.locks.lock_order`)."""
 
     GROUP = 0
     """Leading a group commit."""
@@ -131,7 +131,8 @@ class StoreState:
         self._opened: list[Parts] = []  # the last ones are in use
 
     def open(self) -> None:
-        """Open the files and recover. Raises as :func:`rocketstore.opening.open_parts` does."""
+        """Open the files and recover. Raises as
+        :func:`rocketstore.repair.opening.open_parts` does."""
         self._use(*open_parts(self.options, self.paths, again=False))
         self.clock = StoreClock(self.options, self._newest_time())
 

@@ -14,30 +14,29 @@ from dataclasses import replace
 from typing import Any, NoReturn, Self, Unpack
 
 from journal.arguments import refuse_pickling
-from journal.beneath import beneath, follow, leave, make_store_directory
-from journal.call_lock import check_alone, refuse_twice
 from journal.errors import ClosedError, StorageError, UsageError, storage_errors
-from journal.files import FileSystem, PathLike, checked_path, names_in
 from journal.findings import Finding
+from journal.fs.beneath import beneath, follow, leave, make_store_directory
+from journal.fs.files import FileSystem, PathLike, checked_path, names_in
+from journal.locks.call_lock import check_alone, refuse_twice
 from journal.threads import check_unpatched
 from rocketstore import reading
 from rocketstore.batch_putter import BatchPutter
 from rocketstore.checkpointer import Checkpointer
-from rocketstore.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_message_id
-from rocketstore.dispatch import QueueKey
 from rocketstore.dispatcher import Dispatcher
-from rocketstore.filler_format import is_filler
-from rocketstore.full_recovery import Rebuilt
+from rocketstore.format.commitlog_format import ROLLBACK, TRANSACTION_MASK, parse_message_id
+from rocketstore.format.message import BatchResult, PutResult, StoredMessage
 from rocketstore.get_result import GetResult, GetStatus
 from rocketstore.housekeeping import Housekeeping
 from rocketstore.layout import Paths, is_store, look
 from rocketstore.lock import StoreLock
+from rocketstore.log.dispatch import QueueKey
+from rocketstore.log.filler_format import is_filler
 from rocketstore.log_sync import LogSync
-from rocketstore.message import BatchResult, PutResult, StoredMessage
-from rocketstore.offsets import ConsumerOffsets, DelayOffsets
 from rocketstore.options import Options
 from rocketstore.parts import Parts
 from rocketstore.putter import PutFields, Putter
+from rocketstore.queues.offsets import ConsumerOffsets, DelayOffsets
 from rocketstore.reading import (
     LONG_MAX,
     MAX_BYTES,
@@ -47,6 +46,7 @@ from rocketstore.reading import (
     query_exact,
     query_message,
 )
+from rocketstore.repair.full_recovery import Rebuilt
 from rocketstore.state import StoreState
 
 

@@ -21,29 +21,29 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64
-from journal.beneath import beneath, leave, open_to_others, special
 from journal.errors import StorageError, UsageError, storage_errors
-from journal.files import FileSystem, PathLike, checked_path, is_there, read_optional
 from journal.findings import Cause, Finding, Kind
+from journal.fs.beneath import beneath, leave, open_to_others, special
+from journal.fs.files import FileSystem, PathLike, checked_path, is_there, read_optional
+from journal.memory.arrays import I64
 from journal.threads import check_unpatched
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.commitlog_format import file_name
-from rocketstore.config_check import check_config
-from rocketstore.consumequeue import ConsumeQueue
-from rocketstore.consumequeue_format import UNIT_SIZE
-from rocketstore.directory_repair import taken_away
-from rocketstore.dispatch import QueueKey, from_records
-from rocketstore.dispatch_note import DispatchNote, load_note
-from rocketstore.full_recovery import QueueRepair, QueueRepairs, is_contiguous
-from rocketstore.index_rebuild import IndexCheck
+from rocketstore.format.checkpoint_format import Checkpoint
+from rocketstore.format.commitlog_format import file_name
+from rocketstore.format.consumequeue_format import UNIT_SIZE
 from rocketstore.layout import Layout, Paths, look
 from rocketstore.lock import is_open
-from rocketstore.log_end import log_end
+from rocketstore.log.dispatch import QueueKey, from_records
+from rocketstore.log.dispatch_note import DispatchNote, load_note
+from rocketstore.log.log_end import log_end
+from rocketstore.log.scan import Records, Stop
+from rocketstore.log.walk import LogWalk, SkipDamage
 from rocketstore.options import Options
 from rocketstore.parts import Parts, build_parts
-from rocketstore.scan import Records, Stop
-from rocketstore.walk import LogWalk, SkipDamage
+from rocketstore.queues.consumequeue import ConsumeQueue
+from rocketstore.repair.config_check import check_config
+from rocketstore.repair.directory_repair import taken_away
+from rocketstore.repair.full_recovery import QueueRepair, QueueRepairs, is_contiguous
+from rocketstore.repair.index_rebuild import IndexCheck
 
 _LOOKS: Final = 12
 """Looks at a store beside a writer, of which two must find the same."""

@@ -269,6 +269,12 @@ def _prose(doc: str | None) -> str:
 
 
 def _paragraph(text: str) -> str:
+    heading, _, rest = text.partition("\n")
+    if heading in ("Args:", "Returns:", "Raises:", "Example:"):
+        items = textwrap.dedent(rest)
+        if heading in ("Args:", "Raises:"):
+            items = re.sub(r"^(\w+): ", r"* `\1`: ", items, flags=re.MULTILINE)
+        return f"**{heading}**\n\n{_paragraph(items)}"
     if text.startswith(">>>"):
         return f"```pycon\n{text}\n```"
     if text.startswith(("    ", "====")):

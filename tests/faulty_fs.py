@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-from journal.files import REAL, FileSystem, PathLike, ReadBuffer
+from journal.fs.files import REAL, FileSystem, PathLike, ReadBuffer
 
 __all__ = ["FaultyFileSystem"]
 

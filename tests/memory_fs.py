@@ -1,4 +1,4 @@
-"""A file system in memory, behind the seam of :mod:`journal.files`.
+"""A file system in memory, behind the seam of :mod:`journal.fs.files`.
 
 For tests that open a store a hundred thousand times: an operation costs about a microsecond and
 nothing is left behind. It does what Linux does with the calls that a store makes, errors
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from journal.files import PathLike, ReadBuffer
+from journal.fs.files import PathLike, ReadBuffer
 
 __all__ = ["FileMap", "Inode", "MemoryFileSystem"]
 

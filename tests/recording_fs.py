@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from journal.files import REAL, FileSystem, PathLike, ReadBuffer, RealFileSystem
+from journal.fs.files import REAL, FileSystem, PathLike, ReadBuffer, RealFileSystem
 from tests.crash.disk import (
     ROOT,
     Data,

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qindex
-from journal.files import REAL, FileSystem
+from journal.fs.files import REAL, FileSystem
+from qindex.engine.opening import open_store
 from tests.memory_fs import MemoryFileSystem
 
 _NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/e", "d/e/a", "missing/a"])
@@ -195,18 +196,18 @@ def test_a_map_and_its_file_are_the_same_bytes() -> None:
 
 def test_a_lock_dies_with_its_process() -> None:
     fs = MemoryFileSystem()
-    first = qindex.open("/store", fs=fs, background=False)
+    first = open_store("/store", fs=fs, background=False)
     with pytest.raises(qindex.LockedError):
-        qindex.open("/store", fs=fs, background=False)
+        open_store("/store", fs=fs, background=False)
     fs.forget_descriptors()
-    qindex.open("/store", fs=fs, background=False).close()
+    open_store("/store", fs=fs, background=False).close()
     first._directory_lock.release()  # a close that comes too late harms nobody
 
 
 def test_a_store_is_the_same_on_either(tmp_path: Path) -> None:
     fs = MemoryFileSystem()
     for where, system in (("/store", fs), (str(tmp_path / "store"), REAL)):
-        with qindex.open(where, fs=system, background=False) as engine:
+        with open_store(where, fs=system, background=False) as engine:
             queue = engine.queue("q")
             queue.publish_many([b"%d" % number for number in range(100)])
             queue.ack_many(queue.get_many(40))

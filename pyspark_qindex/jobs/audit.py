@@ -26,8 +26,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from journal.errors import DamageError, StoreError
-from journal.files import FileSystem
 from journal.findings import Finding, Kind
+from journal.fs.files import FileSystem
 from pyspark_qindex.jobs.findings import FINDINGS, Several, damage, finding_row, grouped
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet
 from pyspark_qindex.jobs.tasks import Row, run_tasks, tasks_wanted

@@ -1,7 +1,7 @@
 """``build-index``: ConsumeQueues and IndexFiles of RocketMQ stores, built anew from the CommitLog.
 
-Each store is one task, which calls :mod:`rocketstore.derived_files`: what it writes has the bytes
-that :mod:`rocketstore` writes when it recovers from nothing but the log.
+Each store is one task, which calls :mod:`rocketstore.repair.derived_files`. The task writes the
+bytes that :mod:`rocketstore` writes when it recovers from nothing but the log.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from journal.beneath import beneath
 from journal.errors import DamageError, LockedError, NotAStoreError, StoreError, UsageError
-from journal.files import REAL
+from journal.fs.beneath import beneath
+from journal.fs.files import REAL
 from pyspark_qindex.filesystem import local_path
 from pyspark_qindex.jobs.fleet import find_fleet, store_names
 from pyspark_qindex.jobs.tasks import Row, run_tasks
 from pyspark_qindex.schemas import Table, spark_schema
 from pyspark_qindex.stores import StoreNotHereError, local_store
-from rocketstore.derived_files import RebuildResult, rebuild, rebuild_in_place
 from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock
+from rocketstore.repair.derived_files import RebuildResult, rebuild, rebuild_in_place
 
 BUILT: Final[Table] = {
     "store": "string",

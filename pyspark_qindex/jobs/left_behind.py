@@ -27,7 +27,7 @@ from pyspark_qindex.jobs.transfer import queues_kept
 from pyspark_qindex.schemas import Table
 from pyspark_qindex.stores import Store
 from rocketstore.layout import Paths
-from rocketstore.offsets import ConsumerOffsets
+from rocketstore.queues.offsets import ConsumerOffsets
 
 DAMAGED: Final = "damaged settings"
 

@@ -33,8 +33,8 @@ from journal.errors import StoreError, UsageError
 from journal.packed import unpack
 from qindex.format.envelope import make_envelope, open_envelope
 from qindex.format.message import Message
-from rocketstore.delay import SCHEDULE_TOPIC
-from rocketstore.properties import KEYS, PROPERTIES_MAX, decode_properties, encode_properties
+from rocketstore.format.delay import SCHEDULE_TOPIC
+from rocketstore.format.properties import KEYS, PROPERTIES_MAX, decode_properties, encode_properties
 
 EXACT: Final = "QINDEX"
 """The property that has all of a message."""

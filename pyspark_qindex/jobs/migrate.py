@@ -44,12 +44,12 @@ from pyspark_qindex.jobs.transfer import by_delivery, in_order, origin_of
 from pyspark_qindex.schemas import Table, spark_schema
 from qindex.format.envelope import open_envelope
 from qindex.recovery import store_directory
-from rocketstore.commitlog_format import COMMIT, TRANSACTION_MASK
-from rocketstore.delay import SCHEDULE_TOPIC
-from rocketstore.filler_format import is_filler
+from rocketstore.format.commitlog_format import COMMIT, TRANSACTION_MASK
+from rocketstore.format.delay import SCHEDULE_TOPIC
+from rocketstore.format.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
 from rocketstore.layout import Paths
-from rocketstore.offsets import int_table, load_json
-from rocketstore.properties import REAL_QUEUE_ID, REAL_TOPIC, decode_properties
+from rocketstore.log.filler_format import is_filler
+from rocketstore.queues.offsets import int_table, load_json
 
 Direction = Literal["rocketmq", "qindex"]
 """What messages are moved into."""

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 import rocketstore
-from journal.arrays import I64
 from journal.errors import UsageError, storage_errors
-from journal.files import REAL, make_dirs, replace_file
 from journal.format import PAYLOAD_SIZE, pack_publish
+from journal.fs.files import REAL, make_dirs, replace_file
+from journal.memory.arrays import I64
 from journal.poison import Poison
 from msgstore import MessageStore
 from pyspark_qindex.jobs.mapping import Origin, RocketRecord
@@ -38,9 +38,9 @@ from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle
 from qindex.tools.staging import Staging
 from qindex.tools.thorough_view import Batch
-from rocketstore.compose import Delivered
-from rocketstore.delay import SCHEDULE_TOPIC
-from rocketstore.message import PutResult
+from rocketstore.format.compose import Delivered
+from rocketstore.format.delay import SCHEDULE_TOPIC
+from rocketstore.format.message import PutResult
 from rocketstore.options import MAX_MESSAGE_SIZE
 
 _RECORD_SIZE = 91 + 12

@@ -20,7 +20,7 @@ from typing import Any, Final
 from pyarrow.parquet import ParquetFile
 
 from journal.errors import StorageError, UsageError
-from journal.files import open_private
+from journal.fs.files import open_private
 from pyspark_qindex.jobs.outcome import Outcome
 from pyspark_qindex.jobs.report import render_page
 

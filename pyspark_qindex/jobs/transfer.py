@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 
 from journal.arguments import listed
 from journal.errors import DamageError, NotAStoreError, StoreError, UsageError
-from journal.files import read_optional
+from journal.fs.files import read_optional
 from pyspark_qindex.batches import plain_text
 from pyspark_qindex.errors import explain, one_line
 from pyspark_qindex.filesystem import local_path

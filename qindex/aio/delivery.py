@@ -22,7 +22,7 @@ class Settling(Protocol):
     async def reject(self, delivery: Delivery) -> None:
         """Refuse a delivery for good."""
 
-    async def extend(self, delivery: Delivery, seconds: float) -> None:
+    async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end later."""
 
 
@@ -95,9 +95,9 @@ class Delivery:
         """Refuse for good; see :meth:`qindex.aio.queue.Queue.reject`."""
         await self._queue.reject(self)
 
-    async def extend(self, seconds: float) -> None:
-        """Keep it for ``seconds`` from now; see :meth:`qindex.aio.queue.Queue.extend`."""
-        await self._queue.extend(self, seconds)
+    async def extend_lease(self, seconds: float) -> None:
+        """Keep it for ``seconds`` from now; see :meth:`qindex.aio.queue.Queue.extend_lease`."""
+        await self._queue.extend_lease(self, seconds)
 
     async def __aenter__(self) -> Delivery:
         return self

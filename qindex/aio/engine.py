@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import qindex
 from journal.arguments import listed
 from journal.errors import UsageError
-from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
+from journal.fs.files import FileSystem, PathLike
 from msgstore import CompactionReport
 from qindex.aio.ending import close_at_the_end
 from qindex.aio.ports import Ports
@@ -21,6 +21,7 @@ from qindex.aio.queue import Queue
 from qindex.aio.threads import Helper
 from qindex.aio.waiting import with_room
 from qindex.engine import engine as plain
+from qindex.engine import opening
 from qindex.format.message import Body, Message, message_of
 from qindex.queue import queue as plain_queue
 from qindex.queue.stats import EngineStats
@@ -206,7 +207,7 @@ class _Opening:
         await self._engine.__aexit__(*ended)
 
 
-def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Opening:
+def open(directory: PathLike, **options: Any) -> _Opening:
     """Open the store in ``directory``: ``async with open(...) as engine``, or await it.
 
     One that was not closed when the loop ends that it was opened in (and no other loop uses it), or
@@ -215,10 +216,14 @@ def open(directory: PathLike, *, fs: FileSystem = REAL, **options: Any) -> _Open
     Options and errors are those of :func:`qindex.open`, but for ``read_only``: a reader never
     waits, so that the plain one serves. Opened in a thread of its own; a cancellation closes again.
     """
-    if options.get("read_only"):
+    if options.pop("read_only", False):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")
-    options.pop("read_only", None)
-    return _Opening(partial(qindex.open, directory, fs=fs, **options))
+    return _Opening(partial(qindex.open, directory, **options))
+
+
+def open_store(directory: PathLike, *, fs: FileSystem, **options: Any) -> _Opening:
+    """Open a store as :func:`open` does, with ``fs`` below it; for tests."""
+    return _Opening(partial(opening.open_store, directory, fs=fs, **options))
 
 
 def _is_over(queue: plain_queue.Queue) -> bool:

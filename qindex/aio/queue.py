@@ -17,10 +17,13 @@ from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
-from qindex.queue.delivering import LONG_HELD, warn_of_full_prefetch
+from qindex.queue.delivering import LONG_HELD, Deliverer, warn_of_full_prefetch
+from qindex.queue.flushing import Flusher
 from qindex.queue.outstanding import no_delivery
-from qindex.queue.producing import batch_bytes
+from qindex.queue.producing import Producer, batch_bytes
 from qindex.queue.room import WouldWaitError
+from qindex.queue.settling import Settler
+from qindex.queue.state import QueueState
 from qindex.queue.stats import QueueStats
 from qindex.queue.wake_ups import deadline_after, has_time, time_left
 
@@ -54,12 +57,12 @@ class Queue:
         self._noting = ports.noting
         self._queue = queue
         parts = queue._parts
-        self._state = parts.state
-        self._flusher = parts.flusher
-        self._producer = parts.producer
+        self._state: QueueState = parts.state
+        self._flusher: Flusher = parts.flusher
+        self._producer: Producer = parts.producer
         self._publish = parts.producer.publish
-        self._deliverer = parts.deliverer
-        self._settler = parts.settler
+        self._deliverer: Deliverer = parts.deliverer
+        self._settler: Settler = parts.settler
         self._sync_each = parts.state.sync_each
         self._turn = 0
 
@@ -371,11 +374,11 @@ class Queue:
         if self._sync_each:
             await self._ports.here().durable(queue)
 
-    async def extend(self, delivery: Delivery, seconds: float) -> None:
+    async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""
         if not isinstance(delivery, Delivery):
             raise no_delivery(delivery)
-        self._queue.extend(delivery._plain, seconds)
+        self._queue.extend_lease(delivery._plain, seconds)
 
     # -- the rest -------------------------------------------------------------------------------
 

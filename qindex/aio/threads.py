@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from journal.errors import ClosedError, UsageError
-from journal.flag import Flag
+from journal.locks.flag import Flag
 from qindex.queue.queue import Queue
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from journal.errors import UsageError
-from journal.files import open_private
+from journal.fs.files import open_private
 from qindex.cli.output import print_json, print_line, print_note, print_styled
 from qindex.compare.contender import Contender
 from qindex.compare.figures import Figure, figures_of, show_range, show_value, side_by_side, verdict

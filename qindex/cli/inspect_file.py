@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from journal.errors import DamageError, NotAStoreError, UsageError, storage_errors
-from journal.files import REAL, FileBytes, opened, read_file, read_optional
 from journal.findings import Finding
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
+from journal.fs.files import REAL, FileBytes, opened, read_file, read_optional
 from msgstore.scan import Record, read_record, scan_file
 from qindex.cli.inspect_small import SMALL, inspect_small
 from qindex.cli.inspect_version2 import inspect_pair
@@ -92,7 +92,7 @@ def _rocket(file: str, as_json: bool) -> int:
     """Print a file of a RocketMQ store; see ``qindex rocket inspect`` for its options."""
     damaged = 0
     # Loaded here alone: qindex and rocketstore do not know each other.
-    for row in importlib.import_module("rocketstore.inspection").inspect_file(file):
+    for row in importlib.import_module("rocketstore.repair.inspection").inspect_file(file):
         if as_json:
             print_json(plain_value(row))
         else:

@@ -13,8 +13,8 @@ from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import check_room, check_sums, extents, without_room
 from journal.errors import StoreError, storage_errors
-from journal.files import REAL, read_file, read_optional
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import REAL, read_file, read_optional
 from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
 from qindex.format import layout

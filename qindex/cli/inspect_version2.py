@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from journal.errors import StoreError, UsageError, storage_errors
-from journal.files import REAL, read_file, read_optional
 from journal.findings import Finding
+from journal.fs.files import REAL, read_file, read_optional
 from qindex.format.json_value import plain_value
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format

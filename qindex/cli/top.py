@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from journal.files import PathLike
+from journal.fs.files import PathLike
 from qindex.cli.look import Directory, JsonOption
 from qindex.cli.output import key_text, print_json, print_line
 from qindex.format.json_value import plain_value

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, UsageError
+from journal.locks.call_lock import CallLock
 from qindex.compat import shared
 from qindex.compat.set_aside import UnreadableItemError, bring_back, item_of
 from qindex.engine.engine import Engine

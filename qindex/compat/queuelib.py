@@ -19,8 +19,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from journal.call_lock import CallLock
 from journal.errors import ClosedError, StorageError, UsageError, storage_errors
+from journal.locks.call_lock import CallLock
 from qindex.compat import shared
 from qindex.queue.delivery import Delivery
 from qindex.queue.lifo import peek_last, take_last

@@ -16,9 +16,9 @@ from threading import get_ident
 from typing import TypeVar
 
 import qindex
-from journal import forks
-from journal.call_lock import CallLock, refuse_twice
 from journal.errors import StoreError, UsageError
+from journal.locks.call_lock import CallLock, refuse_twice
+from journal.memory import forks
 from journal.threads import check_unpatched
 
 _log = logging.getLogger("qindex.compat")

@@ -14,9 +14,6 @@ from typing import Any, NoReturn
 
 from journal import format as journal_format
 from journal.arguments import listed, refuse_pickling
-from journal.beneath import beneath, follow, leave, make_store_directory
-from journal.call_lock import CallLock, refuse_twice
-from journal.calls import Calls
 from journal.compiled import build, log_once
 from journal.errors import (
     ClosedError,
@@ -28,13 +25,16 @@ from journal.errors import (
     WritesRefusedError,
     storage_errors,
 )
-from journal.files import FileSystem, make_dirs, replace_file
 from journal.findings import Cause, Finding, Kind
-from journal.lock import DirectoryLock
-from journal.lock_order import Rank
+from journal.fs.beneath import beneath, follow, leave, make_store_directory
+from journal.fs.files import FileSystem, make_dirs, replace_file
+from journal.fs.together import together
+from journal.locks.call_lock import CallLock, refuse_twice
+from journal.locks.calls import Calls
+from journal.locks.directory_lock import DirectoryLock
+from journal.locks.lock_order import Rank
 from journal.poison import Poison, was_tried
 from journal.threads import check_unpatched
-from journal.together import together
 from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper

@@ -9,8 +9,8 @@ from time import monotonic
 
 from journal.background import Background
 from journal.errors import ClosedError, StoreError
-from journal.flag import Flag
-from journal.lock_order import LockOrder, Rank
+from journal.locks.flag import Flag
+from journal.locks.lock_order import LockOrder, Rank
 from qindex.engine.idle_queues import Roster
 from qindex.queue.flushing import Flusher
 from qindex.queue.parts import QueueParts

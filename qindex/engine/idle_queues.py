@@ -18,8 +18,8 @@ from collections.abc import Callable
 from itertools import islice, takewhile
 from time import monotonic
 
-from journal.call_lock import CallLock
-from journal.lock_order import LockOrder, Rank
+from journal.locks.call_lock import CallLock
+from journal.locks.lock_order import LockOrder, Rank
 from qindex.queue.parts import QueueParts
 from qindex.queue.state import QueueState
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 import numpy as np
 
 from journal.errors import DamageError
-from journal.files import FileSystem, read_optional, unlink_if_there
+from journal.fs.files import FileSystem, read_optional, unlink_if_there
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
 from qindex.format.segment import STEP_SIZE

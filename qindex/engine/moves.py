@@ -27,12 +27,12 @@ from dataclasses import replace
 from itertools import groupby, islice
 from time import monotonic
 
-from journal.call_lock import CallLock
 from journal.errors import ClosedError, QueueFullError, StorageError, StoreError
-from journal.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
-from journal.lock_order import Rank
+from journal.fs.files import FileSystem, close_quietly, pwrite_all, unlink_if_there
+from journal.locks.call_lock import CallLock
+from journal.locks.lock_order import Rank
+from journal.locks.sync import GroupCommit
 from journal.poison import Poison
-from journal.sync import GroupCommit
 from qindex.format import layout
 from qindex.format.message import Message
 from qindex.format.moves import DONE, Intent, pack_intent

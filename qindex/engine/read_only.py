@@ -13,8 +13,8 @@ from itertools import islice
 from typing import NoReturn
 
 from journal.errors import ClosedError, UsageError
-from journal.files import REAL, FileSystem, PathLike
 from journal.findings import Finding
+from journal.fs.files import REAL, FileSystem, PathLike
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.format.settings import QueueSettings
@@ -99,7 +99,7 @@ class ReadOnlyQueue:
     ack_up_to = _refuse
     nack = _refuse
     reject = _refuse
-    extend = _refuse
+    extend_lease = _refuse
     purge = _refuse
     flush = _refuse
     sync = _refuse

@@ -25,9 +25,9 @@ from itertools import chain
 from time import monotonic
 from typing import Literal
 
-from journal.beneath import beneath
 from journal.errors import ClosedError, NotAStoreError, StorageError, StoreError, UsageError
-from journal.files import REAL, FileSystem, PathLike, checked_path
+from journal.fs.beneath import beneath
+from journal.fs.files import REAL, FileSystem, PathLike, checked_path
 from qindex.following.gap import GONE, UNSOUND, Gap
 from qindex.following.giver import Giver
 from qindex.following.journal_tail import Change, JournalTail
@@ -66,7 +66,6 @@ def follow(
     poll: float = 0.05,
     events: bool = True,
     on_gap: Callable[[Gap], None] | None = None,
-    fs: FileSystem = REAL,
 ) -> Follower:
     """Follow a queue of the store in ``directory`` as it is written, by this process or another.
 
@@ -79,6 +78,32 @@ def follow(
     Nothing is written and no lock is taken. Raises :class:`UsageError` when there is no such queue
     (unless ``wait``), :class:`NotAStoreError`, :class:`StorageError`.
     """
+    return follow_store(
+        directory,
+        queue,
+        start,
+        timeout=timeout,
+        wait=wait,
+        poll=poll,
+        events=events,
+        on_gap=on_gap,
+        fs=REAL,
+    )
+
+
+def follow_store(
+    directory: PathLike,
+    queue: str,
+    start: Start = "earliest",
+    *,
+    timeout: float | None = None,
+    wait: bool = False,
+    poll: float = 0.05,
+    events: bool = True,
+    on_gap: Callable[[Gap], None] | None = None,
+    fs: FileSystem,
+) -> Follower:
+    """Follow a queue as :func:`follow` does, on any file system."""
     return Follower(
         os.path.abspath(checked_path(directory)),
         queue,

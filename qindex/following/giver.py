@@ -9,7 +9,7 @@ from functools import partial
 from itertools import repeat
 
 from journal.errors import StoreError
-from journal.files import FileSystem
+from journal.fs.files import FileSystem
 from qindex.following.gap import MISSING, Gap
 from qindex.following.piece import Piece, decode
 from qindex.format.entries import Entry, decode_any

@@ -21,8 +21,8 @@ import numpy as np
 from journal import format as journal_format
 from journal.background import Background
 from journal.errors import StorageError, storage_errors
-from journal.files import FileSystem, close_quietly, pread_all
 from journal.format import ACTION_SIZE, DELIVER, NO_START, PAYLOAD, PUBLISH_HEAD_SIZE
+from journal.fs.files import FileSystem, close_quietly, pread_all
 from journal.poison import Poison
 from journal.replay import Walk, walk_journal
 from qindex.following.piece import Piece, read_plain_piece, sound_records

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from journal.arrays import I64, U8, Bools
 from journal.format import ACTION_SIZE, PAYLOAD_SIZE
+from journal.memory.arrays import I64, U8, Bools
 from qindex.format import plain_rows
 from qindex.format.entries import Entry, journal_words, plain_entries, read_one_by_one
 from qindex.format.plain_record import read_plain

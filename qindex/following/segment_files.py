@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from journal.errors import StorageError, storage_errors
-from journal.files import FileSystem, read_optional
 from journal.findings import Finding
+from journal.fs.files import FileSystem, read_optional
 from qindex.following.piece import Piece
 from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE, file_name, file_number
 from qindex.index.segment_scan import read_healed, scan_segment

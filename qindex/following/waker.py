@@ -13,7 +13,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from journal.flag import Flag
+from journal.locks.flag import Flag
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver

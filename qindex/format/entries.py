@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U64
 from journal.errors import StoreError
-from journal.files import ReadBuffer
 from journal.findings import Kind
 from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
+from journal.fs.files import ReadBuffer
+from journal.memory.arrays import I64, U64
 from qindex.format import message_record as record_format
 from qindex.format.message import Message, in_the_making
 from qindex.format.publish_check import correct_bit

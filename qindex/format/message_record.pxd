@@ -1,7 +1,7 @@
 # Types for the names of message_record.py.
 cimport cython
 
-from journal cimport words
+from journal.memory cimport words
 from qindex.format cimport tables
 
 cdef tuple _SHORT_BODY_HEADS

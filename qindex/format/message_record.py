@@ -37,13 +37,13 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64, xxh3_64_digest
 
-from journal import words
-from journal.arrays import I64, U8, U64, Bools
 from journal.errors import StoreError, UsageError
-from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
+from journal.fs.files import ReadBuffer
+from journal.memory import words
+from journal.memory.arrays import I64, U8, U64, Bools
+from journal.memory.rows import rows_at
 from journal.packed import unpack
-from journal.rows import rows_at
 from qindex.format import tables
 from qindex.format.message import Message, make_message
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
-from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
+from journal.fs.files import ReadBuffer
 from qindex.format.message_record import (
     CHECK_OFFSET,
     MAGIC,

@@ -6,7 +6,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from journal.words cimport words_big64, words_sum
+from journal.memory.words cimport words_big64, words_sum
 
 cdef extern from *:
     """

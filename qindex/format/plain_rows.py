@@ -10,9 +10,9 @@ from array import array
 
 import numpy as np
 
-from journal.arrays import I64, U8
-from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE, PUBLISH_HEAD_SIZE
+from journal.fs.files import ReadBuffer
+from journal.memory.arrays import I64, U8
 from qindex.format.message_record import (
     CHECK_OFFSET,
     MAGIC,

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from journal.arrays import I64, U64, Bools
 from journal.block_sums import flipped_bit
-from journal.files import ReadBuffer
 from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
+from journal.fs.files import ReadBuffer
+from journal.memory.arrays import I64, U64, Bools
 from qindex.format import message_record as record_format
 
 _OURS = record_format.MAGIC[0]

@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport uint64_t
 
-from journal cimport words
+from journal.memory cimport words
 from qindex.format.message_record cimport plain_body_head
 
 cdef tuple PLAIN_TAILS

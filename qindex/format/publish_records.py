@@ -7,8 +7,8 @@ from itertools import repeat
 
 import numpy as np
 
-from journal import words
-from journal.arrays import I64
+from journal.memory import words
+from journal.memory.arrays import I64
 from qindex.format.message_record import (
     CHECK_SIZE,
     MAGIC,

@@ -27,8 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from journal.arrays import I64, Bools
-from journal.files import FileBytes, is_zeros
 from journal.findings import Cause, Finding, Kind
 from journal.format import (
     DELIVER,
@@ -38,6 +36,8 @@ from journal.format import (
     PUBLISH_TRANSIENT,
     TYPE_SHIFT,
 )
+from journal.fs.files import FileBytes, is_zeros
+from journal.memory.arrays import I64, Bools
 from journal.replay import Ending, Walk, join_walks, walk_journal
 from qindex.format.message_record import CHECK_OFFSET, CHECK_SIZE, MAGIC, embedded_length
 from qindex.format.publish_check import correct_bit, correct_head, publish_starts, sound_publishes

@@ -3,7 +3,7 @@ cimport cython
 from cpython.array cimport array as numbers
 from libc.stdint cimport int64_t
 
-from journal cimport read_words
+from journal.memory cimport read_words
 
 cdef Py_ssize_t PUBLISH_HEAD_SIZE, STEP_SIZE, _EMBEDDED, _RUN_PROBE
 cdef int NEXT_STEP, PUBLISH, REL_MASK, _KIND_SHIFT

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from journal import read_words
-from journal.files import ReadBuffer
 from journal.format import DELIVER, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
+from journal.fs.files import ReadBuffer
+from journal.memory import read_words
 from journal.replay import Ending, RecordColumns, Walk
 from qindex.format.segment import (
     NEXT_STEP,

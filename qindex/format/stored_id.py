@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 from xxhash import xxh3_64_digest
 
-from journal.arrays import I64, U8, Bools
-from journal.files import ReadBuffer
 from journal.format import PAYLOAD_SIZE
+from journal.fs.files import ReadBuffer
+from journal.memory.arrays import I64, U8, Bools
 from qindex.format.message_record import gather_bytes, row_sums
 
 RUN_SIZE = 6

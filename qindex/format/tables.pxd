@@ -5,7 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from journal.words cimport words_big64
+from journal.memory.words cimport words_big64
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL

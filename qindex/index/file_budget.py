@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from journal.files import MAPS_KEEP_HANDLES
+from journal.fs.files import MAPS_KEEP_HANDLES
 
 _FOR_A_JOURNAL = 3 if MAPS_KEEP_HANDLES else 1
 """Handles: of the file, and where maps keep theirs, of its map and that of its checksums."""

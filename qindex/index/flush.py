@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from journal.errors import StorageError
-from journal.files import FileSystem, ReadBuffer
+from journal.fs.files import FileSystem, ReadBuffer
 from qindex.index import segment_file
 from qindex.index.segment_file import SegmentPlan, segment_path
 

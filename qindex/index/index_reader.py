@@ -14,11 +14,11 @@ from contextlib import suppress
 import numpy as np
 
 from journal import format as journal_format
-from journal.arrays import I64
 from journal.errors import DamageError, StorageError
-from journal.files import FileSystem, ReadBuffer, pread_all
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileSystem, ReadBuffer, pread_all
 from journal.journal import Journal
+from journal.memory.arrays import I64
 from qindex.format import plain_rows
 from qindex.format.entries import Entry, journal_words, plain_entries, read_entry, read_one_by_one
 from qindex.format.message_record import column, gather_bytes

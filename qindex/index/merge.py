@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from journal.arrays import U8, Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACK, ACTION_SIZE, DELIVER
+from journal.memory.arrays import U8, Bools
 from journal.replay import Walk
 from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, segment_numbers
 from qindex.index.segment_scan import last_of_each, places

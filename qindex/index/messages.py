@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from journal.call_lock import CallLock
 from journal.errors import DamageError, StoreError
-from journal.files import FileSystem
 from journal.findings import Finding
-from journal.lock_order import Rank
+from journal.fs.files import FileSystem
+from journal.locks.call_lock import CallLock
+from journal.locks.lock_order import Rank
 from journal.poison import Poison
 from msgstore import CompactionReport, MessageStore, MissingMessageError, StoreStats
 from qindex.format import message_record as record_format

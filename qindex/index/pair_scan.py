@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U8, Bools
 from journal.errors import StoreError
-from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT, PUBLISH_TRANSIENT
+from journal.fs.files import FileSystem, read_optional
+from journal.memory.arrays import I64, U8, Bools
 from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable
 from itertools import count
 
-from journal.files import FileSystem, make_dirs, read_file, read_optional, replace_file
 from journal.findings import Finding
+from journal.fs.files import FileSystem, make_dirs, read_file, read_optional, replace_file
 
 DIRECTORY = "quarantine"
 

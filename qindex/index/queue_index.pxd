@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport uint64_t
 
-from journal cimport words
+from journal.memory cimport words
 from journal.journal cimport Journal
 from qindex.index.index_reader cimport IndexReader
 from qindex.index.read_ahead cimport ReadAhead, Window

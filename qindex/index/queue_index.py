@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from journal import format as journal_format
-from journal import words
-from journal.arrays import I64, U8, Bools
 from journal.errors import StorageError, storage_errors
-from journal.files import FileSystem, opened
 from journal.format import ACK, ACK_BITS, DELIVER, DELIVER_BITS, PUBLISH_TRANSIENT, TYPE_SHIFT
+from journal.fs.files import FileSystem, opened
 from journal.journal import Journal, Retired
+from journal.memory import words
+from journal.memory.arrays import I64, U8, Bools
 from journal.poison import Poison
 from journal.replay import walk_journal
 from qindex.index import segment_file

@@ -2,7 +2,7 @@
 cimport cython
 from cpython.array cimport array as numbers
 
-from journal cimport words
+from journal.memory cimport words
 from qindex.index.segment cimport Segment
 
 cdef unsigned char PUBLISHED

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from journal import words
-from journal.arrays import I64
+from journal.memory import words
+from journal.memory.arrays import I64
 from qindex.format.entries import Entry, is_special
 from qindex.index.segment import PUBLISHED, Segment
 

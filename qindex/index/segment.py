@@ -18,8 +18,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from journal.arrays import I64
-from journal.files import ReadBuffer
+from journal.fs.files import ReadBuffer
+from journal.memory.arrays import I64
 
 ABSENT = 0
 """Not published, or published and acknowledged without ever reaching a segment file."""

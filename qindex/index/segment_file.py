@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U8
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import extent
-from journal.files import FileSystem, ReadBuffer, replace_file, unlink_if_there, write_all
 from journal.findings import Cause, Finding, Kind
 from journal.format import PAYLOAD_SIZE, PUBLISH_TRANSIENT
+from journal.fs.files import FileSystem, ReadBuffer, replace_file, unlink_if_there, write_all
+from journal.memory.arrays import I64, U8
 from journal.poison import PASSING
 from qindex.format.message_record import gather_bytes
 from qindex.format.resynchronise import Elsewhere

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from journal.arrays import I64, U8
 from journal.block_sums import BLOCK, Healed, heal, read_sums
-from journal.files import FileSystem, ReadBuffer, read_file
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER, PUBLISH_TRANSIENT
+from journal.fs.files import FileSystem, ReadBuffer, read_file
+from journal.memory.arrays import I64, U8
 from journal.replay import Walk
 from qindex.format.message_record import gather_bytes
 from qindex.format.record_layouts import segment_layout

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from journal.errors import StorageError
-from journal.files import FileSystem, PathLike, pwrite_all, read_optional
+from journal.fs.files import FileSystem, PathLike, pwrite_all, read_optional
 from journal.poison import PASSING, Poison, was_tried
 from qindex.format.seq_ids import (
     FILE_SIZE,

@@ -15,10 +15,10 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-from journal.arrays import I64
-from journal.call_lock import CallLock
 from journal.errors import ClosedError, DamageError, StoreError
-from journal.lock_order import Rank
+from journal.locks.call_lock import CallLock
+from journal.locks.lock_order import Rank
+from journal.memory.arrays import I64
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.queue_index import QueueIndex

@@ -1,7 +1,7 @@
 # Types for the names of delivering.py.
 cimport cython
 
-from journal.patience cimport PatientLock
+from journal.locks.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
 from qindex.index.read_ahead cimport ReadAhead, Window
 from qindex.queue.delivery cimport Delivery

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from journal.background import Background
-from journal.call_lock import refuse_twice
 from journal.errors import ClosedError, DamageError, StoreError, UsageError
+from journal.locks.call_lock import refuse_twice
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.index.read_ahead import Window
 from qindex.index.segment import DELIVERED, PUBLISHED

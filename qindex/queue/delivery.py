@@ -30,7 +30,7 @@ class Settles(Protocol):
     def reject(self, delivery: Delivery, /) -> None:
         """Refuse it for good."""
 
-    def extend(self, delivery: Delivery, seconds: float, /) -> None:
+    def extend_lease(self, delivery: Delivery, seconds: float, /) -> None:
         """Let its lease end later."""
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
@@ -63,7 +63,7 @@ class Refusing:
         """Refuse."""
         raise self.why(delivery.seq_id)
 
-    def extend(self, delivery: Delivery, seconds: float, /) -> NoReturn:
+    def extend_lease(self, delivery: Delivery, seconds: float, /) -> NoReturn:
         """Refuse."""
         raise self.why(delivery.seq_id)
 
@@ -187,9 +187,9 @@ class Delivery:
         """Refuse for good; see :meth:`qindex.queue.queue.Queue.reject`."""
         self._its_queue().reject(self)
 
-    def extend(self, seconds: float) -> None:
-        """Keep it for ``seconds`` from now; see :meth:`qindex.queue.queue.Queue.extend`."""
-        self._its_queue().extend(self, seconds)
+    def extend_lease(self, seconds: float) -> None:
+        """Keep it for ``seconds`` from now; see :meth:`qindex.queue.queue.Queue.extend_lease`."""
+        self._its_queue().extend_lease(self, seconds)
 
     def _its_queue(self) -> Settles:
         if self._queue is None:

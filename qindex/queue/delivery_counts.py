@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from xxhash import xxh3_64_intdigest
 
 from journal.errors import StorageError
-from journal.files import FileSystem, pwrite_all, read_optional, replace_file
+from journal.fs.files import FileSystem, pwrite_all, read_optional, replace_file
 
 _log = logging.getLogger("qindex.queue")
 

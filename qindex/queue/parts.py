@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from journal.calls import Calls
+from journal.locks.calls import Calls
 from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
@@ -109,11 +109,10 @@ class QueueParts:
                 journal_entries=index.dirty,
                 next_seq_id=index.next_seq,
                 published=index.next_seq - state.first_seq,
-                acked=index.acks + index.dropped,
+                acked=index.acks + index.dropped - tally.moved.total(),
                 flushes=index.flushes,
                 flushed_bytes=index.flushed_bytes,
                 journal_syncs=index.journal.syncs,
-                dead_lettered=tally.moved.total(),
                 delivered=index.taken - tally.withheld,
                 requeued=index.nacks,
                 dropped=index.dropped,

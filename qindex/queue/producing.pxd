@@ -2,8 +2,8 @@
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
-from journal cimport words
-from journal.patience cimport PatientLock
+from journal.memory cimport words
+from journal.locks.patience cimport PatientLock
 from qindex.format.message_record cimport encode_middle
 from qindex.format.publish_records cimport framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex

@@ -12,11 +12,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from journal import words
-from journal.arrays import I64
-from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
 from journal.format import pack_publish
+from journal.locks.call_lock import refuse_twice
+from journal.memory import words
+from journal.memory.arrays import I64
 from qindex.format.entries import make_entry
 from qindex.format.message import Body, Message, as_bytes, make_message, refuse_parts
 from qindex.format.message_record import (

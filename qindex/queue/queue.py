@@ -9,9 +9,11 @@ from journal.arguments import refuse_pickling
 from journal.errors import UsageError
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
-from qindex.queue.delivering import Consumer
+from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.parts import QueueParts
+from qindex.queue.producing import Producer
+from qindex.queue.settling import Settler
 from qindex.queue.stats import QueueStats
 
 
@@ -28,10 +30,10 @@ class Queue:
     __slots__ = ("__weakref__", "_deliverer", "_parts", "_producer", "_settler")
 
     def __init__(self, parts: QueueParts) -> None:
-        self._parts = parts
-        self._producer = parts.producer
-        self._deliverer = parts.deliverer
-        self._settler = parts.settler
+        self._parts: QueueParts = parts
+        self._producer: Producer = parts.producer
+        self._deliverer: Deliverer = parts.deliverer
+        self._settler: Settler = parts.settler
 
     @property
     def name(self) -> str:
@@ -42,11 +44,6 @@ class Queue:
     def settings(self) -> QueueSettings:
         """The queue's settings."""
         return self._parts.state.settings
-
-    @property
-    def message_ttl(self) -> float | None:
-        """Seconds after which its messages expire, or ``None``; of the settings."""
-        return self._parts.state.message_ttl
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -191,13 +188,13 @@ class Queue:
         """
         self._settler.reject(delivery)
 
-    def extend(self, delivery: Delivery, seconds: float) -> None:
+    def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now.
 
         Raises :class:`UsageError` for one that is settled, or that has none, and for a time that
         would shorten it, and :class:`~journal.errors.LeaseExpiredError`.
         """
-        self._settler.extend(delivery, seconds)
+        self._settler.extend_lease(delivery, seconds)
 
     # -- the whole queue ------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 # Types for the names of run_clock.py.
 from libc.stdint cimport int64_t
 
-from journal cimport words
+from journal.memory cimport words
 
 cdef int64_t _BEGAN
 cdef int _CLOCK

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from journal import words
+from journal.memory import words
 
 # A clock that goes on while the machine sleeps, where the system has one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

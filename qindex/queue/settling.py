@@ -8,8 +8,8 @@ from time import monotonic
 import numpy as np
 import numpy.typing as npt
 
-from journal.call_lock import refuse_twice
 from journal.errors import StoreError, UsageError
+from journal.locks.call_lock import refuse_twice
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.segment import MOVING, OUT
@@ -222,8 +222,8 @@ class Settler:
         state.nacked_at.setdefault(seq, 0)
         state.alarm.set(self, ends)
 
-    def extend(self, delivery: Delivery, seconds: float) -> None:
-        """See :meth:`qindex.queue.queue.Queue.extend`."""
+    def extend_lease(self, delivery: Delivery, seconds: float) -> None:
+        """See :meth:`qindex.queue.queue.Queue.extend_lease`."""
         ends = monotonic() + check_lease(seconds)
         with self._state.lock, self._state as state:
             self.outstanding.seq_ids_of([delivery])
@@ -233,7 +233,7 @@ class Settler:
             if ends < there:
                 raise UsageError(
                     f"the lease of seq_id {delivery.seq_id} has {there - monotonic():.3f} seconds "
-                    f"left: extend to {seconds!r} would shorten it"
+                    f"left; {seconds!r} would shorten it"
                 )
             state.leases.extend(delivery.seq_id, ends)
             state.alarm.set(self, ends)

@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport uint64_t
 
-from journal.patience cimport PatientLock
+from journal.locks.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
 from qindex.queue.wake_ups cimport Bell
 

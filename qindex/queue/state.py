@@ -7,11 +7,11 @@ from _thread import get_ident
 from collections.abc import Iterable
 from types import TracebackType
 
-from journal.call_lock import refuse_twice
-from journal.calls import Calls
 from journal.errors import ClosedError, StoreError, UsageError
-from journal.lock_order import Rank
-from journal.patience import PatientLock
+from journal.locks.call_lock import refuse_twice
+from journal.locks.calls import Calls
+from journal.locks.lock_order import Rank
+from journal.locks.patience import PatientLock
 from qindex.format.message_record import plain_body_size
 from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages

@@ -36,14 +36,14 @@ class QueueStats:
     (:mod:`qindex.view.backlog`); ``segments``: segment files and
     maps known; ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since
     the last flush (dirty_count); ``next_seq_id``: the next publish gets it. Since open:
-    ``published``, ``acked``, ``flushes``, ``flushed_bytes``, ``journal_syncs``,
-    ``dead_lettered`` (moved to the dead-letter queue; among ``acked``), ``delivered`` (deliveries,
-    those of a message that came back included), ``redelivered`` (those alone), ``requeued``
-    (deliveries given back), ``dropped`` (expired, purged or damaged, without a delivery; among
-    ``acked``), ``refused`` (messages of publishes that raised
-    :class:`~journal.errors.QueueFullError`), ``given_up`` (messages that left without a consumer's
-    ack, dead-lettered or dropped) and ``dead_letters`` (``dead_lettered``), both by reason, and how
-    long flushes and syncs of the journal took. ``settings``: of the queue.
+    ``published``, ``acked`` (messages that left the queue, except dead letters), ``flushes``,
+    ``flushed_bytes``, ``journal_syncs``, ``delivered`` (deliveries, those of a message that came
+    back included), ``redelivered`` (those alone), ``requeued`` (deliveries given back), ``dropped``
+    (expired, purged or damaged, without a delivery; among ``acked``), ``refused`` (messages of
+    publishes that raised :class:`~journal.errors.QueueFullError`), ``given_up`` (messages that left
+    without a consumer's ack) and ``dead_letters`` (those of them that moved to the dead-letter
+    queue), both by reason, and how long flushes and syncs of the journal took. ``settings``: of the
+    queue.
     """
 
     name: str
@@ -59,7 +59,6 @@ class QueueStats:
     flushes: int
     flushed_bytes: int
     journal_syncs: int
-    dead_lettered: int = 0
     delivered: int = 0
     requeued: int = 0
     dropped: int = 0

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from journal.background import Background
 from journal.errors import ClosedError, StoreError
-from journal.flag import Flag
-from journal.lock_order import LockOrder, Rank
+from journal.locks.flag import Flag
+from journal.locks.lock_order import LockOrder, Rank
 
 _log = logging.getLogger("qindex.queue")
 

@@ -1,5 +1,5 @@
 # Types for the names of wake_ups.py.
-from journal.patience cimport PatientLock
+from journal.locks.patience cimport PatientLock
 
 
 cdef class Bell:

@@ -14,7 +14,7 @@ from itertools import islice
 from time import monotonic
 
 from journal.errors import UsageError
-from journal.patience import PatientLock
+from journal.locks.patience import PatientLock
 
 Listener = Callable[[], bool]
 """Wakes the waiter that left it, from any thread, with the queue's lock held; false: it is gone."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import DamageError
-from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
 from journal.format import FILE_NAME as JOURNAL
+from journal.fs.files import FileSystem
 from qindex.format.segment import file_number
 from qindex.index.quarantine import quarantine_findings
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from journal.arrays import Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACK, ACTION_SIZE, DELIVER
+from journal.memory.arrays import Bools
 from journal.replay import Walk
 
 

@@ -6,8 +6,8 @@ import logging
 import os
 
 from journal.errors import UnsafeFileError
-from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileSystem, read_optional
 from qindex.format import layout
 from qindex.format.rabbitmq.names import parse_queue_name
 

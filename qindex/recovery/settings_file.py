@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from journal.errors import DamageError
-from journal.files import FileSystem, read_optional, replace_file
+from journal.fs.files import FileSystem, read_optional, replace_file
 from qindex.format import layout
 from qindex.format.settings import (
     NO_SETTINGS,

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from journal import format as journal_format
-from journal.files import FileSystem, read_optional, replace_file, unlink_if_there
 from journal.findings import Cause, Finding, Kind
 from journal.format import MAX_SEQ_ID
+from journal.fs.files import FileSystem, read_optional, replace_file, unlink_if_there
 from journal.schema import Bytes, FileName, Int, ListOf, OneOf, Optional, Record, Row, check
 from qindex.format.layout import pack_checked, unpack_checked
 from qindex.format.segment import MAX_ENTRY_COUNT, file_number

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import NoReturn
 
 from journal.errors import DamageError, NotAStoreError, UsageError
-from journal.files import FileSystem, names_in, read_optional, unlink_if_there
+from journal.fs.files import FileSystem, names_in, read_optional, unlink_if_there
 from journal.schema import check
 from msgstore.format import NODE_STATE_NAMES
 from qindex.format.layout import (

@@ -28,14 +28,14 @@ from typing import NamedTuple
 import numpy as np
 
 from journal import format as journal_format
-from journal.arrays import I64
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import Healed
 from journal.errors import ClosedError, StorageError, storage_errors
-from journal.files import FileSystem, is_zeros, map_optional, sync_file, unlink_if_there
 from journal.findings import Cause, Finding, Kind
-from journal.flag import Flag
 from journal.format import PUBLISH_TRANSIENT, SEQ_MASK
+from journal.fs.files import FileSystem, is_zeros, map_optional, sync_file, unlink_if_there
+from journal.locks.flag import Flag
+from journal.memory.arrays import I64
 from journal.poison import Poison, is_passing
 from msgstore.errors import StaleSnapshotError
 from qindex.format import layout

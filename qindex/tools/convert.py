@@ -34,10 +34,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from journal import format as journal_format
-from journal.beneath import beneath
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import DamageError, StorageError, UsageError
-from journal.files import (
+from journal.findings import Cause, Kind
+from journal.fs.beneath import beneath
+from journal.fs.files import (
     REAL,
     FileSystem,
     PathLike,
@@ -47,9 +48,8 @@ from journal.files import (
     read_optional,
     replace_file,
 )
-from journal.files import unlink_if_there as unlink
-from journal.findings import Cause, Kind
-from journal.lock import DirectoryLock
+from journal.fs.files import unlink_if_there as unlink
+from journal.locks.directory_lock import DirectoryLock
 from msgstore.format import NODE_STATE_NAMES, TAIL_FLAG, classify_name
 from msgstore.format import file_name as store_file
 from qindex.format import layout
@@ -82,7 +82,6 @@ def convert(
     *,
     out: PathLike | None = None,
     progress: Progress | None = None,
-    fs: FileSystem = REAL,
 ) -> SaveReport:
     """Give the queues of a virtual host files of version ``to``: 2, which nodes of 4.3 read alone
     and those of 3.10 to 4.2 read, too; or 1, for nodes of 3.10 to 3.12.
@@ -99,6 +98,18 @@ def convert(
     directory in which a message can't be read (see :func:`qindex.tools.salvage.salvage`), unchanged
     then; :class:`qindex.LockedError`, :class:`NotAStoreError`, :class:`StorageError`.
     """
+    return convert_store(directory, to, out=out, progress=progress, fs=REAL)
+
+
+def convert_store(
+    directory: PathLike,
+    to: Version,
+    *,
+    out: PathLike | None = None,
+    progress: Progress | None = None,
+    fs: FileSystem,
+) -> SaveReport:
+    """Convert queues as :func:`convert` does, on any file system."""
     if to not in get_args(Version):
         raise UsageError(f"a version is 1 or 2, not {to!r}")
     source = os.path.abspath(checked_path(directory))

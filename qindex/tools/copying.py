@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from journal import format as journal_format
-from journal.arrays import I64, U8
 from journal.errors import DamageError, StoreError, UsageError
-from journal.files import (
+from journal.findings import Cause, Finding, Kind
+from journal.fs.files import (
     FileSystem,
     created,
     data_ranges,
@@ -32,7 +32,7 @@ from journal.files import (
     replace_file,
     write_all,
 )
-from journal.findings import Cause, Finding, Kind
+from journal.memory.arrays import I64, U8
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.format import MAX_RECORD

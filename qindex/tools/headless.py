@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from journal.files import FileSystem, opened, pread_all
 from journal.findings import Finding
+from journal.fs.files import FileSystem, opened, pread_all
 from msgstore.format import FRAME, HEADER, ID_SIZE, parse_header
 from msgstore.scan import Record, read_record
 from qindex.index.messages import check_record

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from journal.arrays import I64, U64, Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACTION_SIZE, PAYLOAD_SIZE
+from journal.memory.arrays import I64, U64, Bools
 from qindex.format.message_record import MAGIC
 from qindex.format.segment import STEP_SIZE
 from qindex.format.stored_id import vouches

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from journal.errors import NotAStoreError, StorageError
-from journal.files import FileSystem, names_in, opened, pread_all, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import PUBLISH_PERSISTENT, PUBLISH_TRANSIENT, TYPE_SHIFT
+from journal.fs.files import FileSystem, names_in, opened, pread_all, read_optional
 from qindex.format import layout
 from qindex.format.publish_check import sound_publishes
 from qindex.format.rabbitmq.names import QueueNameError, parse_queue_name

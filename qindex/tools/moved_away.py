@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from journal.arrays import I64
 from journal.errors import UsageError
-from journal.files import FileSystem, is_there, read_optional
 from journal.findings import Finding
+from journal.fs.files import FileSystem, is_there, read_optional
+from journal.memory.arrays import I64
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
 from qindex.format.rabbitmq.names import directory_name

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from journal.files import FileSystem, names_in, read_optional
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileSystem, names_in, read_optional
 
 _CONFIG = "config"
 _LARGEST_CONFIG = 1 << 20

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U8
-from journal.files import FileSystem, make_dirs, opened, pread_all, pwrite_all
 from journal.format import PAYLOAD_SIZE
+from journal.fs.files import FileSystem, make_dirs, opened, pread_all, pwrite_all
+from journal.memory.arrays import I64, U8
 from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format

@@ -10,13 +10,13 @@ from time import sleep
 import numpy as np
 
 from journal import format as journal_format
-from journal.arrays import I64, U8, Bools
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.block_sums import check_room, check_sums, extents, without_room
 from journal.errors import StorageError, StoreError
-from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
+from journal.fs.files import FileSystem, read_optional
+from journal.memory.arrays import I64, U8, Bools
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.entries import decode_any

@@ -10,10 +10,10 @@ import os
 
 import numpy as np
 
-from journal.arrays import I64
 from journal.block_sums import extent
-from journal.files import FileSystem, created, make_dirs, opened, write_all
 from journal.format import PAYLOAD_SIZE
+from journal.fs.files import FileSystem, created, make_dirs, opened, write_all
+from journal.memory.arrays import I64
 from qindex.format import layout
 from qindex.format.segment import (
     NEXT_STEP,

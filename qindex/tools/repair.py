@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError, storage_errors
-from journal.files import (
+from journal.findings import Cause
+from journal.fs.beneath import beneath
+from journal.fs.files import (
     REAL,
     FileSystem,
     PathLike,
@@ -16,8 +17,7 @@ from journal.files import (
     read_optional,
     replace_file,
 )
-from journal.findings import Cause
-from journal.lock import LockFile, hold_if_there
+from journal.locks.directory_lock import LockFile, hold_if_there
 from journal.poison import Poison
 from qindex.engine.engine import Engine
 from qindex.format import layout
@@ -40,9 +40,7 @@ NAMELESS = "recovered-"
 """How the name of a queue begins that has lost its own; its directory's follows."""
 
 
-def repair(
-    directory: PathLike, out: PathLike, *, names: Iterable[str] = (), fs: FileSystem = REAL
-) -> SaveReport:
+def repair(directory: PathLike, out: PathLike, *, names: Iterable[str] = ()) -> SaveReport:
     """Make ``out`` a sound copy of the store in ``directory``, which is not changed.
 
     Kept are order, seq_ids (none is given out twice), message ids, redelivered flags, keys,
@@ -57,6 +55,13 @@ def repair(
     ``directory`` a node's; :class:`journal.errors.NotAStoreError`; :class:`StorageError` (a full
     disk): then there is no ``out``.
     """
+    return repair_store(directory, out, names=names, fs=REAL)
+
+
+def repair_store(
+    directory: PathLike, out: PathLike, *, names: Iterable[str] = (), fs: FileSystem
+) -> SaveReport:
+    """Repair a store as :func:`repair` does, on any file system."""
     source = os.path.abspath(checked_path(directory))
     fs = beneath(fs, source, os.path.dirname(os.path.abspath(checked_path(out))))
     marker, findings = check_marker(fs, source)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal, get_args
 
-from journal.beneath import beneath
 from journal.errors import StorageError, UsageError
-from journal.files import (
+from journal.fs.beneath import beneath
+from journal.fs.files import (
     REAL,
     FileSystem,
     PathLike,
@@ -57,7 +57,6 @@ def salvage(
     names: Iterable[str] = (),
     segment_entry_count: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    fs: FileSystem = REAL,
 ) -> SaveReport:
     """Make ``out`` a sound store with all messages of a node's directory that can be saved.
 
@@ -82,7 +81,7 @@ def salvage(
     if format not in get_args(Format):
         raise UsageError(f"format must be qindex, rabbitmq or rabbitmq-4, not {format!r}")
     source = os.path.abspath(checked_path(directory))
-    fs = beneath(fs, source, os.path.dirname(os.path.abspath(checked_path(out))))
+    fs = beneath(REAL, source, os.path.dirname(os.path.abspath(checked_path(out))))
     if check_marker(fs, source)[0] is not None:
         raise UsageError(f"{source}: a store of ours; see repair")
     vhosts = vhosts_in(fs, source, _MARKS)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from journal import format as journal_format
-from journal.files import FileSystem, is_zeros, read_optional
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileSystem, is_zeros, read_optional
 from msgstore.errors import StaleSnapshotError
 from msgstore.format import ID_SIZE
 from msgstore.format import file_name as store_file_name

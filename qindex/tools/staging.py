@@ -16,11 +16,11 @@ import stat
 from collections.abc import Iterable
 from functools import partial
 
-from journal.beneath import leave, private_directory
 from journal.errors import StorageError, UsageError, storage_errors
-from journal.files import FileSystem, PathLike, is_there, make_dirs, sync_file
-from journal.lock import DirectoryLock
-from journal.together import together
+from journal.fs.beneath import leave, private_directory
+from journal.fs.files import FileSystem, PathLike, is_there, make_dirs, sync_file
+from journal.fs.together import together
+from journal.locks.directory_lock import DirectoryLock
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree
 
 _SUFFIX = ".partial"

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from journal.arrays import I64, U8, U64, Bools
 from journal.errors import StorageError, StoreError, storage_errors
-from journal.files import FileSystem, names_in, opened, read_file
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileSystem, names_in, opened, read_file
+from journal.memory.arrays import I64, U8, U64, Bools
 from msgstore.format import MAX_RECORD, classify_name
 from msgstore.format import Kind as FileKind
 from msgstore.scan import FileScan, Record, read_record, scan_file

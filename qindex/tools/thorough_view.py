@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from journal.arrays import I64, U8, U64, Bools
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER, PAYLOAD_SIZE
+from journal.memory.arrays import I64, U8, U64, Bools
 from qindex.format.resynchronise import Data
 from qindex.index.pair_scan import Depth, Pair, PinnedPair
 from qindex.index.segment import DELIVERED, PUBLISHED

@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from journal.beneath import beneath, open_to_others
 from journal.errors import storage_errors
-from journal.files import REAL, FileSystem, PathLike, checked_path, read_optional
 from journal.findings import Cause, Finding, Kind
-from journal.lock import is_held, read_owner
+from journal.fs.beneath import beneath, open_to_others
+from journal.fs.files import REAL, FileSystem, PathLike, checked_path, read_optional
+from journal.locks.directory_lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY
@@ -54,7 +54,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """The result of :func:`verify`. ``findings``: leftovers of a crash, and damage."""
 
     directory: str
@@ -258,9 +258,7 @@ def check_store(directory: PathLike, fs: FileSystem = REAL) -> Iterator[Finding]
     return Verification(checked_path(directory), fs).findings()
 
 
-def verify(
-    directory: PathLike, *, segment_entry_count: int | None = None, fs: FileSystem = REAL
-) -> Report:
+def verify(directory: PathLike, *, segment_entry_count: int | None = None) -> VerifyReport:
     """Check everything in a store directory, ours or a RabbitMQ node's, and change nothing.
 
     >>> import qindex, tempfile
@@ -277,6 +275,13 @@ def verify(
     :class:`NotAStoreError`, :class:`StorageError`, :class:`UsageError` where this number has to be
     given, :class:`qindex.view.point_in_time.BusyError`.
     """
+    return verify_store(directory, segment_entry_count=segment_entry_count, fs=REAL)
+
+
+def verify_store(
+    directory: PathLike, *, segment_entry_count: int | None = None, fs: FileSystem
+) -> VerifyReport:
+    """Check a store as :func:`verify` does, on any file system."""
     check = Verification(checked_path(directory), fs, segment_entry_count=segment_entry_count)
     findings = list(check.findings())
-    return Report(os.path.abspath(checked_path(directory)), findings, check.figures)
+    return VerifyReport(os.path.abspath(checked_path(directory)), findings, check.figures)

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from journal.arguments import listed
-from journal.beneath import leave, private_directory
 from journal.errors import UsageError, storage_errors
-from journal.files import PathLike, checked_path, create, read_optional, write_all
 from journal.findings import Finding
 from journal.format import MAX_SEQ_ID
+from journal.fs.beneath import leave, private_directory
+from journal.fs.files import PathLike, checked_path, create, read_optional, write_all
 from journal.schema import Int, ListOf, Optional, Record, Row, Shape, check
 from qindex.format.rabbitmq.names import MAX_PRIORITY
 from qindex.recovery.queue_directory import remove_queue_directory as remove_tree

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from journal.beneath import special
 from journal.errors import StoreError, UnsafeFileError, UsageError
-from journal.files import REAL, refuse_hole
+from journal.fs.beneath import special
+from journal.fs.files import REAL, refuse_hole
 from qindex.format.settings import QueueSettings, checked_name, settings_of_values
 from qindex.transfer.moved import Moved
 from qindex.view.reader import Row

@@ -30,10 +30,17 @@ from typing import Any
 
 import qindex
 from journal.arguments import listed
-from journal.beneath import beneath
 from journal.errors import UsageError, storage_errors
-from journal.files import REAL, PathLike, checked_path, read_optional, replace_file, unlink_if_there
 from journal.format import MAX_SEQ_ID
+from journal.fs.beneath import beneath
+from journal.fs.files import (
+    REAL,
+    PathLike,
+    checked_path,
+    read_optional,
+    replace_file,
+    unlink_if_there,
+)
 from journal.schema import Int, ListOf, Optional, Record, Row, Text, check
 from qindex.engine.engine import Engine
 from qindex.format.layout import MAX_NAME_BYTES

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U8, Bools
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
+from journal.memory.arrays import I64, U8, Bools
 from journal.replay import Walk
 from qindex.format.message_record import column, gather_bytes
 from qindex.format.resynchronise import Data

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from journal import format as journal_format
-from journal.arrays import I64, Bools
 from journal.errors import UsageError
-from journal.files import FileSystem, names_in, read_optional
 from journal.findings import Cause, Finding, Kind
 from journal.format import ACTION_SIZE, DELIVER, MAX_SEQ_ID
+from journal.fs.files import FileSystem, names_in, read_optional
+from journal.memory.arrays import I64, Bools
 from journal.replay import Walk
 from qindex.format import layout
 from qindex.format.message_record import gather_bytes

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from journal.files import FileSystem, names_in, opened, pread_all
 from journal.findings import Finding, Kind
+from journal.fs.files import FileSystem, names_in, opened, pread_all
 from msgstore.format import HEADER
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX
 from qindex.format.rabbitmq.record import MSG_ID_BYTES

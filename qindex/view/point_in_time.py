@@ -27,8 +27,8 @@ from time import sleep
 from journal import format as journal_format
 from journal.block_sums import Healed, heal, read_sums, without_room
 from journal.errors import StorageError, StoreError
-from journal.files import FileSystem, opened, pread_all, read_optional
 from journal.findings import Cause, Finding
+from journal.fs.files import FileSystem, opened, pread_all, read_optional
 from qindex.format.resynchronise import Layout, Reading, read_soundly
 from qindex.format.segment import PUBLISH_HEAD_SIZE, file_name, file_number
 from qindex.index.pair_scan import PinnedPairs, pin_pairs

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64, U8, U64, Bools
 from journal.errors import DamageError, StoreError
-from journal.files import FileSystem
 from journal.findings import Cause, Finding, Kind
 from journal.format import (
     ACTION_SIZE,
@@ -28,6 +26,8 @@ from journal.format import (
     PUBLISH_PERSISTENT,
     TYPE_SHIFT,
 )
+from journal.fs.files import FileSystem
+from journal.memory.arrays import I64, U8, U64, Bools
 from journal.poison import Poison
 from journal.replay import Walk
 from msgstore.errors import MissingMessageError

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from journal.errors import NotAStoreError, UnsafeFileError
-from journal.files import FileSystem, read_optional
 from journal.findings import Cause, Finding, Kind
+from journal.fs.files import FileSystem, read_optional
 from qindex.format import layout
 from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules, Transient
 from qindex.format.rabbitmq.clean_dot import message_store_clean

@@ -30,13 +30,13 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import Bools
-from journal.beneath import beneath
 from journal.errors import DamageError, StorageError, UsageError, storage_errors
-from journal.files import REAL, FileSystem, PathLike, checked_path, names_in, read_optional
 from journal.findings import Cause, Finding
 from journal.findings import Kind as Found
-from journal.lock import LockWatch, is_held
+from journal.fs.beneath import beneath
+from journal.fs.files import REAL, FileSystem, PathLike, checked_path, names_in, read_optional
+from journal.locks.directory_lock import LockWatch, is_held
+from journal.memory.arrays import Bools
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 
 from journal.errors import StorageError, storage_errors
-from journal.files import FileSystem, names_in, opened, pread_all
+from journal.fs.files import FileSystem, names_in, opened, pread_all
 from msgstore.format import (
     END,
     FRAME,

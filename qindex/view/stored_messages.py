@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.errors import DamageError, StorageError, storage_errors
-from journal.files import FileSystem, names_in
 from journal.findings import Cause, Finding
+from journal.fs.files import FileSystem, names_in
 from journal.poison import Poison
 from msgstore import MessageStore
 from msgstore.errors import MissingMessageError

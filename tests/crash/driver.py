@@ -18,6 +18,7 @@ from unittest import mock
 import qindex
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
+from qindex.engine.opening import open_store
 from qindex.queue.delivery import Delivery
 from tests.crash.ledger import Book, Message
 from tests.memory_fs import MemoryFileSystem
@@ -118,7 +119,7 @@ class Driver:
 
     def do_open(self) -> None:
         if self.engine is None:
-            self.engine = qindex.open(ROOT, fs=self.fs, **self.options)
+            self.engine = open_store(ROOT, fs=self.fs, **self.options)
             for book in self.books.values():
                 book.restarted()
             self._note()
@@ -550,7 +551,7 @@ def _repeatable(patches: dict[str, Any]) -> Iterator[None]:
         ):
             stack.enter_context(mock.patch(f"qindex.{module}.time_ns", ticks.__next__))
         # Compiled, single publishes read the clock without a function that could be replaced.
-        stack.enter_context(mock.patch("journal.words.now_ns", ticks.__next__))
+        stack.enter_context(mock.patch("journal.memory.words.now_ns", ticks.__next__))
         # No thread, no clock: what is due is done by hand.
         stack.enter_context(mock.patch("qindex.queue.timer.Alarm.set"))
         for name, value in patches.items():

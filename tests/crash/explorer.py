@@ -17,7 +17,7 @@ from typing import Any
 from tests.crash.disk import Data, Disk, Name, Note, Operation
 from tests.crash.driver import Workload, record
 from tests.crash.ledger import Outcome, Promise, violations
-from tests.crash.opening import Opened, open_store, verified
+from tests.crash.opening import Opened, open_as_user, verified
 from tests.crash.states import Bounds, State, kill_states, power_states
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import RecordingFileSystem
@@ -246,7 +246,7 @@ class Explorer:
         steps = 0
         wrong = verified(memory) if self._is_chosen(state.key, self.limits.verify) else ""
         try:
-            opened = Opened(open_store(fs, options), options)
+            opened = Opened(open_as_user(fs, options), options)
         except Exception as error:
             outcome = Outcome(error=f"open: {type(error).__name__}: {error}")
         else:
@@ -302,7 +302,7 @@ class Explorer:
         report.opened += 1
         memory = MemoryFileSystem(state.files, state.directories, boot=_BOOTS[boot])
         try:
-            return Opened(open_store(memory, options), options).look()
+            return Opened(open_as_user(memory, options), options).look()
         except Exception as error:
             return Outcome(error=f"open: {type(error).__name__}: {error}")
 

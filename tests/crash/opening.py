@@ -7,13 +7,15 @@ from typing import Any
 from unittest import mock
 
 import qindex
-from journal.files import FileSystem
-from journal.lock_order import LockOrder
+from journal.fs.files import FileSystem
+from journal.locks.lock_order import LockOrder
+from qindex.engine.opening import open_store
 from qindex.format import layout
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm
 from qindex.tools import queue_check, store_check
+from qindex.tools.verify import verify_store
 from qindex.view import point_in_time
 from tests.crash.driver import KINDS, OPTIONS, ROOT, body_of
 from tests.crash.ledger import Outcome, Queued
@@ -77,15 +79,15 @@ class _WithTimer:
         return getattr(self._fs, name)
 
 
-def open_store(fs: FileSystem, options: dict[str, Any]) -> qindex.Engine:
+def open_as_user(fs: FileSystem, options: dict[str, Any]) -> qindex.Engine:
     """Open as a user would, who leaves nothing to be repaired; timers fire meanwhile."""
     engine: qindex.Engine
     if not _has_settings(fs):
-        engine = qindex.open(ROOT, fs=fs, **{**OPTIONS, **options})
+        engine = open_store(ROOT, fs=fs, **{**OPTIONS, **options})
         return engine
     seen = _WithTimer(fs)
     with mock.patch("qindex.engine.engine.Alarm", seen.timer):
-        engine = qindex.open(ROOT, fs=seen, **{**OPTIONS, **options})
+        engine = open_store(ROOT, fs=seen, **{**OPTIONS, **options})
     seen.fire()
     seen.stop()
     return engine
@@ -105,7 +107,7 @@ def verified(fs: FileSystem) -> str:
         for module in (point_in_time, queue_check, store_check):
             patches.enter_context(mock.patch.object(module, "sleep"))
         try:
-            damage = qindex.verify(ROOT, fs=fs).damage
+            damage = verify_store(ROOT, fs=fs).damage
         except qindex.NotAStoreError:
             return ""  # it was being made
     return f"verify calls it damage: {damage[0]}" if damage else ""
@@ -169,12 +171,12 @@ class Opened:
             left = self._after_limits(left)
             self.engine.compact()
             self.engine.close()
-            with open_store(fs, self._options) as again:
+            with open_as_user(fs, self._options) as again:
                 _compare(again, left, "closed and opened")
-            killed = open_store(fs, self._options)
+            killed = open_as_user(fs, self._options)
             _compare(killed, left, "closed and opened twice")
             fs.forget_descriptors()
-            _compare(open_store(fs, self._options), left, "killed and opened")
+            _compare(open_as_user(fs, self._options), left, "killed and opened")
         except Exception as error:
             return f"later on: {type(error).__name__}: {error}"
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import qindex
+from qindex.engine.opening import open_store
 from tests.crash.driver import OPTIONS, ROOT, Workload, record
 from tests.memory_fs import MemoryFileSystem
 
@@ -28,7 +29,7 @@ def open_on(
 ) -> qindex.Engine:
     boot = b"another boot" if power_lost else b"one boot"
     fs = MemoryFileSystem(files, directories, boot=boot)
-    engine: qindex.Engine = qindex.open(ROOT, fs=fs, **OPTIONS)
+    engine: qindex.Engine = open_store(ROOT, fs=fs, **OPTIONS)
     return engine
 
 
@@ -89,7 +90,7 @@ def test_a_reader_says_the_same() -> None:
     broken = zeroed(files, "journal.jif", 2)
     for boot, cause in ((b"one boot", qindex.Cause.DAMAGE), (b"other", qindex.Cause.CRASH)):
         fs = MemoryFileSystem(broken, directories, boot=boot)
-        reader = qindex.open(ROOT, fs=fs, read_only=True)
+        reader = open_store(ROOT, fs=fs, read_only=True)
         queue = reader.queue("a")
         assert len(queue.peek(10)) == 2
         assert cause in {one.cause for one in queue.findings}

@@ -19,10 +19,10 @@ import qindex.index.flush
 import qindex.index.queue_index
 import qindex.queue.flushing
 import qindex.recovery.store_recovery
-from journal.files import FileSystem
+from journal.fs.files import FileSystem
 from journal.journal import Journal, Retired
-from journal.lock_order import LockOrder
-from journal.sync import GroupCommit
+from journal.locks.lock_order import LockOrder
+from journal.locks.sync import GroupCommit
 from msgstore import compaction
 from msgstore.writer import Writer
 from qindex.index.flush import FlushPlan

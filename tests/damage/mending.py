@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 import qindex
 from journal.errors import StoreError
 from journal.findings import Finding
+from qindex.engine.opening import open_store
 from qindex.format.rabbitmq.names import directory_name
-from qindex.tools.repair import NAMELESS, repair
+from qindex.tools.repair import NAMELESS, repair_store
 from qindex.tools.saved import SaveReport
+from qindex.tools.verify import verify_store
 from tests.damage.harms import Harm
 from tests.damage.samples import STORE, Message, Sample
 from tests.memory_fs import MemoryFileSystem
@@ -85,7 +87,7 @@ def _repair(
     fs: MemoryFileSystem, harm: Harm, mended: Mended, kept: dict[str, dict[int, Message]] | None
 ) -> SaveReport | None:
     try:
-        return repair(STORE, _OUT, fs=fs)
+        return repair_store(STORE, _OUT, fs=fs)
     except StoreError as error:
         if kept is not None:
             raise AssertionError(f"{harm}: repair refuses, and open does not: {error}") from error
@@ -105,12 +107,12 @@ def _is_of(finding: Finding, harm: Harm) -> bool:
 
 
 def _verify_new(fs: MemoryFileSystem, harm: Harm) -> None:
-    findings = qindex.verify(_OUT, fs=fs).findings
+    findings = verify_store(_OUT, fs=fs).findings
     assert not findings, f"{harm}: verify of the new store: {findings[0]}"
 
 
 def _look(sample: Sample, fs: MemoryFileSystem, harm: Harm, mended: Mended) -> None:
-    with qindex.open(_OUT, fs=fs, background=False) as engine:
+    with open_store(_OUT, fs=fs, background=False) as engine:
         assert not engine.findings, f"{harm}: open of the new store: {engine.findings[0]}"
         names = engine.queue_names()
         for name in sample.queues:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import qindex
+from qindex.engine.opening import open_store
 from tests.memory_fs import MemoryFileSystem
 
 __all__ = ["SAMPLES", "STORE", "Message", "QueueTruth", "Sample", "longer"]
@@ -55,7 +56,7 @@ class _Builder:
 
     def __init__(self, **options: Any) -> None:
         self.fs = MemoryFileSystem()
-        self.engine = qindex.open(
+        self.engine = open_store(
             STORE,
             fs=self.fs,
             background=False,

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import qindex
 from journal.errors import StoreError
+from qindex.engine.opening import open_store
 from qindex.format.layout import LOCK, MARKER, QUEUE_NAME
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.view.reader import StoreReader
@@ -44,7 +44,7 @@ def shown(fs: MemoryFileSystem) -> Found:
 
 def delivered(fs: MemoryFileSystem) -> Found:
     found: Found = {}
-    with qindex.open(STORE, fs=fs, background=False, repair=True) as engine:
+    with open_store(STORE, fs=fs, background=False, repair=True) as engine:
         for name in engine.queue_names():
             queue, bodies = engine.queue(name), found.setdefault(name, {})
             while True:

@@ -12,6 +12,8 @@ import tracemalloc
 import pytest
 
 import qindex
+from qindex.engine.opening import open_store
+from qindex.tools.repair import repair_store
 from tests.damage.harms import Harm, flips, others, overwritten, removed
 from tests.damage.mending import Mended, mend
 from tests.damage.samples import SAMPLES, STORE, Sample
@@ -99,7 +101,7 @@ def test_the_judge_sees_what_is_wrong() -> None:
     """Test of the test: a store that is sound in itself, and of other messages."""
     sample = SAMPLES["embedded, closed"]()
     fs = sample.file_system()
-    with qindex.open(STORE, fs=fs, background=False) as engine:
+    with open_store(STORE, fs=fs, background=False) as engine:
         engine.queue("orders").publish(b"not published by the sample")
     files, _ = fs.contents()
     harm = Harm("", 0, 0, "another message", files)
@@ -133,16 +135,16 @@ def test_the_judge_sees_a_repair_that_gives_up(monkeypatch: pytest.MonkeyPatch) 
     def refuses(*_: object, **__: object) -> None:
         raise qindex.DamageError("f", 0, "too much")
 
-    monkeypatch.setattr("tests.damage.mending.repair", refuses)
+    monkeypatch.setattr("tests.damage.mending.repair_store", refuses)
     with pytest.raises(AssertionError, match="repair refuses, and open does not: f: "):
         mend(sample, sound, {})
     assert mend(sample, sound, None).refused
 
     def cuts(source: str, out: str, *, fs: MemoryFileSystem) -> object:
-        report = qindex.repair(source, out, fs=fs)
+        report = repair_store(source, out, fs=fs)
         fs.unlink(f"{source}/qindex.clean")
         return report
 
-    monkeypatch.setattr("tests.damage.mending.repair", cuts)
+    monkeypatch.setattr("tests.damage.mending.repair_store", cuts)
     with pytest.raises(AssertionError, match="repair changed, or left"):
         mend(sample, sound, {})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import qindex
+from qindex.engine.opening import open_store
 from tests.damage.harms import flipped
 from tests.damage.samples import STORE
 from tests.effort import by_tier, part
@@ -17,7 +18,7 @@ Store = tuple[dict[str, bytes], frozenset[str]]
 
 def left_by(*, clean: bool, **settings: Any) -> Store:
     fs = MemoryFileSystem()
-    engine = qindex.open(STORE, fs=fs, background=False)
+    engine = open_store(STORE, fs=fs, background=False)
     engine.queue("q", **settings).publish_many([b"%d" % at for at in range(20)])
     if clean:
         engine.close()
@@ -28,7 +29,7 @@ def left_by(*, clean: bool, **settings: Any) -> Store:
 
 def opened(files: dict[str, bytes], store: Store, **options: Any) -> qindex.Engine:
     fs = MemoryFileSystem(files, store[1])
-    engine: qindex.Engine = qindex.open(STORE, fs=fs, background=False, **options)
+    engine: qindex.Engine = open_store(STORE, fs=fs, background=False, **options)
     return engine
 
 
@@ -66,12 +67,12 @@ def test_the_settings(repair: bool) -> None:
     for bit in range(len(files[path]) * 8):
         harmed = flipped(files, path, bit).files
         fs = MemoryFileSystem(harmed, store[1])
-        with qindex.open(STORE, fs=fs, background=False, repair=repair) as engine:
+        with open_store(STORE, fs=fs, background=False, repair=repair) as engine:
             if not repair:
                 with pytest.raises(qindex.DamageError, match="settings"):
                     engine.queue("q")
                 continue
-            assert engine.queue("q").message_ttl is None
+            assert engine.queue("q").settings.message_ttl is None
             assert len(engine.queue("q")) == 20
         left, _ = fs.contents()
         assert path not in left

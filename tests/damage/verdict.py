@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import qindex
 from journal.errors import StoreError
 from journal.findings import Cause, Finding
+from qindex.engine.opening import open_store
 from qindex.tools.verify import Verification
 from tests.damage.harms import Harm
 from tests.damage.mending import Mended, mend
@@ -97,7 +98,7 @@ def _verify(sample: Sample, harm: Harm, verdict: Verdict) -> None:
 def _open(fs: MemoryFileSystem, verdict: Verdict) -> qindex.Engine | None:
     for repair in (False, True):
         try:
-            engine: qindex.Engine = qindex.open(STORE, fs=fs, background=False, repair=repair)
+            engine: qindex.Engine = open_store(STORE, fs=fs, background=False, repair=repair)
         except StoreError as error:
             verdict.told.append(str(error))
             fs.forget_descriptors()
@@ -167,7 +168,7 @@ def _again(fs: MemoryFileSystem, harm: Harm, verdict: Verdict) -> None:
     """What was opened and closed in order opens; at the latest once it was repaired."""
     for attempt in ("after the first close", "after repair"):
         try:
-            with qindex.open(STORE, fs=fs, background=False) as engine:
+            with open_store(STORE, fs=fs, background=False) as engine:
                 damage = [one for one in engine.findings if one.cause is Cause.DAMAGE]
                 assert not damage or attempt != "after repair", f"{harm}: {attempt}: {damage[0]}"
                 return
@@ -175,4 +176,4 @@ def _again(fs: MemoryFileSystem, harm: Harm, verdict: Verdict) -> None:
             if attempt == "after repair" or not verdict.reported:
                 raise AssertionError(f"{harm}: {attempt}: {error}") from error
             fs.forget_descriptors()
-            qindex.open(STORE, fs=fs, background=False, repair=True).close()
+            open_store(STORE, fs=fs, background=False, repair=True).close()

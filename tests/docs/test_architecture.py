@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import qindex
+from qindex.engine.opening import open_store
 from tests.memory_fs import MemoryFileSystem
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def path_to_store(call: Callable[[], object]) -> list[str]:
 @pytest.mark.interpreted  # compiled functions leave no trace
 @pytest.mark.parametrize("call", ["publish", "get, read ahead", "ack", "publish_many"])
 def test_the_functions_of_a_call_are_those_of_the_page(call: str) -> None:
-    with qindex.open("/s", fs=MemoryFileSystem(root="/"), background=False) as engine:
+    with open_store("/s", fs=MemoryFileSystem(root="/"), background=False) as engine:
         queue = engine.queue("q")
         queue.publish_many([b"a", b"b", b"c"])
         delivery = queue.get()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import qindex
+from qindex.engine.opening import open_store
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import WAIT, drain
 
@@ -33,7 +34,7 @@ def test_close_tells_what_failed_in_the_background(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fs = FaultyFileSystem()
-    engine = qindex.open(tmp_path, fs=fs, flush_idle=TICK, rest_idle=TICK)
+    engine = open_store(tmp_path, fs=fs, flush_idle=TICK, rest_idle=TICK)
     engine.queue("fine").publish(b"x")
     engine.queue("fine").flush()
     fs.fail("fdatasync", errno.EIO, path="0.idx", times=None)
@@ -53,7 +54,7 @@ def test_what_ended_the_block_is_raised_and_not_what_close_says(tmp_path: Path) 
     fs = FaultyFileSystem()
 
     def block() -> None:
-        with qindex.open(tmp_path, fs=fs, flush_idle=TICK, rest_idle=TICK) as engine:
+        with open_store(tmp_path, fs=fs, flush_idle=TICK, rest_idle=TICK) as engine:
             fs.fail("fdatasync", errno.EIO, path="0.idx", times=None)
             engine.queue("q").publish(b"y")
             wait_until(lambda: engine.stats().writes_refused is not None)
@@ -69,7 +70,7 @@ def test_a_full_disk_is_logged_when_it_begins_and_when_it_ends(
     fs = FaultyFileSystem()
     with (
         caplog.at_level(logging.INFO, "qindex.engine"),
-        qindex.open(tmp_path, fs=fs, flush_idle=TICK, rest_idle=TICK) as engine,
+        open_store(tmp_path, fs=fs, flush_idle=TICK, rest_idle=TICK) as engine,
     ):
         queue = engine.queue("q")
         fs.fail("open", errno.ENOSPC, path="0.idx", times=None)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal import written_map
 from journal.errors import StorageError
-from journal.files import REAL
-from journal.written_map import WrittenMap, copies_on_write, map_writable
+from journal.fs import written_map
+from journal.fs.files import REAL
+from journal.fs.written_map import WrittenMap, copies_on_write, map_writable
 from tests.qindex.support import copy_live, drain, open_quietly
 
 ROOT = Path(__file__).parents[2]

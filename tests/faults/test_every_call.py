@@ -19,6 +19,7 @@ import pytest
 
 import qindex
 from journal.errors import WritesRefusedError
+from qindex.engine.opening import open_store
 from tests.effort import NIGHTLY, SEED, by_tier, part
 from tests.faults.workload import FAULTS, STORE, Fault, Run
 from tests.memory_fs import MemoryFileSystem
@@ -34,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def check_promises(run: Run, memory: MemoryFileSystem) -> None:
     """Open what is there and compare all queues with the model."""
-    engine = qindex.open(STORE, fs=memory, **run.options)
+    engine = open_store(STORE, fs=memory, **run.options)
     with engine:
         assert all(one.cause is qindex.Cause.CRASH for one in engine.findings), engine.findings
         names = set(engine.queue_names())

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import qindex
 from journal.errors import ClosedError, StorageError, StoreError, WritesRefusedError
-from journal.files import PathLike
+from journal.fs.files import PathLike
+from qindex.engine.opening import open_store
 from tests.faults.model import Fate, QueueModel
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
@@ -237,7 +238,7 @@ class Run:
         """Open; when that fails it goes well once the cause is gone."""
         for _ in range(2):
             engine: qindex.Engine | None = self.attempt(
-                lambda: qindex.open(STORE, fs=self.fs, **self.options)
+                lambda: open_store(STORE, fs=self.fs, **self.options)
             )
             if engine is not None:
                 self._engine = engine

@@ -9,23 +9,23 @@ from zlib import crc32
 
 from journal.errors import DamageError, UsageError
 from journal.findings import Cause
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.commitlog_format import message_id, parse_message_id
-from rocketstore.config_check import check_config, mend_config
-from rocketstore.consumequeue_format import build_units, count_valid, parse_units
-from rocketstore.delay import delay_level
-from rocketstore.dispatch import from_records
-from rocketstore.dispatch_note import load_note
-from rocketstore.filler_format import Fillers
-from rocketstore.index_file import IndexFile
-from rocketstore.index_format import find_geometry
-from rocketstore.inspection import inspect_file
-from rocketstore.javahash import hash_code, index_hash_many, tags_code
+from rocketstore.format.checkpoint_format import Checkpoint
+from rocketstore.format.commitlog_format import message_id, parse_message_id
+from rocketstore.format.consumequeue_format import build_units, count_valid, parse_units
+from rocketstore.format.delay import delay_level
+from rocketstore.format.index_format import find_geometry
+from rocketstore.format.javahash import hash_code, index_hash_many, tags_code
+from rocketstore.format.message import StoredMessage
+from rocketstore.format.properties import decode_properties, encode_properties, index_keys
+from rocketstore.index.index_file import IndexFile
 from rocketstore.layout import Paths
-from rocketstore.message import StoredMessage
-from rocketstore.offsets import ConsumerOffsets, int_table, load_json, parse_fastjson
-from rocketstore.properties import decode_properties, encode_properties, index_keys
-from rocketstore.scan import Stop, scan_records
+from rocketstore.log.dispatch import from_records
+from rocketstore.log.dispatch_note import load_note
+from rocketstore.log.filler_format import Fillers
+from rocketstore.log.scan import Stop, scan_records
+from rocketstore.queues.offsets import ConsumerOffsets, int_table, load_json, parse_fastjson
+from rocketstore.repair.config_check import check_config, mend_config
+from rocketstore.repair.inspection import inspect_file
 from tests.fuzz.frame import Decoder
 from tests.golden import rocket_golden
 from tests.memory_fs import MemoryFileSystem

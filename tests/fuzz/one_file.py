@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from journal.files import PathLike, RealFileSystem
+from journal.fs.files import PathLike, RealFileSystem
 
 __all__ = ["OneFile"]
 

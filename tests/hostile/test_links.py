@@ -10,9 +10,9 @@ import pytest
 
 import qindex
 import rocketstore
-from journal.beneath import beneath
 from journal.errors import StorageError, StoreError
-from journal.files import REAL, created, read_file, replace_file, write_all
+from journal.fs.beneath import beneath
+from journal.fs.files import REAL, created, read_file, replace_file, write_all
 
 _SIZES = {
     "commitlog_file_size": 4096,

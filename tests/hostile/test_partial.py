@@ -10,7 +10,7 @@ import pytest
 
 import qindex
 from journal.errors import StorageError
-from journal.files import REAL
+from journal.fs.files import REAL
 from qindex.tools.staging import Staging
 from tests.hostile.second_user import OTHER, as_root, run_as, shared
 

@@ -13,8 +13,8 @@ import pytest
 import qindex
 import rocketstore
 from journal.errors import StorageError, StoreError, WritesRefusedError
-from journal.files import PathLike, RealFileSystem
-from rocketstore.inspection import inspect_file
+from journal.fs.files import PathLike, RealFileSystem
+from rocketstore.repair.inspection import inspect_file
 from rocketstore.verify import verify as rocket_verify
 from tests.hostile.stores import build
 from tests.hostile.trial import confined

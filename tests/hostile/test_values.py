@@ -10,15 +10,16 @@ import msgpack
 import pytest
 from xxhash import xxh3_64_digest
 
-import qindex
 from journal.errors import DamageError, StoreError
 from journal.packed import unpack
+from qindex.engine.opening import open_store
 from qindex.format import layout
 from qindex.format.moves import _HEAD
 from qindex.format.seq_ids import SLOT_SIZE, SeqSlot, pack_slot
 from qindex.queue.delivery_counts import pack_count
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
-from qindex.tools.repair import repair
+from qindex.tools.repair import repair_store
+from qindex.tools.verify import verify_store
 from tests.damage.samples import STORE, Sample, _Builder
 from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
@@ -139,7 +140,7 @@ def _changed(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _use(fs: MemoryFileSystem, *, repair: bool = False) -> None:
-    with qindex.open(STORE, fs=fs, background=False, repair=repair) as engine:
+    with open_store(STORE, fs=fs, background=False, repair=repair) as engine:
         for name in engine.queue_names():
             queue = engine.queue(name)
             for _ in range(2):
@@ -151,7 +152,7 @@ def _use(fs: MemoryFileSystem, *, repair: bool = False) -> None:
 
 
 def _look(fs: MemoryFileSystem) -> None:
-    with qindex.open(STORE, fs=fs, read_only=True) as engine:
+    with open_store(STORE, fs=fs, read_only=True) as engine:
         for name in engine.queue_names():
             list(engine.queue(name))
             engine.queue(name).stats()
@@ -165,8 +166,8 @@ def _try(sample: Sample, path: str, data: bytes, case: str) -> list[str]:
         "open": _use,
         "open to repair": lambda fs: _use(fs, repair=True),
         "look": _look,
-        "verify": lambda fs: qindex.verify(STORE, fs=fs),
-        "repair": lambda fs: repair(STORE, "/out", fs=fs),
+        "verify": lambda fs: verify_store(STORE, fs=fs),
+        "repair": lambda fs: repair_store(STORE, "/out", fs=fs),
     }
     for action, call in actions.items():
         try:

@@ -24,9 +24,9 @@ from unittest import mock
 import pytest
 
 import qindex
-from journal.flag import Flag
-from journal.patience import PatientLock
-from journal.sync import GroupCommit
+from journal.locks.flag import Flag
+from journal.locks.patience import PatientLock
+from journal.locks.sync import GroupCommit
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
 from qindex.queue.timer import Alarm

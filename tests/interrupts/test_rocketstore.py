@@ -18,7 +18,7 @@ import pytest
 import rocketstore
 from journal.errors import ClosedError
 from rocketstore import dispatcher
-from rocketstore.delay import SCHEDULE_TOPIC
+from rocketstore.format.delay import SCHEDULE_TOPIC
 from rocketstore.verify import verify
 from tests.effort import QUICK, part
 from tests.interrupts.interruption import interrupted_at, points_of

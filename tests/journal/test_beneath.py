@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from journal import beneath as module
-from journal.beneath import BeneathFileSystem, beneath, leave
 from journal.errors import UnsafeFileError
-from journal.files import REAL, RealFileSystem, make_dirs, read_file, replace_file
+from journal.fs import beneath as module
+from journal.fs.beneath import BeneathFileSystem, beneath, leave
+from journal.fs.files import REAL, RealFileSystem, make_dirs, read_file, replace_file
 from tests.memory_fs import MemoryFileSystem
 
 WAYS = [module._open_step_by_step]

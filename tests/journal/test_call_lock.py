@@ -14,13 +14,13 @@ from types import FrameType
 
 import pytest
 
-from journal import call_lock, owned_lock
-from journal.call_lock import CallLock, check_alone, held_or
 from journal.compiled import INTERPRETED, build
 from journal.errors import UsageError
-from journal.owned_lock import LockByOwner, OwnedLock
-from journal.patience import PatientLock
-from journal.sync import GroupCommit
+from journal.locks import call_lock, owned_lock
+from journal.locks.call_lock import CallLock, check_alone, held_or
+from journal.locks.owned_lock import LockByOwner, OwnedLock
+from journal.locks.patience import PatientLock
+from journal.locks.sync import GroupCommit
 from tests.waiting import WAIT
 
 

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from journal.call_lock import CallLock
-from journal.calls import Calls
 from journal.errors import ClosedError, UsageError
-from journal.lock_order import LockOrder, Rank
-from journal.patience import PatientLock
+from journal.locks.call_lock import CallLock
+from journal.locks.calls import Calls
+from journal.locks.lock_order import LockOrder, Rank
+from journal.locks.patience import PatientLock
 from tests.interrupts.interruption import interrupted_at, points_of
 from tests.waiting import WAIT
 

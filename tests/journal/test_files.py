@@ -16,7 +16,8 @@ import pytest
 import qindex
 import rocketstore
 from journal.errors import LockedError, StorageError, UnsafeFileError, WritesRefusedError
-from journal.files import (
+from journal.findings import Cause, Finding
+from journal.fs.files import (
     REAL,
     PathLike,
     RealFileSystem,
@@ -30,8 +31,7 @@ from journal.files import (
     replace_file,
     write_all,
 )
-from journal.findings import Cause, Finding
-from journal.lock import DirectoryLock
+from journal.locks.directory_lock import DirectoryLock
 from journal.poison import Poison
 from tests.faulty_fs import FaultyFileSystem
 from tests.recording_fs import RecordingFileSystem, crash_states
@@ -238,8 +238,8 @@ def test_zeros(size: int) -> None:
 _CLOSED_STREAMS = """
 import os, signal, sys
 import qindex, rocketstore
-from journal.beneath import beneath
-from journal.files import REAL
+from journal.fs.beneath import beneath
+from journal.fs.files import REAL
 
 directory = sys.argv[1]
 os.closerange(0, 3)

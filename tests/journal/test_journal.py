@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from journal.errors import ClosedError, StorageError, WritesRefusedError
-from journal.files import REAL, FileSystem
 from journal.format import ACK, pack_action, pack_publish
+from journal.fs.files import REAL, FileSystem
 from journal.journal import Journal
 from journal.poison import Poison
 from journal.replay import Ending, walk_journal

@@ -10,7 +10,7 @@ from time import sleep
 import pytest
 
 import qindex
-from journal.patience import PatientLock
+from journal.locks.patience import PatientLock
 from tests.qindex.support import WAIT
 from tests.qindex.test_threads import join, start, until
 

@@ -10,7 +10,7 @@ import pytest
 
 from journal.block_sums import SUFFIX, heal
 from journal.errors import ClosedError, StorageError, WritesRefusedError
-from journal.files import REAL
+from journal.fs.files import REAL
 from journal.journal import Journal
 from journal.poison import Poison
 

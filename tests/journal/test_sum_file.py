@@ -11,8 +11,8 @@ import pytest
 from xxhash import xxh3_64_digest
 
 from journal.block_sums import BLOCK, check_room, check_sums, extent, extents, heal, without_room
-from journal.files import RealFileSystem
 from journal.findings import Cause, Kind
+from journal.fs.files import RealFileSystem
 from journal.sum_file import SumFile
 from tests.faulty_fs import FaultyFileSystem
 from tests.recording_fs import RecordingFileSystem, crash_states

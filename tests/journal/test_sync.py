@@ -14,8 +14,8 @@ import pytest
 
 from journal.errors import StorageError, WritesRefusedError
 from journal.journal import Journal
+from journal.locks.sync import GroupCommit, _Waiter
 from journal.poison import Poison
-from journal.sync import GroupCommit, _Waiter
 from tests.faulty_fs import FaultyFileSystem
 from tests.waiting import WAIT
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from journal import words
-from journal.files import REAL
+from journal.fs.files import REAL
 from journal.journal import Journal
+from journal.memory import words
 from journal.poison import Poison
 
 SIZES = [*range(1, 70), 255, 4095, 4096, 4097, 70_000]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from journal.errors import DamageError, StorageError
-from journal.files import PathLike
 from journal.findings import Cause
+from journal.fs.files import PathLike
 from msgstore import MessageStore, MissingMessageError
 from msgstore.format import encode
 from tests.faulty_fs import FaultyFileSystem

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from journal.files import REAL
 from journal.findings import Cause
+from journal.fs.files import REAL
 from msgstore.format import encode
 from msgstore.scan import FileScan, scan_file
 from tests.effort import examples

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import qindex
-from journal.files import REAL, FileSystem, PathLike, RealFileSystem
+from journal.fs.files import REAL, FileSystem, PathLike, RealFileSystem
 from msgstore import MessageStore
 from qindex.view.reader import StoreReader
 from tests.qindex.support import open_quietly

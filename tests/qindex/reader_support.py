@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import qindex
-from journal.files import PathLike, RealFileSystem
+from journal.fs.files import PathLike, RealFileSystem
 from qindex.format.rabbitmq.names import directory_name
 from qindex.view.reader import Row, StoreReader
 

@@ -11,8 +11,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import qindex
-from journal.files import PathLike, RealFileSystem
 from journal.format import ACK, DELIVER, pack_action, pack_publish
+from journal.fs.files import PathLike, RealFileSystem
+from qindex.engine.opening import open_store
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record, seal_embedded
 from qindex.format.rabbitmq.names import directory_name
@@ -79,7 +80,7 @@ class GateFileSystem(RealFileSystem):
 def open_quietly(directory: PathLike, **options: Any) -> qindex.Engine:
     """Open without a background thread, with small segments: flushes come when a test says."""
     settings: dict[str, Any] = {"background": False, "segment_entry_count": 8}
-    engine: qindex.Engine = qindex.open(directory, **{**settings, **options})
+    engine: qindex.Engine = open_store(directory, **{**settings, **options})
     return engine
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import qindex
 from journal.errors import StoreError
-from journal.files import REAL
 from journal.findings import Cause
 from journal.format import MAX_SEQ_ID
+from journal.fs.files import REAL
 from qindex.format import layout
 from qindex.format.entries import read_entry
 from qindex.format.message_record import MAGIC, RecordError, decode_record, embedded_length

@@ -18,9 +18,10 @@ from setuptools.errors import CompileError
 from xxhash import xxh3_64_intdigest
 
 import qindex
-from journal import compiled, words
+from journal import compiled
 from journal.compiled import COMPILED, INTERPRETED, MODULES, build
 from journal.format import PUBLISH_HEAD
+from journal.memory import words
 from qindex._pyinstaller import hook_dirs
 from qindex.format.message_record import row_sums, seal_embedded
 from qindex.format.plain_record import CHECK_START, plain_parts

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import qindex
-from journal.files import RealFileSystem
+from journal.fs.files import RealFileSystem
 from qindex.format.message import Message
 from qindex.format.moves import Intent, pack_intent, unpack_moves
 from qindex.queue.dead_letter import Letter, goes_round, with_death
@@ -66,7 +66,7 @@ def test_rejected(tmp_path: Path, size: int, record_format: str) -> None:
         assert given.settled
         with pytest.raises(qindex.UsageError, match="settled"):
             given.reject()
-        assert (len(queue), queue.stats().unacked, queue.stats().dead_lettered) == (0, 0, 1)
+        assert (len(queue), queue.stats().unacked, queue.stats().dead_letters.total) == (0, 0, 1)
         letter = take(engine.queue("dead"))
         assert letter.body == given.body
         assert letter.key == "k"
@@ -92,7 +92,7 @@ def test_without_a_dead_letter_queue_it_is_dropped(tmp_path: Path) -> None:
         take(queue).reject()
         take(queue).nack()
         assert engine.queue_names() == ["q"]
-        assert (queue.stats().acked, queue.stats().dead_lettered) == (2, 0)
+        assert (queue.stats().acked, queue.stats().dead_letters.total) == (2, 0)
     with open_quietly(tmp_path) as engine:
         assert bodies(engine.queue("q")) == []
 

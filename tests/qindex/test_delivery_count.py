@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import REAL
+from journal.fs.files import REAL
 from qindex.queue.delivery_counts import RECORD_SIZE, DeliveryCounts, pack_count, unpack_counts
 from qindex.queue.lifo import take_last
 from tests.qindex.support import copy_live, open_quietly, queue_directory

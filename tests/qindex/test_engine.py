@@ -13,7 +13,7 @@ import pytest
 
 import qindex
 from journal.errors import StoreError
-from journal.files import REAL
+from journal.fs.files import REAL
 from qindex.format.layout import MARKER
 from qindex.recovery.store_directory import find_marker, is_empty_store
 from qindex.view.reader import StoreReader

@@ -10,6 +10,7 @@ from time import monotonic, sleep
 import pytest
 
 import qindex
+from qindex.engine.opening import open_store
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import WAIT
 
@@ -83,7 +84,7 @@ def test_a_queue_that_cannot_be_read_keeps_no_other_from_being_used(
         engine.queue("other").publish(b"sound")
     fs = FaultyFileSystem()
     fs.fail("open", errno.EIO, times=None, path="qindex.settings")
-    with qindex.open(tmp_path, fs=fs) as engine:
+    with open_store(tmp_path, fs=fs) as engine:
         assert "its messages expire once it is used" in caplog.text
         assert [one.body for one in engine.queue("other").peek()] == [b"sound"]
         with pytest.raises(qindex.StorageError):

@@ -11,6 +11,7 @@ import pytest
 
 import qindex
 from journal.block_sums import extent
+from qindex.engine.opening import open_store
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.support import (
@@ -130,7 +131,7 @@ def test_publishers_wait_when_the_journal_grows_too_long(tmp_path: Path) -> None
             assert go_on.wait(WAIT)
 
     fs = GateFileSystem(before)
-    with qindex.open(tmp_path, fs=fs, max_journal_entries=10, flush_idle=1e6) as engine:
+    with open_store(tmp_path, fs=fs, max_journal_entries=10, flush_idle=1e6) as engine:
         queue = engine.queue("q")
         for _ in range(11):
             queue.publish(b"x")
@@ -442,7 +443,7 @@ def test_a_failing_flush_of_a_full_journal_is_tried_again(tmp_path: Path) -> Non
 
 def test_a_failing_flush_in_the_background_is_tried_again(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
-    with qindex.open(tmp_path, fs=fs, flush_idle=0.02) as engine:
+    with open_store(tmp_path, fs=fs, flush_idle=0.02) as engine:
         queue = engine.queue("q")
         fs.fail("write", errno.ENOSPC, times=3, path=".idx")
         queue.publish(b"x")
@@ -468,7 +469,7 @@ def test_deliveries_that_wrote_nothing_are_flushed_too(tmp_path: Path) -> None:
 def test_checksums_of_a_file_that_did_not_outlive_a_loss_of_power() -> None:
     """They stayed, the segment file did not; what is written in its place differs by one bit."""
     memory = MemoryFileSystem(boot=b"one boot")
-    engine = qindex.open("/s", fs=memory, background=False)
+    engine = open_store("/s", fs=memory, background=False)
     queue = engine.queue("q")
     queue.publish_many([b"a", b"b"])
     queue.sync()
@@ -480,9 +481,9 @@ def test_checksums_of_a_file_that_did_not_outlive_a_loss_of_power() -> None:
     other[20] ^= 1
     files[path + ".sum"] = extent(bytes(other), 0)
     left = MemoryFileSystem(files, directories, boot=b"another boot")
-    again = qindex.open("/s", fs=left, background=False)
+    again = open_store("/s", fs=left, background=False)
     again.queue("q").flush()
     left.forget_descriptors()
-    with qindex.open("/s", fs=left, background=False) as last:
+    with open_store("/s", fs=left, background=False) as last:
         assert [each.body for each in last.queue("q").get_many(10)] == [b"a", b"b"]
         assert last.findings == []

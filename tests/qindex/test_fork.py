@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import REAL, PathLike, RealFileSystem
-from journal.lock import DirectoryLock
+from journal.fs.files import REAL, PathLike, RealFileSystem
+from journal.locks.directory_lock import DirectoryLock
 from rocketstore.lock import StoreLock
 from tests.qindex.support import drain, open_quietly
 from tests.waiting import WAIT
@@ -223,9 +223,9 @@ else:
 _WITHOUT_PAGES = """
 import sys
 platform, sys.platform = sys.platform, "one that wipes no pages"
-import journal.forks
+import journal.memory.forks
 sys.platform = platform
-assert journal.forks.PAGE is None
+assert journal.memory.forks.PAGE is None
 """
 
 

@@ -35,7 +35,8 @@ def test_it_comes_back_to_its_place(tmp_path: Path, background: bool) -> None:
         assert SHORT <= monotonic() - start < WAIT
         assert (again.body, again.redelivered, again.delivery_count) == (b"0", True, 2)
         assert first.settled
-        for settle in (first.ack, first.nack, lambda: first.extend(1), lambda: queue.ack(first)):
+        late = (first.ack, first.nack, lambda: first.extend_lease(1), lambda: queue.ack(first))
+        for settle in late:
             with pytest.raises(qindex.LeaseExpiredError, match="has run out"):
                 settle()
         assert not again.settled
@@ -68,7 +69,7 @@ def test_settled_in_time(tmp_path: Path) -> None:
         threading.Event().wait(3 * SHORT)
         assert not kept.settled
         with pytest.raises(qindex.UsageError, match="has no lease"):
-            kept.extend(1)
+            kept.extend_lease(1)
         kept.ack()
         assert queue.stats().acked == 4
 
@@ -79,10 +80,10 @@ def test_extend(tmp_path: Path) -> None:
         queue.publish(b"0")
         delivery = take(queue, lease=0.1)
         for _ in range(5):
-            delivery.extend(0.3)
+            delivery.extend_lease(0.3)
             assert queue.get(0.05) is None
         with pytest.raises(qindex.UsageError, match="would shorten"):
-            delivery.extend(0.05)
+            delivery.extend_lease(0.05)
         assert take(queue).delivery_count == 2
 
 
@@ -91,7 +92,7 @@ def test_of_a_batch(tmp_path: Path) -> None:
         queue = engine.queue("q")
         queue.publish_many([b"0", b"1", b"2" * 20_000])
         batch = queue.get_many(9, lease=SHORT)
-        batch[1].extend(WAIT)
+        batch[1].extend_lease(WAIT)
         again = [take(queue), take(queue)]
         assert [one.body for one in again] == [b"0", b"2" * 20_000]
         with pytest.raises(qindex.LeaseExpiredError):
@@ -138,7 +139,7 @@ def test_a_lease_that_cannot_be_right(tmp_path: Path, lease: float) -> None:
                 use()
         delivery = take(queue, lease=WAIT)
         with pytest.raises(qindex.UsageError, match="lease"):
-            delivery.extend(lease)
+            delivery.extend_lease(lease)
         assert not delivery.settled
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import qindex
+from qindex.engine.opening import open_store
 from tests.effort import examples
 from tests.memory_fs import MemoryFileSystem
 
@@ -73,7 +74,7 @@ class LimitsMachine(RuleBasedStateMachine):
         self.engine.queue("dead")
 
     def _open(self) -> None:
-        self.engine: qindex.Engine = qindex.open(
+        self.engine: qindex.Engine = open_store(
             "/store",
             fs=self.fs,
             background=False,

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from journal.files import REAL
 from journal.findings import Cause
+from journal.fs.files import REAL
 from journal.journal import Journal
 from journal.poison import Poison
 from qindex.index.segment_scan import places, scan_segment

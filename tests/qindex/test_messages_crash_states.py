@@ -21,7 +21,7 @@ import pytest
 
 import qindex
 from journal.errors import DamageError
-from journal.files import FileSystem
+from journal.fs.files import FileSystem
 from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 from tests.qindex.messages_support import assert_counts, big, ready, stored

@@ -10,8 +10,8 @@ import pytest
 
 import qindex
 from journal.errors import DamageError
-from journal.files import PathLike
 from journal.findings import Cause
+from journal.fs.files import PathLike
 from msgstore.format import encode
 from qindex.format.message_record import encode_record, seal_stored
 from tests.qindex.messages_support import (

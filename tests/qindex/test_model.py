@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import qindex
-from journal.files import FileSystem, RealFileSystem
+from journal.fs.files import FileSystem, RealFileSystem
+from qindex.engine.opening import open_store
 from qindex.queue.timer import Alarm
 from tests.effort import examples
 from tests.memory_fs import MemoryFileSystem
@@ -86,7 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
     def _open(self, **more: Any) -> qindex.Engine:
         # What expires leaves by a get, as in the model; a queue with a ttl wakes at the open.
         with patch.object(Alarm, "set"):
-            engine: qindex.Engine = qindex.open(self.directory, fs=self.fs, **self.options, **more)
+            engine: qindex.Engine = open_store(self.directory, fs=self.fs, **self.options, **more)
         engine._alarm.stop()
         return engine
 

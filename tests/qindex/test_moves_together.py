@@ -13,6 +13,7 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.aio.engine import open_store
 from tests.qindex.support import WAIT, CountingFileSystem, copy_live, drain, open_quietly
 
 THREADS = 16
@@ -164,7 +165,7 @@ def test_coroutines_share_the_syncs_of_their_nacks(tmp_path: Path) -> None:
     fs = CountingFileSystem()
 
     async def main() -> None:
-        async with qindex.aio.open(
+        async with open_store(
             tmp_path, fs=fs, durability="fsync", background=False, flush_idle=1e6
         ) as engine:
             queue = await engine.queue("q", dead_letter="dead", delivery_limit=1)

@@ -16,9 +16,9 @@ import pytest
 
 from journal import format as journal_format
 from journal.block_sums import extent
-from journal.files import REAL
 from journal.findings import Cause, Kind
 from journal.format import NO_START, START_SIZE, pack_publish
+from journal.fs.files import REAL
 from qindex.format.message_record import NOTHING, encode_middle
 from qindex.format.plain_record import CHECK_START
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch

@@ -12,9 +12,9 @@ from time import monotonic, sleep
 import pytest
 
 import qindex
-from journal.files import REAL, RealFileSystem
 from journal.format import MAX_SEQ_ID
-from journal.lock import DirectoryLock
+from journal.fs.files import REAL, RealFileSystem
+from journal.locks.directory_lock import DirectoryLock
 from qindex.format.plain_record import CHECK_END, CHECK_START
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import Layout

@@ -14,6 +14,7 @@ import pytest
 import qindex
 from journal.compiled import COMPILED, build
 from journal.format import ACK, DELIVER, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, pack_action
+from qindex.engine.opening import open_store
 from qindex.format.plain_record import SHORTEST_RUN, read_plain
 from qindex.index.queue_index import QueueIndex
 from qindex.index.read_ahead import Window
@@ -27,7 +28,7 @@ MANY_SIZES = [0, 1, 255, 256, 2000, 2100, 65_535, 65_536, 9, 3] * 10
 @pytest.fixture
 def queue() -> Iterator[qindex.Queue]:
     fs = MemoryFileSystem(root="/")
-    with qindex.open("/s", fs=fs, background=False, embed_below=1 << 20) as engine:
+    with open_store("/s", fs=fs, background=False, embed_below=1 << 20) as engine:
         yield engine.queue("q")
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import qindex
 from journal.format import PUBLISH_HEAD_SIZE
+from qindex.engine.opening import open_store
 from qindex.format import plain_rows
 from qindex.format.entries import Entry
 from qindex.format.message_record import PLAIN_HEAD_SIZE, plain_body_head, plain_body_size
@@ -69,7 +70,7 @@ def perform(queue: qindex.Queue, what: str, size: int, count: int) -> None:
 
 @given(st.lists(step, min_size=1, max_size=6), st.sampled_from([70, 480, 2048]))
 def test_runs_are_read_as_one_by_one(steps: list[tuple[str, int, int]], most: int) -> None:
-    with qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine:
+    with open_store("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine:
         queue = engine.queue("q")
         for each in steps:
             perform(queue, *each)
@@ -91,7 +92,7 @@ def test_others_of_the_same_length_between_them(
     other: str, size: int, first: bool, flushed: bool
 ) -> None:
     """Nothing tells them from a run but what is in them."""
-    with qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
+    with open_store("/s", fs=MemoryFileSystem(root="/")) as engine:
         queue = engine.queue("q")
         if first:
             perform(queue, other, size, 100)
@@ -110,7 +111,7 @@ def test_others_of_the_same_length_between_them(
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_run_is_read_at_once(size: int, flushed: bool) -> None:
     with (
-        qindex.open("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine,
+        open_store("/s", fs=MemoryFileSystem(root="/"), embed_below=1 << 20) as engine,
         patch.object(plain_rows, "read_run", side_effect=plain_rows.read_run) as seen,
     ):
         queue = engine.queue("q")
@@ -125,7 +126,7 @@ def test_a_run_is_read_at_once(size: int, flushed: bool) -> None:
 
 def test_a_segment_too_large_to_be_kept_is_read_once_for_each_window() -> None:
     fs = FaultyFileSystem(MemoryFileSystem(root="/"))
-    with qindex.open("/s", fs=fs) as engine, patch.object(index_reader, "_KEPT_BYTES", 1000):
+    with open_store("/s", fs=fs) as engine, patch.object(index_reader, "_KEPT_BYTES", 1000):
         queue = engine.queue("q")
         perform(queue, "run", 100, 200)
         queue._parts.flusher.flush_now()
@@ -140,7 +141,7 @@ def test_a_segment_too_large_to_be_kept_is_read_once_for_each_window() -> None:
 @pytest.mark.parametrize("at", [0, 5, 8, 20, 27, 34, 38, 44, 47, 55, 60, 63, 64, 65, 164])
 def test_a_flipped_bit_in_a_run_costs_what_it_hit(at: int) -> None:
     """Each byte of a record but its neighbours': the same findings as without runs."""
-    with qindex.open("/s", fs=MemoryFileSystem(root="/")) as engine:
+    with open_store("/s", fs=MemoryFileSystem(root="/")) as engine:
         queue = engine.queue("q")
         perform(queue, "run", 100, 100)
         index = queue._parts.state.index

@@ -77,7 +77,7 @@ def test_all_of_it_arrives_in_order(tmp_path: Path, durability: str, flushed: bo
             queue.flush()
         killed = copy_live(store, tmp_path / "1")
         assert make_room(dead, queue) == list(range(count))
-        assert queue.stats().dead_lettered == count
+        assert queue.stats().dead_letters.total == count
         assert not queue._parts.letters._postponed
         assert queue.stats().unacked == 0
     with open_quietly(store) as engine:

@@ -37,8 +37,8 @@ import pika.exceptions
 import pytest
 
 import qindex
-from journal.files import REAL
 from journal.format import ACK, PUBLISH_PERSISTENT
+from journal.fs.files import REAL
 from journal.replay import walk_journal
 from qindex.format.entries import read_entry
 from qindex.format.rabbitmq.bridge import RabbitProperties

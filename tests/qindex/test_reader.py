@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from journal.errors import NotAStoreError, StorageError, UsageError
-from journal.files import PathLike, RealFileSystem
 from journal.findings import Cause
+from journal.fs.files import PathLike, RealFileSystem
 from qindex.view.reader import StoreReader
 from tests.qindex.reader_support import LookingFileSystem, open_small, queue_dir, rows_of, tree
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import REAL
 from journal.findings import Cause, Kind
+from journal.fs.files import REAL
 from journal.journal import Journal
 from journal.poison import Poison
+from qindex.engine.opening import open_store
 from qindex.format import layout
 from qindex.format.record_layouts import journal_layout
 from qindex.format.resynchronise import read_soundly
@@ -48,7 +49,7 @@ def crashed(tmp_path: Path, journal: bytes | None = None, *, count: int = 20) ->
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Journals are read, and then mapped, as large ones are."""
     if request.param == "mapped":
-        monkeypatch.setattr("journal.files._MAPPED", 1)
+        monkeypatch.setattr("journal.fs.files._MAPPED", 1)
 
 
 @pytest.mark.parametrize("durability", ["os", "fsync"])
@@ -322,7 +323,7 @@ def test_a_creation_that_was_cut_short(tmp_path: Path) -> None:
 
 
 def test_the_real_file_system_is_the_default(tmp_path: Path) -> None:
-    with qindex.open(tmp_path, fs=REAL, background=False) as engine:
+    with open_store(tmp_path, fs=REAL, background=False) as engine:
         assert repr(engine) == f"<Engine {str(tmp_path)!r}, 0 queues in use>"
 
 

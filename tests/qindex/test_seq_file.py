@@ -9,7 +9,7 @@ import pytest
 
 import qindex
 from journal.errors import StorageError
-from journal.files import REAL, FileSystem, RealFileSystem
+from journal.fs.files import REAL, FileSystem, RealFileSystem
 from journal.poison import Poison
 from qindex.format.seq_ids import (
     FILE_NAME,

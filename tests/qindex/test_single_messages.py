@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import qindex
-from journal import words
 from journal.errors import StorageError
 from journal.format import ACK_BITS, DELIVER_BITS
+from journal.memory import words
+from qindex.engine.opening import open_store
 from qindex.format.message_record import NOTHING
 from qindex.format.plain_record import CHECK_END, CHECK_START
 from qindex.format.publish_records import framed_batch
@@ -32,7 +33,7 @@ class Ended(BaseException):
 
 def memory_queue(**options: Any) -> tuple[qindex.Engine, qindex.Queue]:
     options = {"background": False, "embed_below": 1 << 20, **options}
-    engine = qindex.open("/s", fs=MemoryFileSystem(root="/"), **options)
+    engine = open_store("/s", fs=MemoryFileSystem(root="/"), **options)
     return engine, engine.queue("q")
 
 

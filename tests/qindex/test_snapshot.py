@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import RealFileSystem
+from journal.fs.files import RealFileSystem
 from tests.qindex.support import copy_live, drain, open_quietly, queue_directory
 
 

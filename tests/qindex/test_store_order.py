@@ -28,7 +28,7 @@ _NOT_PERMITTED = 77
 
 PROGRAM = f"""
 import ctypes, os, signal, sys
-from journal.files import REAL
+from journal.fs.files import REAL
 from journal.journal import Journal
 from journal.poison import Poison
 journal = Journal(REAL, sys.argv[1], Poison())

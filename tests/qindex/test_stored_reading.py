@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import PathLike
+from journal.fs.files import PathLike
 from qindex.view.reader import StoreReader
 from tests.qindex.messages_support import PERSISTENT, SyncLog, big, rdq_files, stored
 from tests.qindex.reader_support import LookingFileSystem, rows_of, tree

@@ -88,7 +88,7 @@ def test_a_lease_that_ran_out(tmp_path: Path) -> None:
         for call in (
             held.ack,
             held.nack,
-            lambda: held.extend(1),
+            lambda: held.extend_lease(1),
             lambda: queue.ack(held),
             lambda: queue.ack_many(batch),
             batch[0].ack,
@@ -127,8 +127,8 @@ def test_extend_does_not_shorten(tmp_path: Path) -> None:
         queue.publish(b"a")
         held = queue.get(lease=60.0)
         with pytest.raises(qindex.UsageError, match="would shorten"):
-            held.extend(1.0)
-        held.extend(120.0)
+            held.extend_lease(1.0)
+        held.extend_lease(120.0)
         held.ack()
 
 

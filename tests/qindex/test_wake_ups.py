@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from journal.patience import PatientLock
+from journal.locks.patience import PatientLock
 from qindex.queue.wake_ups import Bell
 from tests.qindex.support import WAIT
 from tests.qindex.test_threads import join, start, until

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
+import inspect
 import math
 import os
 import pickle
@@ -22,7 +24,8 @@ import qindex
 import qindex.aio
 import qindex.compat
 import rocketstore
-from journal.files import RealFileSystem
+from journal.fs.files import RealFileSystem
+from qindex.engine.opening import open_store
 from qindex.queue import producing
 from qindex.transfer import export_messages, import_messages
 from rocketstore.verify import verify as rocketstore_verify
@@ -251,7 +254,6 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"segment_entry_count": 0},
     {"segment_entry_count": 16_385},
     {"segment_entry_count": 2.5},
-    {"no_such_option": 1},
 ]
 
 
@@ -389,7 +391,7 @@ def test_a_directory_that_can_not_be_written(tmp_path: Path, error: int) -> None
             self.open = refuse  # type: ignore[assignment]
 
     with pytest.raises(qindex.StorageError, match=os.strerror(error)) as caught:
-        qindex.open(tmp_path, fs=ReadOnly())
+        open_store(tmp_path, fs=ReadOnly())
     assert caught.value.errno == error
     assert files(tmp_path) == before
     with open_quietly(tmp_path) as engine:
@@ -403,7 +405,7 @@ def test_the_system_refuses_while_opening(tmp_path: Path) -> None:
         fs = FaultyFileSystem()
         fs.fail(operation, errno.EIO)
         with pytest.raises(qindex.StorageError):
-            qindex.open(tmp_path, fs=fs)
+            open_store(tmp_path, fs=fs)
         # The lock is free again, and nothing is lost.
         with open_quietly(tmp_path) as engine:
             assert len(engine.queue("q")) == 1
@@ -437,6 +439,17 @@ NUMBERS = sorted(
     for name, one in qindex.Options.__dataclass_fields__.items()
     if one.type in ("int", "float", "int | None", "float | None")
 )
+
+
+def test_open_names_all_options_and_their_defaults() -> None:
+    taken = inspect.signature(qindex.open).parameters
+    options = dataclasses.fields(qindex.Options)
+    assert {one.name: taken[one.name].default for one in options} == {
+        one.name: one.default for one in options
+    }
+    assert taken.keys() == {"directory", *(one.name for one in options)}
+    for name in taken:
+        assert f"    {name}: " in (qindex.open.__doc__ or ""), name
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: repr(value)[:10])
@@ -609,7 +622,7 @@ def test_what_was_looked_at_says_so_when_it_is_settled(tmp_path: Path) -> None:
             seen.ack,
             seen.nack,
             seen.reject,
-            lambda: seen.extend(1),
+            lambda: seen.extend_lease(1),
             lambda: queue.ack(seen),
         ):
             with pytest.raises(qindex.UsageError, match="only looked at: take it with get"):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rocketstore import Store
-from rocketstore.commitlog_format import START
-from rocketstore.consumequeue_format import UNIT_SIZE
-from rocketstore.javahash import index_hash
+from rocketstore.format.commitlog_format import START
+from rocketstore.format.consumequeue_format import UNIT_SIZE
+from rocketstore.format.javahash import index_hash
 from tests.rocketstore.support import read_lines
 
 QUESTIONS = ("messages", "queues", "queries", "gets", "times")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from journal.errors import UsageError
-from rocketstore.compose import Delivered, compose, join_properties, raw_properties
-from rocketstore.delay import DELAY_SECONDS, SCHEDULE_TOPIC, deliver_time, level_of
-from rocketstore.properties import decode_properties
+from rocketstore.format.compose import Delivered, compose, join_properties, raw_properties
+from rocketstore.format.delay import DELAY_SECONDS, SCHEDULE_TOPIC, deliver_time, level_of
+from rocketstore.format.properties import decode_properties
 
 
 def composed(properties: Any = None, **more: Any) -> tuple[str, int, dict[str, str], int]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import rocketstore
 from rocketstore import Store
-from rocketstore.index_format import ENTRY, HEADER, entry_at
-from rocketstore.properties import index_keys
+from rocketstore.format.index_format import ENTRY, HEADER, entry_at
+from rocketstore.format.properties import index_keys
 from tests.golden import rocket_copy
 from tests.rocketstore.answers import QUESTIONS, wrong_answers
 from tests.rocketstore.support import Clock, read_lines, store_files, touch_queues

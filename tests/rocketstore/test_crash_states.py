@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from rocketstore import Retention, Store
-from rocketstore.properties import index_keys
+from rocketstore.format.properties import index_keys
 from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
 from tests.recording_fs import CrashState, RecordingFileSystem, crash_states
@@ -140,7 +140,7 @@ def rolls(store: Store, promises: Promises) -> None:
 
 def long_batches(store: Store, promises: Promises) -> None:
     """Batches that are written, not copied into the map, and one that is not; over two files."""
-    with patch("rocketstore.commitlog.MOST_COPIED", 1000):
+    with patch("rocketstore.log.commitlog.MOST_COPIED", 1000):
         promises.put_many(store, 4, 300)
         promises.put(store, 40)
         promises.put_many(store, 3, 100)

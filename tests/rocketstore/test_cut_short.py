@@ -13,12 +13,12 @@ import pytest
 
 import rocketstore
 from journal.errors import StoreError, WritesRefusedError
-from journal.files import PathLike
-from rocketstore.commitlog import CommitLog
-from rocketstore.consumequeue import ConsumeQueue
+from journal.fs.files import PathLike
 from rocketstore.dispatcher import Dispatcher
-from rocketstore.index_service import IndexService
+from rocketstore.index.index_service import IndexService
+from rocketstore.log.commitlog import CommitLog
 from rocketstore.parts import Parts
+from rocketstore.queues.consumequeue import ConsumeQueue
 from rocketstore.verify import verify
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import TINY, Clock, open_tiny

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from journal.errors import DamageError, StoreError
-from rocketstore.commitlog_format import encode_record
-from rocketstore.delay import SCHEDULE_TOPIC
+from rocketstore.format.commitlog_format import encode_record
+from rocketstore.format.delay import SCHEDULE_TOPIC
 from rocketstore.verify import verify
 from tests.damage.harms import (
     appended,

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from journal.errors import StorageError
-from journal.files import PathLike
 from journal.findings import Cause
+from journal.fs.files import PathLike
 from rocketstore import Store
 from rocketstore.verify import verify
 from tests.damage.harms import (

@@ -14,8 +14,8 @@ import pytest
 
 import rocketstore
 from journal.errors import DamageError, LockedError, NotAStoreError, UsageError
-from rocketstore import derived_files
-from rocketstore.derived_files import STAGING, rebuild_in_place
+from rocketstore.repair import derived_files
+from rocketstore.repair.derived_files import STAGING, rebuild_in_place
 from rocketstore.verify import verify
 from tests.rocketstore.support import TINY, open_tiny, store_files
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from journal.errors import DamageError, LockedError, StorageError, WritesRefusedError
-from journal.files import PathLike
+from journal.fs.files import PathLike
 from rocketstore import Retention, Store
-from rocketstore.consumequeue_format import PRE_BLANK
+from rocketstore.format.consumequeue_format import PRE_BLANK
 from rocketstore.verify import verify
 from tests.faulty_fs import FaultyFileSystem
 from tests.memory_fs import MemoryFileSystem

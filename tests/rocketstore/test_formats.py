@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import rocketstore
 from journal.errors import DamageError, UsageError
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.commitlog_format import (
+from rocketstore.format.checkpoint_format import Checkpoint
+from rocketstore.format.commitlog_format import (
     blank_record,
     body_crc,
     encode_record,
@@ -23,13 +23,13 @@ from rocketstore.commitlog_format import (
     message_id,
     parse_message_id,
 )
-from rocketstore.consumequeue_format import PRE_BLANK, build_units, count_valid, parse_units
-from rocketstore.consumequeue_format import round_file_size as round_size
-from rocketstore.delay import deliver_time
-from rocketstore.dispatch_note import DispatchNote, load_note
-from rocketstore.index_format import IndexHeader, file_size, index_name, time_difference
-from rocketstore.message import StoredMessage
-from rocketstore.properties import decode_properties, encode_properties, java_map_order
+from rocketstore.format.consumequeue_format import PRE_BLANK, build_units, count_valid, parse_units
+from rocketstore.format.consumequeue_format import round_file_size as round_size
+from rocketstore.format.delay import deliver_time
+from rocketstore.format.index_format import IndexHeader, file_size, index_name, time_difference
+from rocketstore.format.message import StoredMessage
+from rocketstore.format.properties import decode_properties, encode_properties, java_map_order
+from rocketstore.log.dispatch_note import DispatchNote, load_note
 from tests.golden import rocket_golden
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import read_lines

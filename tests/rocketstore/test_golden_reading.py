@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rocketstore
-from rocketstore.javahash import hash_code, hash_many, index_hash, index_hash_many
+from rocketstore.format.javahash import hash_code, hash_many, index_hash, index_hash_many
 from tests.golden import rocket_copy, rocket_golden
 from tests.rocketstore.answers import QUESTIONS, wrong_answers
 from tests.rocketstore.support import read_lines, touch_queues

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from journal.files import REAL
-from rocketstore.index_file import IndexFile
-from rocketstore.index_format import IndexHeader, file_size, find_geometry
-from rocketstore.javahash import hash_code, hash_many, index_hash, index_hash_many, utf16_length
+from journal.fs.files import REAL
+from rocketstore.format.index_format import IndexHeader, file_size, find_geometry
+from rocketstore.format.javahash import (
+    hash_code,
+    hash_many,
+    index_hash,
+    index_hash_many,
+    utf16_length,
+)
+from rocketstore.index.index_file import IndexFile
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
 from tests.effort import examples

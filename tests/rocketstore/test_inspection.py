@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from journal.errors import NotAStoreError, UsageError
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.inspection import inspect_file
+from rocketstore.format.checkpoint_format import Checkpoint
+from rocketstore.repair.inspection import inspect_file
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore.javahash import BLOCK, hash_code, hash_many, index_hash, index_hash_many
+from rocketstore.format.javahash import BLOCK, hash_code, hash_many, index_hash, index_hash_many
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 

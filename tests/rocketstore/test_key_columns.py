@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketstore import key_columns as subject
-from rocketstore.javahash import Seed, hash_code, index_hash, tags_code
-from rocketstore.key_columns import KeyColumns, key_columns
-from rocketstore.properties import decode_properties, index_keys
+from rocketstore.format import key_columns as subject
+from rocketstore.format.javahash import Seed, hash_code, index_hash, tags_code
+from rocketstore.format.key_columns import KeyColumns, key_columns
+from rocketstore.format.properties import decode_properties, index_keys
 
 SEED = hash_code("TopicTest#")
 # What separates, what Java's UTF-16 sees otherwise than UTF-8, what a value may not begin with.

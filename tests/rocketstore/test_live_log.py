@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import rocketstore
-from journal.files import REAL
-from rocketstore import log_end as log_end_module
-from rocketstore.commitlog import CommitLog
+from journal.fs.files import REAL
 from rocketstore.layout import Paths, look
-from rocketstore.log_end import log_end
+from rocketstore.log import log_end as log_end_module
+from rocketstore.log.commitlog import CommitLog
+from rocketstore.log.log_end import log_end
+from rocketstore.log.scan import Records, Stop
+from rocketstore.log.walk import LogWalk, SkipDamage
 from rocketstore.options import Options
-from rocketstore.scan import Records, Stop
-from rocketstore.walk import LogWalk, SkipDamage
 
 FILE = 1 << 16
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rocketstore
-from journal.files import PathLike, RealFileSystem
+from journal.fs.files import PathLike, RealFileSystem
 from rocketstore.verify import verify
 
 SIZES: dict[str, Any] = {

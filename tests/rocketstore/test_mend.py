@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from journal.errors import DamageError, StorageError
-from journal.files import REAL
 from journal.findings import Cause
+from journal.fs.files import REAL
 from rocketstore import Store
-from rocketstore.commitlog_format import FIXED_SIZE, encode_record
-from rocketstore.filler_format import FILLER_TOPIC, fill_records
+from rocketstore.format.commitlog_format import FIXED_SIZE, encode_record
 from rocketstore.layout import Paths
-from rocketstore.quarantine import copy_excess
+from rocketstore.log.filler_format import FILLER_TOPIC, fill_records
+from rocketstore.repair.quarantine import copy_excess
 from rocketstore.verify import verify
 from tests.effort import by_tier
 from tests.faulty_fs import FaultyFileSystem

@@ -17,7 +17,7 @@ import pytest
 from journal.errors import DamageError
 from journal.findings import Cause
 from rocketstore import Store
-from rocketstore.commitlog_format import NO_START
+from rocketstore.format.commitlog_format import NO_START
 from rocketstore.verify import verify
 from tests.effort import by_tier, part
 from tests.rocketstore.support import TINY, open_tiny

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-import journal.crc
+import journal.memory.crc
 import rocketstore
 from journal.errors import DamageError, UsageError, WritesRefusedError
-from journal.files import RealFileSystem
-from journal.patience import PatientLock
+from journal.fs.files import RealFileSystem
+from journal.locks.patience import PatientLock
 from rocketstore import Store
-from rocketstore.commitlog_format import COMMIT, ROLLBACK
 from rocketstore.dispatcher import PENDING_MAX
+from rocketstore.format.commitlog_format import COMMIT, ROLLBACK
 from rocketstore.verify import verify
 from tests.rocketstore.support import SIZES, Clock, open_tiny, store_files
 from tests.waiting import WAIT
@@ -307,14 +307,14 @@ def test_properties_of_all_lengths(tmp_path: Path) -> None:
 def test_crc_is_zlibs_with_and_without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
     data = [os.urandom(size) for size in (0, 1, 100, 5000)]
     expected = [zlib.crc32(part) for part in data]
-    assert [journal.crc.crc32(part) for part in data] == expected
+    assert [journal.memory.crc.crc32(part) for part in data] == expected
     monkeypatch.setitem(sys.modules, "isal", None)
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     try:
-        assert importlib.reload(journal.crc).crc32 is zlib.crc32
+        assert importlib.reload(journal.memory.crc).crc32 is zlib.crc32
     finally:
         monkeypatch.undo()
-        importlib.reload(journal.crc)
+        importlib.reload(journal.memory.crc)
 
 
 def test_the_short_way_after_a_reopen_goes_on_counting(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocketstore import Store
-from rocketstore.properties import index_keys
+from rocketstore.format.properties import index_keys
 from tests import effort
 from tests.rocketstore.support import Clock, open_tiny, store_files
 
@@ -17,7 +17,7 @@ from tests.rocketstore.support import Clock, open_tiny, store_files
 def all_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """These stores have some 40 index files, and each query reads all of them: what is closed and
     opened again on the way has tests of its own (``test_many_index_files``)."""
-    monkeypatch.setattr("rocketstore.index_service._OPEN_MAX", 100)
+    monkeypatch.setattr("rocketstore.index.index_service._OPEN_MAX", 100)
 
 
 def fill(store: Store, count: int, *, first: int = 0) -> list[int]:

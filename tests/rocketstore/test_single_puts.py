@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import rocketstore
 from journal.compiled import INTERPRETED, build
 from journal.errors import ClosedError, StorageError, UsageError, WritesRefusedError
-from journal.sync import GroupCommit
+from journal.locks.sync import GroupCommit
 from rocketstore.dispatcher import PENDING_MAX, Dispatcher
-from rocketstore.store_clock import StoreClock
+from rocketstore.log.store_clock import StoreClock
 from tests.leaks import left_behind
 from tests.memory_fs import MemoryFileSystem
 from tests.rocketstore.support import Clock, open_tiny

@@ -22,11 +22,12 @@ from journal.errors import (
     NotAStoreError,
     UsageError,
 )
-from journal.files import FileSystem
-from rocketstore import GetStatus, Retention, mapped_files
-from rocketstore.checkpoint_format import Checkpoint
-from rocketstore.index_file import IndexFile
-from rocketstore.offsets import parse_fastjson
+from journal.fs.files import FileSystem
+from rocketstore import GetStatus, Retention
+from rocketstore.format.checkpoint_format import Checkpoint
+from rocketstore.index.index_file import IndexFile
+from rocketstore.log import mapped_files
+from rocketstore.queues.offsets import parse_fastjson
 from rocketstore.verify import verify
 from tests.golden import rocket_copy, rocket_golden
 from tests.rocketstore.support import (

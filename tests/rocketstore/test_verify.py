@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import rocketstore
-from journal.files import RealFileSystem
 from journal.findings import Cause, Kind
+from journal.fs.files import RealFileSystem
 from rocketstore.layout import Paths
 from rocketstore.lock import StoreLock, is_open
 from rocketstore.verify import check_store, verify

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 import rocketstore
 from journal.errors import DamageError, UsageError
-from journal.files import REAL
-from rocketstore import words
-from rocketstore.heads import Head
-from rocketstore.index_file import IndexFile
-from rocketstore.index_format import HEADER_SIZE
-from rocketstore.javahash import hash_code, index_hash_many
-from rocketstore.properties import (
+from journal.fs.files import REAL
+from rocketstore.format import words
+from rocketstore.format.heads import Head
+from rocketstore.format.index_format import HEADER_SIZE
+from rocketstore.format.javahash import hash_code, index_hash_many
+from rocketstore.format.properties import (
     KEYS,
     TAGS,
     UNIQ_KEY,
@@ -29,6 +28,7 @@ from rocketstore.properties import (
     encode_properties,
     encode_usual,
 )
+from rocketstore.index.index_file import IndexFile
 from tests.rocketstore.support import Clock, open_tiny
 
 SIZES = [*range(70), 255, 1023, 1024, 1025, 3000]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import qindex
+from qindex.engine.opening import open_store
+from qindex.following.follower import follow_store
 from tests.schedules.registry import workload
 from tests.schedules.scheduler import Run
 from tests.schedules.world import LARGE, SMALL, World
@@ -551,7 +552,7 @@ def look_publish_flush(run: Run) -> None:
     before = sorted(w.there)
 
     def look() -> None:
-        with qindex.open("/q", fs=w.fs, read_only=True) as reader:  # type: ignore[call-overload]
+        with open_store("/q", fs=w.fs, read_only=True) as reader:  # type: ignore[call-overload]
             seen = [one.body[:6] for one in reader.queue("a")]
         if [one for one in seen if one in before] != before:
             w.wrong = f"a reader saw {seen}, not {before}"
@@ -572,7 +573,7 @@ def follow_publish_flush(run: Run) -> None:
     seen: list[bytes] = []
 
     def follow() -> None:
-        follower = qindex.follow(
+        follower = follow_store(
             "/q",
             "a",
             timeout=1.0,

@@ -1,4 +1,4 @@
-"""Workloads of the lock that the compiled build has (:class:`journal.owned_lock.LockByOwner`).
+"""Workloads of the compiled build's lock (:class:`journal.locks.owned_lock.LockByOwner`).
 
 Its methods let other threads run where they call its gate, and nowhere else, as compiled.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from journal import owned_lock
-from journal.owned_lock import LockByOwner
+from journal.locks import owned_lock
+from journal.locks.owned_lock import LockByOwner
 from tests.schedules.registry import workload
 from tests.schedules.scheduler import Run, point
 

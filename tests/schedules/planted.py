@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from journal.call_lock import CallLock
-from journal.calls import Calls
 from journal.journal import Journal, Retired
-from journal.owned_lock import LockByOwner
+from journal.locks.call_lock import CallLock
+from journal.locks.calls import Calls
+from journal.locks.owned_lock import LockByOwner
 from msgstore import MessageStore
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.wake_ups import Bell

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from journal.call_lock import CallLock
 from journal.errors import UsageError
-from journal.patience import PatientLock
-from journal.sync import GroupCommit
+from journal.locks.call_lock import CallLock
+from journal.locks.patience import PatientLock
+from journal.locks.sync import GroupCommit
 
 __all__ = ["WrongOrderError", "strict_order"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.call_lock import CallLock
-from journal.lock_order import LockOrder, Rank
+from journal.locks.call_lock import CallLock
+from journal.locks.lock_order import LockOrder, Rank
 from qindex.options import Durability
 from tests.schedules.strict_order import WrongOrderError, strict_order
 

@@ -15,7 +15,8 @@ from typing import Any
 import qindex
 from journal.errors import StoreError
 from journal.findings import Cause
-from qindex.tools.verify import verify
+from qindex.engine.opening import open_store
+from qindex.tools.verify import verify_store
 from tests.memory_fs import FileMap, Inode, MemoryFileSystem
 from tests.schedules.scheduler import Run, point
 
@@ -130,7 +131,7 @@ class World:
         self.fs = PointedFileSystem(MemoryFileSystem())
         self.options: dict[str, Any] = {"background": False, **options}
         seam: Any = self.fs
-        self.engine = qindex.open("/q", fs=seam, **self.options)
+        self.engine = open_store("/q", fs=seam, **self.options)
         self.queue = self.engine.queue("a", **(queue or {}))
         self.there: set[bytes] = set()
         self.maybe: set[bytes] = set()
@@ -287,7 +288,7 @@ def _state(world: World) -> object:
 
 def _verdict(world: World) -> str | None:
     files, directories = world.fs.memory.contents()
-    report = verify("/q", fs=MemoryFileSystem(files, directories))
+    report = verify_store("/q", fs=MemoryFileSystem(files, directories))
     if report.findings:
         return f"verify: {_HEX.sub('ID', report.findings[0].what)}"[:200]
     wrong = _reopened(world, MemoryFileSystem(files, directories), world.there, world.gone, False)
@@ -303,7 +304,7 @@ def _reopened(
     world: World, memory: MemoryFileSystem, there: set[bytes], gone: set[bytes], crashed: bool
 ) -> str | None:
     try:
-        with qindex.open("/q", fs=memory, background=False) as engine:
+        with open_store("/q", fs=memory, background=False) as engine:
             findings = [one for one in engine.findings if not crashed or one.cause is Cause.DAMAGE]
             if findings:
                 return f"open finds: {_HEX.sub('ID', findings[0].what)}"[:200]

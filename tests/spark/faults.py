@@ -17,8 +17,8 @@ from qindex.format.message_record import encode_record, seal_embedded
 from qindex.format.rabbitmq.names import directory_name
 from qindex.format.segment import NEXT_STEP, PUBLISH_HEAD_SIZE
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
-from rocketstore.commitlog_format import MESSAGE_MAGIC
-from rocketstore.index_format import HEADER_SIZE
+from rocketstore.format.commitlog_format import MESSAGE_MAGIC
+from rocketstore.format.index_format import HEADER_SIZE
 from tests.spark.fleet import ROCKET_SIZES, make_plain, make_rocket, make_stored
 
 __all__ = ["FAULTS", "Fault", "Planted"]

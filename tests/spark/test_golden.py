@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rocketstore.commitlog_format import format_host
-from rocketstore.inspection import inspect_file
+from rocketstore.format.commitlog_format import format_host
+from rocketstore.repair.inspection import inspect_file
 from tests.cli.test_cat_golden import as_received, without_empty_headers
 from tests.golden import SCENARIOS, golden, rocket_golden, sha16
 from tests.rocketstore.support import read_lines

@@ -15,12 +15,12 @@ pytest.importorskip("pyspark")
 
 import rocketstore
 from journal.errors import DamageError, LockedError, NotAStoreError
-from journal.files import REAL
+from journal.fs.files import REAL
 from pyspark_qindex.jobs.build_index import build_index
 from pyspark_qindex.jobs.commands import JobOptions, run_build_index
-from rocketstore.derived_files import STAGING
 from rocketstore.layout import Paths, look
 from rocketstore.options import Options
+from rocketstore.repair.derived_files import STAGING
 from tests.golden import rocket_golden
 from tests.rocketstore.support import store_files
 from tests.spark.fleet import ROCKET_SIZES, make_rocket

@@ -20,7 +20,7 @@ from pyspark_qindex.batches import ReadFailedError
 from pyspark_qindex.jobs.audit import _audit_item, _plan_rocket_store
 from pyspark_qindex.jobs.findings import FINDINGS, Several, damage, grouped
 from pyspark_qindex.options import ROCKET_TABLES, read_options
-from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.reading.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
 from pyspark_qindex.rocket_streaming import LogStream
 from pyspark_qindex.stores import local_store

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from pyspark_qindex.options import ROCKET_TABLES, read_options
-from pyspark_qindex.read_rocket import read_index
+from pyspark_qindex.reading.read_rocket import read_index
 from pyspark_qindex.rocket_planning import IndexPart, plan_rocket
 from rocketstore.verify import check_store
 from tests.rocketstore.test_many_index_files import FILES, few_handles, make_store

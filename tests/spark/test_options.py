@@ -24,20 +24,21 @@ from pyspark.sql import types
 import qindex
 import rocketstore
 from journal.errors import NotAStoreError, UsageError
-from pyspark_qindex import java, schemas, table_rows
+from pyspark_qindex import java, schemas
 from pyspark_qindex.batches import plain_json
 from pyspark_qindex.errors import SparkMissingError, explain
 from pyspark_qindex.offsets import check_start, flatten, next_places, share, unflatten
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, read_options, with_schema
-from pyspark_qindex.plain_rows import find_plain
 from pyspark_qindex.planning import QueuePart, StorePart, group, plan_queues, plan_stores
-from pyspark_qindex.read_entries import read_entries
-from pyspark_qindex.read_files import read_files
-from pyspark_qindex.read_messages import read_messages
-from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.reading import table_rows
+from pyspark_qindex.reading.plain_rows import find_plain
+from pyspark_qindex.reading.read_entries import read_entries
+from pyspark_qindex.reading.read_files import read_files
+from pyspark_qindex.reading.read_messages import read_messages
+from pyspark_qindex.reading.read_rocket import read_rocket_part
+from pyspark_qindex.reading.table_rows import json_tables
 from pyspark_qindex.rocket_planning import plan_rocket
-from pyspark_qindex.sink import sink_options
-from pyspark_qindex.table_rows import json_tables
+from pyspark_qindex.writing.sink import sink_options
 from qindex.format.message import Message
 from qindex.format.message_record import encode_record
 from qindex.tools.convert import convert
@@ -573,7 +574,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]
     del sys.modules[name]
 from pyspark_qindex.options import TABLES, read_options
 from pyspark_qindex.planning import plan_queues
-from pyspark_qindex.read_parts import read_part
+from pyspark_qindex.reading.read_parts import read_part
 import qindex
 options = read_options({"path": sys.argv[2]}, TABLES)
 parts = [part for task in plan_queues(options) for part in task]

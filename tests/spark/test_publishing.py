@@ -18,11 +18,11 @@ pa = pytest.importorskip("pyarrow")
 
 import qindex
 from journal.errors import DamageError, LockedError, UsageError
-from journal.files import REAL
-from pyspark_qindex import publishing
-from pyspark_qindex.publishing import ForeignPublisherError, commit_batch, make_store
-from pyspark_qindex.sink_rows import read_staged, stage
-from pyspark_qindex.sink_state import Progress, Staging
+from journal.fs.files import REAL
+from pyspark_qindex.writing import publishing
+from pyspark_qindex.writing.publishing import ForeignPublisherError, commit_batch, make_store
+from pyspark_qindex.writing.sink_rows import read_staged, stage
+from pyspark_qindex.writing.sink_state import Progress, Staging
 from qindex.format.layout import STAGING
 from qindex.view.reader import StoreReader
 
@@ -103,9 +103,9 @@ def test_large_batches_are_published_in_steps(
 
 VICTIMS = """
 import json, os, signal, sys
-from journal import files
-from journal.beneath import BeneathFileSystem
-from pyspark_qindex import publishing
+from journal.fs import files
+from journal.fs.beneath import BeneathFileSystem
+from pyspark_qindex.writing import publishing
 from qindex.index.queue_index import QueueIndex
 
 publishing.STEP, publishing._ROWS_AT_ONCE = 6, 4

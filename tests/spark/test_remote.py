@@ -23,9 +23,9 @@ from pyspark_qindex.jobs.audit import _audit_item, _plan_rocket_store
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.options import ROCKET_TABLES, TABLES, ReadOptions, read_options
 from pyspark_qindex.planning import QueuePart, plan_queues
-from pyspark_qindex.read_entries import read_entries
-from pyspark_qindex.read_messages import read_messages
-from pyspark_qindex.read_rocket import read_rocket_part
+from pyspark_qindex.reading.read_entries import read_entries
+from pyspark_qindex.reading.read_messages import read_messages
+from pyspark_qindex.reading.read_rocket import read_rocket_part
 from pyspark_qindex.rocket_planning import plan_rocket
 from tests.effort import by_tier
 from tests.effort import part as slice_of

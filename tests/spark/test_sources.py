@@ -16,7 +16,7 @@ import qindex
 from pyspark_qindex import explain
 from pyspark_qindex.options import TABLES, read_options
 from pyspark_qindex.planning import plan_queues
-from pyspark_qindex.read_parts import read_part
+from pyspark_qindex.reading.read_parts import read_part
 from qindex.view.reader import StoreReader
 from qindex.view.row_json import row_json
 from tests.effort import by_tier

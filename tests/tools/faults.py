@@ -11,8 +11,8 @@ from typing import Literal
 import msgpack
 from xxhash import xxh3_64_digest
 
-from journal.files import REAL
 from journal.findings import Kind
+from journal.fs.files import REAL
 from msgstore.scan import scan_file
 from qindex.format.rabbitmq.names import directory_name
 from qindex.index.messages import check_record

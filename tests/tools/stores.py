@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import qindex
-from journal.files import PathLike
+from journal.fs.files import PathLike
 from tests.qindex.support import queue_directory
 
 __all__ = [

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import qindex
-from journal.files import read_file
+from journal.fs.files import read_file
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq.names import directory_name
 from qindex.format.rabbitmq.vhost_config import format_vhost_config
-from qindex.tools.convert import Version, convert
+from qindex.tools.convert import Version, convert, convert_store
 from qindex.view.reader import StoreReader
 from tests.effort import by_tier, part
 from tests.memory_fs import MemoryFileSystem
@@ -184,7 +184,7 @@ CASES = {
 
 def record(files: Files, to: Version, directories: frozenset[str] = frozenset()) -> Any:
     fs = RecordingFileSystem(ROOT, disk_of(files, directories))
-    convert(ROOT, to, fs=fs)
+    convert_store(ROOT, to, fs=fs)
     fs.forget_descriptors()
     return fs
 
@@ -205,7 +205,7 @@ def check(name: str, state: CrashState, before: Shown) -> None:
     fs = disk_of(state.files, state.directories)
     try:
         assert shown(fs) == before
-        convert(ROOT, to, fs=fs)
+        convert_store(ROOT, to, fs=fs)
         assert shown(fs) == before
         assert {one for queue in StoreReader(ROOT, fs).queues() for one in queue.versions} == {to}
         assert WORK not in fs.listdir(ROOT)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-import qindex
 from msgstore.format import HEADER, parse_header
+from qindex.engine.opening import open_store
 from qindex.options import Format
+from qindex.tools.repair import repair_store
+from qindex.tools.verify import verify_store
 from tests.damage.harms import Harm, flipped
 from tests.damage.mending import mend
 from tests.damage.samples import SAMPLES, Sample
@@ -59,7 +61,7 @@ def test_a_flipped_bit_in_a_frame_costs_nothing(name: str) -> None:
 def test_two_damaged_frames_in_a_row(record_format: Format) -> None:
     fs = MemoryFileSystem()
     bodies = [b"%d" % number * 300 for number in range(5)]
-    with qindex.open(
+    with open_store(
         STORE, fs=fs, background=False, embed_below=100, record_format=record_format
     ) as engine:
         engine.queue("q").publish_many(bodies)
@@ -71,27 +73,27 @@ def test_two_damaged_frames_in_a_row(record_format: Format) -> None:
     data[places[2][0] + 7] ^= 1  # a length
     data[places[4][1] - 1] ^= 1  # an end
     fs = MemoryFileSystem({**files, path: bytes(data)}, directories)
-    report = qindex.repair(STORE, "/new", fs=fs)
+    report = repair_store(STORE, "/new", fs=fs)
     assert report.complete
     assert {os.path.basename(one.path) for one in report.findings} == {"0.rdq"}
     assert report.quarantined
-    with qindex.open("/new", fs=fs, background=False) as engine:
+    with open_store("/new", fs=fs, background=False) as engine:
         assert [one.body for one in engine.queue("q").get_many(9)] == bodies
 
 
 def test_a_damaged_body_is_not_saved_under_its_frame() -> None:
     """A checksum has to hold: the bytes where the message was are not enough."""
     fs = MemoryFileSystem()
-    with qindex.open(STORE, fs=fs, background=False, embed_below=100) as engine:
+    with open_store(STORE, fs=fs, background=False, embed_below=100) as engine:
         engine.queue("q").publish_many([b"1" * 300, b"2" * 300])
     files, directories = fs.contents()
     path = "s/msg_store_persistent/0.rdq"
     data = files[path].replace(b"1" * 300, b"1" * 299 + b"0")
     fs = MemoryFileSystem({**files, path: data}, directories)
-    report = qindex.repair(STORE, "/new", fs=fs)
+    report = repair_store(STORE, "/new", fs=fs)
     assert [queue.lost for queue in report.queues] == [1]
     assert not report.complete
-    with qindex.open("/new", fs=fs, background=False) as engine:
+    with open_store("/new", fs=fs, background=False) as engine:
         assert [one.body for one in engine.queue("q").get_many(9)] == [b"2" * 300]
 
 
@@ -105,16 +107,16 @@ def test_a_segment_file_that_is_there_twice() -> None:
         "embed_below": 100,
     }
     bodies = [b"%d" % number * 300 for number in range(5)]
-    with qindex.open(STORE, fs=fs, **options) as engine:
+    with open_store(STORE, fs=fs, **options) as engine:
         engine.queue("q").publish_many(bodies)
         engine.flush()
     files, directories = fs.contents()
     (path,) = (path for path in files if path.endswith("/0.idx"))
     copy = path.replace("0.idx", "3.idx")
     fs = MemoryFileSystem({**files, copy: files[path]}, directories)
-    report = qindex.repair(STORE, "/new", fs=fs)
+    report = repair_store(STORE, "/new", fs=fs)
     assert copy in {one.path.lstrip("/") for one in report.lost}
-    assert not qindex.verify("/new", fs=fs).findings
-    with qindex.open("/new", fs=fs, background=False) as engine:
+    assert not verify_store("/new", fs=fs).findings
+    with open_store("/new", fs=fs, background=False) as engine:
         found = [(one.seq_id, one.body) for one in engine.queue("q").get_many(99)]
         assert found == list(enumerate(bodies))

@@ -12,8 +12,8 @@ from threading import Event, Thread
 import pytest
 
 import qindex
-from journal.files import REAL, PathLike, RealFileSystem
-from journal.lock import DirectoryLock, hold_if_there, is_held
+from journal.fs.files import REAL, PathLike, RealFileSystem
+from journal.locks.directory_lock import DirectoryLock, hold_if_there, is_held
 from tests.faulty_fs import FaultyFileSystem
 from tests.hostile.second_user import as_root, run_as, shared
 from tests.waiting import WAIT

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import REAL, FileSystem
+from journal.fs.files import REAL, FileSystem
 from qindex.format.moves import unpack_moves
-from qindex.tools.repair import repair
+from qindex.tools.repair import repair, repair_store
 from tests.cli.support import run
 from tests.qindex.support import (
     OtherBootFileSystem,
@@ -61,7 +61,7 @@ def test_a_message_that_arrived_is_in_the_dead_letter_queue_alone(
     killed: Path, tmp_path: Path, fs: FileSystem
 ) -> None:
     new = tmp_path / "new"
-    report = repair(killed, new, fs=fs)
+    report = repair_store(killed, new, fs=fs)
     assert report.complete
     saved = {one.name: one for one in report.queues}
     assert (saved["q"].messages, saved["q"].moved, saved["q"].bytes) == (2, 4, 2)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import REAL
-from journal.lock import DirectoryLock, LockWatch
+from journal.fs.files import REAL
+from journal.locks.directory_lock import DirectoryLock, LockWatch
 from qindex.tools import queue_check
 from qindex.view import point_in_time
 from qindex.view.reader import StoreReader

@@ -170,4 +170,4 @@ def test_every_kind_of_finding_is_explained() -> None:
 
 
 def test_the_python_names() -> None:
-    assert set(qindex.__all__) >= {"verify", "repair", "salvage", "Report", "SaveReport"}
+    assert set(qindex.__all__) >= {"verify", "repair", "salvage", "SaveReport", "VerifyReport"}

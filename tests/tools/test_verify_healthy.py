@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 import qindex
-from journal.files import PathLike
 from journal.findings import Cause
+from journal.fs.files import PathLike
+from qindex.engine.opening import open_store
 from qindex.format.layout import QUEUE_NAME
+from qindex.tools.verify import verify_store
 from tests.effort import by_tier
 from tests.golden import SCENARIOS, golden
 from tests.memory_fs import MemoryFileSystem
@@ -28,7 +30,7 @@ from tests.tools.stores import fill
 BUSY_SECONDS = by_tier(quick=4, all=10, nightly=10)
 
 
-def assert_nothing(directory: Path) -> qindex.Report:
+def assert_nothing(directory: Path) -> qindex.VerifyReport:
     report = qindex.verify(directory)
     assert report.findings == []
     assert report.sound
@@ -152,7 +154,7 @@ def test_a_queue_that_is_deleted_while_its_directory_is_read(made_anew: bool) ->
     """Half of a directory is no damage."""
     for at in range(1, 10):
         memory = _Deleting()
-        with qindex.open("/s", fs=memory, background=False) as engine:
+        with open_store("/s", fs=memory, background=False) as engine:
 
             def delete(engine: qindex.Engine = engine) -> None:
                 engine.delete_queue("q")
@@ -161,7 +163,7 @@ def test_a_queue_that_is_deleted_while_its_directory_is_read(made_anew: bool) ->
 
             engine.queue("q").publish_many([b"x" * 100] * 5)
             memory.at, memory.delete = at, delete
-            report = qindex.verify("/s", fs=memory)
+            report = verify_store("/s", fs=memory)
             assert report.findings == []
             if memory.at > 0:
                 break
@@ -182,10 +184,10 @@ def test_a_queue_that_is_made_while_the_queues_are_read() -> None:
             return super().open(path, flags, mode)
 
     memory = Making()
-    with qindex.open("/s", fs=memory, background=False) as engine:
+    with open_store("/s", fs=memory, background=False) as engine:
         engine.queue("q").publish(b"x")
         memory.looks = 0
-        with qindex.open("/s", read_only=True, fs=memory) as reader:
+        with open_store("/s", read_only=True, fs=memory) as reader:
             assert reader.queue_names() == ["q"]
         assert memory.looks == 2
 
@@ -219,7 +221,7 @@ def test_a_power_loss_in_a_flush_that_left_its_checksums(boot: bytes) -> None:
     """What a flush appended to the segment had not reached the disk when the power went, but its
     checksums had; the journal still holds all of it. In one and the same run that can't be."""
     memory = MemoryFileSystem(boot=b"one boot")
-    engine = qindex.open("/s", fs=memory, background=False)
+    engine = open_store("/s", fs=memory, background=False)
     queue = engine.queue("q")
     queue.publish_many([b"x" * 100] * 50)
     queue.flush()
@@ -231,9 +233,9 @@ def test_a_power_loss_in_a_flush_that_left_its_checksums(boot: bytes) -> None:
     (sums,) = (path for path in later if path.endswith("0.idx.sum"))
     assert len(later[sums]) > len(files[sums])
     left = MemoryFileSystem({**files, sums: later[sums]}, directories, boot=boot)
-    report = qindex.verify("/s", fs=left)
+    report = verify_store("/s", fs=left)
     lost_power = boot == b"another boot"
     assert [each.cause for each in report.findings] == [Cause.CRASH if lost_power else Cause.DAMAGE]
     assert report.sound is lost_power
-    with qindex.open("/s", fs=left, background=False, repair=not lost_power) as again:
+    with open_store("/s", fs=left, background=False, repair=not lost_power) as again:
         assert len(again.queue("q")) == 100

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import qindex
+from qindex.tools.repair import repair_store
+from qindex.tools.verify import verify_store
 from tests.cli.support import run
 from tests.faulty_fs import FaultyFileSystem
 from tests.golden import golden, synthetic
@@ -90,7 +92,7 @@ def test_nobody_opens_a_store_that_is_being_repaired(
                 raised.append(caught.value)
             super().rename(str(source), str(target))
 
-    qindex.repair(store, tmp_path / "new", fs=Watching())
+    repair_store(store, tmp_path / "new", fs=Watching())
     assert len(raised) == 1
     qindex.open(store, background=False).close()
 
@@ -105,7 +107,7 @@ def test_a_disk_that_is_full_or_fails(
     """At the first call, in the middle, and at the last: no NEW, no rest, DIR as it was."""
     store = copy_of("clean")
     counting = FaultyFileSystem()
-    qindex.repair(store, tmp_path / "whole", fs=counting)
+    repair_store(store, tmp_path / "whole", fs=counting)
     calls = counting.calls[operation]
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     # The first and the last pwrite are of numbers of processes in lock files: the next test.
@@ -116,7 +118,7 @@ def test_a_disk_that_is_full_or_fails(
         if operation == "rename" and after == calls - 1:
             fs.fail(operation, errno.ENOSPC, path="content")
         with pytest.raises(qindex.StoreError) as raised:
-            qindex.repair(store, tmp_path / "new", fs=fs)
+            repair_store(store, tmp_path / "new", fs=fs)
         assert "No space left" in str(raised.value)
         if operation != "sync_dir":  # the last one comes behind the commit
             assert not (tmp_path / "new").exists()
@@ -135,7 +137,7 @@ def test_a_lock_is_held_where_a_full_disk_takes_no_number(
     fs = FaultyFileSystem()
     for path in ("partial/lock", "qindex.lock"):
         fs.fail("pwrite", errno.ENOSPC, path=path)
-    qindex.repair(store, tmp_path / "new", fs=fs)
+    repair_store(store, tmp_path / "new", fs=fs)
     assert not fs._faults
     assert qindex.verify(tmp_path / "new").sound
 
@@ -159,10 +161,10 @@ def test_a_file_that_can_t_be_read(copy_of: Callable[[State], Path], tmp_path: P
     for operation in ("open", "pread"):
         fs = FaultyFileSystem()
         fs.fail(operation, errno.EIO, times=None, path=str(segment))
-        report = qindex.verify(store, fs=fs)
+        report = verify_store(store, fs=fs)
         assert not report.sound
         assert {(one.path, one.kind) for one in report.damage} >= {(str(segment), "unreadable")}
-        saved = qindex.repair(store, tmp_path / f"new-{operation}", fs=fs)
+        saved = repair_store(store, tmp_path / f"new-{operation}", fs=fs)
         assert not saved.complete
         assert qindex.verify(tmp_path / f"new-{operation}").sound
 
@@ -172,9 +174,9 @@ def test_a_record_file_that_can_t_be_read(copy_of: Callable[[State], Path], tmp_
     records = rich_files(store).records
     fs = FaultyFileSystem()
     fs.fail("open", errno.EACCES, times=None, path=str(records))
-    report = qindex.verify(store, fs=fs)
+    report = verify_store(store, fs=fs)
     assert {(one.path, one.kind) for one in report.damage} >= {(str(records), "unreadable")}
-    saved = qindex.repair(store, tmp_path / "new", fs=fs)
+    saved = repair_store(store, tmp_path / "new", fs=fs)
     assert not saved.complete
     assert qindex.verify(tmp_path / "new").sound
     assert saved.messages == 75 - 10
@@ -185,7 +187,7 @@ def test_a_directory_that_can_t_be_listed(copy_of: Callable[[State], Path]) -> N
     fs = FaultyFileSystem()
     fs.fail("listdir", errno.EACCES, times=None, path=str(store))
     with pytest.raises(qindex.StorageError, match="Permission denied"):
-        qindex.verify(store, fs=fs)
+        verify_store(store, fs=fs)
 
 
 def test_damage_in_a_vhost_is_exit_code_1(tmp_path: Path) -> None:

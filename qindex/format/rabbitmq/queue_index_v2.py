@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from journal.arrays import I64
+from journal.memory.arrays import I64
 from qindex.format.message_record import column
 
 MAGIC: Final = b"RCQI"

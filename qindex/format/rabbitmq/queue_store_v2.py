@@ -30,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from journal.crc import crc32
+from journal.memory.crc import crc32
 from qindex.format.rabbitmq.queue_index_v2 import HEADER_SIZE as HEADER_SIZE
 from qindex.format.rabbitmq.queue_index_v2 import Header
 from qindex.format.rabbitmq.queue_index_v2 import pack_header as _pack_header

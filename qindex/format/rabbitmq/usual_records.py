@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from journal.arrays import I64, U8, Bools
+from journal.memory.arrays import I64, U8, Bools
 from qindex.format.message_record import column, gather_bytes
 from qindex.format.rabbitmq.record import MSG_ID_BYTES
 

@@ -15,6 +15,7 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.aio.engine import open_store
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import WAIT, CountingFileSystem, GateFileSystem
 
@@ -35,7 +36,7 @@ def public(kind: type) -> set[str]:
 @pytest.mark.parametrize(
     ("plain", "twin", "extra"),
     [
-        (qindex.Queue, qindex.aio.Queue, {"message_ttl"}),
+        (qindex.Queue, qindex.aio.Queue, set()),
         (qindex.Engine, qindex.aio.Engine, {"options"}),
         (qindex.Delivery, qindex.aio.Delivery, set()),
     ],
@@ -287,7 +288,7 @@ def test_many_confirms_share_a_sync(tmp_path: Path) -> None:
     fs = CountingFileSystem()
 
     async def main() -> None:
-        async with qindex.aio.open(tmp_path, fs=fs) as engine:
+        async with open_store(tmp_path, fs=fs) as engine:
             queue = await engine.queue("q")
             await queue.publish(b"x", confirm=True)
             before = fs.calls["fdatasync"]
@@ -306,7 +307,7 @@ def test_in_fsync_mode_what_returned_is_on_disk(tmp_path: Path, size: int) -> No
         return fs.calls["fdatasync"]
 
     async def main() -> None:
-        async with qindex.aio.open(tmp_path, fs=fs, durability="fsync", background=False) as engine:
+        async with open_store(tmp_path, fs=fs, durability="fsync", background=False) as engine:
             queue = await engine.queue("q")
             for call in (
                 lambda: queue.publish(b"x" * size),
@@ -343,7 +344,7 @@ def test_a_failed_sync_is_told_to_all_and_poisons(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
 
     async def main() -> None:
-        engine = await qindex.aio.open(tmp_path, fs=fs, background=False)
+        engine = await open_store(tmp_path, fs=fs, background=False)
         queue = await engine.queue("q")
         await queue.publish(b"fine", confirm=True)
         fs.fail("fdatasync", errno.EIO)
@@ -371,7 +372,7 @@ def test_a_flush_that_takes_its_time_stops_publishers_but_not_the_loop(tmp_path:
             held.wait(WAIT)
 
     async def main() -> None:
-        async with qindex.aio.open(
+        async with open_store(
             tmp_path, fs=GateFileSystem(before), max_journal_entries=100, flush_idle=0.01
         ) as engine:
             queue = await engine.queue("q")

@@ -15,6 +15,7 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.aio.engine import open_store
 from qindex.options import Durability
 from tests.qindex.support import WAIT, GateFileSystem
 
@@ -151,7 +152,7 @@ def test_a_cancelled_open_gives_the_directory_back(tmp_path: Path) -> None:
 
     async def main() -> None:
         async def use() -> None:
-            async with qindex.aio.open(tmp_path, fs=GateFileSystem(before)):
+            async with open_store(tmp_path, fs=GateFileSystem(before)):
                 pytest.fail("was cancelled before it was open")
 
         task = asyncio.create_task(use())

@@ -13,6 +13,7 @@ import pytest
 
 import qindex
 import qindex.aio
+from qindex.aio.engine import open_store
 from tests.faulty_fs import FaultyFileSystem
 from tests.qindex.support import WAIT, CountingFileSystem, copy_live, drain, open_quietly
 
@@ -32,7 +33,7 @@ def test_ten_thousand_share_a_sync_and_keep_their_order(tmp_path: Path, durabili
     store = tmp_path / "0"
 
     async def main() -> None:
-        async with qindex.aio.open(store, fs=fs, durability=durability, flush_idle=1e6) as engine:
+        async with open_store(store, fs=fs, durability=durability, flush_idle=1e6) as engine:
             queue = await engine.queue("q")
             await queue.publish(b"first", confirm=True)
             before = fs.calls["fdatasync"]
@@ -120,7 +121,7 @@ def test_a_batch_that_fails_is_told_to_all_of_it(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
 
     async def main() -> None:
-        async with qindex.aio.open(tmp_path, fs=fs, background=False) as engine:
+        async with open_store(tmp_path, fs=fs, background=False) as engine:
             queue = await engine.queue("q")
             other = await engine.queue("other")
             await queue.publish(b"first", confirm=True)
@@ -147,7 +148,7 @@ def test_a_full_disk_refuses_a_batch_as_a_whole(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
 
     async def main() -> None:
-        async with qindex.aio.open(tmp_path, fs=fs, background=False) as engine:
+        async with open_store(tmp_path, fs=fs, background=False) as engine:
             queue = await engine.queue("q")
             await queue.publish(b"first", confirm=True)
             fs.fail("fallocate", errno.ENOSPC)

@@ -110,11 +110,11 @@ def test_leases(tmp_path: Path) -> None:
             first = await queue.get(lease=0.05)
             batch = await queue.get_many(1, lease=0.05)
             assert first is not None
-            await batch[0].extend(WAIT)
+            await batch[0].extend_lease(WAIT)
             again = await queue.get(WAIT)
             assert again is not None
             assert (again.body, again.delivery_count) == (b"0", 2)
-            for settle in (first.ack(), first.extend(1), first.nack()):
+            for settle in (first.ack(), first.extend_lease(1), first.nack()):
                 with pytest.raises(qindex.LeaseExpiredError, match="lease"):
                     await settle
             await batch[0].ack()

@@ -11,9 +11,10 @@ from time import monotonic
 import pytest
 
 import qindex
-from journal.files import REAL, RealFileSystem
 from journal.format import NO_START, START_SIZE
+from journal.fs.files import REAL, RealFileSystem
 from qindex.following import follower as follower_module
+from qindex.following.follower import follow_store
 from qindex.following.journal_tail import JournalTail
 from tests.qindex.support import WAIT, journal_bytes, open_quietly, queue_directory
 
@@ -364,7 +365,7 @@ def test_a_journal_whose_pages_are_freed_is_not_waited_for(engine: qindex.Engine
     queue = engine.queue("q")
     fs = SlowToClose()
     fs.may_close.set()
-    with qindex.follow(engine.directory, "q", fs=fs) as follower:
+    with follow_store(engine.directory, "q", fs=fs) as follower:
         queue.publish_many([bytes(1 << 10)] * 2000)
         assert len(drained(follower)) == 2000
         fs.may_close.clear()

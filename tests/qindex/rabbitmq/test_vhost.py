@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from journal.errors import NotAStoreError, UsageError
-from journal.files import REAL
 from journal.findings import Cause
+from journal.fs.files import REAL
 from qindex.view.rabbitmq_vhost import find_vhosts
 from qindex.view.reader import Row, StoreReader
 from tests.golden import VHOST_DIR_NAME, golden, sha16

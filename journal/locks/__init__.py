@@ -1,0 +1,1 @@
+"""Locks that know their owner, the lock of a directory, and the sync that callers share."""

@@ -1,0 +1,195 @@
+"""Files and stored records as Arrow batches: what is live in each, and what is garbage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from journal import format as journal_format
+from journal.errors import StoreError
+from journal.findings import Finding
+from journal.fs.files import FileSystem
+from msgstore.scan import FileScan, scan_file
+from pyspark_qindex.batches import batch_of, constant, fixed_binaries, plain_text, tell
+from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.planning import StorePart, message_files
+from qindex.format.rabbitmq.queue_index_v2 import ENTRY_SIZE
+from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
+from qindex.format.rabbitmq.queue_store_v2 import ENTRY_HEAD
+from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
+from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
+from qindex.index.messages import check_record
+from qindex.index.pair_scan import Depth, PinnedPair, read_pair
+from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.view.columns import IndexEntries
+from qindex.view.freed_room import concerning
+from qindex.view.queue_view import QueueView
+from qindex.view.reader import StoreReader
+
+
+@dataclass(slots=True)
+class _File:
+    """A row of the table of files."""
+
+    queue: str | None
+    path: str
+    kind: str
+    size: int
+    live: int = 0
+    records: int = 0
+    live_records: int = 0
+
+
+def read_stored(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Give the records of a part's message store files; those that are damaged have ``error``.
+
+    Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
+    """
+    fs = part.store.file_system()
+    for path in part.files:
+        found: list[Finding | StoreError] = []
+        try:
+            scan = scan_file(fs, path, check=check_record, verify=True)
+        except StoreError as error:
+            found.append(error)
+        else:
+            gaps = scan.gaps
+            if gaps and StoreReader(part.store.path, fs).place.has_holes:
+                gaps = concerning(fs, gaps, set())
+            found += gaps
+            if scan.records:
+                yield _stored_batch(part, options, scan)
+        yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
+
+
+def _stored_batch(part: StorePart, options: ReadOptions, scan: FileScan) -> pa.RecordBatch:
+    ids, offsets, sizes = zip(*scan.records, strict=True)
+    rows = np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 16)
+    return batch_of(
+        options.columns,
+        len(ids),
+        {
+            "store": lambda: constant(part.store.url, len(ids)),
+            "file": lambda: constant(part.store.relative(scan.path), len(ids)),
+            "offset": lambda: pa.array(offsets, pa.int64()),
+            "record_size": lambda: pa.array(sizes, pa.int64()),
+            "msg_id": lambda: fixed_binaries(rows),
+        },
+    )
+
+
+def read_files(part: StorePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Give a row for each journal, segment and message store file of a store.
+
+    Live in a message store's file are the records that an index entry names. Memory: the ids of
+    the messages in the message store. Raises as :func:`read_stored`.
+    """
+    store = part.store
+    fs = store.file_system()
+    found: list[Finding | StoreError] = []
+    files: list[_File] = []
+    names: set[bytes] = set()
+    reader = StoreReader(store.path, fs)
+    for queue in reader.readers():
+        for one in queue.directories:
+            try:
+                view = reader.pin(one)
+            except FileNotFoundError:
+                if store.is_deleted(reader.path_of(one)):
+                    continue
+                raise
+            except StoreError as error:
+                found.append(error)
+                continue
+            if not options.names or one.name in options.names:
+                files += _index_files(fs, view, one.name)
+            ids = view.stored_ids()
+            names.update(ids)
+            found += view.findings
+    if not options.names:
+        for path, size in message_files(fs, store).items():
+            try:
+                scan = scan_file(fs, path, check=check_record)
+            except StoreError as error:
+                found.append(error)
+                continue
+            files.append(_message_file(scan, size, names))
+            gaps = scan.gaps
+            found += concerning(fs, gaps, set()) if reader.place.has_holes else gaps
+    yield _files_batch(part, options, files)
+    yield from tell(options.columns, store, None, found, permissive=options.permissive)
+
+
+def _index_files(fs: FileSystem, view: QueueView, queue: str) -> Iterator[_File]:
+    """Measure the journal and the segment files of one queue directory."""
+    pinned = view.pinned
+    journal = _File(queue, pinned.journal_path, "journal", pinned.journal_size)
+    journal.records = view.journal_entries
+    for number in view.numbers:
+        for entries in view.entries(number):
+            if entries.location == "segment" and number in pinned.pairs:
+                yield from _pair_files(fs, view, pinned.pairs[number], entries, queue)
+                continue
+            in_journal = entries.location == "journal"
+            alive = (entries.states == PUBLISHED) | (entries.states == DELIVERED)
+            head = journal_format.PUBLISH_HEAD_SIZE if in_journal else PUBLISH_HEAD_SIZE
+            steps = 0 if in_journal else STEP_SIZE * int((entries.states == DELIVERED).sum())
+            live = int((entries.embedded[alive] + head).sum()) + steps
+            if in_journal:
+                journal.live += live
+                journal.live_records += int(alive.sum())
+            else:
+                size = pinned.segments[number].size
+                count = len(entries.seqs)
+                yield _File(queue, entries.path, "segment", size, live, count, int(alive.sum()))
+            del entries  # and with it the file's bytes, before the next one is read
+    if journal.size:
+        yield journal
+
+
+def _pair_files(
+    fs: FileSystem, view: QueueView, pinned: PinnedPair, entries: IndexEntries, queue: str
+) -> Iterator[_File]:
+    """Measure a segment of version 2: its index, and the messages beside it."""
+    pair = read_pair(fs, view.pinned.directory, pinned, view.entry_count, Depth.COUNT, clean=False)
+    alive = entries.seqs[(entries.states == PUBLISHED) | (entries.states == DELIVERED)]
+    is_alive = np.isin(pair.seqs, alive)
+    count, live = len(is_alive), int(is_alive.sum())
+    yield _File(queue, entries.path, "segment", pinned.size, ENTRY_SIZE * live, count, live)
+    if pinned.store_size >= 0:
+        sizes = pair.heads["embedded"].astype(np.int64)
+        held = sizes > 0
+        bytes_alive = int((sizes[held & is_alive] + ENTRY_HEAD.size).sum())
+        path = entries.path.removesuffix(INDEX_SUFFIX) + STORE_SUFFIX
+        count, live = int(held.sum()), int((held & is_alive).sum())
+        yield _File(queue, path, "messages", pinned.store_size, bytes_alive, count, live)
+
+
+def _message_file(scan: FileScan, size: int, names: set[bytes]) -> _File:
+    alive = [total for msg_id, _, total in scan.records if msg_id in names]
+    records = len(scan.records)
+    return _File(None, scan.path, "messages", size, sum(alive), records, len(alive))
+
+
+def _files_batch(part: StorePart, options: ReadOptions, files: list[_File]) -> pa.RecordBatch:
+    def column(name: str) -> pa.Array:
+        return pa.array([getattr(one, name) for one in files], pa.int64())
+
+    return batch_of(
+        options.columns,
+        len(files),
+        {
+            "store": lambda: constant(part.store.url, len(files)),
+            "queue": lambda: pa.array([plain_text(one.queue) for one in files], pa.string()),
+            "file": lambda: pa.array([part.store.relative(one.path) for one in files], pa.string()),
+            "kind": lambda: pa.array([one.kind for one in files], pa.string()),
+            "size": lambda: column("size"),
+            "live": lambda: column("live"),
+            "garbage": lambda: pa.array([one.size - one.live for one in files], pa.int64()),
+            "records": lambda: column("records"),
+            "live_records": lambda: column("live_records"),
+        },
+    )

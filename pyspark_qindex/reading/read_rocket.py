@@ -1,0 +1,338 @@
+"""CommitLog records, ConsumeQueue units and IndexFile entries as Arrow batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import sleep
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from journal.errors import StorageError, StoreError
+from journal.fs.files import read_file
+from journal.memory.arrays import I64, Bools
+from pyspark_qindex.batches import (
+    Maker,
+    batch_of,
+    constant,
+    numbers,
+    plain_json,
+    slices,
+    tell,
+)
+from pyspark_qindex.options import ReadOptions
+from pyspark_qindex.planning import FailedStore
+from pyspark_qindex.rocket_planning import (
+    IndexPart,
+    LogPart,
+    RocketPart,
+    UnitsPart,
+    is_in_use,
+    open_log,
+)
+from rocketstore.format.commitlog_format import BLANK_MAGIC, START, format_host
+from rocketstore.format.consumequeue_format import PRE_BLANK, UNIT_SIZE, count_valid, parse_units
+from rocketstore.format.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
+from rocketstore.index.index_file import IndexFile
+from rocketstore.layout import Paths
+from rocketstore.log.commitlog import CommitLog
+from rocketstore.log.scan import Records
+from rocketstore.log.walk import LogWalk, SkipDamage, find_survivor
+
+_BAD_BODY = "the body does not match its checksum"
+_NO_RECORD = "no sound record stands here"
+_SETTLE_PAUSES = (0.002, 0.01, 0.05)
+"""Seconds between looks at an index file that may be being written."""
+
+
+def read_rocket_part(part: RocketPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Read one part of a plan."""
+    if isinstance(part, FailedStore):
+        return tell(options.columns, part.store, None, [part.why], permissive=options.permissive)
+    if isinstance(part, LogPart):
+        return read_records(part, options)
+    if isinstance(part, IndexPart):
+        return read_index(part, options)
+    return read_units(part, options)
+
+
+def read_records(part: LogPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Give the records of a CommitLog file in order; one whose body is damaged has ``error``, and
+    so has a row for each place where no record stands.
+
+    Raises :class:`pyspark_qindex.batches.ReadFailedError` where the read is not permissive.
+    Memory: 1 MiB of records, or the largest.
+    """
+    found: list[StoreError | str] = []
+    short = {} if part.held is None else {part.start: part.held}
+    log = open_log(part.store, part.file_size, [part.start], short)
+    try:
+        skip = SkipDamage(log)
+        walk = LogWalk(
+            log,
+            part.low,
+            strict=True,
+            keep_bad_bodies=True,
+            on_damage=skip,
+            limit=part.high,
+        )
+        try:
+            for _, records in walk:
+                batch = _Columns(part, options, records).batch(set(walk.bad_bodies))
+                if batch.num_rows:
+                    yield batch
+        except StorageError as error:
+            found.append(error)
+        if part.held is not None:
+            what = f"is {part.held} bytes long, not {part.file_size}"
+            found.append(f"{part.store.url}/commitlog/{part.start:020d}: {what}")
+        if not options.permissive:  # else rows tell of them
+            found += [_at(part, offset, _BAD_BODY) for offset in walk.bad_bodies]
+        found += [_at(part, offset, _NO_RECORD) for offset in _damaged(log, part, skip, walk)]
+    finally:
+        log.files.close()
+    yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
+
+
+def _at(part: LogPart, offset: int, what: str) -> str:
+    name = f"{part.start:020d}"
+    return f"{part.store.url}/commitlog/{name}: at offset {offset - part.start}: {what}"
+
+
+def _damaged(log: CommitLog, part: LogPart, skip: SkipDamage, walk: LogWalk) -> list[int]:
+    """Give the places without a record; the one where the log ends is none of them, nor is that
+    where a file is cut off, which its length tells."""
+    places = skip.skipped
+    if part.held is not None or (part.ends and part.high is None):
+        is_last = bool(places) and walk.end == places[-1]
+        is_end = is_last and (part.held is not None or not _is_junk(log, part, walk.end))
+        return places[:-1] if is_end else places
+    if part.ends and part.high is not None and _is_junk(log, part, part.high):
+        return [*places, part.high]
+    return places
+
+
+def _is_junk(log: CommitLog, part: LogPart, end: int) -> bool:
+    """Tell whether something stands behind the last record of a log that was closed: neither what
+    a writer that is at work, or was killed, has not finished, nor what it has put there since."""
+    at = end - part.start
+    start = log.files.read(log.files.files[part.start], at, START.size)
+    if len(start) < START.size or not start.strip(b"\0"):
+        return False
+    if START.unpack(start)[1] == BLANK_MAGIC or find_survivor(log, end) == end:
+        return False
+    return not is_in_use(part.store.file_system(), Paths(part.store.path))
+
+
+@dataclass
+class _Columns:
+    """Consecutive records as columns, each made when it is wanted."""
+
+    part: LogPart
+    options: ReadOptions
+    records: Records
+    bad: set[int] = field(default_factory=set)
+
+    def batch(self, bad_bodies: set[int]) -> pa.RecordBatch:
+        """Give the records that are wanted."""
+        self.bad = bad_bodies & set((self.records.positions + self.part.start).tolist())
+        batch = batch_of(self.options.columns, len(self.records), self._makers())
+        wanted = self._wanted()
+        return batch if wanted is None else batch.filter(pa.array(wanted))
+
+    def _wanted(self) -> Bools | None:
+        options, records = self.options, self.records
+        if not options.names and options.queue_id is None and options.key is None:
+            return None
+        wanted = np.ones(len(records), np.bool_)
+        if options.names:
+            names = {name.encode() for name in options.names}
+            wanted &= np.array([topic in names for topic in records.topics], np.bool_)
+        if options.queue_id is not None:
+            wanted &= records.queue_ids == options.queue_id
+        if options.key is not None:
+            wanted &= np.array(
+                [_has_key(found, options.key) for found in self.properties], np.bool_
+            )
+        return wanted
+
+    @functools.cached_property
+    def properties(self) -> list[dict[str, str]]:
+        """The properties of each record."""
+        return [decode_properties(raw) for raw in self.records.properties]
+
+    def _makers(self) -> dict[str, Maker]:
+        records, count = self.records, len(self.records)
+        hosts = (records.sys_flags >> 4 & 1) * 12
+        both = hosts + (records.sys_flags >> 5 & 1) * 12
+        at = records.positions - records.origin
+
+        def integer(places: I64, kind: str, arrow: pa.DataType) -> pa.Array:
+            return pa.array(_gather(records.data, places, kind), arrow)
+
+        def ids(values: I64) -> pa.Array:
+            return pa.array(values.astype(np.int32))
+
+        def named(name: str) -> pa.Array:
+            return pa.array([found.get(name) for found in self.properties], pa.string())
+
+        return {
+            "store": lambda: constant(self.part.store.url, count),
+            "offset": lambda: numbers(records.positions + self.part.start),
+            "record_size": lambda: numbers(records.sizes),
+            "topic": lambda: _topics(records.topics),
+            "queue_id": lambda: ids(records.queue_ids),
+            "queue_offset": lambda: numbers(records.queue_offsets),
+            "tags": lambda: named(TAGS),
+            "keys": lambda: named(KEYS),
+            "unique_key": lambda: named(UNIQ_KEY),
+            "flag": lambda: integer(at + 16, ">i4", pa.int32()),
+            "sys_flag": lambda: ids(records.sys_flags),
+            "born_timestamp": lambda: integer(at + 40, ">i8", pa.int64()),
+            "born_host": lambda: self._hosts(at + 48, 8 + hosts),
+            "store_timestamp": lambda: numbers(records.store_times),
+            "store_host": lambda: self._hosts(at + 64 + hosts, 8 + both - hosts),
+            "reconsume_times": lambda: integer(at + 72 + both, ">i4", pa.int32()),
+            "prepared_transaction_offset": lambda: integer(at + 76 + both, ">i8", pa.int64()),
+            "body_crc": lambda: integer(at + 8, ">i4", pa.int64()),
+            "properties": lambda: pa.array(
+                [plain_json(found) for found in self.properties], pa.string()
+            ),
+            "properties_raw": lambda: pa.array(records.properties, pa.binary()),
+            "body": lambda: self._bodies(at + 84 + both),
+            "error": self._errors,
+        }
+
+    def _hosts(self, starts: I64, lengths: I64) -> pa.Array:
+        found = slices(self.records.data, starts, starts + lengths).dictionary_encode()
+        names = [format_host(raw) for raw in found.dictionary.to_pylist()]
+        return pa.array(names, pa.string()).take(found.indices)
+
+    def _bodies(self, length_at: I64) -> pa.Array:
+        data = self.records.data
+        lengths = _gather(data, length_at, ">i4")
+        found = slices(data, length_at + 4, length_at + 4 + lengths)
+        if not self.bad:
+            return found
+        sound = ~np.isin(self.records.positions + self.part.start, list(self.bad))
+        return pc.if_else(pa.array(sound), found, None)
+
+    def _errors(self) -> pa.Array:
+        if not self.bad:
+            return pa.nulls(len(self.records), pa.string())
+        places = (self.records.positions + self.part.start).tolist()
+        return pa.array(
+            [_at(self.part, at, _BAD_BODY) if at in self.bad else None for at in places],
+            pa.string(),
+        )
+
+
+def _has_key(found: dict[str, str], key: str) -> bool:
+    return found.get(UNIQ_KEY) == key or key in found.get(KEYS, "").split(" ")
+
+
+def _gather(buffer: bytes, at: I64, kind: str) -> I64:
+    flat = np.frombuffer(buffer, np.uint8)
+    taken = np.ascontiguousarray(flat[at[:, None] + np.arange(np.dtype(kind).itemsize)])
+    values: I64 = taken.view(kind).reshape(-1).astype(np.int64)
+    return values
+
+
+def _topics(topics: list[bytes]) -> pa.Array:
+    found = pa.array(topics, pa.binary()).dictionary_encode()
+    names = [raw.decode(errors="replace") for raw in found.dictionary.to_pylist()]
+    return pa.array(names, pa.string()).take(found.indices)
+
+
+def read_units(part: UnitsPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Give the units of a ConsumeQueue file, without those that only fill its beginning.
+
+    Raises as :func:`read_records`.
+    """
+    found: list[StoreError | str] = []
+    try:
+        data = read_file(part.store.file_system(), part.path)
+    except OSError as error:
+        found.append(StorageError(part.path, "can't be read", error))
+        data = b""
+    units = parse_units(data)
+    valid = count_valid(units)
+    if data[valid * UNIT_SIZE :].strip(b"\0"):
+        found.append(f"{part.path}: at offset {valid * UNIT_SIZE}: bytes that are no unit")
+    blank = parse_units(PRE_BLANK)[0]
+    chosen = np.flatnonzero(units[:valid] != blank)
+    if len(chosen):
+        yield _units_batch(part, options, units[chosen], chosen)
+    yield from tell(options.columns, part.store, part.topic, found, permissive=options.permissive)
+
+
+def _units_batch(
+    part: UnitsPart, options: ReadOptions, units: npt.NDArray[Any], chosen: I64
+) -> pa.RecordBatch:
+    count = len(chosen)
+    return batch_of(
+        options.columns,
+        count,
+        {
+            "store": lambda: constant(part.store.url, count),
+            "topic": lambda: constant(part.topic, count),
+            "queue_id": lambda: constant(part.queue_id, count, pa.int32()),
+            "queue_offset": lambda: numbers(chosen + part.start // UNIT_SIZE),
+            "offset": lambda: numbers(units["offset"].astype(np.int64)),
+            "record_size": lambda: numbers(units["size"].astype(np.int32)),
+            "tags_code": lambda: numbers(units["tags_code"].astype(np.int64)),
+            "file": lambda: constant(part.store.relative(part.path), count),
+        },
+    )
+
+
+def read_index(part: IndexPart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Give the entries of an IndexFile. Raises as :func:`read_records`."""
+    found: list[StoreError | str] = []
+    file = IndexFile(part.store.file_system(), part.path, part.slots, part.entries, writable=False)
+    try:
+        file.load()
+        entries = file.entries_from(1, file.header.count - 1)
+        count = len(entries)
+        if count:
+            yield batch_of(
+                options.columns,
+                count,
+                {
+                    "store": lambda: constant(part.store.url, count),
+                    "file": lambda: constant(part.store.relative(part.path), count),
+                    "number": lambda: numbers(np.arange(1, count + 1)),
+                    "key_hash": lambda: numbers(entries["hash"].astype(np.int32)),
+                    "offset": lambda: numbers(entries["offset"].astype(np.int64)),
+                    "seconds": lambda: numbers(entries["seconds"].astype(np.int32)),
+                    "previous": lambda: numbers(entries["prev"].astype(np.int32)),
+                },
+            )
+        if not _is_sound(file, part):
+            found.append(f"{part.path}: slots and links do not agree with the entries")
+    except StoreError as error:
+        found.append(error)
+    finally:
+        file.close()
+    yield from tell(options.columns, part.store, None, found, permissive=options.permissive)
+
+
+def _is_sound(file: IndexFile, part: IndexPart) -> bool:
+    """Tell whether the chains of an index file lead to all of its entries. One that is being
+    written is looked at again: its slots may be ahead of its header."""
+    for pause in (*_SETTLE_PAUSES, None):
+        if file.chains_are_sound():
+            return True
+        if pause is None or not is_in_use(part.store.file_system(), Paths(part.store.path)):
+            break
+        sleep(pause)
+        before = file.header
+        file.load()
+        if file.header != before:
+            return True  # it is written to: what it will have been is for a later look
+    return False

@@ -1,0 +1,197 @@
+"""Publish a batch of rows into a queue exactly once, however often its publisher dies.
+
+Steps of a batch, by the process that has the store's lock (so there is one at a time):
+
+1. its file of progress names the staged files: from here on the batch is these rows, whatever a
+   repeated attempt of Spark has staged besides;
+2. for each step of rows: reserve seq_ids, note start and size in the file, publish, sync, note
+   that they are done;
+3. note that the batch is finished (the commit point for Spark: the batch is skipped when it comes
+   again), and remove the staged files.
+
+A crash in a step leaves the first part of its rows published, and the next seq_id less the step's
+start tells how many. So nobody else may publish *into this queue* while a batch is unfinished;
+consumers may do what they like, and other queues are free. After a loss of power, which may take
+messages that were not synced, the rows that are missing are published.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from time import monotonic, sleep, time
+from typing import Final
+
+import qindex
+from journal.errors import LockedError, NotAStoreError, StoreError
+from journal.fs.files import REAL
+from pyspark_qindex.writing.sink_rows import Outgoing, read_staged
+from pyspark_qindex.writing.sink_state import Progress, Staging
+from qindex.queue import run_clock
+from qindex.queue.producing import MOST_RESERVED
+from qindex.view.reader import StoreReader
+
+STEP: Final = MOST_RESERVED
+"""Rows of a step at most."""
+_ROWS_AT_ONCE: Final = 4096
+_BYTES_AT_ONCE: Final = 8 << 20
+_LOOK_AGAIN: Final = 0.05
+_COMPARED: Final = 64
+
+
+class ForeignPublisherError(StoreError):
+    """While a batch was half published, someone else published into its queue: nobody can tell
+    any more which of its rows are there."""
+
+
+def make_store(store: str, queue: str) -> None:
+    """Make store and queue where there are none; one that is in use is left alone.
+
+    Raises as :func:`qindex.open`, but for :class:`LockedError`.
+    """
+    try:
+        reader = StoreReader(store)
+        if reader.kind == "qindex" and queue in reader.queue_names():
+            return
+    except NotAStoreError:
+        pass  # to be made, or to be refused, by the open that follows
+    try:
+        with qindex.open(store) as engine:
+            engine.queue(queue)
+    except LockedError:
+        return
+
+
+def open_waiting(store: str, seconds: float) -> qindex.Engine:
+    """Open a store, or wait until whoever has it is done. Raises :class:`LockedError` when the
+    time is over."""
+    until = monotonic() + seconds
+    while True:
+        try:
+            return qindex.open(store)
+        except LockedError:
+            if monotonic() >= until:
+                raise
+        sleep(_LOOK_AGAIN)
+
+
+def commit_batch(
+    store: str,
+    queue: str,
+    query: str,
+    batch: int,
+    files: list[tuple[str, int]],
+    *,
+    lock_timeout: float,
+    orphan_age: float,
+) -> None:
+    """Publish the rows of a batch, unless it was published before. Durable on return.
+
+    ``files``: staged ones with their rows, in order; paths relative to the staging directory.
+    ``orphan_age``: seconds after which what other queries have staged is removed. Raises
+    :class:`LockedError`, :class:`ForeignPublisherError`, and as publishing does; the batch is
+    then finished by the next attempt, of any query into this store.
+    """
+    staging = Staging(store)
+    with open_waiting(store, lock_timeout) as engine:
+        for left in list(staging.unfinished()):
+            if left.query == query or left.queue == queue:
+                _publish(engine, staging, left, resumed=left.rows > 0)
+        progress = staging.load(query)
+        if progress is None or progress.batch < batch:
+            progress = Progress(query, batch, queue, files)
+            if progress.total:
+                _publish(engine, staging, progress, resumed=False)
+        staging.sweep(query, batch)
+        staging.sweep_old(time() - orphan_age)
+
+
+def _publish(engine: qindex.Engine, staging: Staging, progress: Progress, *, resumed: bool) -> None:
+    queue = engine.queue(progress.queue)
+    while progress.done < progress.total:
+        if resumed:
+            there = _published(queue, engine.directory, staging, progress)
+            resumed = False
+        else:
+            progress.rows = min(STEP, progress.total - progress.done)
+            progress.start = queue.reserve(progress.rows)
+            progress.boot = _boot()
+            there = set()
+            staging.save(progress)
+        rows = itertools.islice(_rows(staging, progress), progress.rows)
+        _append(queue, (row for number, row in enumerate(rows) if number not in there))
+        engine.sync()
+        progress.done += progress.rows
+        progress.rows = 0
+        progress.finished = progress.done == progress.total
+        staging.save(progress)
+
+
+def _rows(staging: Staging, progress: Progress) -> Iterator[Outgoing]:
+    """Give the rows that are not done."""
+    skip = progress.done
+    for name, count in progress.files:
+        if skip < count:
+            yield from read_staged(os.path.join(staging.path, name), skip)
+        skip = max(skip - count, 0)
+
+
+def _append(queue: qindex.Queue, rows: Iterable[Outgoing]) -> None:
+    """Publish rows in order, some at a time."""
+    for expiry, some in itertools.groupby(rows, key=lambda row: row.expiry):
+        # By the clock that the engine adds it to again.
+        ttl = max(expiry - run_clock.time_ns() // 1000, 0) / 1e6 if expiry else None
+        messages = []
+        size = 0
+        for row in some:
+            messages.append(row.message)
+            size += len(row.message.body)
+            if len(messages) == _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
+                queue.publish_many(messages, ttl=ttl)
+                messages, size = [], 0
+        if messages:
+            queue.publish_many(messages, ttl=ttl)
+
+
+def _published(queue: qindex.Queue, store: str, staging: Staging, progress: Progress) -> set[int]:
+    """Tell which rows of a step that was cut short are published."""
+    after = queue.reserve(0)
+    count = after - progress.start
+    if progress.boot == _boot() and count <= progress.rows:
+        return set(range(count))
+    _compare(queue.name, store, staging, progress)
+    return _present(store, progress)
+
+
+def _present(store: str, progress: Progress) -> set[int]:
+    """Tell which rows of a step have an index entry, acknowledged or not."""
+    reader = StoreReader(store)
+    (directory,) = reader.queue(progress.queue).directories
+    view = reader.pin(directory)
+    found: set[int] = set()
+    for number in view.numbers:
+        for entries in view.entries(number):
+            rows = entries.seqs - progress.start
+            found.update(rows[(rows >= 0) & (rows < progress.rows)].tolist())
+            del entries  # and with it the file's bytes, before the next one is read
+    return found
+
+
+def _compare(queue: str, store: str, staging: Staging, progress: Progress) -> None:
+    """Raise :class:`ForeignPublisherError` when messages in the step's place are not its own."""
+    inside = range(progress.start, progress.start + progress.rows)
+    entries = StoreReader(store).queue(queue).entries()
+    found = ((row.seq_id, row.body) for row in entries if row.seq_id in inside and row.body)
+    bodies = dict(itertools.islice(found, _COMPARED))
+    rows = itertools.islice(_rows(staging, progress), progress.rows)
+    for seq_id, row in enumerate(rows, progress.start):
+        if bodies.get(seq_id, row.message.body) != row.message.body:
+            raise ForeignPublisherError(
+                f"{store}: queue {queue!r}: someone published into it (seq_id {seq_id}) while "
+                f"batch {progress.batch} of query {progress.query} was half published"
+            )
+
+
+def _boot() -> str:
+    return REAL.boot_id().decode("ascii", "replace")

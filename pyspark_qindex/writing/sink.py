@@ -1,0 +1,162 @@
+"""The sink ``qindex``: what a query gives is published into a queue of one of our stores.
+
+Exactly once for a streaming query, across any number of restarts from its checkpoint; for a batch
+write with the option ``jobId`` the same for each id, without it at least once. See
+:mod:`pyspark_qindex.writing.publishing` for how.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from journal.errors import UsageError
+from pyspark_qindex.options import number_of
+from pyspark_qindex.stores import local_store
+from pyspark_qindex.writing.publishing import commit_batch, make_store
+from pyspark_qindex.writing.sink_rows import check_columns, stage
+from pyspark_qindex.writing.sink_state import Staging
+
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+_OPTIONS = frozenset({"path", "queue", "locktimeout", "orphanhours"})
+_OF_BATCHES = frozenset({"jobid"})
+_OF_STREAMS = frozenset({"checkpointlocation"})
+"""Spark's own, which it hands on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where to publish. ``lock_timeout``: seconds to wait for the store's lock;
+    ``orphan_age``: seconds after which what a query left behind is removed; ``job``: of a batch
+    write, so that it can be repeated."""
+
+    store: str
+    queue: str
+    lock_timeout: float
+    orphan_age: float
+    job: str
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """The rows that a task has ready. ``file``: relative to the staging directory; none without
+    rows."""
+
+    query: str
+    file: str
+    rows: int
+
+
+def sink_options(options: Mapping[str, str], *, stream: bool) -> SinkOptions:
+    """Check the options of a write. Raises :class:`UsageError`."""
+    given = {name.lower(): value for name, value in options.items()}
+    known = _OPTIONS | (_OF_STREAMS if stream else _OF_BATCHES)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"no option {name!r}; there are {', '.join(sorted(known))}")
+    store = given.get("path", "")
+    if store.startswith("file://"):
+        store = "/" + store.removeprefix("file://").lstrip("/")
+    if not store or "://" in store:
+        raise UsageError(f"a local path of a store is needed to publish into, not {store!r}")
+    if not given.get("queue"):
+        raise UsageError("option queue is needed: the name of the queue to publish into")
+    timeout = number_of(given, "locktimeout") if "locktimeout" in given else 60
+    hours = number_of(given, "orphanhours") if "orphanhours" in given else 24 * 7
+    return SinkOptions(
+        os.path.abspath(store), given["queue"], timeout, hours * 3600.0, given.get("jobid", "")
+    )
+
+
+class _Publisher:
+    """A write whose tasks stage their rows, to be published beside the driver."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = check_columns(schema)
+        if TaskContext.get() is None:
+            make_store(options.store, options.queue)
+
+    def _stage(self, query: str, batch: int, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        context = _context()
+        store = self.options.store
+        local_store(store).file_system()  # what is staged elsewhere would never be published
+        staging = Staging(store)
+        attempt = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex}.arrow"
+        path = os.path.join(staging.batch_directory(query, batch), attempt)
+        rows = stage(path, iterator, self.columns, staging.fs)
+        return Staged(query, os.path.relpath(path, staging.path), rows)
+
+    def _commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
+        staged = [one for one in messages if isinstance(one, Staged)]
+        if not staged:
+            return  # a batch of no tasks
+        commit_batch(
+            self.options.store,
+            self.options.queue,
+            staged[0].query,
+            batch,
+            [(one.file, one.rows) for one in staged if one.rows],
+            lock_timeout=self.options.lock_timeout,
+            orphan_age=self.options.orphan_age,
+        )
+
+
+class QueueSink(_Publisher, DataSourceStreamArrowWriter):
+    """Publishes the batches of a streaming query."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage a task's rows (in an executor)."""
+        context = _context()
+        query = context.getLocalProperty(_QUERY)
+        batch = context.getLocalProperty(_BATCH)
+        if query is None or batch is None:
+            raise UsageError("not a task of a streaming query")
+        return self._stage(query, int(batch), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Publish what the tasks staged (beside the driver)."""
+        self._commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Leave all as it is: Spark calls this also when :meth:`commit` has published, and the
+        staged files of a batch that comes again are removed with it."""
+
+
+class QueueWriter(_Publisher, DataSourceArrowWriter):
+    """Publishes a DataFrame."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self.query = f"job-{options.job}" if options.job else f"write-{uuid.uuid4()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage a task's rows (in an executor)."""
+        return self._stage(self.query, 0, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish what the tasks staged (beside the driver)."""
+        self._commit(messages, 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Leave all as it is, as :meth:`QueueSink.abort`."""
+
+
+def _context() -> Any:
+    context = TaskContext.get()
+    if context is None:
+        raise UsageError("rows are staged by Spark's tasks only")
+    return context

@@ -1,0 +1,1 @@
+"""The IndexFiles, by which messages are found by key and time."""

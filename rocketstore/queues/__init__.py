@@ -1,0 +1,1 @@
+"""The ConsumeQueues, and the offsets of those who read them."""

@@ -1,0 +1,1 @@
+"""Opening and recovery, repair of what is damaged, and rebuilding queues and index from the log."""
