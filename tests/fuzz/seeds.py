@@ -24,7 +24,11 @@ def own_store() -> Path:
     for record_format in ("qindex", "rabbitmq"):
         directory = store / record_format
         with qindex.open(
-            directory, background=False, segment_entry_count=16, record_format=record_format
+            directory,
+            background=False,
+            segment_entry_count=16,
+            record_format=record_format,
+            embed_below=4096,
         ) as engine:
             queue = engine.queue("q", message_ttl=1e6)
             headers = (
