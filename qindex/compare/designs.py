@@ -9,15 +9,17 @@ from typing import Any
 
 import qindex
 import rocketstore
+from journal.fs.files import REAL, FileSystem
 from qindex.compare.contender import Contender, Fifo, PollingReceiver, Receiver, Store
 from qindex.compare.workload import Workload
+from qindex.engine.opening import open_store
 
 _PULLED = 32
 """Messages that RocketMQ's consumers ask for at once, and then handle one by one."""
 
 
 class QueueIndexDesign(Fifo):
-    """The engine: journal, segments, message store. Through its public interface alone."""
+    """The engine: journal, segments, message store. ``fs``: counts what it does with files."""
 
     name = "qindex"
     title = "queue index (qindex)"
@@ -27,8 +29,10 @@ class QueueIndexDesign(Fifo):
     batch_publish = True
     batch_get = True
 
-    def __init__(self, directory: Path, durability: Any, **options: Any) -> None:
-        self._engine: qindex.Engine = qindex.open(directory, durability=durability, **options)
+    def __init__(
+        self, directory: Path, durability: Any, *, fs: FileSystem = REAL, **options: Any
+    ) -> None:
+        self._engine: qindex.Engine = open_store(directory, fs=fs, durability=durability, **options)
         self.queue: qindex.Queue = self._engine.queue("bench")
 
     @classmethod

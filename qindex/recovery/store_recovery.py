@@ -115,7 +115,7 @@ class StoreRecovery:
         self._sync_indexes = before_reclaim
         self._done = Flag()
         self._failed = False
-        self._half_made: list[str] = []
+        self._half_made: set[str] = set()
 
     def open(self) -> RecoveredStore:
         """Open all; the snapshot is removed before anything changes.
@@ -167,7 +167,7 @@ class StoreRecovery:
             path = os.path.join(self._queues_directory, name)
             names = [] if name.endswith(layout.DELETED_SUFFIX) else fs.listdir(path)
             if unfinished.issuperset(names):
-                self._half_made.append(path)
+                self._half_made.add(path)
             else:
                 refuse_pairs(path, names)
                 yield name, names

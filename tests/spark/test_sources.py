@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
-LARGE = b"\x00large\xff" * 1500
+LARGE = b"\x00large\xff" * 3000
 
 
 @pytest.fixture(scope="module")
