@@ -49,7 +49,7 @@ class Floor(Fifo):
         self._record = bytes(RECORD_BYTES)
 
     def records(self, bodies: list[bytes]) -> list[bytes]:
-        """What the floor writes for each body: as many bytes as a journal record."""
+        """Return what the floor writes for each body: as many bytes as a journal record."""
         tail = bytes(range(RECORD_BYTES - BODY_BYTES))
         return [body + tail for body in bodies]
 

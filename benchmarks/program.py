@@ -1,4 +1,4 @@
-"""What the programs of this directory share: options, a directory, a report, a child process."""
+"""Shared by the programs of this directory: options, a directory, a report, a child process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tasks of the engine's benchmark share; they run in the process of a contender."""
+"""Shared by the tasks of the engine's benchmark, which run in the process of a contender."""
 
 from __future__ import annotations
 

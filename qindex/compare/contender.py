@@ -1,4 +1,4 @@
-"""What takes part in a comparison: the protocol of its queues.
+"""The protocol of the queues that take part in a comparison.
 
 A :class:`Fifo` is one queue in one directory, for one user: the benchmarks drive it. A
 :class:`Store` has all queues and groups of a workload, for many threads: ``qindex compare`` drives
@@ -137,7 +137,7 @@ class Fifo(Contender):
         return _ManyFifos(cls, directory, workload)
 
     def records(self, bodies: list[bytes]) -> list[bytes]:
-        """What ``publish_each`` is to be called with; made outside the measured time."""
+        """Return the arguments of ``publish_each``. They are made outside the measured time."""
         return bodies
 
     def publish_each(self, bodies: Sequence[bytes]) -> None:

@@ -373,11 +373,8 @@ class Engine:
         """Return what is known of a queue whose journal holds something, once it is sound. Raises
         :class:`DamageError` for what is lost, once: asking again goes on with the rest."""
         resting, findings = self._recovery.resume(resting)
-        self._resting[hashed] = resting
-        self.findings += findings
-        self._messages.miscounted |= any(one.is_loss for one in findings)
-        if not self.options.repair:
-            refuse_losses(findings, "the bytes are set aside; asking again goes on with the rest")
+        remedy = "the bytes are set aside; asking again goes on with the rest"
+        self._take_note(resting, hashed, findings, remedy)
         return resting
 
     def _refuse_count(self, resting: RestingQueue, hashed: str, index: QueueIndex) -> None:
@@ -390,12 +387,21 @@ class Engine:
         lost = "messages are missing, or acknowledged ones are back"
         found = Finding(path, 0, resting.journal, Cause.DAMAGE, what, lost, Kind.COUNT)
         report(found)
-        self.findings.append(found)
-        self._messages.miscounted = True
-        self._resting[hashed] = replace(resting, held=index.live)
         if not self.options.repair:
             index.journal.close(cut=False)
-            refuse_losses([found], "asking again goes on with what is there")
+        resting = replace(resting, held=index.live)
+        self._take_note(resting, hashed, [found], "asking again goes on with what is there")
+
+    def _take_note(
+        self, resting: RestingQueue, hashed: str, findings: list[Finding], remedy: str
+    ) -> None:
+        """Keep what was found in a queue when it was asked for. Raises :class:`DamageError` for a
+        loss, unless the store is open for repair."""
+        self._resting[hashed] = resting
+        self.findings += findings
+        self._messages.miscounted |= any(one.is_loss for one in findings)
+        if not self.options.repair:
+            refuse_losses(findings, remedy)
 
     def _queue_name_file(self, raw: bytes) -> bytes:
         return format_queue_name(self._vhost, raw)

@@ -51,6 +51,11 @@ class Entry:
     corrected: bool = False
     kind: Kind = Kind.RECORD
 
+    @property
+    def expired_long_ago(self) -> bool:
+        """Whether only a flipped bit explains the expiry; see :data:`LONG_AGO`."""
+        return self.stored and 0 < self.expiry <= LONG_AGO
+
 
 def is_special(extra: int | Entry) -> bool:
     """Tell whether there is something to be seen to before this (of a plain message its timestamp)

@@ -410,7 +410,7 @@ class QueueIndex(IndexReader):
             states = self.states_of(seqs)
             self._set_states(seqs[states == OUT], DELIVERED)
             going = seqs[(states != ABSENT) & (states != ACKED)]
-            for number in np.unique(going // self.entry_count).tolist():
+            for number in segment_numbers(going, self.entry_count):
                 segment = self.segments[number]
                 rels = going[going // self.entry_count == number] - segment.base
                 stored += self.stored_ids(segment, rels)

@@ -11,7 +11,7 @@ import numpy as np
 from journal.errors import DamageError
 from journal.findings import Cause, Finding, Kind
 from msgstore.errors import MissingMessageError
-from qindex.format.entries import EXPIRED_LONG_AGO, LONG_AGO, Entry, make_entry
+from qindex.format.entries import EXPIRED_LONG_AGO, Entry, make_entry
 from qindex.index.quarantine import quarantine
 from qindex.queue.state import QueueState
 
@@ -52,7 +52,7 @@ class MessageReader:
             kind = Kind.CORRECTED
             index.report([Finding(path, offset, 1, Cause.DAMAGE, what, consequence, kind)])
             entry = replace(entry, corrected=False)
-        if 0 < entry.expiry <= LONG_AGO and entry.stored:
+        if entry.expired_long_ago:
             path, offset = index.where(seq)
             index.report([Finding(path, offset, 8, Cause.DAMAGE, *EXPIRED_LONG_AGO)])
             entry = replace(entry, expiry=0)

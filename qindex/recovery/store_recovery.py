@@ -175,7 +175,7 @@ class StoreRecovery:
     def _begin(self) -> None:
         """Remove the snapshot, then the queues that are not whole."""
         remove_snapshot(self._fs, self._directory)
-        for path in self._half_made:
+        for path in sorted(self._half_made):
             remove_queue_directory(self._fs, path)
 
     def _agrees(self, queues: dict[str, RestingQueue], message_store: bytes | None) -> bool:

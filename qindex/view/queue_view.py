@@ -523,12 +523,12 @@ class QueueView:
             location = source.location
             if entry.stored:
                 location = "store"
-                stored = self._read_stored(entry, persistent, source.heads is not None)
+                if entry.expired_long_ago:
+                    entry = replace(entry, expiry=0)
+                stored = self._read_stored(entry, source.heads is not None)
                 if stored is None:
                     continue
                 entry = stored
-                if entry.expiry <= LONG_AGO:
-                    entry = replace(entry, expiry=0)
             if entry.damage:
                 what = f"the message with seq_id {seq} can't be read: {entry.damage}"
                 self._find_entry(source, at, what, "shown without its body")
@@ -566,7 +566,7 @@ class QueueView:
         start = offset + source.head_size + PAYLOAD_SIZE
         return read_unnamed(bytes(source.data[start : start + embedded]), expiry, size)
 
-    def _read_stored(self, entry: Entry, persistent: bool, version2: bool) -> Entry | None:
+    def _read_stored(self, entry: Entry, version2: bool) -> Entry | None:
         message, damage = None, ""
         try:
             record = self._stored.read(entry.msg_id)
