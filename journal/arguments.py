@@ -28,11 +28,11 @@ def listed(values: Iterable[_One], what: str) -> list[_One]:
 
 
 def encoded(text: str, what: str) -> bytes:
-    """Return `text` as UTF-8. Raises :class:`UsageError` for what is no Unicode.
+    r"""Return `text` as UTF-8. Raises :class:`UsageError` for what is no Unicode.
 
     >>> encoded("\udcff", "the topic")
     Traceback (most recent call last):
-    qindex.UsageError: the topic must be valid Unicode, not '\\udcff'
+    qindex.UsageError: the topic must be valid Unicode, not '\udcff'
     """
     try:
         return text.encode()
