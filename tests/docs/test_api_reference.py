@@ -52,6 +52,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page
 
 
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="classes of other Pythons' libraries have other members"
+)
 def test_the_page_names_what_there_is(made: Path) -> None:
     assert _names(PAGE) == _names(made), "run python scripts/api_reference.py"
 

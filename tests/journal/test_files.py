@@ -255,9 +255,10 @@ for number in range(3):
     queue.publish(b"small")
     store.put("t", b"small")
 for number in range(3):
-    assert os.readlink(f"/proc/self/fd/{number}") == os.devnull
-    os.close(number)
     try:
+        # Where maps keep no handles there may be none.
+        assert os.readlink(f"/proc/self/fd/{number}") == os.devnull
+        os.close(number)
         os.write(number, b"a line of a log, longer than the head of a journal's block")
     except OSError:
         pass

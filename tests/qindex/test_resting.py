@@ -18,7 +18,7 @@ import pytest
 import qindex
 import qindex.aio
 from journal.block_sums import heal
-from journal.fs.files import PathLike, RealFileSystem
+from journal.fs.files import MAPS_KEEP_HANDLES, PathLike, RealFileSystem
 from qindex.engine.idle_queues import Roster
 from qindex.index.file_budget import FileBudget
 from tests.effort import by_tier
@@ -409,7 +409,8 @@ def test_a_queue_in_use_is_not_waited_for(tmp_path: Path) -> None:
 def test_the_budget() -> None:
     for most in (64, 100, 512, 4096):
         budget = FileBudget(most)
-        assert 3 * budget.journals + 2 * budget.store_files + 16 <= most
+        each = 3 if MAPS_KEEP_HANDLES else 1
+        assert each * budget.journals + 2 * budget.store_files + 16 <= most
         assert budget.journals >= 10
     assert FileBudget(1 << 30).journals < 1 << 29  # what the process may is respected
 
@@ -432,7 +433,7 @@ def test_files_of_the_message_store_are_within_the_budget(tmp_path: Path) -> Non
 
 
 def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
-    """8 kB at the most, its name and the objects of this test included."""
+    """9 kB at the most, its name and the objects of this test included."""
     count = 200
     with open_quietly(tmp_path) as engine:
 
@@ -453,7 +454,7 @@ def test_memory_of_an_idle_queue(tmp_path: Path) -> None:
             queues = use([f"queue {number}" for number in range(count)])
             gc.collect()
             traced, _ = tracemalloc.get_traced_memory()
-        assert traced / len(queues) < 8192
+        assert traced / len(queues) < 9000
 
 
 def test_threads_on_more_queues_than_may_be_awake(tmp_path: Path) -> None:

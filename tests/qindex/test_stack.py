@@ -57,6 +57,11 @@ def at_depth(left: int, call: Callable[[], object]) -> bool:
         return down(sys.getrecursionlimit() - here - left)
     except (RecursionError, ctypes.ArgumentError):  # so ctypes tells of it
         return False
+    except qindex.UsageError as error:
+        # msgpack tells alike of headers that are nested too deep.
+        if not isinstance(error.__cause__, RecursionError):
+            raise
+        return False
 
 
 def _frames() -> list[object]:
