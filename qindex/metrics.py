@@ -61,8 +61,9 @@ class Family:
 _Column = tuple[str, Kind, str, Callable[[One], float | None]]
 
 _BACKLOG: list[_Column[QueueSummary | QueueStats]] = [
-    ("messages", "gauge", "Messages in the queue, ready and unacked.", lambda one: one.messages),
+    ("messages", "gauge", "Messages: ready, delayed and unacked.", lambda one: one.messages),
     ("ready", "gauge", "Messages that wait for a consumer.", lambda one: one.ready),
+    ("delayed", "gauge", "Messages that are not due yet.", lambda one: one.delayed),
     ("unacked", "gauge", "Messages with a consumer, not yet settled.", lambda one: one.unacked),
 ]
 """Files tell no more than the first where a process has the store open; see

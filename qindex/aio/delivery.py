@@ -16,7 +16,9 @@ class Settling(Protocol):
     async def ack(self, delivery: Delivery) -> None:
         """Acknowledge a delivery."""
 
-    async def nack(self, delivery: Delivery) -> None:
+    async def nack(
+        self, delivery: Delivery, *, delay: float | None = None, count: bool = True
+    ) -> None:
         """Give a delivery back, to be delivered again."""
 
     async def reject(self, delivery: Delivery) -> None:
@@ -87,9 +89,9 @@ class Delivery:
         """Acknowledge; see :meth:`qindex.aio.queue.Queue.ack`."""
         await self._queue.ack(self)
 
-    async def nack(self) -> None:
+    async def nack(self, *, delay: float | None = None, count: bool = True) -> None:
         """Give back, to be delivered again; see :meth:`qindex.aio.queue.Queue.nack`."""
-        await self._queue.nack(self)
+        await self._queue.nack(self, delay=delay, count=count)
 
     async def reject(self) -> None:
         """Refuse for good; see :meth:`qindex.aio.queue.Queue.reject`."""
@@ -141,7 +143,7 @@ class Batch(Sequence[Delivery]):
 
     @property
     def seq_ids(self) -> list[int]:
-        """The seq_ids, ascending."""
+        """The seq_ids, in the order of delivery."""
         return self._plain.seq_ids
 
     def __len__(self) -> int:

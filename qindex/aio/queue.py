@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, overload
@@ -79,6 +80,8 @@ class Queue:
         persistent: bool = True,
         confirm: bool = False,
         timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
     ) -> int:
         """Append a message; gives its seq_id. With ``confirm=True`` it is on disk then.
 
@@ -97,6 +100,8 @@ class Queue:
             and headers is None
             and properties is None
             and ttl is None
+            and delay is None
+            and at is None
             and persistent is True
             and body.__class__ is bytes
             and len(body) <= self._state.most_plain
@@ -112,7 +117,13 @@ class Queue:
         if isinstance(body, Message):
             refuse_parts(key, headers, properties)
             given = await self.publish_many(
-                [body], ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout
+                [body],
+                ttl=ttl,
+                persistent=persistent,
+                confirm=confirm,
+                timeout=timeout,
+                delay=delay,
+                at=at,
             )
             return given.start
         if body.__class__ is not bytes:
@@ -121,12 +132,31 @@ class Queue:
         seq = -1
         if not large:
             try:
-                seq = self._publish(body, key, headers, properties, ttl, persistent, waits=False)
+                seq = self._publish(
+                    body,
+                    key,
+                    headers,
+                    properties,
+                    ttl,
+                    persistent,
+                    delay=delay,
+                    at=at,
+                    waits=False,
+                )
             except WouldWaitError:
                 seq = -1
         if seq < 0:
             publish = partial(
-                self._publish, body, key, headers, properties, ttl, persistent, waits=False
+                self._publish,
+                body,
+                key,
+                headers,
+                properties,
+                ttl,
+                persistent,
+                delay=delay,
+                at=at,
+                waits=False,
             )
             seq = await self._publish_with_room(publish, large=large, timeout=timeout)
         if durable:
@@ -146,6 +176,8 @@ class Queue:
         persistent: bool = True,
         confirm: bool = False,
         timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
     ) -> range:
         """Append a batch, in order, with one write; gives the range of its seq_ids. See
         :meth:`qindex.queue.queue.Queue.publish_many`.
@@ -158,7 +190,9 @@ class Queue:
             batch_bytes(batch),
             confirm,
             timeout,
-            lambda: producer.publish_many(batch, ttl=ttl, persistent=persistent, waits=False),
+            lambda: producer.publish_many(
+                batch, ttl=ttl, persistent=persistent, delay=delay, at=at, waits=False
+            ),
         )
 
     async def _publish_batch(
@@ -347,10 +381,27 @@ class Queue:
             await self._ports.here().durable(self._queue)
         return count
 
-    async def nack(self, delivery: Delivery) -> None:
-        """Give a message back: it is requeued, at its place; see
+    async def nack(
+        self, delivery: Delivery, *, delay: float | None = None, count: bool = True
+    ) -> None:
+        """Give a message back: it is requeued, at its place, after ``delay`` seconds; see
         :meth:`qindex.queue.queue.Queue.nack`. A cancellation is raised when it is done."""
-        await self._give_back(delivery, requeue=True)
+        if (delay is None and count) or not isinstance(delivery, Delivery):
+            await self._give_back(delivery, requeue=True)
+            return
+        queue, plain = self._queue, delivery._plain
+        if self._sync_each or queue.settings.dead_letter is not None:
+            # The due time is to be synced, or the message may have to be moved.
+            await self._aside_run(lambda: queue.nack(plain, delay=delay, count=count))
+        else:
+            self._settler.nack(plain, delay, count, waits=False)
+
+    async def cancel(self, seq_id: int) -> bool:
+        """Drop a message that was never delivered; see :meth:`qindex.queue.queue.Queue.cancel`."""
+        dropped = self._settler.cancel(seq_id, waits=False)
+        if self._sync_each and dropped:
+            await self._ports.here().durable(self._queue)
+        return dropped
 
     async def reject(self, delivery: Delivery) -> None:
         """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`. A cancellation

@@ -18,6 +18,9 @@ from journal.fs.files import REAL, read_file, read_optional
 from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
 from qindex.format import layout
+from qindex.format.delays import CLOSED, MAX_DUE, NOTED, pack_due, unpack_due
+from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.delays import RECORD_SIZE as DUE_SIZE
 from qindex.format.json_value import plain_value
 from qindex.format.moves import sound_moves
 from qindex.format.rabbitmq.clean_dot import parse_clean_dot
@@ -39,7 +42,7 @@ from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 Row = dict[str, Any]
 _CLEAN_DOT = "clean.dot"
 SMALL = (
-    ".sum, qindex.clean, qindex.deliveries, qindex.moves, qindex.seq, qindex.settings, "
+    ".sum, qindex.clean, qindex.deliveries, qindex.due, qindex.moves, qindex.seq, qindex.settings, "
     "qindex.store, .queue_name, .vhost, .config, recovery.dets, clean.dot"
 )
 
@@ -130,6 +133,23 @@ def _deliveries(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row
         yield _row(raw, "deliveries", at, seq_id=seq_id, count=count)
 
 
+def _due_times(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    for at in range(0, len(data) - len(data) % DUE_SIZE, DUE_SIZE):
+        raw = data[at : at + DUE_SIZE]
+        seq_id, due = unpack_due(raw)
+        if pack_due(seq_id, due) != raw:
+            if any(raw):
+                what, lost = "a record that is not whole", "a message may be due at once"
+                kind = Kind.CHECKSUM
+                findings.append(Finding(path, at, DUE_SIZE, Cause.CRASH, what, lost, kind))
+        elif due < MAX_DUE:
+            yield _row(raw, "due", at, seq_id=seq_id, due=due)
+        elif due == NOTED:
+            yield _row(raw, "noted", at, next_seq_id=seq_id)
+        else:
+            yield _row(raw, "closed", at, next_seq_id=seq_id, messages=due - CLOSED)
+
+
 def _moves(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
     moves, wrong = sound_moves(data)
     if wrong is not None:
@@ -210,6 +230,7 @@ _READERS: dict[str, Callable[[str, bytes, list[Finding]], Iterator[Row]]] = {
     layout.SETTINGS: _settings,
     layout.MOVES: _moves,
     DELIVERIES: _deliveries,
+    DUE_TIMES: _due_times,
     layout.MARKER: _marker,
     layout.QUEUE_NAME: _queue_name,
     VHOST_FILE: _vhost,

@@ -33,6 +33,13 @@ def queue_command(
     dead_letter: Annotated[
         str | None, typer.Option(help="The queue that gets what is rejected, expired or dropped.")
     ] = None,
+    backoff: Annotated[
+        str | None,
+        typer.Option(
+            metavar="exponential:BASE:CAP",
+            help="Pause in seconds after a failed delivery, doubled each time up to CAP.",
+        ),
+    ] = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(metavar="SETTING", help="Take a setting away; may be repeated."),
@@ -50,6 +57,7 @@ def queue_command(
         "overflow": overflow,
         "delivery_limit": delivery_limit,
         "dead_letter": dead_letter,
+        "backoff": backoff,
     }
     for name in unset or ():
         name = name.replace("-", "_")

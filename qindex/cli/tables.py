@@ -15,6 +15,7 @@ _WIDE = (
     "name",
     "messages",
     "ready",
+    "delayed",
     "unacked",
     "delivered_before",
     "bytes",
@@ -71,6 +72,9 @@ def print_queues(found: Sequence[QueueSummary], *, wide: bool) -> None:
     ]
     if any(one.versions for one in found):
         rows = _with_versions(rows, found)
+    if any(one.delayed for one in found):
+        delayed = ["delayed", *(human_count(one.delayed) for one in found)]
+        rows = [(*row[:3], one, *row[3:]) for row, one in zip(rows, delayed, strict=True)]
     columns = width()
     if columns is not None:
         if columns - _width_of_figures(rows) < _SHORTEST_NAME:

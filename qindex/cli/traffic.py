@@ -61,6 +61,9 @@ def publish_command(
     ttl: Annotated[
         float | None, typer.Option(help="Seconds after which they are dropped at the head.")
     ] = None,
+    delay: Annotated[
+        float | None, typer.Option(help="Seconds before which they are not delivered.")
+    ] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
@@ -76,7 +79,7 @@ def publish_command(
     headers = dict(_header(one) for one in header or ())
     with qindex.open(directory) as engine:
         opened = engine.queue(queue)
-        publish = _publisher(opened, key, headers, ttl, confirm)
+        publish = _publisher(opened, key, headers, ttl, delay, confirm)
         first: int | None = None
         count = 0
         try:
@@ -111,6 +114,7 @@ def _publisher(
     key: str | None,
     headers: dict[str, str],
     ttl: float | None,
+    delay: float | None,
     confirm: bool,
 ) -> Callable[[list[bytes]], range]:
     """Give the function that publishes a batch, all of it or nothing: one append for all. It does
@@ -120,7 +124,7 @@ def _publisher(
         batch: list[bytes] | list[Message] = bodies
         if key is not None or headers:
             batch = [Message(body, key, headers) for body in bodies]
-        return queue.publish_many(batch, ttl=ttl, confirm=confirm, timeout=0)
+        return queue.publish_many(batch, ttl=ttl, delay=delay, confirm=confirm, timeout=0)
 
     return publish
 

@@ -42,6 +42,7 @@ from qindex.engine.idle_queues import Roster
 from qindex.engine.move_recovery import finish_moves
 from qindex.engine.moves import Moves
 from qindex.format import layout
+from qindex.format.delays import FILE_NAME as DUE_FILE_NAME
 from qindex.format.message import Body, Message, message_of
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
@@ -266,6 +267,7 @@ class Engine:
         overflow: Overflow | Unset | None = None,
         delivery_limit: int | Unset | None = None,
         dead_letter: str | Unset | None = None,
+        backoff: str | Unset | None = None,
     ) -> Queue:
         """Give the queue of this name; makes it when there is none.
 
@@ -283,6 +285,7 @@ class Engine:
             "overflow": overflow,
             "delivery_limit": delivery_limit,
             "dead_letter": dead_letter,
+            "backoff": backoff,
         }
         NO_SETTINGS.changed(**given)
         if dead_letter == name:
@@ -363,6 +366,7 @@ class Engine:
             calls=self._calls,
             messages=self._messages,
             request_flush=ask,
+            has_delays=DUE_FILE_NAME in names,
         )
         index.before_waking = partial(self._roster.admit, parts)
         if resting.journal:

@@ -151,7 +151,7 @@ class Roster:
             in_use = state.flushing or state.index.changing or not queue.letters.is_empty()
             if in_use or lock.refusal is not None:
                 return False
-            state.index.ahead.rewind()
+            state.rewind()
             state.index.rest()
             # This comes before the lock is released: the queue may wake at once.
             self._now_at_rest(queue)

@@ -103,6 +103,7 @@ class ReadOnlyQueue:
     purge = _refuse
     flush = _refuse
     sync = _refuse
+    cancel = _refuse
 
     def __repr__(self) -> str:
         return f"<ReadOnlyQueue {self.name!r}>"
@@ -165,6 +166,7 @@ class ReadOnlyEngine:
     delete_queue = _refuse
     compact = _refuse
     sync = _refuse
+    cancel = _refuse
     flush = _refuse
 
     @property

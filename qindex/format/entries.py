@@ -19,6 +19,7 @@ from journal.format import PAYLOAD, PAYLOAD_SIZE, PUBLISH_HEAD_SIZE, TYPE_SHIFT
 from journal.fs.files import ReadBuffer
 from journal.memory.arrays import I64, U64
 from qindex.format import message_record as record_format
+from qindex.format.delays import DUE_HEADER
 from qindex.format.message import Message, in_the_making
 from qindex.format.publish_check import correct_bit
 
@@ -59,10 +60,18 @@ class Entry:
 
 def is_special(extra: int | Entry) -> bool:
     """Tell whether there is something to be seen to before this (of a plain message its timestamp)
-    is handed out: it expires, its message is in the message store, damaged, or was corrected."""
+    is handed out: it expires, is delayed, its message is in the message store, damaged, or was
+    corrected."""
     if isinstance(extra, int):
         return False
-    return extra.message is None or extra.stored or extra.expiry != 0 or extra.corrected
+    message = extra.message
+    return (
+        message is None
+        or extra.stored
+        or extra.expiry != 0
+        or extra.corrected
+        or DUE_HEADER in message.headers
+    )
 
 
 def is_only_stored(entry: Entry) -> bool:

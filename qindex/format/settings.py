@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 from journal.errors import UsageError
 from journal.schema import Int, Number, OneOf, Optional, Record, Text, check
 from qindex.format import layout
+from qindex.format.delays import parse_backoff
 
 Overflow = Literal["reject", "drop-head", "block"]
 
@@ -30,6 +31,7 @@ _SHAPES = {
     "overflow": OneOf(get_args(Overflow)),
     "delivery_limit": Optional(Int(1, (1 << 31) - 1)),
     "dead_letter": Optional(Text(layout.MAX_NAME_BYTES, least=1)),
+    "backoff": Optional(Text(64, least=1)),
 }
 _SHAPE = Record({"message_ttl": _SHAPES["message_ttl"]}, _SHAPES)
 
@@ -55,7 +57,9 @@ class QueueSettings:
     ``max_length``: messages that may be ready; ``max_bytes``: bytes of their bodies.
     ``overflow``: the outcome of a publish that would exceed one of these. ``delivery_limit``: the
     most deliveries of a message. ``dead_letter``: name of the queue that gets the messages that are
-    rejected, expired, dropped from the head, or delivered too often.
+    rejected, expired, dropped from the head, or delivered too often. ``backoff``:
+    ``exponential:BASE:CAP`` in seconds, the pause before a message whose delivery failed is
+    delivered again; it doubles with each attempt from BASE up to CAP.
     Raises :class:`UsageError` for a value that can't be right.
     """
 
@@ -65,6 +69,7 @@ class QueueSettings:
     overflow: Overflow = "reject"
     delivery_limit: int | None = None
     dead_letter: str | None = None
+    backoff: str | None = None
 
     def __post_init__(self) -> None:
         """Check all values."""
@@ -74,6 +79,11 @@ class QueueSettings:
                 raise UsageError(f"{name} must be {shape.wanted}, not {value!r}")
         if self.dead_letter is not None:
             checked_name(self.dead_letter)
+        if self.backoff is not None:
+            try:
+                parse_backoff(self.backoff)
+            except ValueError as error:
+                raise UsageError(f"backoff {error}, not {self.backoff!r}") from None
 
     def check_overflow(self) -> None:
         """Raise :class:`UsageError` where `overflow` is set without a limit."""

@@ -26,7 +26,7 @@ from qindex.format.plain_record import SHORTEST_RUN, read_plain
 from qindex.format.segment import PERSISTENT, PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.quarantine import quarantine_findings
 from qindex.index.read_ahead import EMPTY_WINDOW, Window
-from qindex.index.segment import ABSENT, ACKED, DELIVERED, PUBLISHED, Segment, Segments
+from qindex.index.segment import ABSENT, ACKED, DELIVERED, HELD, PUBLISHED, Segment, Segments
 from qindex.index.segment_file import SegmentPlan, scan_file, segment_path
 from qindex.index.segment_scan import SegmentScan, empty_scan, stored_entries
 
@@ -262,6 +262,12 @@ class IndexReader:
         assert window.seqs[0] == seq
         return window.bodies[0], window.extras[0]
 
+    def read_held(self, seq: int) -> tuple[bytes, int | Entry]:
+        """Read a delayed entry; as :meth:`read_one`."""
+        segment = self.segment_of(seq)
+        window, _ = self.read(segment, np.array([seq - segment.base]))
+        return window.bodies[0], window.extras[0]
+
     def last_ready(self, below: int | None = None) -> int | None:
         """Give the highest seq_id (under ``below``) of an entry that is ready."""
         for number in reversed(self.segments):
@@ -468,7 +474,7 @@ class IndexReader:
         return found
 
     def ready_bytes(self) -> int:
-        """Count the bytes of the bodies of all ready entries. Reads all segments."""
+        """Count the bytes of the bodies of all ready and delayed entries. Reads all segments."""
         total = 0
         for segment in self.segments.values():
             was_loaded = segment.loaded
@@ -476,7 +482,8 @@ class IndexReader:
                 with suppress(DamageError):  # logged; the sound entries are loaded
                     self.bring(segment)
             states = np.frombuffer(segment.states, np.uint8)
-            rels = np.flatnonzero((states == PUBLISHED) | (states == DELIVERED))
+            ready = (states == PUBLISHED) | (states == DELIVERED) | (states >= HELD)
+            rels = np.flatnonzero(ready)
             total += self._body_bytes(segment, rels)
             if not was_loaded and not segment.dirty:
                 segment.unload()

@@ -2,7 +2,7 @@
 
 It alone holds the state maps, the positions, the counters and the journal. Each verb is written
 once: *append, deliver, acknowledge, requeue, drop, purge*, and *begin, undo and end of a move* to
-another queue. Two rules make it easy to believe:
+another queue, *hold and release* of a delayed entry. Two rules make it easy to believe:
 
 1. The commit of a verb is its store into the journal. Everything that can fail comes before it; the
    step in memory behind it does not fail.
@@ -20,11 +20,12 @@ import os
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 
 from journal import format as journal_format
-from journal.errors import StorageError, storage_errors
+from journal.errors import DamageError, StorageError, storage_errors
 from journal.format import ACK, ACK_BITS, DELIVER, DELIVER_BITS, PUBLISH_TRANSIENT, TYPE_SHIFT
 from journal.fs.files import FileSystem, opened
 from journal.journal import Journal, Retired
@@ -41,6 +42,8 @@ from qindex.index.segment import (
     ABSENT,
     ACKED,
     DELIVERED,
+    HELD,
+    HELD_AGAIN,
     MOVING,
     OUT,
     PUBLISHED,
@@ -361,6 +364,80 @@ class QueueIndex(IndexReader):
         self.nacks += 1
         self.changing -= 1
 
+    # -- delay ----------------------------------------------------------------------------------
+
+    def hold(self, seq: int) -> None:
+        """Delay an entry that is ready: no read returns it. The journal is not concerned."""
+        segment = self.tail
+        rel = seq - segment.base
+        if not 0 <= rel < len(segment.states):
+            segment = self.segment_of(seq)
+            rel = seq - segment.base
+        if segment.states[rel] == PUBLISHED:
+            segment.states[rel] = HELD
+        elif segment.states[rel] == DELIVERED:
+            segment.states[rel] = HELD_AGAIN
+
+    def hold_many(self, seqs: I64) -> I64:
+        """Delay those of these entries that are ready, and return all that are delayed now.
+
+        Segments that are not in memory are not read: their entries are taken for ready.
+        """
+        parts = [np.empty(0, np.int64)]
+        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
+            segment = self.segments.get(number)
+            if segment is None:
+                continue
+            segment.unpack()
+            mine = seqs[seqs // self.entry_count == number] - segment.base
+            parts.append(segment.hold(mine) + segment.base)
+        return np.concatenate(parts)
+
+    def bring_all(self, seqs: I64) -> None:
+        """Bring the segments of these entries into memory. Damage is reported."""
+        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
+            segment = self.segments.get(number)
+            if segment is not None and not segment.loaded:
+                with suppress(DamageError):
+                    self.bring(segment)
+
+    def are_there(self, seqs: I64) -> Bools:
+        """Return which of these entries are published and not acknowledged. Segments that are not
+        in memory are not read: their entries are taken to be there. Shape ``(n,)``."""
+        there = np.zeros(len(seqs), np.bool_)
+        for number in segment_numbers(seqs, self.entry_count) if len(seqs) else ():
+            segment = self.segments.get(number)
+            if segment is None:
+                continue
+            segment.unpack()
+            mine = seqs // self.entry_count == number
+            if segment.loaded:
+                states = np.frombuffer(segment.states, np.uint8)[seqs[mine] - segment.base]
+                there[mine] = (states != ABSENT) & (states != ACKED)
+            else:
+                there[mine] = True
+        return there
+
+    def is_held(self, seq: int) -> bool:
+        """Return whether an entry is delayed. Raises as :meth:`load`."""
+        if seq // self.entry_count not in self.segments:
+            return False
+        return self.state_of(seq) >= HELD
+
+    def release(self, seq: int) -> None:
+        """Make a delayed entry ready."""
+        segment = self.segment_of(seq)
+        rel = seq - segment.base
+        if segment.states[rel] == HELD:
+            segment.states[rel] = PUBLISHED
+        elif segment.states[rel] == HELD_AGAIN:
+            segment.states[rel] = DELIVERED
+
+    def release_all(self) -> None:
+        """Make all delayed entries ready."""
+        for segment in self.segments.values():
+            segment.release_all()
+
     # -- move -----------------------------------------------------------------------------------
 
     def begin_move(self, seq: int) -> None:
@@ -391,9 +468,10 @@ class QueueIndex(IndexReader):
     # -- drop -----------------------------------------------------------------------------------
 
     def drop(self, seqs: I64) -> None:
-        """Acknowledge ready entries that no consumer will get (expired, purged, damaged):
-        deliver and ack go to the journal, as for any other. As :meth:`acknowledge`."""
-        delivers = self._words(DELIVER, self._with_state(seqs, PUBLISHED))
+        """Acknowledge ready or delayed entries that no consumer will get (expired, purged,
+        damaged): deliver and ack go to the journal, as for any other. As :meth:`acknowledge`."""
+        states = self.states_of(seqs)
+        delivers = self._words(DELIVER, seqs[(states == PUBLISHED) | (states == HELD)])
         records = delivers + self._words(ACK, seqs)
         journal = self._make_room(len(records))
         self.changing += 1
@@ -418,8 +496,8 @@ class QueueIndex(IndexReader):
         return stored
 
     def purge(self, stored: list[bytes] | None) -> int:
-        """Drop all ready entries; gives their number, and puts the message ids of those in the
-        message store into ``stored`` as they go, if it is given. No flush may be under way.
+        """Drop all ready and delayed entries; gives their number, and puts the message ids of those
+        in the message store into ``stored`` as they go, if it is given. No flush may be under way.
 
         The files of segments that are not in memory (nothing of theirs is with a consumer or in
         the journal) are deleted at once; for the others acks are appended.
@@ -428,6 +506,7 @@ class QueueIndex(IndexReader):
         dropped = 0
         unlinked = False
         for segment in list(self.segments.values()):
+            segment.release_all()
             if not segment.loaded and not segment.unpack():
                 path = segment_path(self.directory, segment.number)
                 going: list[bytes] = []

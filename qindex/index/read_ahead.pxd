@@ -20,7 +20,8 @@ cdef class Window:
 
 cdef class ReadAhead:
     cdef public Window window
-    cdef public Py_ssize_t at, next_fetch
+    cdef public object rest, staged
+    cdef public Py_ssize_t at, next_fetch, rest_at
     cdef public list returned
     cdef public dict returned_by_seq
 

@@ -101,6 +101,19 @@ class Window:
         made.plain = True
         return made
 
+    def part(self, start: int, end: int) -> Window:
+        """Return the entries from index ``start`` to ``end`` as a window of their own."""
+        made = Window.__new__(Window)
+        made.room = 0
+        made.segment = self.segment
+        made.base = self.base
+        made.seqs = self.seqs[start:end]
+        made.states = self.states[start:end]
+        made.bodies = self.bodies[start:end]
+        made.extras = self.extras[start:end]
+        made.plain = self.plain
+        return made
+
     def __len__(self) -> int:
         return len(self.bodies)
 
@@ -121,29 +134,67 @@ EMPTY_WINDOW = Window(Segment.unloaded(1 << 62, 1, 0, 0), np.empty(0, np.int64),
 class ReadAhead:
     """Where the next delivery comes from: messages that were given back, then the window.
 
-    ``window``: read ahead; the entry at ``at`` of it is the next one. ``next_fetch``: the seq_id to
-    read on from. ``returned``: seq_ids of messages that were given back, a heap; they come before
-    the window. ``returned_by_seq``: body, and timestamp or entry, of each.
+    ``window``: read ahead; the entry at ``at`` of it is the next one. ``rest``: the window that
+    follows it, from ``rest_at`` on. ``next_fetch``: the seq_id to read on from. ``returned``:
+    seq_ids of messages that were given back, a heap; they come before the window.
+    ``returned_by_seq``: body, and timestamp or entry, of each. ``staged``: a delayed message that
+    is due, with body, and timestamp or entry; it comes first.
     """
 
-    __slots__ = ("at", "next_fetch", "returned", "returned_by_seq", "window")
+    __slots__ = (
+        "at",
+        "next_fetch",
+        "rest",
+        "rest_at",
+        "returned",
+        "returned_by_seq",
+        "staged",
+        "window",
+    )
 
     def __init__(self) -> None:
         self.window: Window = EMPTY_WINDOW
         self.at: int = 0
+        self.rest: Window | None = None
+        self.rest_at: int = 0
         self.next_fetch: int = 0
+        self.staged: tuple[int, bytes, int | Entry] | None = None
         self.returned: list[int] = []
         self.returned_by_seq: dict[int, tuple[bytes, int | Entry]] = {}
 
     def is_empty(self) -> bool:
         """Tell whether the next message has to be read first."""
-        return not self.returned and self.at == len(self.window.bodies)
+        is_used_up = not self.returned and self.at == len(self.window.bodies)
+        return is_used_up and self.staged is None
 
     def take(self, window: Window, next_fetch: int) -> None:
         """Go on with a window that was read, where the last one is used up."""
         self.window = window
         self.at = 0
         self.next_fetch = next_fetch
+
+    def clip(self, at: int) -> None:
+        """Let the window end before index ``at``. What follows comes back by :meth:`go_on`."""
+        self.rest, self.rest_at = self.window, at
+        self.window = self.window.part(self.at, at)
+        self.at = 0
+
+    def put_off(self) -> None:
+        """Let the window end here, for a delayed message may come before what is left of it."""
+        left = len(self.window.bodies) - self.at
+        if self.rest is not None:
+            self.rest_at -= left
+        elif left:
+            self.rest, self.rest_at = self.window, self.at
+        self.window = EMPTY_WINDOW
+        self.at = 0
+
+    def go_on(self) -> bool:
+        """Go on with what :meth:`clip` has put off, and return whether there was anything."""
+        if self.rest is None:
+            return False
+        self.window, self.at, self.rest = self.rest, self.rest_at, None
+        return True
 
     def keeps_up(self, segment: Segment, seq: int, size: int) -> bool:
         """Return whether the consumer keeps up with the publishers and there is room for the
@@ -163,18 +214,35 @@ class ReadAhead:
 
     def give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
         """Let a message be delivered again, before all that was not delivered yet."""
-        if seq < self.next_fetch and seq not in self.returned_by_seq:
+        first = self._first_unread()
+        if seq >= first:
+            # A read comes by it again, also where that has passed it: some that were given back
+            # before are in the window.
+            self._read_again(first)
+        elif seq not in self.returned_by_seq:
             self.returned_by_seq[seq] = body, extra
             heapq.heappush(self.returned, seq)
-        # Otherwise a read comes by it again.
+
+    def _read_again(self, first: int) -> None:
+        if first < self.next_fetch:
+            self.window = EMPTY_WINDOW
+            self.at = 0
+            self.rest = None
+            self.next_fetch = first
 
     def take_returned(self) -> tuple[int, bytes, int | Entry]:
-        """Take the first message that was given back: seq_id, body, and timestamp or entry."""
+        """Take the message that is staged, or the first one that was given back: seq_id, body, and
+        timestamp or entry."""
+        if self.staged is not None:
+            staged, self.staged = self.staged, None
+            return staged
         seq = heapq.heappop(self.returned)
         return seq, *self.returned_by_seq.pop(seq)
 
     def first(self) -> tuple[int, int | Entry]:
         """Give the next message, which is here: seq_id, and timestamp or entry."""
+        if self.staged is not None:
+            return self.staged[0], self.staged[2]
         if self.returned:
             seq = self.returned[0]
             return seq, self.returned_by_seq[seq][1]
@@ -182,7 +250,9 @@ class ReadAhead:
 
     def replace_first(self, extra: Entry) -> None:
         """Put another entry in the place of the next message's."""
-        if self.returned:
+        if self.staged is not None:
+            self.staged = *self.staged[:2], extra
+        elif self.returned:
             seq = self.returned[0]
             self.returned_by_seq[seq] = self.returned_by_seq[seq][0], extra
         else:
@@ -190,7 +260,7 @@ class ReadAhead:
 
     def pass_first(self) -> None:
         """Go on behind the next message."""
-        if self.returned:
+        if self.returned or self.staged is not None:
             self.take_returned()
         else:
             self.at += 1
@@ -198,18 +268,22 @@ class ReadAhead:
     def rewind(self) -> None:
         """Forget what was read and not delivered, and what was given back: read again, it is the
         same, in the same order."""
-        first = self._first_ahead()
+        first = self._first_unread()
         self.forget(min(first, self.returned[0]) if self.returned else first)
 
-    def _first_ahead(self) -> int:
+    def _first_unread(self) -> int:
         """Give the first seq_id that was read and not delivered, or that is to be read next."""
         seqs = self.window.seqs
-        return min(self.next_fetch, seqs[self.at]) if self.at < len(seqs) else self.next_fetch
+        if self.at < len(seqs):
+            return min(self.next_fetch, seqs[self.at])
+        return self.next_fetch if self.rest is None else self.rest.seqs[self.rest_at]
 
     def forget(self, next_fetch: int) -> None:
         """Forget all, and read on from ``next_fetch``."""
         self.window = EMPTY_WINDOW
         self.at = 0
+        self.rest = None
+        self.staged = None
         self.next_fetch = next_fetch
         self.returned = []
         self.returned_by_seq = {}
@@ -220,6 +294,4 @@ class ReadAhead:
             self.returned.remove(seq)
             heapq.heapify(self.returned)
         if seq < self.next_fetch:
-            self.next_fetch = self._first_ahead()
-            self.window = EMPTY_WINDOW
-            self.at = 0
+            self._read_again(self._first_unread())

@@ -4,4 +4,4 @@
 cdef class Segment:
     cdef public Py_ssize_t base, file_size, number, stored_unacked
     cdef public bytearray states, filed
-    cdef public object offsets, lengths, packed, verified
+    cdef public object held, offsets, lengths, packed, verified

@@ -35,8 +35,14 @@ MOVING = 5
 """On its way to the dead-letter queue, or there, and not yet acknowledged here. Files know it as
 DELIVERED."""
 
-_AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED])
+HELD = 6
+"""Published, never delivered, and delayed. Files know it as PUBLISHED."""
+HELD_AGAIN = 7
+"""Delivered before, and delayed. Files know it as DELIVERED."""
+
+_AS_FILED = bytes([ABSENT, PUBLISHED, DELIVERED, ACKED, DELIVERED, DELIVERED, PUBLISHED, DELIVERED])
 _FILED_TABLE = _AS_FILED + bytes(range(len(_AS_FILED), 256))
+_RELEASED_TABLE = bytes([*range(HELD), PUBLISHED, DELIVERED, *range(len(_AS_FILED), 256)])
 
 _NUMBERED_AT_ONCE = 1 << 14
 
@@ -61,13 +67,15 @@ class Segment:
     (-1: nowhere), loaded when the segment is read from. ``file_size``: bytes in the file, 0 for
     none. ``verified``: the file's bytes as a scan found them sound, while it is being read.
     ``packed``: both maps, compressed, of a segment that is not loaded; empty where the file alone
-    has them.
+    has them. ``held``: the delayed entries of a segment that is not loaded, as numbers of four
+    bytes.
     """
 
     __slots__ = (
         "base",
         "file_size",
         "filed",
+        "held",
         "lengths",
         "number",
         "offsets",
@@ -89,6 +97,7 @@ class Segment:
         self.lengths: I64 | None = None
         self.verified: ReadBuffer = b""
         self.packed: bytes = b""
+        self.held: bytes = b""
         self.states = bytearray(entry_count)
         self.filed = bytearray(entry_count)
 
@@ -131,6 +140,32 @@ class Segment:
         """Entries delivered to a consumer, or being moved, and not yet acknowledged."""
         return self.states.count(OUT) + self.states.count(MOVING)
 
+    def hold(self, rels: I64) -> I64:
+        """Delay those of these entries that are ready, and return all that are delayed now."""
+        if not self.states:
+            known = np.frombuffer(self.held, np.uint32)
+            self.held = np.union1d(known, rels).astype(np.uint32).tobytes()
+            return rels
+        states = np.frombuffer(self.states, np.uint8)
+        now = states[rels]
+        fresh, again = rels[now == PUBLISHED], rels[now == DELIVERED]
+        states[fresh] = HELD
+        states[again] = HELD_AGAIN
+        held: I64 = rels[states[rels] >= HELD]
+        return held
+
+    def release_all(self) -> None:
+        """Make all delayed entries ready."""
+        self.unpack()
+        self.held = b""
+        self.states = self.states.translate(_RELEASED_TABLE)
+
+    def _held_entries(self) -> bytes:
+        if not self.states.count(HELD) and not self.states.count(HELD_AGAIN):
+            return b""
+        states = np.frombuffer(self.states, np.uint8)
+        return np.flatnonzero(states >= HELD).astype(np.uint32).tobytes()
+
     def acknowledge(self, seq: int) -> None:
         """Mark an entry of a loaded segment as acknowledged: recovery drops it, before the queue
         has an owner."""
@@ -145,6 +180,9 @@ class Segment:
         self.states = bytearray(filed)
         self.offsets = offsets
         self.lengths = lengths
+        if self.held:
+            held, self.held = self.held, b""
+            self.hold(np.frombuffer(held, np.uint32).astype(np.int64))
 
     def pack(self) -> None:
         """Compress the maps to a hundred bytes or so. Only for a segment with nothing outstanding.
@@ -168,6 +206,7 @@ class Segment:
     def unload(self) -> None:
         """Give the maps back. Only for a segment that is not dirty and has nothing outstanding."""
         self.packed = b""
+        self.held = self._held_entries()
         self._drop_maps()
 
     def _drop_maps(self) -> None:

@@ -19,6 +19,7 @@ from time import time_ns
 from typing import Any, Literal
 
 from journal.errors import QueueFullError, StoreError
+from qindex.format.delays import DUE_HEADER
 from qindex.format.message import Message
 
 Reason = Literal["rejected", "expired", "limit", "overflow"]
@@ -85,6 +86,7 @@ def with_death(letter: Letter, queue: str) -> Message:
         **message.headers,
         DEATHS: [latest, *(one for one in deaths if one not in same)],
     }
+    headers.pop(DUE_HEADER, None)  # it was due
     return replace(message, headers=headers)
 
 

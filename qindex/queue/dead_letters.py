@@ -26,7 +26,7 @@ from qindex.index.segment import MOVING
 from qindex.queue.dead_letter import Letter, NotMovedError, Reason
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.message_reader import MessageReader
-from qindex.queue.outstanding import Outstanding, ascending
+from qindex.queue.outstanding import Outstanding, seqs_of
 from qindex.queue.postponed import MOST_WAITING, Postponed
 from qindex.queue.state import QueueState
 
@@ -82,7 +82,7 @@ class DeadLetters:
     ) -> None:
         self.state = state
         self._outstanding = outstanding
-        self._reader = reader
+        self.reader = reader
         self._mover = mover
         self.waiting: list[Letter] = []
         # What a thread moves just now.
@@ -140,7 +140,7 @@ class DeadLetters:
         tally.again -= sum(delivery.redelivered for delivery in batch)
         tally.given_up[reason] += len(batch)
         if self.target is None:
-            self._outstanding.ack_all(ascending(batch._seqs))
+            self._outstanding.ack_all(seqs_of(batch))
             return
         for delivery in batch:
             self._let_wait(delivery.seq_id, delivery.message, reason)
@@ -149,14 +149,14 @@ class DeadLetters:
         """Part with a message whose time is up, and which is ready. Lock held."""
         state = self.state
         if self.target is None:
-            self._reader.drop(seq, entry)
+            self.reader.drop(seq, entry)
             state.tally.given_up["expired"] += 1
             return
-        entry = self._reader.with_message(entry)
+        entry = self.reader.with_message(entry)
         if entry.message is None:
-            path, offset = self._reader.set_aside(seq, entry)
+            path, offset = self.reader.set_aside(seq, entry)
             _log.error("%s: at offset %d: expired, and damaged: %s", path, offset, entry.damage)
-            self._reader.drop(seq, entry)
+            self.reader.drop(seq, entry)
             return
         state.index.deliver(seq)
         state.tally.withheld += 1
@@ -358,11 +358,11 @@ class DeadLetters:
     def _message_of(self, seq: int, body: bytes, extra: int | Entry) -> Message | None:
         if isinstance(extra, int):
             return Message(body, timestamp=extra)
-        entry = self._reader.with_message(extra)
+        entry = self.reader.with_message(extra)
         if entry.stored:
             self.state.stored_out[seq] = entry.msg_id
         if entry.message is None:
-            path, offset = self._reader.set_aside(seq, entry)
+            path, offset = self.reader.set_aside(seq, entry)
             what = "%s: at offset %d: not moved, for it is damaged: %s"
             _log.error(what, path, offset, entry.damage)
             self._outstanding.ack_all(np.array([seq]))

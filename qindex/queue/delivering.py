@@ -9,16 +9,18 @@ from collections.abc import Iterator, Sequence
 from journal.background import Background
 from journal.errors import ClosedError, DamageError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
+from qindex.format.delays import DUE_HEADER, due_of
 from qindex.format.entries import Entry, is_only_stored, is_special, make_entry
 from qindex.index.read_ahead import Window
-from qindex.index.segment import DELIVERED, PUBLISHED
+from qindex.index.segment import DELIVERED, HELD_AGAIN, PUBLISHED
 from qindex.queue import run_clock
 from qindex.queue.dead_letters import MOST_WAITING, DeadLetters
+from qindex.queue.delays import SEQ, SHIFT, DueTimes, now_us
 from qindex.queue.delivery import LOOKED_AT, Batch, Delivery, make_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.leases import check_lease
 from qindex.queue.message_reader import MessageReader
-from qindex.queue.outstanding import ascending
+from qindex.queue.outstanding import seqs_of
 from qindex.queue.settling import Settler
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import deadline_after, time_left
@@ -137,7 +139,7 @@ class Deliverer:
                     given = None
                     if not self._available(timeout, waits, consumer):
                         break
-                    if ahead.returned:
+                    if ahead.returned or ahead.staged is not None:
                         given = self._take_returned(lease)
                         if given is None:
                             continue
@@ -192,7 +194,10 @@ class Deliverer:
         state.refuse_delivery()
         index = state.index
         ahead = index.ahead
-        if ahead.is_empty() and self._fill_few():
+        later = state.later
+        if later is not None:
+            self._stage(later)
+        elif ahead.is_empty() and self._fill_few():
             return True
         letters = self._letters
         deadline = deadline_after(timeout)
@@ -222,11 +227,72 @@ class Deliverer:
     def _fill(self, most: int) -> bool:
         """Read ahead into an empty window; false when nothing is ready."""
         index = self._state.index
+        if self._state.later is not None:
+            return self._fill_in_order(self._state.later, most)
         window, index.ahead.next_fetch = index.fetch(index.ahead.next_fetch, most)
         if window is None:
             return False
         index.ahead.take(window, index.ahead.next_fetch)
         return True
+
+    def _fill_in_order(self, later: DueTimes, most: int) -> bool:
+        """Read ahead in a queue with delayed messages: those that are due come before the others
+        that were published after that time."""
+        index = self._state.index
+        ahead = index.ahead
+        if not ahead.go_on():
+            window, ahead.next_fetch = index.fetch(ahead.next_fetch, most)
+            if window is not None:
+                window.room = 0  # what is published next may come after a delayed message
+                ahead.take(window, ahead.next_fetch)
+        later.bring()
+        due = later.first_due()
+        if due:
+            at, count = ahead.at, len(ahead.window)
+            end = self._published_by(due, ahead.window, at)
+            if end == at:
+                later.stage()
+            if end < count:
+                ahead.clip(end)
+        return not ahead.is_empty()
+
+    def _stage(self, later: DueTimes) -> None:
+        """Let a message that is due come before the first one that was given back, if it does."""
+        ahead = self._state.index.ahead
+        if ahead.returned and ahead.staged is None:
+            later.bring()
+            due = later.first_due()
+            if due:
+                seq, extra = ahead.first()
+                if due < self._time_of(extra) << SHIFT | seq:
+                    later.stage()
+
+    def _published_by(self, due: int, window: Window, at: int) -> int:
+        """Return the index, from ``at`` on, of the first message that comes after the delayed one
+        ``due``. It may be a lower one."""
+        extras, seqs = window.extras, window.seqs
+        for each in range(at, len(window)):
+            extra = extras[each]
+            stamp = extra // 1000 if type(extra) is int else self._publish_time(window, each)
+            if stamp << SHIFT | seqs[each] > due:
+                return each
+            if each - at == _READ_TOGETHER and not window.plain:
+                return each  # no more messages of the message store are read at a time
+        return len(window)
+
+    def _publish_time(self, window: Window, at: int) -> int:
+        """Return when a message was published, as :meth:`_time_of`. It has been read then."""
+        extra = window.extras[at]
+        if isinstance(extra, Entry):
+            window.extras[at] = extra = self._reader.with_message(extra)
+        return self._time_of(extra)
+
+    def _time_of(self, extra: int | Entry) -> int:
+        """Return when a message was published, in microseconds since 1970; 0 if it is damaged."""
+        if isinstance(extra, int):
+            return extra // 1000
+        message = self._reader.with_message(extra).message
+        return 0 if message is None else message.timestamp // 1000
 
     def _fill_few(self) -> bool:
         """Read ahead the few messages that a consumer has left that keeps up with the publishers;
@@ -241,13 +307,23 @@ class Deliverer:
     def _take_returned(self, lease: float | None) -> Delivery | None:
         """Deliver the first message that was given back; ``None`` when it may not be delivered."""
         index = self._state.index
-        seq, body, extra = index.ahead.take_returned()
+        seq, body, extra = self._next_returned()
         try:
             return self._deliver(seq, body, extra, lease)
         except StoreError:
             if index.state_of(seq) in (PUBLISHED, DELIVERED):
-                index.ahead.give_back(seq, body, extra)
+                self._state.give_back(seq, body, extra)
             raise
+
+    def _next_returned(self) -> tuple[int, bytes, int | Entry]:
+        """Take the first message that was given back, or that was delayed and is due."""
+        state = self._state
+        seq, body, extra = state.index.ahead.take_returned()
+        if state.later is not None and seq in state.later.dues:
+            state.index.release(seq)
+            # Its ack has something to forget.
+            state.nacked_at.setdefault(seq, 0)
+        return seq, body, extra
 
     def _deliver(
         self, seq: int, body: bytes, extra: int | Entry, lease: float | None
@@ -301,9 +377,9 @@ class Deliverer:
         state.counts.note(seq, count, state.returns)
 
     def _admit(self, seq: int, extra: int | Entry) -> Entry | None:
-        """See to an entry that is not plain: ``None`` when it had expired and was dropped, else
-        the entry, with its message where that is in the message store. A damaged one is given
-        with ``message`` ``None``. Raises :class:`StorageError`; nothing has changed then.
+        """See to an entry that is not plain: ``None`` when it had expired and was dropped, or is
+        delayed, else the entry, with its message where that is in the message store. A damaged one
+        is given with ``message`` ``None``. Raises :class:`StorageError`; nothing has changed then.
         """
         assert isinstance(extra, Entry)
         entry = self._reader.without_flipped_bits(seq, extra)
@@ -311,9 +387,19 @@ class Deliverer:
             self._letters.part_with_expired(seq, entry)
             return None
         entry = self._reader.with_message(entry)
+        if entry.message is not None and DUE_HEADER in entry.message.headers:
+            due = due_of(entry.message.headers)
+            if due > now_us() and not self._was_due(seq):
+                # The file of due times was lost, or the message came from elsewhere.
+                self._state.delays().hold_again(seq, due)
+                return None
         if entry.stored and entry.message is not None:
             self._state.stored_out[seq] = entry.msg_id
         return entry
+
+    def _was_due(self, seq: int) -> bool:
+        later = self._state.later
+        return later is not None and seq in later.dues
 
     def _damage_of(self, seq: int, body: bytes, entry: Entry) -> StoreError:
         """Set a damaged entry aside, and drop it; gives the error to be raised. Where that is not
@@ -321,7 +407,7 @@ class Deliverer:
         try:
             return self._reader.drop_damaged(seq, entry)
         except StoreError:
-            self._state.index.ahead.give_back(seq, body, entry)
+            self._state.give_back(seq, body, entry)
             raise
 
     # -- in batches -----------------------------------------------------------------------------
@@ -370,13 +456,17 @@ class Deliverer:
         """Move messages that may be delivered into ``batch``; false when it has to end here."""
         index = self._state.index
         ahead = index.ahead
-        if ahead.returned:
-            return self._take_entry(batch, *ahead.take_returned())
+        if self._state.later is not None:
+            self._stage(self._state.later)
+        if ahead.returned or ahead.staged is not None:
+            return self._take_entry(batch, *self._next_returned())
         at = ahead.at
         if at == len(ahead.window.bodies):
             if not self._fill(min(max(most, READ_AHEAD), _MOST_READ_AHEAD)):
                 return False
-            at = 0
+            if ahead.staged is not None:
+                return True  # a delayed message comes next
+            at = ahead.at
         window = ahead.window
         count = window.as_they_are(at, most)
         if count:
@@ -423,14 +513,14 @@ class Deliverer:
             try:
                 admitted = self._admit(seq, extra)
             except StoreError:
-                index.ahead.give_back(seq, body, extra)
+                self._state.give_back(seq, body, extra)
                 raise
             if admitted is None:
                 return True
             if admitted.message is None:
                 if batch:
                     # Its error is for the next call, and belongs to no message of this batch.
-                    index.ahead.give_back(seq, body, admitted)
+                    self._state.give_back(seq, body, admitted)
                     return False
                 raise self._damage_of(seq, body, admitted)
             extra, body = admitted, admitted.message.body
@@ -445,10 +535,10 @@ class Deliverer:
         state = self._state
         index = state.index
         try:
-            fresh = index.deliver_many(ascending(batch._seqs))
+            fresh = index.deliver_many(seqs_of(batch))
         except StoreError:
             for seq, body, extra in zip(batch._seqs, batch.bodies, batch._extras, strict=True):
-                index.ahead.give_back(seq, body, extra)
+                state.give_back(seq, body, extra)
             raise
         state.tally.again += len(batch) - fresh
         if state.limits is not None:
@@ -553,7 +643,7 @@ class Deliverer:
             if not most:
                 return seen
             # Messages that have expired behind others are shown: they count as ready.
-            for seq, body, again, extra in self._ahead(most):
+            for seq, body, again, extra in self._in_order(most):
                 if isinstance(extra, int):
                     seen.append(make_delivery(LOOKED_AT, seq, body, again, extra))
                 else:
@@ -571,14 +661,40 @@ class Deliverer:
         for seq in sorted(ahead.returned):
             body, extra = ahead.returned_by_seq[seq]
             yield seq, body, True, extra
-        window: Window | None = ahead.window
-        first, start = ahead.at, ahead.next_fetch
-        while window is not None:
+        read = [(ahead.window, ahead.at)]
+        if ahead.rest is not None:
+            read.append((ahead.rest, ahead.rest_at))
+        start = ahead.next_fetch
+        while read:
+            window, first = read.pop(0)
             for at in range(first, len(window)):
                 again = window.states[at] == DELIVERED
                 yield window.seqs[at], window.bodies[at], again, window.extras[at]
-            first = 0
-            window, start = index.fetch(start, min(max(most, 1), READ_AHEAD))
+            if not read:
+                following, start = index.fetch(start, min(max(most, 1), READ_AHEAD))
+                if following is not None:
+                    read.append((following, 0))
+
+    def _in_order(self, most: int) -> Iterator[tuple[int, bytes, bool, int | Entry]]:
+        """Go through the messages that are ready, with those that are due in their places. Lock
+        held."""
+        state = self._state
+        due: list[int] = []
+        if state.later is not None:
+            state.later.take_back()
+            state.later.bring()
+            due = state.later.all_due()
+        for one in self._ahead(most):
+            while due and due[0] < self._time_of(one[3]) << SHIFT | one[0]:
+                yield self._held(due.pop(0) & SEQ)
+            yield one
+        for key in due:
+            yield self._held(key & SEQ)
+
+    def _held(self, seq: int) -> tuple[int, bytes, bool, int | Entry]:
+        index = self._state.index
+        body, extra = index.read_held(seq)
+        return seq, body, index.state_of(seq) == HELD_AGAIN, extra
 
     # -- from the back ----------------------------------------------------------------------------
 

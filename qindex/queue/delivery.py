@@ -24,7 +24,7 @@ class Settles(Protocol):
     def ack(self, delivery: Delivery, /) -> None:
         """Acknowledge it."""
 
-    def nack(self, delivery: Delivery, /) -> None:
+    def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
         """Give it back, to be delivered again."""
 
     def reject(self, delivery: Delivery, /) -> None:
@@ -55,7 +55,9 @@ class Refusing:
         """Refuse, as all that would settle it."""
         raise self.why(delivery.seq_id)
 
-    def nack(self, delivery: Delivery, /) -> NoReturn:
+    def nack(
+        self, delivery: Delivery, delay: float | None = None, count: bool = True, /
+    ) -> NoReturn:
         """Refuse."""
         raise self.why(delivery.seq_id)
 
@@ -179,9 +181,9 @@ class Delivery:
         """Acknowledge; see :meth:`qindex.queue.queue.Queue.ack`."""
         self._its_queue().ack(self)
 
-    def nack(self) -> None:
+    def nack(self, *, delay: float | None = None, count: bool = True) -> None:
         """Give back, to be delivered again; see :meth:`qindex.queue.queue.Queue.nack`."""
-        self._its_queue().nack(self)
+        self._its_queue().nack(self, delay, count)
 
     def reject(self) -> None:
         """Refuse for good; see :meth:`qindex.queue.queue.Queue.reject`."""
@@ -269,7 +271,17 @@ class Batch(Sequence[Delivery]):
     ``+`` makes a list. ``bodies`` are there at no cost.
     """
 
-    __slots__ = ("_counts", "_extras", "_listed", "_queue", "_seqs", "_states", "_taken", "bodies")
+    __slots__ = (
+        "_counts",
+        "_extras",
+        "_listed",
+        "_ordered",
+        "_queue",
+        "_seqs",
+        "_states",
+        "_taken",
+        "bodies",
+    )
 
     def __init__(self, queue: Settles, taken: int) -> None:
         self._queue = queue
@@ -280,6 +292,8 @@ class Batch(Sequence[Delivery]):
         self._states = bytearray()
         self._extras: Extras = []
         self._counts: dict[int, int] = {}
+        # The seq_ids ascend: no delayed message is among them.
+        self._ordered = True
 
     def _set_counts(self, counts: dict[int, int]) -> None:
         """Take over how often messages were delivered, by seq_id; those with 0 are taken out."""
@@ -302,6 +316,7 @@ class Batch(Sequence[Delivery]):
         if not self.bodies:
             self._seqs, self.bodies, self._extras = seqs, bodies, extras
         else:
+            self._ordered = self._ordered and (not seqs or self._seqs[-1] < seqs[0])
             self._seqs += seqs
             self.bodies += bodies
             if type(extras) is not type(self._extras):
@@ -311,7 +326,7 @@ class Batch(Sequence[Delivery]):
 
     @property
     def seq_ids(self) -> list[int]:
-        """Their seq_ids, ascending; a list that is made when it is asked for first."""
+        """Their seq_ids, in the order of delivery; a list that is made at the first use."""
         if len(self._listed) != len(self._seqs):
             self._listed = self._seqs.tolist()
         return self._listed
@@ -329,6 +344,7 @@ class Batch(Sequence[Delivery]):
             part._seqs, part.bodies = self._seqs[index], self.bodies[index]
             part._states, part._extras = self._states[index], self._extras[index]
             part._counts = self._counts
+            part._ordered = self._ordered and (index.step or 1) > 0
             return part
         made = BatchDelivery()
         made._queue = self._queue

@@ -47,7 +47,7 @@ class Outstanding:
         state = self._state
         index = state.index
         if isinstance(deliveries, Batch) and deliveries._queue is self.owner:
-            seqs = ascending(deliveries._seqs)
+            seqs = seqs_of(deliveries)
             if state.nacked_at:
                 for delivery in deliveries:
                     self.check_taken(delivery)
@@ -63,7 +63,7 @@ class Outstanding:
             listed = [delivery.seq_id for delivery in deliveries]
             first = listed[0] if listed else 0
             if listed == list(range(first, first + len(listed))):
-                seqs = ascending(listed)
+                seqs = range(first, first + len(listed))
             elif len(set(listed)) != len(listed):
                 twice = next(seq for seq, times in Counter(listed).items() if times > 1)
                 raise UsageError(f"the delivery of seq_id {twice} stands twice in the batch")
@@ -125,8 +125,9 @@ def no_delivery(what: object, at: int = 0, count: int = 1) -> UsageError:
     return UsageError(f"{where}not a delivery: {type(what).__name__}")
 
 
-def ascending(seqs: Sequence[int]) -> Seqs:
-    """Give ascending seq_ids as the run that they are most often, or as an array."""
-    if seqs and seqs[-1] - seqs[0] + 1 == len(seqs):
+def seqs_of(batch: Batch) -> Seqs:
+    """Return the seq_ids of a batch as the run that they are most often, or as an array."""
+    seqs = batch._seqs
+    if seqs and batch._ordered and seqs[-1] - seqs[0] + 1 == len(seqs):
         return range(seqs[0], seqs[-1] + 1)
     return np.array(seqs, np.int64)

@@ -28,6 +28,7 @@ class QueueParts:
     """The parts of a queue over one state: one each produces, delivers, settles and flushes.
 
     ``request_flush``: asks the engine's background thread for a flush; ``None``: there is none.
+    ``has_delays``: there is a file of due times.
     """
 
     __slots__ = ("deliverer", "flusher", "letters", "producer", "room", "settler", "state")
@@ -44,6 +45,7 @@ class QueueParts:
         calls: Calls,
         messages: Messages | None = None,
         request_flush: Callable[[Flusher], bool] | None = None,
+        has_delays: bool = False,
     ) -> None:
         self.state: QueueState = QueueState(
             name, index, options, settings=settings, alarm=alarm, calls=calls, messages=messages
@@ -60,6 +62,8 @@ class QueueParts:
         self.room: Room = Room(state, self.letters, self.deliverer, self.settler)
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
+        if has_delays:
+            state.load_delays()
 
     def is_in_call_here(self) -> bool:
         """Tell whether the calling thread is in the middle of a call on this queue."""
@@ -89,6 +93,8 @@ class QueueParts:
                     state.count_ready_bytes()
                     state.room.notify_all()
                 state.forget(returned)
+                if state.later is not None:
+                    state.later.clear()
                 index.ahead.forget(index.next_seq)
         if state.sync_each:
             state.sync_journal()
@@ -102,6 +108,8 @@ class QueueParts:
             return QueueStats(
                 name=state.name,
                 ready=state.ready(),
+                delayed=state.delayed(),
+                next_due=None if state.later is None else state.later.next_due(),
                 unacked=index.out,
                 segments=len(sizes),
                 segment_bytes=sum(sizes),

@@ -20,24 +20,27 @@ cdef class Producer:
     cdef public object room
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead,
-                   stamp=uint64_t, record=bytes, seq=Py_ssize_t, synced=bint)
+                   stamp=uint64_t, record=bytes, seq=Py_ssize_t, synced=bint, due=int64_t)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
-        object persistent=*, bint confirm=*, object timeout=*, bint waits=*
+        object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
+        bint waits=*
     ) except -1
     cpdef int64_t expiry(self, object ttl) except -1
     @cython.locals(state=QueueState, room=Py_ssize_t, middle=bytes)
     cdef object _frame(
         self, object body, object key, object headers, object properties, object ttl,
-        object persistent
+        object persistent, int64_t due
     )
     @cython.locals(state=QueueState, stored=list, is_plain=bint, seq=Py_ssize_t)
     cdef Py_ssize_t _publish_stored(
-        self, bytes body, uint64_t stamp, bytes middle, int64_t expiry, bint confirm, bint waits
+        self, bytes body, uint64_t stamp, bytes middle, int64_t expiry, int64_t due, bint confirm,
+        bint waits
     ) except -1
     @cython.locals(index=QueueIndex, ahead=ReadAhead, seq=Py_ssize_t)
     cpdef Py_ssize_t append_stored(
-        self, bytes msg_id, bytes body, int64_t expiry, uint64_t stamp, bint waits
+        self, bytes msg_id, bytes body, int64_t expiry, uint64_t stamp, bint waits,
+        int64_t due=*
     ) except -1
 
 cdef int _check_parts(object key, object headers, object properties, bint any_depth=*) except -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import accumulate, repeat
 from operator import add
 from time import time_ns
@@ -17,6 +18,7 @@ from journal.format import pack_publish
 from journal.locks.call_lock import refuse_twice
 from journal.memory import words
 from journal.memory.arrays import I64
+from qindex.format.delays import DUE_HEADER, due_middle
 from qindex.format.entries import make_entry
 from qindex.format.message import Body, Message, as_bytes, make_message, refuse_parts
 from qindex.format.message_record import (
@@ -30,6 +32,7 @@ from qindex.format.message_record import (
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
 from qindex.index.seq_ids import RESERVE
 from qindex.queue import run_clock
+from qindex.queue.delays import due_time
 from qindex.queue.expiry import Expirer
 from qindex.queue.flushing import Flusher
 from qindex.queue.prepared_message import Notes, Prepared
@@ -74,33 +77,39 @@ class Producer:
         persistent: bool = True,
         confirm: bool = False,
         timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
         waits: bool = True,
     ) -> int:
         """See :meth:`qindex.queue.queue.Queue.publish`."""
         state = self.state
-        middle, expiry, limits = NOTHING, 0, None
+        middle, expiry, due, limits = NOTHING, 0, 0, None
         if (
             key is not None
             or headers is not None
             or properties is not None
             or ttl is not None
+            or delay is not None
+            or at is not None
             or persistent is not True
             or type(body) is not bytes
             or len(body) > state.most_plain
         ):
+            if delay is not None or at is not None:
+                due = due_time(delay, at)
             if isinstance(body, Message):
                 refuse_parts(key, headers, properties)
-                return self._publish_one(body, ttl, persistent, confirm, timeout, waits)
+                return self._publish_one(body, ttl, persistent, confirm, timeout, due, waits)
             if type(body) is not bytes:
                 body = as_bytes(body)
-            frame = self._frame(body, key, headers, properties, ttl, persistent)
+            frame = self._frame(body, key, headers, properties, ttl, persistent, due)
             if frame is None:
                 message = Message(body, key, headers or {}, properties or {})
-                return self._publish_any(message, ttl, persistent, confirm, timeout, waits)
+                return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
             middle, expiry = frame
             limits = state.limits
             if len(body) > state.most_embedded:
-                return self._publish_stored(body, time_ns(), middle, expiry, confirm, waits)
+                return self._publish_stored(body, time_ns(), middle, expiry, due, confirm, waits)
         lock = state.lock
         synced = waits and (confirm or state.sync_each)
         if lock.is_mine() or (synced and state.is_syncing_here()):
@@ -110,7 +119,9 @@ class Producer:
             if limits is not None and not self._fits(len(body)):
                 lock.release()
                 message = Message(body, key, headers or {}, properties or {})
-                return self._publish_any(message, ttl, persistent, confirm, timeout, waits)
+                return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
+            if due:
+                state.delays()
             index = state.index
             stamp = words.now_ns()
             if middle is NOTHING and not expiry:
@@ -124,9 +135,11 @@ class Producer:
                 seq = index.append(record)
                 if expiry:
                     self._expirer.note(expiry)
+                if due:
+                    state.delays().hold(seq, due)
             if limits is not None:
                 limits.bytes += len(body)
-            if state.arrived.waiting:
+            if state.arrived.waiting and not due:
                 state.arrived.notify()
             if not seq & state.check_mask:
                 self._flusher.tick(waits)
@@ -148,17 +161,18 @@ class Producer:
         persistent: bool,
         confirm: bool,
         timeout: float | None,
+        due: int,
         waits: bool,
     ) -> int:
         message = self._checked(message)
-        given = self._publish_messages([message], ttl, persistent, confirm, timeout, waits)
+        given = self._publish_messages([message], ttl, persistent, confirm, timeout, due, waits)
         return given.start
 
     def _fits(self, size: int) -> bool:
         """Tell whether a body of ``size`` bytes fits into the queue as it is. Lock held."""
         limits = self.state.limits
         assert limits is not None
-        return not self.room.is_stuck() and limits.fits(self.state.ready(), 1, size)
+        return not self.room.is_stuck() and limits.fits(self.state.inside(), 1, size)
 
     def _frame(
         self,
@@ -168,10 +182,11 @@ class Producer:
         properties: Mapping[str, Any] | None,
         ttl: float | None,
         persistent: bool,
+        due: int,
     ) -> tuple[bytes, int] | None:
         """Give key, headers and properties as the record has them, and the expiry, of a message
         that is embedded whole, or that the message store takes for its body alone. Give ``None``
-        for any other message."""
+        for any other message. ``due``: microseconds since 1970, 0: it is not delayed."""
         state = self.state
         if persistent is not True or state.most_embedded < 0:
             return None
@@ -186,20 +201,29 @@ class Producer:
         if ttl is not None or state.message_ttl is not None:
             expiry = self.expiry(ttl)
         if key is None and not headers and not properties:
-            return NOTHING, expiry
+            return due_middle(due) if due else NOTHING, expiry
         headers, properties = headers or _NO_TABLE, properties or _NO_TABLE
         _check_parts(key, headers, properties)
+        if due:
+            headers = {**headers, DUE_HEADER: due}
         middle = encode_middle(key, headers, properties)
         return None if len(middle) - len(NOTHING) > room >= 0 else (middle, expiry)
 
     def _publish_stored(
-        self, body: bytes, stamp: int, middle: bytes, expiry: int, confirm: bool, waits: bool
+        self,
+        body: bytes,
+        stamp: int,
+        middle: bytes,
+        expiry: int,
+        due: int,
+        confirm: bool,
+        waits: bool,
     ) -> int:
         """Publish a message whose record goes to the message store, of the usual kind: persistent,
         in our own format, to a queue without limits; gives the seq_id.
 
         ``stamp``: the time (nanoseconds), ``middle``: key, headers and properties, as the record
-        has them, ``expiry``: microseconds since 1970, 0 for none.
+        has them, ``expiry``, ``due``: microseconds since 1970, 0 for none.
         """
         state = self.state
         assert state.messages is not None
@@ -210,7 +234,8 @@ class Producer:
             try:
                 stored.append(state.messages.put(join_front(stamp, middle, len(body)), body))
                 is_plain = not expiry and middle is NOTHING
-                seq = self.append_stored(stored[0], body, expiry, stamp if is_plain else 0, waits)
+                known = stamp if is_plain else 0
+                seq = self.append_stored(stored[0], body, expiry, known, waits, due)
             except BaseException as error:
                 self.give_up(stored, error)
                 raise
@@ -219,13 +244,15 @@ class Producer:
         return seq
 
     def append_stored(
-        self, msg_id: bytes, body: bytes, expiry: int, stamp: int, waits: bool
+        self, msg_id: bytes, body: bytes, expiry: int, stamp: int, waits: bool, due: int = 0
     ) -> int:
         """Append the index entry of a message that is in the message store, to a queue without
         limits; gives its seq_id. ``stamp``: when the message was published (nanoseconds), or 0
         where there is more to it than its body. Raises :class:`StorageError`; nothing has changed
         then."""
         with self.state.lock, self.state as state:
+            if due:
+                state.delays()
             index = state.index
             seq = index.append(pack_publish(index.next_seq, True, msg_id, expiry, len(body), b""))
             self._expirer.note(expiry)
@@ -235,7 +262,9 @@ class Producer:
                 message = make_message(body, None, {}, {}, stamp)
                 ahead.add(seq, body, make_entry(msg_id, 0, len(body), message, stored=True))
                 ahead.window.plain = False
-            if state.arrived.waiting:
+            if due:
+                state.delays().hold(seq, due)
+            elif state.arrived.waiting:
                 state.arrived.notify()
             if not seq & state.check_mask:
                 self._flusher.tick(waits)
@@ -251,10 +280,13 @@ class Producer:
         persistent: bool = True,
         confirm: bool = False,
         timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
         waits: bool = True,
     ) -> range:
         """See :meth:`qindex.queue.queue.Queue.publish_many`."""
         state = self.state
+        due = due_time(delay, at)
         given = messages if isinstance(messages, list | tuple) else list(messages)
         if not given:
             with state.lock, state:
@@ -262,7 +294,7 @@ class Producer:
         largest = _largest_of(given)
         if largest < 0:
             if any(isinstance(one, Message) for one in given):
-                return self._publish_messages(given, ttl, persistent, confirm, timeout, waits)
+                return self._publish_messages(given, ttl, persistent, confirm, timeout, due, waits)
             given = _each(given, as_bytes)
             largest = _largest_of(given)
         batch = cast("Sequence[bytes]", given)
@@ -271,16 +303,16 @@ class Producer:
         if largest > state.most_embedded or state.limits is not None or not persistent:
             stamp = time_ns()
             stamped = [Message(body, timestamp=stamp) for body in batch]
-            return self._publish_all(stamped, ttl, persistent, confirm, timeout, waits)
+            return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
         expiry, now = self.expiry(ttl), time_ns()
 
         def make(seq: int) -> tuple[bytes | memoryview, I64]:
-            if expiry:
-                plain = repeat(NOTHING)
-                return framed_batch(seq, state.id_high, batch, repeat(now), plain, expiry)
+            if expiry or due:
+                alike = repeat(due_middle(due) if due else NOTHING)
+                return framed_batch(seq, state.id_high, batch, repeat(now), alike, expiry)
             return plain_batch(seq, state.id_high, batch, now)
 
-        return self._append_batch(make, expiry, confirm, waits)
+        return self._append_batch(make, expiry, due, confirm, waits)
 
     def _publish_messages(
         self,
@@ -289,12 +321,15 @@ class Producer:
         persistent: bool,
         confirm: bool,
         timeout: float | None,
+        due: int,
         waits: bool,
     ) -> range:
         """Publish a batch some of which have more to them than a body."""
         state = self.state
         now = time_ns()
         messages = _each(given, self._checked)
+        if due:
+            messages = [_with_due(message, due) for message in messages]
         if persistent and state.limits is None and state.most_embedded >= 0:
             middles = _each(
                 messages, lambda one: encode_middle(one.key, one.headers, one.properties)
@@ -307,6 +342,7 @@ class Producer:
                 return self._append_batch(
                     lambda seq: framed_batch(seq, state.id_high, bodies, stamps, middles, expiry),
                     expiry,
+                    due,
                     confirm,
                     waits,
                 )
@@ -314,12 +350,13 @@ class Producer:
             message if message.timestamp else replace(message, timestamp=now)
             for message in messages
         ]
-        return self._publish_all(stamped, ttl, persistent, confirm, timeout, waits)
+        return self._publish_all(stamped, ttl, persistent, confirm, timeout, due, waits)
 
     def _append_batch(
         self,
         make: Callable[[int], tuple[bytes | memoryview, I64]],
         expiry: int,
+        due: int,
         confirm: bool,
         waits: bool,
     ) -> range:
@@ -329,10 +366,14 @@ class Producer:
         state.check_sync(confirm)
         with state.calls.here():
             with state.lock, state:
+                if due:
+                    state.delays()
                 block, offsets = make(state.index.next_seq)
                 seqs = state.index.append_batch(block, offsets)
                 self._expirer.note(expiry)
-                if state.arrived.waiting:
+                if due:
+                    state.delays().hold_batch(seqs, due)
+                elif state.arrived.waiting:
                     state.arrived.notify(len(seqs))
                 self._flusher.tick(waits)
             if waits and (confirm or state.sync_each):
@@ -356,11 +397,12 @@ class Producer:
         persistent: bool,
         confirm: bool,
         timeout: float | None,
+        due: int,
         waits: bool,
     ) -> int:
         self.check_message(message)
         stamped = Message(message.body, message.key, message.headers, message.properties, time_ns())
-        return self._publish_all([stamped], ttl, persistent, confirm, timeout, waits)[0]
+        return self._publish_all([stamped], ttl, persistent, confirm, timeout, due, waits)[0]
 
     def _publish_all(
         self,
@@ -369,18 +411,23 @@ class Producer:
         persistent: bool,
         confirm: bool,
         timeout: float | None,
+        due: int,
         waits: bool,
     ) -> range:
         """Publish messages of any kind: those whose records are large go to the message store,
         before the lock is taken: the store may slow publishers down."""
         state = self.state
         expiry = self.expiry(ttl)
+        if due:
+            messages = [_with_due(message, due) for message in messages]
         state.check_sync(confirm)
         with state.calls.here():
             items = _each(messages, lambda message: self.prepared(message, persistent))
             held = self.room.ask(items, timeout, waits)
             try:
-                seqs = self.store_and_append(items, expiry, persistent, held=held, waits=waits)
+                seqs = self.store_and_append(
+                    items, expiry, persistent, held=held, due=due, waits=waits
+                )
             finally:
                 self.room.give_back(held)
             self.room.keep_within(waits)
@@ -418,6 +465,7 @@ class Producer:
         *,
         held: list[Prepared],
         notes: Notes | None = None,
+        due: int = 0,
         waits: bool = True,
     ) -> range:
         """Store the records of prepared messages that belong into the message store, and append
@@ -427,7 +475,7 @@ class Producer:
         try:
             stored += self.store_records(items, 1)
             return self.append_entries(
-                items, expiry, persistent, held=held, notes=notes, waits=waits
+                items, expiry, persistent, held=held, notes=notes, due=due, waits=waits
             )
         except BaseException as error:
             self.give_up(stored, error)
@@ -461,6 +509,7 @@ class Producer:
         *,
         held: list[Prepared],
         notes: Notes | None = None,
+        due: int = 0,
         waits: bool = True,
     ) -> range:
         """Append the index entries of prepared messages, in one piece.
@@ -470,6 +519,8 @@ class Producer:
         when it is done: before anybody else sees the messages.
         """
         with self.state.lock, self.state as state:
+            if due:
+                state.delays()
             index = state.index
             seq = index.next_seq
             records = []
@@ -496,7 +547,9 @@ class Producer:
                 limits.bytes += sum(item.size for item in items)
                 limits.give_back(len(held), sum(item.size for item in held))
                 held.clear()
-            if state.arrived.waiting:
+            if due:
+                state.delays().hold_batch(seqs, due)
+            elif state.arrived.waiting:
                 state.arrived.notify(len(seqs))
             self._flusher.tick(waits)
             return seqs
@@ -553,6 +606,10 @@ def _each(batch: Sequence[Given], make: Callable[[Given], Made]) -> list[Made]:
         except UsageError as error:
             raise UsageError(f"message {at} of the batch: {error}") from error
     return made
+
+
+def _with_due(message: Message, due: int) -> Message:
+    return replace(message, headers={**message.headers, DUE_HEADER: due})
 
 
 def _check_message(message: Message, any_depth: bool) -> None:

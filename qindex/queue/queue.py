@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, NoReturn, overload
 
 from journal.arguments import refuse_pickling
@@ -58,6 +59,8 @@ class Queue:
         persistent: bool = True,
         confirm: bool = False,
         timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
     ) -> int:
         """Append a message; gives its seq_id.
 
@@ -65,13 +68,16 @@ class Queue:
         properties of its own. ``ttl``: seconds after which it is dropped when it gets to the head.
         ``persistent``: whether it outlives the engine's run. ``confirm``: wait until it is on disk.
         ``timeout``: seconds to wait for room in a queue with ``overflow="block"`` (``None``: for
-        ever).
+        ever). ``delay``: seconds before which the message is not delivered; ``at``: the time before
+        which it is not, a datetime with a time zone. A delayed message holds no other one up. It
+        takes its place among the messages that are published at the time when it is due, and its
+        header ``qindex-due`` has that time in microseconds since 1970 UTC.
         Raises :class:`UsageError` for values that can't be stored, and
         :class:`~journal.errors.QueueFullError`; nothing has changed then.
         O(size of the message).
         """
         return self._producer.publish(
-            body, key, headers, properties, ttl, persistent, confirm, timeout
+            body, key, headers, properties, ttl, persistent, confirm, timeout, delay, at
         )
 
     def publish_many(
@@ -82,6 +88,8 @@ class Queue:
         persistent: bool = True,
         confirm: bool = False,
         timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
     ) -> range:
         """Append a batch, in order, with one write; gives the range of its seq_ids.
 
@@ -90,7 +98,13 @@ class Queue:
         which message of the batch is wrong; then none of it is published.
         """
         return self._producer.publish_many(
-            messages, ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout
+            messages,
+            ttl=ttl,
+            persistent=persistent,
+            confirm=confirm,
+            timeout=timeout,
+            delay=delay,
+            at=at,
         )
 
     def reserve(self, count: int) -> int:
@@ -172,13 +186,44 @@ class Queue:
         number."""
         return self._settler.ack_up_to(seq_id)
 
-    def nack(self, delivery: Delivery) -> None:
+    def nack(self, delivery: Delivery, *, delay: float | None = None, count: bool = True) -> None:
         """Give a message back: it is requeued, at its place, and delivered again.
 
-        One that was delivered ``delivery_limit`` times is not: it goes where :meth:`reject` sends
-        it. Raises as :meth:`ack`.
+        A message that was delivered ``delivery_limit`` times goes where :meth:`reject` sends it.
+
+        Args:
+            delivery: The message, as it was delivered.
+            delay: Seconds before which it is not delivered again. The time is written to the
+                queue's directory before the call returns. None: the pause of the queue's
+                ``backoff``, or none where it has no such setting. 0: at once, in any queue.
+            count: Whether this delivery counts towards the ``delivery_limit``. False postpones the
+                message without using up an attempt.
+
+        Raises:
+            UsageError: The delivery is of another queue, or was settled; or the delay is no number
+                of seconds.
+            LeaseExpiredError: Its lease has run out.
+            StorageError: The delay can't be written. The delivery is as it was.
+
+        Example:
+            >>> delivery = orders.get()
+            >>> orders.nack(delivery, delay=60)
         """
-        self._settler.nack(delivery)
+        self._settler.nack(delivery, delay, count)
+
+    def cancel(self, seq_id: int) -> bool:
+        """Drop a message that was never delivered, delayed or not.
+
+        Returns:
+            True: no consumer has had the message, and none will. False: it was delivered,
+            acknowledged or dropped before, or there is none with this seq_id; nothing has changed.
+
+        Example:
+            >>> reminder = orders.publish(b"pay", delay=3600)
+            >>> orders.cancel(reminder)
+            True
+        """
+        return self._settler.cancel(seq_id)
 
     def reject(self, delivery: Delivery) -> None:
         """Refuse a message for good: it goes to the dead-letter queue; without one it is dropped.
@@ -199,7 +244,8 @@ class Queue:
     # -- the whole queue ------------------------------------------------------------------------
 
     def purge(self) -> int:
-        """Drop all ready messages; gives their number. Those with consumers stay theirs."""
+        """Drop all ready and delayed messages; gives their number. Those with consumers stay
+        theirs."""
         return self._parts.purge()
 
     def flush(self) -> None:
@@ -220,7 +266,7 @@ class Queue:
         return self._parts.stats()
 
     def __len__(self) -> int:
-        """Messages that are ready: waiting, not with a consumer. O(1)."""
+        """Messages that are ready: neither with a consumer nor delayed. O(1)."""
         lock = self._parts.state.lock
         if lock.is_inherited():
             lock.check()

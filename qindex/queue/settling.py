@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
 
-from journal.errors import StoreError, UsageError
+from journal.errors import StorageError, StoreError, UsageError
 from journal.locks.call_lock import refuse_twice
-from qindex.format.entries import Entry
+from qindex.format.delays import due_of
+from qindex.format.entries import Entry, make_entry
 from qindex.format.message import Message
-from qindex.index.segment import MOVING, OUT
+from qindex.index.segment import HELD, MOVING, OUT, PUBLISHED
 from qindex.queue.dead_letters import DeadLetters
+from qindex.queue.delays import due_time, now_us, pause_before
 from qindex.queue.delivery import LAPSED, Delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.leases import Lease, check_lease
 from qindex.queue.outstanding import Outstanding, no_delivery
 from qindex.queue.state import QueueState
+
+_log = logging.getLogger("qindex.queue")
 
 Seqs = range | npt.NDArray[np.int64]
 
@@ -118,9 +123,18 @@ class Settler:
 
     # -- given back -----------------------------------------------------------------------------
 
-    def nack(self, delivery: Delivery, waits: bool = True) -> None:
+    def nack(
+        self,
+        delivery: Delivery,
+        delay: float | None = None,
+        count: bool = True,
+        waits: bool = True,
+    ) -> None:
         """See :meth:`qindex.queue.queue.Queue.nack`."""
-        self._take_back(delivery)
+        self._take_back(delivery, delay, count)
+        state = self._state
+        if waits and state.sync_each and delay and state.later is not None:
+            state.later.sync()
         self._letters.move_waiting(waits)
 
     def reject(self, delivery: Delivery, waits: bool = True) -> None:
@@ -135,12 +149,60 @@ class Settler:
             if failure is not None:
                 raise failure
 
-    def _take_back(self, delivery: Delivery) -> None:
-        with self._state.lock, self._state:
+    def _take_back(
+        self, delivery: Delivery, delay: float | None = None, counts: bool = True
+    ) -> None:
+        due = due_time(delay, None)
+        with self._state.lock, self._state as state:
             self.outstanding.seq_ids_of([delivery])
-            count = delivery.delivery_count
-            self.come_back(delivery.seq_id, delivery.body, delivery._extra, count)
+            seq, count = delivery.seq_id, delivery.delivery_count - (not counts)
+            is_last = counts and 0 < state.delivery_limit <= count
+            if due and not is_last:
+                # Before anything has changed: a full disk may have no room for it.
+                state.delays().note(seq, due)
+            elif delay is None and not is_last and state.settings.backoff is not None:
+                due = self._back_off(seq, state.settings.backoff, count)
+            self.come_back(seq, delivery.body, delivery._extra, count, due, counts)
             delivery._queue = None
+
+    def _back_off(self, seq: int, backoff: str, count: int) -> int:
+        """Return when a message that has failed is due again. Lock held."""
+        due = now_us() + int(pause_before(backoff, count) * 1e6)
+        try:
+            self._state.delays().note(seq, due)
+        except StorageError as error:
+            _log.warning("%s; after a crash the message is due at once", error)
+            if self._state.later is None:
+                return 0
+        return due
+
+    def cancel(self, seq_id: int, waits: bool = True) -> bool:
+        """See :meth:`qindex.queue.queue.Queue.cancel`."""
+        if not isinstance(seq_id, int) or isinstance(seq_id, bool):
+            raise UsageError(f"a seq_id is an int, not {seq_id!r}")
+        state = self._state
+        state.check_sync()
+        with state.lock, state:
+            index = state.index
+            if not (
+                0 <= seq_id < index.next_seq
+                and seq_id // index.entry_count in index.segments
+                and index.state_of(seq_id) in (PUBLISHED, HELD)
+            ):
+                return False
+            body, extra = index.read_held(seq_id)
+            if isinstance(extra, int):
+                extra = make_entry(b"", 0, len(body), Message(body, timestamp=extra))
+            entry = self._letters.reader.with_message(extra)
+            later = state.later if index.is_held(seq_id) else None
+            index.ahead.unread(seq_id)
+            self._letters.reader.drop(seq_id, entry)
+            if later is not None and entry.message is not None:
+                later.cancelled(seq_id, due_of(entry.message.headers))
+            self._flusher.tick(waits)
+        if waits and state.sync_each:
+            state.sync_journal()
+        return True
 
     def give_back_together(self, asked: Sequence[tuple[Delivery, bool]]) -> list[StoreError | None]:
         """Reject messages, or requeue them (true), in a queue with a dead-letter queue: all that go
@@ -161,13 +223,23 @@ class Settler:
         self._letters.move_waiting(True)
         return found
 
-    def come_back(self, seq: int, body: bytes, extra: int | Entry, count: int) -> None:
-        """Take a message back that was with a consumer, for the ``count``-th time. Lock held."""
+    def come_back(
+        self,
+        seq: int,
+        body: bytes,
+        extra: int | Entry,
+        count: int,
+        due: int = 0,
+        counts: bool = True,
+    ) -> None:
+        """Take a message back that was with a consumer, for the ``count``-th time; it is delivered
+        again once it is ``due``. Without ``counts`` its last delivery is not among these, and its
+        limit does not matter. Lock held."""
         state = self._state
         state.leases.drop(seq)
         if state.counts is not None:
             state.counts.forgiven.discard(seq)
-        if state.delivery_limit and count >= state.delivery_limit:
+        if counts and state.delivery_limit and count >= state.delivery_limit:
             message = Message(body, timestamp=extra) if isinstance(extra, int) else extra.message
             assert message is not None
             self._letters.part_with(seq, message, "limit")
@@ -175,14 +247,19 @@ class Settler:
         else:
             index = state.index
             index.requeue(seq)
-            index.ahead.give_back(seq, body, extra)
+            if due and state.later is not None:
+                state.later.hold_again(seq, due)
+            else:
+                state.give_back(seq, body, extra)
             state.nacked_at[seq] = index.nacks
             state.returns[seq] = count
             if state.limits is not None:
                 state.limits.bytes += len(body)
+            if not counts and state.counts is not None:
+                state.counts.forgive(seq, count, state.returns)
         if state.settled.waiting:
             state.settled.notify_all()
-        if state.arrived.waiting:
+        if state.arrived.waiting and not due:
             state.arrived.notify()
 
     # -- deliveries that do not count -------------------------------------------------------------
@@ -202,14 +279,12 @@ class Settler:
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery]) -> None:
         """Take back those of these that are not settled, each to its place; they do not count."""
-        with self._state.lock, self._state as state:
+        with self._state.lock, self._state:
             for delivery in deliveries:
                 if not delivery.settled:
                     seq, before = delivery.seq_id, delivery.delivery_count - 1
-                    self.come_back(seq, delivery.body, delivery._extra, before)
+                    self.come_back(seq, delivery.body, delivery._extra, before, counts=False)
                     delivery._queue = None
-                    if state.counts is not None:
-                        state.counts.forgive(seq, before, state.returns)
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -259,5 +334,10 @@ class Settler:
         elif state == OUT:
             if lease.delivery is not None:
                 lease.delivery._queue = LAPSED
-            self.come_back(seq, lease.body, lease.extra, lease.count)
+            settings = self._state.settings
+            is_last = 0 < self._state.delivery_limit <= lease.count
+            due = 0
+            if settings.backoff is not None and not is_last:
+                due = self._back_off(seq, settings.backoff, lease.count)
+            self.come_back(seq, lease.body, lease.extra, lease.count, due)
             self._state.lapsed_at[seq] = self._state.index.nacks

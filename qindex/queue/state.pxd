@@ -16,7 +16,7 @@ cdef class QueueState:
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
     cdef public Bell arrived, settled
-    cdef public object alarm, calls, counts, flushed, flushing, leases, limits
+    cdef public object alarm, calls, counts, flushed, flushing, later, leases, limits
     cdef public object message_ttl, messages, name, options, room, settings, tally
 
     @cython.locals(lock=PatientLock)

@@ -12,11 +12,13 @@ from journal.locks.call_lock import refuse_twice
 from journal.locks.calls import Calls
 from journal.locks.lock_order import Rank
 from journal.locks.patience import PatientLock
+from qindex.format.entries import Entry
 from qindex.format.message_record import plain_body_size
 from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.options import Options
+from qindex.queue.delays import DueTimes
 from qindex.queue.delivery_counts import DeliveryCounts
 from qindex.queue.leases import Leases
 from qindex.queue.limits import Limits
@@ -54,6 +56,7 @@ class QueueState:
         "id_high",
         "index",
         "lapsed_at",
+        "later",
         "leases",
         "limits",
         "lock",
@@ -119,6 +122,8 @@ class QueueState:
         # Message ids of delivered messages that are in the message store, until the ack.
         self.stored_out: dict[int, bytes] = {}
         self.leases: Leases = Leases()
+        # The delayed messages, from the first one on.
+        self.later: DueTimes | None = None
         self.tally: Tally = Tally()
         # Bodies up to this size are embedded, those of messages with neither key, headers nor
         # properties.
@@ -261,6 +266,8 @@ class QueueState:
         if self.messages is not None and self.messages.in_use:
             # A message may have kept its reference, or have none: the next open counts them.
             self.messages.miscounted = True
+        if self.later is not None:
+            self.later.load()
         self.count_ready_bytes()
         self.notify_all()
 
@@ -280,10 +287,17 @@ class QueueState:
     # -- figures --------------------------------------------------------------------------------
 
     def ready(self) -> int:
-        """Count the messages that are waiting, not with a consumer. O(1)."""
-        index = self.index
+        """Count the messages that are ready: neither with a consumer nor delayed. O(1)."""
         # The counts change under the lock and are read without it: a get may come in between.
-        return max(index.live - index.out, 0)
+        return max(self.inside() - self.delayed(), 0)
+
+    def delayed(self) -> int:
+        """Count the messages that are not due yet. O(1)."""
+        return 0 if self.later is None else len(self.later)
+
+    def inside(self) -> int:
+        """Count the messages that are not with a consumer. O(1)."""
+        return max(self.index.live - self.index.out, 0)
 
     def check_size(self, size: int) -> None:
         """Raise :class:`UsageError` for a body of more bytes than may be."""
@@ -292,6 +306,42 @@ class QueueState:
                 f"a body may have at most {self.options.max_message_bytes} bytes "
                 f"(max_message_bytes), not {size}"
             )
+
+    # -- delays ---------------------------------------------------------------------------------
+
+    def delays(self) -> DueTimes:
+        """Return the delayed messages, before one more is delayed. Lock held.
+
+        Raises :class:`StorageError`; nothing has changed then.
+        """
+        if self.later is None:
+            later = DueTimes(self)
+            later.begin(durably=self.sync_each)
+            self._take_over(later)
+        assert self.later is not None
+        return self.later
+
+    def load_delays(self) -> None:
+        """Take over the delayed messages of earlier runs. Raises :class:`StorageError`."""
+        later = DueTimes(self)
+        later.load()
+        self._take_over(later)
+
+    def _take_over(self, later: DueTimes) -> None:
+        # What is published next may come after a delayed message: it is read in its turn.
+        self.index.ahead.window.room = 0
+        self.later = later
+
+    def give_back(self, seq: int, body: bytes, extra: int | Entry) -> None:
+        """Let a message, which is ready, be delivered again, at its place. Lock held."""
+        if self.later is None or not self.later.give_back(seq, extra):
+            self.index.ahead.give_back(seq, body, extra)
+
+    def rewind(self) -> None:
+        """Forget what was read ahead; it is read again. Lock held."""
+        if self.later is not None:
+            self.later.take_back()
+        self.index.ahead.rewind()
 
     # -- what is noted of entries beside the index ------------------------------------------------
 
@@ -313,8 +363,10 @@ class QueueState:
         """Drop what was noted of entries that are acknowledged, take their references from the
         message store, and wake those who wait for acks. Lock held."""
         stored = []
-        counts = self.counts
+        counts, later = self.counts, self.later
         for seq in seqs:
+            if later is not None:
+                later.dues.pop(seq, None)
             self.nacked_at.pop(seq, None)
             self.lapsed_at.pop(seq, None)
             self.leases.drop(seq)

@@ -32,10 +32,11 @@ class ByReason:
 class QueueStats:
     """One queue at one moment.
 
-    ``ready``: messages that wait for a consumer; ``unacked``: those that are with one
-    (:mod:`qindex.view.backlog`); ``segments``: segment files and
-    maps known; ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since
-    the last flush (dirty_count); ``next_seq_id``: the next publish gets it. Since open:
+    ``ready``: messages that wait for a consumer; ``delayed``: those that are not due yet, and
+    ``next_due``: when the first of them is, in microseconds since 1970 UTC; ``unacked``: those that
+    are with a consumer (:mod:`qindex.view.backlog`); ``segments``: segment files and maps known;
+    ``segment_bytes``, ``journal_bytes``: on disk; ``journal_entries``: actions since the last flush
+    (dirty_count); ``next_seq_id``: the next publish gets it. Since open:
     ``published``, ``acked`` (messages that left the queue, except dead letters), ``flushes``,
     ``flushed_bytes``, ``journal_syncs``, ``delivered`` (deliveries, those of a message that came
     back included), ``redelivered`` (those alone), ``requeued`` (deliveries given back), ``dropped``
@@ -59,6 +60,8 @@ class QueueStats:
     flushes: int
     flushed_bytes: int
     journal_syncs: int
+    delayed: int = 0
+    next_due: int | None = None
     delivered: int = 0
     requeued: int = 0
     dropped: int = 0
@@ -72,8 +75,8 @@ class QueueStats:
 
     @property
     def messages(self) -> int:
-        """Messages in the queue, ready and unacked."""
-        return self.ready + self.unacked
+        """Messages in the queue: ready, delayed and unacked."""
+        return self.ready + self.delayed + self.unacked
 
 
 @dataclass(frozen=True, slots=True)

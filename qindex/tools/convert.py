@@ -36,7 +36,7 @@ from typing import Final, Literal, get_args
 from journal import format as journal_format
 from journal.block_sums import SUFFIX as SUMS_SUFFIX
 from journal.errors import DamageError, StorageError, UsageError
-from journal.findings import Cause, Kind
+from journal.findings import Cause, Finding, Kind
 from journal.fs.beneath import beneath
 from journal.fs.files import (
     REAL,
@@ -53,6 +53,7 @@ from journal.locks.directory_lock import DirectoryLock
 from msgstore.format import NODE_STATE_NAMES, TAIL_FLAG, classify_name
 from msgstore.format import file_name as store_file
 from qindex.format import layout
+from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_number
@@ -333,6 +334,16 @@ def _stage(name: str) -> int:
     return int(name == journal_format.FILE_NAME)
 
 
+def _delayed(reader: StoreReader, queue: QueueDirectory) -> list[Finding]:
+    """Return a note about the delayed messages of a queue: a node delivers them at once."""
+    count = reader.queue(queue.directory).summary().delayed
+    if not count:
+        return []
+    path = os.path.join(reader.path_of(queue), DUE_TIMES)
+    what, then = f"{count} messages are delayed", "a node delivers them at once"
+    return [Finding(path, 0, 0, Cause.CRASH, what, then, Kind.MISMATCH)]
+
+
 def _store_number(name: str) -> int:
     """Give the number of a message store's file, -1 for any other."""
     known = classify_name(name)
@@ -375,6 +386,7 @@ def _handed_over(
         for checked in copy.checked:
             saved = SavedQueue(checked.queue.name, marker.vhost)
             copy.copy_queue_for_node(checked, saved)
+            report.findings += _delayed(reader, checked.queue)
             report.queues.append(saved)
         staging.commit()
     return report

@@ -16,6 +16,7 @@ from journal.fs.files import FileSystem, names_in
 from msgstore.format import NODE_STATE_NAMES, classify_name
 from msgstore.format import Kind as FileKind
 from qindex.format import layout
+from qindex.format.delays import FILE_NAME as DUE_TIMES
 from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_name, file_number
@@ -49,7 +50,14 @@ _ROOT_DIRECTORIES = frozenset(
     )
 )
 _QUEUE_FILES = frozenset(
-    (layout.QUEUE_NAME, layout.SETTINGS, DELIVERIES, SEQ_FILE_NAME, journal_format.FILE_NAME)
+    (
+        layout.QUEUE_NAME,
+        layout.SETTINGS,
+        DELIVERIES,
+        DUE_TIMES,
+        SEQ_FILE_NAME,
+        journal_format.FILE_NAME,
+    )
 )
 _QUEUE_HASH = re.compile(r"[0-9A-Z]{1,25}")
 

@@ -19,6 +19,9 @@ from journal.fs.files import FileSystem, read_optional
 from journal.memory.arrays import I64, U8, Bools
 from journal.poison import Poison
 from qindex.format import layout
+from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.delays import RECORD_SIZE as DUE_SIZE
+from qindex.format.delays import read_dues
 from qindex.format.entries import decode_any
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.segment import file_name, file_number
@@ -352,6 +355,7 @@ def _check_small_files(fs: FileSystem, directory: str, same_run: bool) -> Iterat
             what, lost = f"the settings of the queue: {error}", "the queue can't be opened"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
     yield from _check_deliveries(fs, os.path.join(directory, DELIVERIES), same_run)
+    yield from _check_due_times(fs, os.path.join(directory, DUE_TIMES), same_run)
     if lacks_its_name(fs, directory):
         path = os.path.join(directory, layout.QUEUE_NAME)
         what, lost = "the queue's name is missing", "its directory's name is a hash of it"
@@ -379,6 +383,21 @@ def _check_deliveries(fs: FileSystem, path: str, same_run: bool) -> Iterator[Fin
     if whole < len(data):
         what = "a count of deliveries that is cut off"
         yield Finding(path, whole, len(data) - whole, Cause.CRASH, what, lost, Kind.TORN)
+
+
+def _check_due_times(fs: FileSystem, path: str, same_run: bool) -> Iterator[Finding]:
+    lost = "a message that was given back with a delay may be due at once"
+    try:
+        data = read_optional(fs, path) or b""
+    except OSError as error:
+        what = f"can't be read: {error.strerror or error}"
+        yield Finding(path, 0, 0, Cause.DAMAGE, what, lost, Kind.UNREADABLE)
+        return
+    # Only queues with durability="fsync" sync the file, so a loss of power may have taken any.
+    cause = Cause.DAMAGE if same_run else Cause.CRASH
+    for at in read_dues(data).damaged:
+        what = "no due time stands here"
+        yield Finding(path, at, DUE_SIZE, cause, what, lost, Kind.CHECKSUM)
 
 
 def _check_terms(reader: StoreReader, checked: CheckedQueue) -> Iterator[Finding]:

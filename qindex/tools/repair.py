@@ -21,6 +21,8 @@ from journal.locks.directory_lock import LockFile, hold_if_there
 from journal.poison import Poison
 from qindex.engine.engine import Engine
 from qindex.format import layout
+from qindex.format.delays import FILE_NAME as DUE_TIMES
+from qindex.format.delays import pack_dues, pack_noted, read_dues
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import unpack_settings
@@ -114,6 +116,7 @@ def _copy(
         path = os.path.join(target, layout.QUEUES, directory)
         _copy_settings(fs, reader.path_of(queue), path)
         _copy_counts(fs, reader.path_of(queue), path)
+        _copy_due_times(fs, reader.path_of(queue), path)
         saved.next_seq_id = _next_seq(fs, reader, checked, report)
         reserve_seq_ids(fs, path, saved.next_seq_id)
         report.queues.append(saved)
@@ -155,6 +158,16 @@ def _copy_counts(fs: FileSystem, source: str, target: str) -> None:
     counts = unpack_counts(read_optional(fs, os.path.join(source, COUNTS)) or b"")
     if counts:
         replace_file(fs, os.path.join(target, COUNTS), pack_counts(counts))
+
+
+def _copy_due_times(fs: FileSystem, source: str, target: str) -> None:
+    """Copy when messages are due that were given back with a delay. The next open finds out which
+    of them were saved."""
+    data = read_optional(fs, os.path.join(source, DUE_TIMES))
+    if data is not None:
+        found = read_dues(data)
+        kept = pack_dues(found.seq_ids, found.dues) + pack_noted(found.noted)
+        replace_file(fs, os.path.join(target, DUE_TIMES), kept)
 
 
 def _next_seq(

@@ -51,6 +51,7 @@ from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import RestingQueue, read_snapshot
 from qindex.view.backlog import ready_and_unacked
 from qindex.view.columns import Columns
+from qindex.view.delayed import Delayed
 from qindex.view.entry_count import settle_entry_count
 from qindex.view.freed_room import frees_room_inside
 from qindex.view.point_in_time import BusyError
@@ -88,10 +89,12 @@ View = TypeVar("View", bound=QueueView)
 class QueueSummary:
     """One queue at one moment.
 
-    ``messages``: all that are in it. ``ready``: those that wait for a consumer; ``unacked``: those
-    that are with one (:mod:`qindex.view.backlog`); both ``None`` where only the process tells that
-    has the store open. ``delivered_before``: messages that were delivered and come again as
-    redelivered if they are not acknowledged; ``None`` where a node was killed, which does not keep
+    ``messages``: all that are in it. ``delayed``: those that are not due yet, and ``next_due``:
+    when the first of them is, in microseconds since 1970 UTC. ``ready``: those that wait for a
+    consumer; ``unacked``: those that are with one (:mod:`qindex.view.backlog`); both ``None`` where
+    only the process tells that has the store open. ``delivered_before``: messages that were
+    delivered and come again as redelivered if they are not acknowledged; ``None`` where a node was
+    killed, which does not keep
     it. ``bytes``: of the bodies of all. ``file_bytes``: of journal and segment files,
     ``journal_bytes``: of the journal alone. ``segments``: segment files. ``versions``: of
     RabbitMQ's queue files, as the files tell (both: it was being converted); none for ours, and
@@ -112,6 +115,8 @@ class QueueSummary:
     next_seq_id: int
     settings: QueueSettings = NO_SETTINGS
     versions: tuple[int, ...] = ()
+    delayed: int = 0
+    next_due: int | None = None
 
 
 class QueueReader:
@@ -152,12 +157,14 @@ class QueueReader:
     def summary(self) -> QueueSummary:
         """Count. O(size of the files), without looking into messages. Raises as
         :meth:`entries`."""
-        total = delivered = size = 0
+        total = delivered = size = delayed = 0
+        dues: list[int] = []
         known = True
         next_seq_id = 0
         views = self._pin()
         for view, one in zip(views, self.directories, strict=True):
             rules = view.rules
+            later = self._store.delayed(one)
             known &= rules.delivered_known
             highest = -1
             seen = 0
@@ -170,12 +177,15 @@ class QueueReader:
                 total += int(there.sum())
                 delivered += int((again & there).sum())
                 size += int(columns.sizes[there].sum())
+                later.add(view, columns, there)
                 highest = number
                 seen = int(columns.seqs[-1]) + 1
+            delayed += later.count
+            dues += [] if later.next_due is None else [later.next_due]
             seen = (highest + 1) * view.entry_count if rules.recovers else max(seen, view.seen)
             next_seq_id = max(next_seq_id, self._store.next_seq(one, rules, seen))
         delivered_before = delivered if known else None
-        ready, unacked = ready_and_unacked(total, delivered_before, self._store.in_use)
+        ready, unacked = ready_and_unacked(total - delayed, delivered_before, self._store.in_use)
         return QueueSummary(
             name=self.name,
             messages=total,
@@ -190,6 +200,8 @@ class QueueReader:
             next_seq_id=next_seq_id,
             settings=self.settings_if_sound(),
             versions=tuple(sorted({one for view in views for one in view.versions})),
+            delayed=delayed,
+            next_due=min(dues, default=None),
         )
 
     def summary_if_there(self) -> QueueSummary | None:
@@ -382,6 +394,13 @@ class StoreReader:
         path = self.path_of(one)
         with storage_errors(path, "the settings can't be read"):
             return read_settings(self._fs, path)
+
+    def delayed(self, one: QueueDirectory) -> Delayed:
+        """Return what counts the delayed messages of a queue directory. Raises
+        :class:`StorageError`."""
+        path = self.path_of(one)
+        with storage_errors(path, "the due times can't be read"):
+            return Delayed(self._fs, path)
 
     def pin(self, one: QueueDirectory) -> QueueView:
         """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""

@@ -283,15 +283,17 @@ def test_list_for_people(tmp_path: Path) -> None:
         engine.queue("z\n").publish(b"")
         result = run("list", tmp_path, "--wide")
     first, second, third = result.text.splitlines()
-    assert first.split()[:5] == ["name", "messages", "ready", "unacked", "delivered_before"]
-    assert first.split()[5:] == [
+    assert first.split()[:4] == ["name", "messages", "ready", "delayed"]
+    assert first.split()[4:] == [
+        "unacked",
+        "delivered_before",
         "bytes",
         "file_bytes",
         "segments",
         "journal_entries",
         "next_seq_id",
     ]
-    assert second.split()[:7] == ["long", "name", "3", "3", "0", "0", "15"]
+    assert second.split()[:8] == ["long", "name", "3", "3", "0", "0", "0", "15"]
     assert third.split()[:4] == ["'z\\n'", "1", "1", "0"]
     assert len(first) == len(second) == len(third)
 

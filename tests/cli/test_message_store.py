@@ -83,7 +83,7 @@ def test_stats(tmp_path: Path) -> None:
     assert store["live"] + store["garbage"] == store["size"]
     assert (store["messages"], store["references"], store["missing"]) == (10, 11, 0)
     lines = run("stats", tmp_path, "--wide").text.splitlines()
-    assert lines[0].split()[:4] == ["name", "messages", "ready", "unacked"]
+    assert lines[0].split()[:4] == ["name", "messages", "ready", "delayed"]
     assert lines[-2].startswith("queues: 2, messages: 12, bytes: ")
     assert f"live: {store['live']}, garbage: {store['garbage']}" in lines[-1]
 

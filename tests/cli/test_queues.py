@@ -64,7 +64,7 @@ def test_wide_has_all_figures(store: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("COLUMNS", "40")
     lines = run("list", store, "--wide").text.splitlines()
     assert lines[0].split()[-3:] == ["journal_entries", "next_seq_id", "settings"]
-    assert lines[1].split()[:6] == [LONG, "1500", "1500", "0", "0", "1500000"]
+    assert lines[1].split()[:7] == [LONG, "1500", "1500", "0", "0", "0", "1500000"]
     assert lines[2].endswith("message_ttl=86400 max_length=100000 dead_letter=failed-orders")
     sums = run("stats", store, "--wide").text.splitlines()[-1]
     assert sums.startswith("queues: 2, messages: 1503, bytes: 1500003, file_bytes: ")

@@ -51,6 +51,9 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "stored_ttl": (1300, {"ttl": 1e9}),
     "stored_expired": (1300, {"ttl": 0}),
     "stored_transient": (1300, {"persistent": False}),
+    "later": (24, {"delay": 5e8}),
+    "later_rich": (40, {"key": "k", "headers": {"n": 1}, "delay": 5e8}),
+    "stored_later": (1300, {"delay": 5e8}),
 }
 """Kinds of messages: bytes of the body, and what else publish gets."""
 _NOT_LASTING = {"expired", "transient", "stored_expired", "stored_transient"}
@@ -58,6 +61,9 @@ _NOT_LASTING = {"expired", "transient", "stored_expired", "stored_transient"}
 Step = tuple[Any, ...]
 
 _CLOCK = 1_700_000_000 * 10**9
+_WAIT = 600_000_000 * 10**9
+ALL_ARE_DUE = _CLOCK + _WAIT + 10**15
+"""When a state is opened: all messages are due that were published with a delay."""
 _LATER = 1 << 60
 
 
@@ -87,6 +93,17 @@ class _ByHand(Housekeeper):
         """End at once."""
 
 
+class _Clock:
+    """A clock that stands nearly still but for :meth:`Driver.do_wait`, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.now = _CLOCK
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
 class Driver:
     """Carries out steps."""
 
@@ -99,6 +116,7 @@ class Driver:
         self._number = 0
         self._each = self.options.get("durability") == "fsync"
         self.problems: list[str] = []
+        self.clock = _Clock()
 
     def run(self, step: Step) -> None:
         """Carry out one step."""
@@ -293,7 +311,8 @@ class Driver:
         for one in messages:
             one.published = True
             one.safe |= safe
-            one.ready = "expired" not in kind
+            one.ready = "expired" not in kind and "later" not in kind
+            one.delayed = "later" in kind
         for name in names:
             self.books[name].changed()
         self._note()
@@ -422,6 +441,47 @@ class Driver:
             one.ready = True
         self._note()
 
+    # -- delays ---------------------------------------------------------------------------------
+
+    def do_postpone(self, name: str, first: int = 0, count: int = 1) -> None:
+        """Give deliveries back with a delay."""
+        queue = self._queue(name)
+        for one in self._held(name, first, count):
+            one.delayed = True
+            self.books[name].changed()
+            self._note()
+            queue.nack(self._deliveries.pop((name, one.number)), delay=5e8)
+        self._note()
+
+    def do_cancel(self, name: str, first: int = 0) -> None:
+        """Cancel a message that was never delivered, delayed or not."""
+        queue = self._queue(name)
+        every = self.books[name].messages.values()
+        waiting = [one for one in every if one.published and not one.offered and not one.going]
+        for one in waiting[first : first + 1]:
+            assert one.seq_id is not None
+            one.offered = True  # it is marked as delivered, and then as acknowledged
+            self._begin_end(name, [one])
+            if not queue.cancel(one.seq_id):
+                self.problems.append(f"message {one.number} was not cancelled")
+            self._end_end(name, [one])
+
+    def do_wait(self) -> None:
+        """Let all delayed messages become due: they come after all that were published before."""
+        self.clock.now += _WAIT
+        for book in self.books.values():
+            for one in book.messages.values():
+                if one.delayed and not one.going and (one.published or one.offered):
+                    one.rank = self._number + 0.5
+                    one.ready = True
+            book.changed()
+        if self.engine is not None:
+            for queue in self.engine._awake.values():
+                later = queue._parts.state.later
+                if later is not None:
+                    later.on_alarm()
+        self._note()
+
     # -- dead letters, leases, limits -----------------------------------------------------------
 
     def do_limited(self, name: str, settings: tuple[tuple[str, Any], ...]) -> None:
@@ -531,16 +591,15 @@ class Driver:
         self.do_ack_many(name, 0, count)
 
 
-_BATCH_OPTIONS = ("ttl", "persistent")
-_IN_BATCH = {"rich": "small", "stored_rich": "stored"}
+_BATCH_OPTIONS = ("ttl", "persistent", "delay")
+_IN_BATCH = {"rich": "small", "stored_rich": "stored", "later_rich": "later"}
 """A batch has neither keys nor headers."""
 
 
 @contextmanager
-def _repeatable(patches: dict[str, Any]) -> Iterator[None]:
+def _repeatable(patches: dict[str, Any], clock: Callable[[], int]) -> Iterator[None]:
     """Have random bytes and the clock give the same in each run."""
     chance = random.Random(1)
-    ticks = iter(range(_CLOCK, _CLOCK + 10**9))
     with ExitStack() as stack:
         stack.enter_context(mock.patch("os.urandom", chance.randbytes))
         for module in (
@@ -549,9 +608,9 @@ def _repeatable(patches: dict[str, Any]) -> Iterator[None]:
             "queue.run_clock",
             "queue.dead_letter",
         ):
-            stack.enter_context(mock.patch(f"qindex.{module}.time_ns", ticks.__next__))
+            stack.enter_context(mock.patch(f"qindex.{module}.time_ns", clock))
         # Compiled, single publishes read the clock without a function that could be replaced.
-        stack.enter_context(mock.patch("journal.memory.words.now_ns", ticks.__next__))
+        stack.enter_context(mock.patch("journal.memory.words.now_ns", clock))
         # No thread, no clock: what is due is done by hand.
         stack.enter_context(mock.patch("qindex.queue.timer.Alarm.set"))
         for name, value in patches.items():
@@ -564,7 +623,7 @@ def record(workload: Workload) -> tuple[RecordingFileSystem, Driver]:
     memory = MemoryFileSystem()
     fs = RecordingFileSystem("/", memory)
     driver = Driver(fs, workload.options)
-    with _repeatable(workload.patches):
+    with _repeatable(workload.patches, driver.clock):
         for step in workload.setup:
             driver.run(step)
         fs.settle()

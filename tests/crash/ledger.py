@@ -42,7 +42,7 @@ class Promise:
     are known. ``delivered``, ``safely_delivered``: those there are marked as delivered before;
     ``offered``: others of these may be. ``next_seq``: no new message gets a lower seq_id.
     ``letters``: came as dead letters, or were about to.
-    ``reserved``: seq_ids below are reserved.
+    ``reserved``: seq_ids below are reserved. ``delayed``: have places by their due times.
     ``moved``: numbers, and names of dead-letter queues, of which it is certain that a message is
     in the one or the other, until it is ``leaving`` that one; after a loss of power it may be in
     both, unless it ``moves_once``.
@@ -65,11 +65,14 @@ class Promise:
     leaving: frozenset[int]
     letters: frozenset[int]
     moves_once: bool
+    delayed: frozenset[int]
 
 
 @dataclass(slots=True)
 class Message:
-    """One message in one queue. ``lasting``: it outlives the engine's run and its own ttl."""
+    """One message in one queue. ``lasting``: it outlives the engine's run and its own ttl.
+    ``delayed``: it was published, or given back, with a delay. ``rank``: its place among others,
+    once it is due."""
 
     number: int
     lasting: bool
@@ -85,6 +88,8 @@ class Message:
     safely_gone: bool = False
     moved_to: str = ""
     is_letter: bool = False
+    delayed: bool = False
+    rank: float = 0
 
 
 @dataclass(slots=True)
@@ -104,7 +109,8 @@ class Book:
 
     def ready(self) -> list[Message]:
         """Give those that a get would give, in order."""
-        return [one for one in self.messages.values() if one.ready]
+        ready = (one for one in self.messages.values() if one.ready)
+        return sorted(ready, key=lambda one: one.rank or one.number)
 
     def out(self) -> list[Message]:
         """Give those that are with a consumer, in order."""
@@ -140,7 +146,7 @@ class Book:
                 one.going = one.gone = True
                 one.ready = False
             elif one.published:
-                one.ready = True
+                one.ready = not one.delayed or one.rank > 0
         self.changed()
 
     def promise(self) -> Promise:
@@ -169,6 +175,7 @@ class Book:
                 leaving=_numbers(one for one in every if one.going),
                 letters=_numbers(one for one in every if one.is_letter),
                 moves_once=self.moves_once,
+                delayed=_numbers(one for one in every if one.delayed),
             )
         return self._frozen
 
@@ -263,12 +270,14 @@ def _of_queue(
         if one.number not in again or one.number not in numbers[:at]
     )
     numbers = [one.number for one in messages]
-    sure = [one for one in numbers if one not in again and one not in begun]
+    moving = again | begun | promise.delayed
+    sure = [one for one in numbers if one not in moving]
     if len(numbers) > len(present) or sure != sorted(sure):
         found.append(f"not in order, or twice: {numbers}")
-    seqs = [one.seq_id for one in messages]
+    seqs = [one.seq_id for one in messages if one.number not in promise.delayed]
     if seqs != sorted(set(seqs)):
         found.append(f"seq_ids out of order: {seqs}")
+    seqs = sorted(one.seq_id for one in messages)
     for one in messages:
         given = promise.seqs.get(one.number)
         made_again = one.number in again

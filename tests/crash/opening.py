@@ -11,6 +11,7 @@ from journal.fs.files import FileSystem
 from journal.locks.lock_order import LockOrder
 from qindex.engine.opening import open_store
 from qindex.format import layout
+from qindex.format.delays import DUE_HEADER
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm
@@ -211,6 +212,7 @@ def _found(delivery: Delivery, key: str | None, properties: dict[str, Any]) -> Q
     options = KINDS[kind.decode()][1]
     headers = dict(delivery.headers)
     deaths = headers.pop(DEATHS, None)
+    headers.pop(DUE_HEADER, None)
     for name in (FIRST_QUEUE, FIRST_REASON):
         headers.pop(name, None)
     told = (key, headers, properties)
@@ -225,6 +227,9 @@ def _compare(engine: qindex.Engine, left: dict[str, list[bytes]], when: str) -> 
     if engine.queue_names() != sorted(left):
         raise _BrokenError(f"{when}: the queues are {engine.queue_names()}")
     for name, bodies in left.items():
-        there = [each.body for each in engine.queue(name).peek(_ALL)]
+        queue = engine.queue(name)
+        there = [each.body for each in queue.peek(_ALL)]
+        if queue._parts.state.later is not None:
+            there, bodies = sorted(there), sorted(bodies)  # they come by their due times
         if there != bodies:
             raise _BrokenError(f"{when}: {name} holds {there}, not {bodies}")

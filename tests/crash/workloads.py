@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.crash.driver import Step, Workload
 
-__all__ = ["COMPACTION", "DELAYED", "INDEX", "LIMITS", "STORE", "WORKLOADS"]
+__all__ = ["COMPACTION", "DELAYED", "INDEX", "LATER", "LIMITS", "STORE", "WORKLOADS"]
 
 _OPEN: tuple[Step, ...] = (("open",), ("queue", "a"))
 _FSYNC = {"durability": "fsync"}
@@ -716,4 +716,51 @@ LIMITS: tuple[Workload, ...] = (
     ),
 )
 
-WORKLOADS = INDEX + STORE + COMPACTION + LIMITS
+LATER: tuple[Workload, ...] = (
+    *_many(
+        "delays",
+        (
+            ("publish", "a", "later"),
+            ("publish", "a"),
+            ("publish", "a", "later_rich"),
+            ("publish_many", "a", 2, "later"),
+            ("sync",),
+            ("get", "a"),
+            ("publish", "a", "stored_later"),
+            ("cancel", "a", 2),
+            ("flush", "a"),
+            ("publish", "a"),
+            ("cancel", "a"),
+            ("reopen",),
+            ("publish", "a", "later"),
+            ("wait",),
+            ("get", "a", 3),
+            ("ack", "a", 1),
+            ("flush", "a"),
+            ("consume", "a"),
+        ),
+    ),
+    *_many(
+        "postponed deliveries",
+        (
+            ("publish_many", "a", 5),
+            ("get", "a", 4),
+            ("postpone", "a"),
+            ("postpone", "a", 1),
+            ("sync",),
+            ("ack", "a"),
+            ("flush", "a"),
+            ("postpone", "a"),
+            ("reopen",),
+            ("publish", "a"),
+            ("get", "a"),
+            ("wait",),
+            ("get", "a", 2),
+            ("requeue", "a"),
+            ("ack", "a"),
+            ("purge", "a"),
+        ),
+    ),
+)
+
+WORKLOADS = INDEX + STORE + COMPACTION + LIMITS + LATER

@@ -1,0 +1,443 @@
+"""Delayed messages of one queue: when each is due, in memory and on disk.
+
+A delayed message has its entry in the index, which no read returns (*held*), and its due time here.
+When it is due it takes its place among the ready messages: they are delivered in the order of the
+times at which they became ready. That is the due time of a delayed message and the publish time of
+any other. :meth:`qindex.queue.delivering.Deliverer` merges the two orders.
+
+The clock is that of :mod:`qindex.queue.run_clock`: it does not jump while the process runs. After a
+restart due times count by the wall clock, so a clock that was set shifts them by as much.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from heapq import heapify, heappop, heappush
+from random import random
+from time import monotonic
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from journal.errors import DamageError, StorageError, StoreError, UsageError, storage_errors
+from journal.findings import Cause, Finding, Kind
+from journal.fs.files import pwrite_all, read_optional, replace_file
+from journal.locks.patience import PatientLock
+from journal.memory.arrays import I64
+from qindex.format.delays import (
+    CLOSED,
+    FILE_NAME,
+    RECORD_SIZE,
+    due_of,
+    pack_due,
+    pack_dues,
+    pack_noted,
+    parse_backoff,
+    read_dues,
+)
+from qindex.format.entries import Entry
+from qindex.index.messages import Messages
+from qindex.index.queue_index import QueueIndex
+from qindex.index.segment import OUT
+from qindex.queue import run_clock
+from qindex.queue.timer import Alarm
+from qindex.queue.wake_ups import Bell
+
+_log = logging.getLogger("qindex.queue")
+
+_MOST_SECONDS = 1e10
+SHIFT = 64
+SEQ = (1 << SHIFT) - 1
+"""A key is a number that orders messages: a time in microseconds since 1970, and in the low 64 bits
+the seq_id."""
+_MOST_SPARE = 1 << 14
+"""Records of messages that are gone; the file is written anew when it has more than these, and more
+than half of its records."""
+_READ_TOGETHER = 2048
+
+
+def now_us() -> int:
+    """Return the time by which messages become due, in microseconds since 1970 UTC."""
+    return run_clock.time_ns() // 1000
+
+
+def due_time(delay: float | None, at: datetime | None) -> int:
+    """Return when a message is due: microseconds since 1970 UTC, 0 for at once.
+
+    Raises :class:`UsageError` for values that can't be right, or for both.
+    """
+    if delay is None:
+        return 0 if at is None else _due_at(at)
+    if at is not None:
+        raise UsageError("a message has either a delay or an at, not both")
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise UsageError(f"delay must be a number of seconds, not {delay!r}")
+    if not 0 <= delay < _MOST_SECONDS:
+        raise UsageError(f"delay must be seconds from 0 to 1e10, not {delay!r}")
+    return run_clock.time_ns() // 1000 + int(delay * 1e6) if delay else 0
+
+
+def _due_at(at: datetime) -> int:
+    if not isinstance(at, datetime):
+        raise UsageError(f"at must be a datetime, not {at!r}")
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise UsageError(f"at must have a time zone, as datetime.now(timezone.utc) has: {at!r}")
+    due = int(at.timestamp() * 1e6)
+    return due if due > now_us() else 0
+
+
+def pause_before(backoff: str, attempts: int) -> float:
+    """Return the seconds until the next attempt, after so many have failed.
+
+    The pause doubles with each attempt, up to the longest one; a random part of its second half is
+    left out, so that messages that failed together do not come back together.
+    """
+    base, cap = parse_backoff(backoff)
+    doubled = base * 2.0 ** min(max(attempts - 1, 0), 1000)
+    return min(doubled, cap) * (0.5 + 0.5 * random())
+
+
+class Delaying(Protocol):
+    """The queue whose messages are delayed: a :class:`qindex.queue.state.QueueState`."""
+
+    index: QueueIndex
+    messages: Messages | None
+    alarm: Alarm
+    arrived: Bell
+    lock: PatientLock
+
+    def __enter__(self) -> object:
+        """Begin a critical section, with the lock held."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None:
+        """End it."""
+
+
+class DueTimes:
+    """The delayed messages of one queue, whose lock is held for every call.
+
+    ``dues``: due times of those that were due, and are with consumers.
+    """
+
+    def __init__(self, state: Delaying) -> None:
+        self._state = state
+        # Heaps of keys. One whose message is gone stays until its time.
+        self._waiting: list[int] = []
+        self._due: list[int] = []
+        # How many in _waiting are gone.
+        self._gone = 0
+        # Published with a delay, and not yet in the file.
+        self._unnoted: list[int] = []
+        # Those of them that have a later due time in the file.
+        self._noted: set[int] = set()
+        self.dues: dict[int, int] = {}
+        self._now = 0
+        self._alarm_at = 0
+        self._path = os.path.join(state.index.directory, FILE_NAME)
+        self._end = 0
+
+    def __len__(self) -> int:
+        """Messages that are not due yet."""
+        return len(self._waiting) - self._gone
+
+    def next_due(self) -> int | None:
+        """Return when the next message is due, in microseconds since 1970, or None."""
+        waiting = self._waiting
+        while waiting and self._gone and not self._is_held(waiting[0] & SEQ):
+            heappop(waiting)
+            self._gone -= 1
+        return waiting[0] >> SHIFT if waiting else None
+
+    def _is_held(self, seq: int) -> bool:
+        with suppress(StoreError):
+            return self._state.index.is_held(seq)
+        return False
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def hold(self, seq: int, due: int) -> None:
+        """Delay an entry that was just published."""
+        self._state.index.hold(seq)
+        key = due << SHIFT | seq
+        heappush(self._waiting, key)
+        self._unnoted.append(key)
+        if not 0 < self._alarm_at <= due:
+            self._set_alarm(due)
+
+    def hold_batch(self, seqs: range, due: int) -> None:
+        """Delay entries that were just published together."""
+        for seq in seqs:
+            self.hold(seq, due)
+
+    def hold_again(self, seq: int, due: int) -> None:
+        """Delay an entry that came back, or of which the file says nothing."""
+        self.dues.pop(seq, None)
+        self._state.index.hold(seq)
+        heappush(self._waiting, due << SHIFT | seq)
+        if not 0 < self._alarm_at <= due:
+            self._set_alarm(due)
+
+    def cancelled(self, seq: int, due: int) -> None:
+        """Take note that a message, which was published with this due time, was dropped before it
+        was delivered."""
+        self.dues.pop(seq, None)
+        if due > self._now:
+            self._gone += 1
+
+    def clear(self) -> None:
+        """Forget all messages but those with consumers: the queue was purged."""
+        self.dues = self._out()
+        self._waiting, self._due, self._gone = [], [], 0
+        self._forget_unnoted()
+
+    def _out(self) -> dict[int, int]:
+        index = self._state.index
+        return {seq: due for seq, due in self.dues.items() if index.state_of(seq) == OUT}
+
+    # -- due ------------------------------------------------------------------------------------
+
+    def bring(self) -> int:
+        """Count the messages as ready whose time has come, and return how many these are."""
+        now = self._now = now_us()
+        waiting = self._waiting
+        before = len(waiting)
+        while waiting and waiting[0] >> SHIFT <= now:
+            key = heappop(waiting)
+            if self._is_held(key & SEQ):
+                heappush(self._due, key)
+            else:
+                self._gone -= 1
+        return before - len(waiting)
+
+    def first_due(self) -> int:
+        """Return the key of the first message that is due, and not read yet; 0 for none."""
+        due = self._due
+        while due and not self._state.index.is_held(due[0] & SEQ):
+            heappop(due)
+        return due[0] if due else 0
+
+    def all_due(self) -> list[int]:
+        """Return the keys of all messages that are due and not read yet, in order."""
+        return [key for key in sorted(self._due) if self._is_held(key & SEQ)]
+
+    def stage(self) -> None:
+        """Read the first message that is due, and let it be delivered next."""
+        index = self._state.index
+        key = self._due[0]
+        seq = key & SEQ
+        body, extra = index.read_held(seq)
+        heappop(self._due)
+        self.dues[seq] = key >> SHIFT
+        index.ahead.staged = seq, body, extra
+
+    def give_back(self, seq: int, extra: int | Entry) -> bool:
+        """Take a message back that was due; False if it was not delayed."""
+        due = self.dues.pop(seq, 0)
+        if not due and isinstance(extra, Entry) and extra.message is not None:
+            # It was out as a call was cut short, and the file had nothing of it yet.
+            due = due_of(extra.message.headers)
+        if not due:
+            return False
+        self._state.index.hold(seq)
+        heappush(self._due, due << SHIFT | seq)
+        self._state.index.ahead.put_off()
+        return True
+
+    def take_back(self) -> None:
+        """Take back the message that was read and not delivered: the reading begins anew."""
+        ahead = self._state.index.ahead
+        if ahead.staged is not None:
+            self.give_back(ahead.staged[0], ahead.staged[2])
+            ahead.staged = None
+
+    def on_alarm(self) -> None:
+        """Wake consumers for what is due. The engine's timer calls it."""
+        state = self._state
+        with state.lock, state:
+            self._alarm_at = 0
+            count = self.bring()
+            if count:
+                state.arrived.notify(count)
+            self._set_alarm(self._waiting[0] >> SHIFT if self._waiting else 0)
+
+    def _set_alarm(self, due: int) -> None:
+        if due:
+            self._alarm_at = due
+            self._state.alarm.set(self, monotonic() + max(due - now_us(), 0) / 1e6)
+
+    # -- the file -------------------------------------------------------------------------------
+
+    def begin(self, *, durably: bool) -> None:
+        """Make the file, before the first message is delayed: where there is none, the next open
+        looks for no such messages. Raises :class:`StorageError`; nothing has changed then."""
+        index = self._state.index
+        data = pack_noted(index.next_seq)
+        if durably:
+            replace_file(index.fs, self._path, data)
+        else:
+            self._write(data, 0)
+        self._end = len(data)
+
+    def note(self, seq: int, due: int) -> None:
+        """Write the due time of a message that is given back. Raises :class:`StorageError`;
+        nothing has changed then."""
+        if self._end > RECORD_SIZE * (2 * (len(self._waiting) + len(self.dues)) + _MOST_SPARE):
+            self._rewrite()
+        self._append(pack_due(seq, due))
+        if self._unnoted:
+            self._noted.add(seq)
+
+    def note_published(self) -> None:
+        """Write what the file lacks: a flush has moved the messages to segments, and the next open
+        need not look for them there. Where that fails, it does."""
+        if not self._unnoted:
+            return
+        dues, seqs = _split(key for key in self._unnoted if key & SEQ not in self._noted)
+        alive = self._state.index.are_there(seqs)
+        try:
+            mark = pack_noted(self._state.index.next_seq)
+            self._append(pack_dues(seqs[alive], dues[alive]) + mark)
+        except StorageError as error:
+            _log.warning("%s", error)
+            return
+        self._forget_unnoted()
+
+    def _forget_unnoted(self) -> None:
+        self._unnoted, self._noted = [], set()
+
+    def close(self) -> None:
+        """Write the whole file, for a clean close. A failure costs the next open some time."""
+        try:
+            self._rewrite(closed=True)
+        except StorageError as error:
+            _log.warning("%s", error)
+
+    def sync(self) -> None:
+        """Make the file durable. Raises :class:`StorageError`."""
+        fs = self._state.index.fs
+        with storage_errors(self._path, "due times can't be synced"):
+            fd = fs.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fs.fdatasync(fd)
+            finally:
+                fs.close(fd)
+
+    def _append(self, data: bytes) -> None:
+        self._write(data, self._end)
+        self._end += len(data)
+
+    def _write(self, data: bytes, at: int) -> None:
+        fs = self._state.index.fs
+        with storage_errors(self._path, "due times can't be written"):
+            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+            try:
+                pwrite_all(fs, fd, data, at)
+            finally:
+                fs.close(fd)
+
+    def _rewrite(self, *, closed: bool = False) -> None:
+        index = self._state.index
+        dues, seqs = _split(self._waiting + self._due)
+        seqs = np.concatenate((seqs, np.array(list(self.dues), np.int64)))
+        dues = np.concatenate((dues, np.array(list(self.dues.values()), np.int64)))
+        alive = index.are_there(seqs)
+        data = pack_dues(seqs[alive], dues[alive])
+        if closed:
+            data += pack_due(index.next_seq, CLOSED | index.live)
+        else:
+            data += pack_noted(index.next_seq)
+        replace_file(index.fs, self._path, data)
+        self._end = len(data)
+        self._forget_unnoted()
+
+    # -- opening --------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take over what the file and the messages say. Raises :class:`StorageError`."""
+        index = self._state.index
+        with storage_errors(self._path, "due times can't be read"):
+            data = read_optional(index.fs, self._path)
+        self._waiting, self._due, self._gone = [], [], 0
+        self._forget_unnoted()
+        if data is None:
+            lost = "messages that were given back with a delay are due at once"
+            self._report(0, 0, "the due times are missing", lost, Kind.MISSING_FILE)
+            data = b""
+        index.release_all()
+        found = read_dues(data)
+        self._end = found.end
+        for at in found.damaged:
+            lost = "a message that was given back with a delay may be due at once"
+            self._report(at, RECORD_SIZE, "the record of a due time is damaged", lost)
+        seqs, dues = found.seq_ids, found.dues
+        if found.closed != (index.next_seq, index.live):
+            index.bring_all(seqs)
+            there = index.are_there(seqs)
+            seqs, dues = seqs[there], dues[there]
+            fresh_seqs, fresh_dues = self._find(found.noted)
+            fresh = ~np.isin(fresh_seqs, seqs)
+            self._unnoted = _join(fresh_seqs[fresh], fresh_dues[fresh])
+            seqs = np.concatenate((seqs, fresh_seqs[fresh]))
+            dues = np.concatenate((dues, fresh_dues[fresh]))
+        held = np.isin(seqs, index.hold_many(seqs))
+        out = ~held & index.are_there(seqs)  # with consumers
+        # Where a call was cut short, the file may lack what is with consumers.
+        noted = dict(zip(seqs[out].tolist(), dues[out].tolist(), strict=True))
+        self.dues = {**noted, **self._out()}
+        self._waiting = _join(seqs[held], dues[held])
+        heapify(self._waiting)
+        self.bring()
+        self._set_alarm(self._waiting[0] >> SHIFT if self._waiting else 0)
+
+    def _find(self, start: int) -> tuple[I64, I64]:
+        """Read the messages from seq_id ``start`` on, and return those that state a due time."""
+        index = self._state.index
+        found: list[tuple[int, int]] = []
+        while start < index.next_seq:
+            try:
+                window, start = index.fetch(start, _READ_TOGETHER)
+            except DamageError:
+                continue  # reported; the next read goes on behind it
+            if window is None:
+                break
+            if not window.plain:
+                for seq, extra in zip(window.seqs, window.extras, strict=True):
+                    if isinstance(extra, Entry) and (due := self._due_of(extra)):
+                        found.append((seq, due))
+        pairs = np.array(found, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def _due_of(self, entry: Entry) -> int:
+        message, messages = entry.message, self._state.messages
+        if message is None and entry.stored and messages is not None:
+            with suppress(StoreError):
+                message = messages.read(entry.msg_id)
+        return 0 if message is None else due_of(message.headers)
+
+    def _report(
+        self, at: int, length: int, what: str, lost: str, kind: Kind = Kind.CHECKSUM
+    ) -> None:
+        finding = Finding(self._path, at, length, Cause.DAMAGE, what, lost, kind)
+        self._state.index.report([finding])
+
+
+def _split(keys: Iterable[int]) -> tuple[I64, I64]:
+    """Return the due times and the seq_ids of heap entries."""
+    keys = list(keys)
+    dues = np.array([key >> SHIFT for key in keys], np.int64)
+    return dues, np.array([key & SEQ for key in keys], np.int64)
+
+
+def _join(seqs: I64, dues: I64) -> list[int]:
+    return [due << SHIFT | seq for seq, due in zip(seqs.tolist(), dues.tolist(), strict=True)]
