@@ -41,6 +41,7 @@ MODULES = (
     "qindex.index.queue_index",
     "qindex.queue.run_clock",
     "qindex.queue.wake_ups",
+    "qindex.queue.delays",
     "qindex.queue.state",
     "qindex.queue.flushing",
     "qindex.queue.delivery",

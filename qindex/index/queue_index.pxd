@@ -8,7 +8,7 @@ from qindex.index.index_reader cimport IndexReader
 from qindex.index.read_ahead cimport ReadAhead, Window
 from qindex.index.segment cimport Segment
 
-cdef unsigned char ABSENT, ACKED, DELIVERED, MOVING, OUT, PUBLISHED
+cdef unsigned char ABSENT, ACKED, DELIVERED, HELD, HELD_AGAIN, MOVING, OUT, PUBLISHED
 cdef uint64_t ACK_BITS, DELIVER_BITS
 cdef Py_ssize_t _WORD_SIZE
 
@@ -27,5 +27,7 @@ cdef class QueueIndex(IndexReader):
     @cython.locals(segment=Segment, rel=Py_ssize_t, journal=Journal, fresh=bint)
     cpdef bint deliver(self, Py_ssize_t seq) except -1
     cpdef void handed_out(self) noexcept
+    @cython.locals(segment=Segment, rel=Py_ssize_t)
+    cpdef int hold(self, Py_ssize_t seq) except -1
     @cython.locals(segment=Segment, rel=Py_ssize_t, journal=Journal)
     cpdef bint acknowledge(self, Py_ssize_t seq) except -1

@@ -102,6 +102,11 @@ def pause_before(backoff: str, attempts: int) -> float:
     return min(doubled, cap) * (0.5 + 0.5 * random())
 
 
+def make_key(due: int, seq: int) -> int:
+    """Return the key of a message."""
+    return due << SHIFT | seq
+
+
 class Delaying(Protocol):
     """The queue whose messages are delayed: a :class:`qindex.queue.state.QueueState`."""
 
@@ -132,6 +137,7 @@ class DueTimes:
 
     def __init__(self, state: Delaying) -> None:
         self._state = state
+        self._index: QueueIndex = state.index
         # Heaps of keys. One whose message is gone stays until its time.
         self._waiting: list[int] = []
         self._due: list[int] = []
@@ -168,8 +174,8 @@ class DueTimes:
 
     def hold(self, seq: int, due: int) -> None:
         """Delay an entry that was just published."""
-        self._state.index.hold(seq)
-        key = due << SHIFT | seq
+        self._index.hold(seq)
+        key = make_key(due, seq)
         heappush(self._waiting, key)
         self._unnoted.append(key)
         if not 0 < self._alarm_at <= due:

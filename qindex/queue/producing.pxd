@@ -8,6 +8,7 @@ from qindex.format.message_record cimport encode_middle
 from qindex.format.publish_records cimport framed_record, plain_record
 from qindex.index.queue_index cimport QueueIndex
 from qindex.index.read_ahead cimport ReadAhead
+from qindex.queue.delays cimport DueTimes, due_time
 from qindex.queue.expiry cimport Expirer
 from qindex.queue.flushing cimport Flusher
 from qindex.queue.state cimport QueueState
@@ -20,7 +21,8 @@ cdef class Producer:
     cdef public object room
 
     @cython.locals(state=QueueState, lock=PatientLock, index=QueueIndex, ahead=ReadAhead,
-                   stamp=uint64_t, record=bytes, seq=Py_ssize_t, synced=bint, due=int64_t)
+                   stamp=uint64_t, record=bytes, seq=Py_ssize_t, synced=bint, due=int64_t,
+                   later=DueTimes)
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,

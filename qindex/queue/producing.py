@@ -120,8 +120,7 @@ class Producer:
                 lock.release()
                 message = Message(body, key, headers or {}, properties or {})
                 return self._publish_any(message, ttl, persistent, confirm, timeout, due, waits)
-            if due:
-                state.delays()
+            later = state.delays() if due else None
             index = state.index
             stamp = words.now_ns()
             if middle is NOTHING and not expiry:
@@ -135,8 +134,8 @@ class Producer:
                 seq = index.append(record)
                 if expiry:
                     self._expirer.note(expiry)
-                if due:
-                    state.delays().hold(seq, due)
+                if later is not None:
+                    later.hold(seq, due)
             if limits is not None:
                 limits.bytes += len(body)
             if state.arrived.waiting and not due:

@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 
 from journal.locks.patience cimport PatientLock
 from qindex.index.queue_index cimport QueueIndex
+from qindex.queue.delays cimport DueTimes
 from qindex.queue.wake_ups cimport Bell
 
 
@@ -16,7 +17,8 @@ cdef class QueueState:
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
     cdef public Bell arrived, settled
-    cdef public object alarm, calls, counts, flushed, flushing, later, leases, limits
+    cdef public object alarm, calls, counts, flushed, flushing, leases, limits
+    cdef public DueTimes later
     cdef public object message_ttl, messages, name, options, room, settings, tally
 
     @cython.locals(lock=PatientLock)

@@ -1,0 +1,22 @@
+# Types for the names of delays.py.
+cimport cython
+from libc.stdint cimport int64_t
+
+from qindex.index.queue_index cimport QueueIndex
+
+
+cdef class DueTimes:
+    cdef object __weakref__
+    cdef public object _state, _path
+    cdef public list _waiting, _due, _unnoted
+    cdef public set _noted
+    cdef public dict dues
+    cdef public Py_ssize_t _gone, _end
+    cdef public int64_t _now, _alarm_at
+    cdef QueueIndex _index
+
+    @cython.locals(key=object)
+    cpdef int hold(self, Py_ssize_t seq, int64_t due) except -1
+
+cpdef int64_t due_time(object delay, object at) except -1
+cpdef object make_key(object due, object seq)
