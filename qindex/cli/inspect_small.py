@@ -18,11 +18,11 @@ from journal.fs.files import REAL, read_file, read_optional
 from msgstore.format import file_name as store_file_name
 from msgstore.snapshot import load_snapshot
 from qindex.format import layout
-from qindex.format.delays import CLOSED, MAX_DUE, NOTED, pack_due, unpack_due
 from qindex.format.delays import FILE_NAME as DUE_TIMES
-from qindex.format.delays import RECORD_SIZE as DUE_SIZE
 from qindex.format.json_value import plain_value
 from qindex.format.moves import sound_moves
+from qindex.format.notes import CLOSED, MAX_VALUE, NOTED, pack_note, unpack_note
+from qindex.format.notes import RECORD_SIZE as NOTE_SIZE
 from qindex.format.rabbitmq.clean_dot import parse_clean_dot
 from qindex.format.rabbitmq.names import directory_name, parse_queue_name
 from qindex.format.rabbitmq.recovery_terms import read_recovery_terms
@@ -134,15 +134,15 @@ def _deliveries(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row
 
 
 def _due_times(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
-    for at in range(0, len(data) - len(data) % DUE_SIZE, DUE_SIZE):
-        raw = data[at : at + DUE_SIZE]
-        seq_id, due = unpack_due(raw)
-        if pack_due(seq_id, due) != raw:
+    for at in range(0, len(data) - len(data) % NOTE_SIZE, NOTE_SIZE):
+        raw = data[at : at + NOTE_SIZE]
+        seq_id, due = unpack_note(raw)
+        if pack_note(seq_id, due) != raw:
             if any(raw):
                 what, lost = "a record that is not whole", "a message may be due at once"
                 kind = Kind.CHECKSUM
-                findings.append(Finding(path, at, DUE_SIZE, Cause.CRASH, what, lost, kind))
-        elif due < MAX_DUE:
+                findings.append(Finding(path, at, NOTE_SIZE, Cause.CRASH, what, lost, kind))
+        elif due < MAX_VALUE:
             yield _row(raw, "due", at, seq_id=seq_id, due=due)
         elif due == NOTED:
             yield _row(raw, "noted", at, next_seq_id=seq_id)

@@ -7,11 +7,11 @@ from qindex.index.queue_index cimport QueueIndex
 
 cdef class DueTimes:
     cdef object __weakref__
-    cdef public object _state, _path
+    cdef public object _state, _file
     cdef public list _waiting, _due, _unnoted
     cdef public set _noted
     cdef public dict dues
-    cdef public Py_ssize_t _gone, _end
+    cdef public Py_ssize_t _gone
     cdef public int64_t _now, _alarm_at
     cdef QueueIndex _index
 

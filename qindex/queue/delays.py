@@ -12,7 +12,6 @@ restart due times count by the wall clock, so a clock that was set shifts them b
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -24,27 +23,17 @@ from typing import Protocol
 
 import numpy as np
 
-from journal.errors import DamageError, StorageError, StoreError, UsageError, storage_errors
-from journal.findings import Cause, Finding, Kind
-from journal.fs.files import pwrite_all, read_optional, replace_file
+from journal.errors import StorageError, StoreError, UsageError
 from journal.locks.patience import PatientLock
 from journal.memory.arrays import I64
-from qindex.format.delays import (
-    CLOSED,
-    FILE_NAME,
-    RECORD_SIZE,
-    due_of,
-    pack_due,
-    pack_dues,
-    pack_noted,
-    parse_backoff,
-    read_dues,
-)
+from qindex.format.delays import FILE_NAME, due_of, parse_backoff
 from qindex.format.entries import Entry
+from qindex.format.notes import pack_note
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import OUT
 from qindex.queue import run_clock
+from qindex.queue.notes_file import NotesFile
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import Bell
 
@@ -55,10 +44,10 @@ SHIFT = 64
 SEQ = (1 << SHIFT) - 1
 """A key is a number that orders messages: a time in microseconds since 1970, and in the low 64 bits
 the seq_id."""
+_LONGEST_SLEEP = 60.0
 _MOST_SPARE = 1 << 14
 """Records of messages that are gone; the file is written anew when it has more than these, and more
 than half of its records."""
-_READ_TOGETHER = 2048
 
 
 def now_us() -> int:
@@ -150,8 +139,8 @@ class DueTimes:
         self.dues: dict[int, int] = {}
         self._now = 0
         self._alarm_at = 0
-        self._path = os.path.join(state.index.directory, FILE_NAME)
-        self._end = 0
+        lost = "a message that was given back with a delay may be due at once"
+        self._file = NotesFile(state.index, FILE_NAME, "due times", lost)
 
     def __len__(self) -> int:
         """Messages that are not due yet."""
@@ -280,40 +269,33 @@ class DueTimes:
     def _set_alarm(self, due: int) -> None:
         if due:
             self._alarm_at = due
-            self._state.alarm.set(self, monotonic() + max(due - now_us(), 0) / 1e6)
+            left = max(due - now_us(), 0) / 1e6
+            # A clock that stood still while the machine slept is asked again soon enough.
+            self._state.alarm.set(self, monotonic() + min(left, _LONGEST_SLEEP))
 
     # -- the file -------------------------------------------------------------------------------
 
     def begin(self, *, durably: bool) -> None:
-        """Make the file, before the first message is delayed: where there is none, the next open
-        looks for no such messages. Raises :class:`StorageError`; nothing has changed then."""
-        index = self._state.index
-        data = pack_noted(index.next_seq)
-        if durably:
-            replace_file(index.fs, self._path, data)
-        else:
-            self._write(data, 0)
-        self._end = len(data)
+        """Make the file. Raises :class:`StorageError`; nothing has changed then."""
+        self._file.begin(durably=durably)
 
     def note(self, seq: int, due: int) -> None:
         """Write the due time of a message that is given back. Raises :class:`StorageError`;
         nothing has changed then."""
-        if self._end > RECORD_SIZE * (2 * (len(self._waiting) + len(self.dues)) + _MOST_SPARE):
+        if self._file.records > 2 * (len(self._waiting) + len(self.dues)) + _MOST_SPARE:
             self._rewrite()
-        self._append(pack_due(seq, due))
+        self._file.append(pack_note(seq, due))
         if self._unnoted:
             self._noted.add(seq)
 
     def note_published(self) -> None:
-        """Write what the file lacks: a flush has moved the messages to segments, and the next open
-        need not look for them there. Where that fails, it does."""
+        """Write what the file lacks: a flush has moved the messages to segments. Where that fails,
+        the next open looks for them."""
         if not self._unnoted:
             return
         dues, seqs = _split(key for key in self._unnoted if key & SEQ not in self._noted)
-        alive = self._state.index.are_there(seqs)
         try:
-            mark = pack_noted(self._state.index.next_seq)
-            self._append(pack_dues(seqs[alive], dues[alive]) + mark)
+            self._file.note_published(seqs, dues)
         except StorageError as error:
             _log.warning("%s", error)
             return
@@ -331,40 +313,13 @@ class DueTimes:
 
     def sync(self) -> None:
         """Make the file durable. Raises :class:`StorageError`."""
-        fs = self._state.index.fs
-        with storage_errors(self._path, "due times can't be synced"):
-            fd = fs.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fs.fdatasync(fd)
-            finally:
-                fs.close(fd)
-
-    def _append(self, data: bytes) -> None:
-        self._write(data, self._end)
-        self._end += len(data)
-
-    def _write(self, data: bytes, at: int) -> None:
-        fs = self._state.index.fs
-        with storage_errors(self._path, "due times can't be written"):
-            fd = fs.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
-            try:
-                pwrite_all(fs, fd, data, at)
-            finally:
-                fs.close(fd)
+        self._file.sync()
 
     def _rewrite(self, *, closed: bool = False) -> None:
-        index = self._state.index
         dues, seqs = _split(self._waiting + self._due)
         seqs = np.concatenate((seqs, np.array(list(self.dues), np.int64)))
         dues = np.concatenate((dues, np.array(list(self.dues.values()), np.int64)))
-        alive = index.are_there(seqs)
-        data = pack_dues(seqs[alive], dues[alive])
-        if closed:
-            data += pack_due(index.next_seq, CLOSED | index.live)
-        else:
-            data += pack_noted(index.next_seq)
-        replace_file(index.fs, self._path, data)
-        self._end = len(data)
+        self._file.rewrite(seqs, dues, closed=closed)
         self._forget_unnoted()
 
     # -- opening --------------------------------------------------------------------------------
@@ -372,26 +327,16 @@ class DueTimes:
     def load(self) -> None:
         """Take over what the file and the messages say. Raises :class:`StorageError`."""
         index = self._state.index
-        with storage_errors(self._path, "due times can't be read"):
-            data = read_optional(index.fs, self._path)
+        found, closed = self._file.read()
         self._waiting, self._due, self._gone = [], [], 0
         self._forget_unnoted()
-        if data is None:
-            lost = "messages that were given back with a delay are due at once"
-            self._report(0, 0, "the due times are missing", lost, Kind.MISSING_FILE)
-            data = b""
         index.release_all()
-        found = read_dues(data)
-        self._end = found.end
-        for at in found.damaged:
-            lost = "a message that was given back with a delay may be due at once"
-            self._report(at, RECORD_SIZE, "the record of a due time is damaged", lost)
-        seqs, dues = found.seq_ids, found.dues
-        if found.closed != (index.next_seq, index.live):
+        seqs, dues = found.seq_ids, found.values
+        if not closed:
             index.bring_all(seqs)
             there = index.are_there(seqs)
             seqs, dues = seqs[there], dues[there]
-            fresh_seqs, fresh_dues = self._find(found.noted)
+            fresh_seqs, fresh_dues = self._file.find(found.noted, self._state.messages, due_of)
             fresh = ~np.isin(fresh_seqs, seqs)
             self._unnoted = _join(fresh_seqs[fresh], fresh_dues[fresh])
             seqs = np.concatenate((seqs, fresh_seqs[fresh]))
@@ -405,37 +350,6 @@ class DueTimes:
         heapify(self._waiting)
         self.bring()
         self._set_alarm(self._waiting[0] >> SHIFT if self._waiting else 0)
-
-    def _find(self, start: int) -> tuple[I64, I64]:
-        """Read the messages from seq_id ``start`` on, and return those that state a due time."""
-        index = self._state.index
-        found: list[tuple[int, int]] = []
-        while start < index.next_seq:
-            try:
-                window, start = index.fetch(start, _READ_TOGETHER)
-            except DamageError:
-                continue  # reported; the next read goes on behind it
-            if window is None:
-                break
-            if not window.plain:
-                for seq, extra in zip(window.seqs, window.extras, strict=True):
-                    if isinstance(extra, Entry) and (due := self._due_of(extra)):
-                        found.append((seq, due))
-        pairs = np.array(found, np.int64).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
-
-    def _due_of(self, entry: Entry) -> int:
-        message, messages = entry.message, self._state.messages
-        if message is None and entry.stored and messages is not None:
-            with suppress(StoreError):
-                message = messages.read(entry.msg_id)
-        return 0 if message is None else due_of(message.headers)
-
-    def _report(
-        self, at: int, length: int, what: str, lost: str, kind: Kind = Kind.CHECKSUM
-    ) -> None:
-        finding = Finding(self._path, at, length, Cause.DAMAGE, what, lost, kind)
-        self._state.index.report([finding])
 
 
 def _split(keys: Iterable[int]) -> tuple[I64, I64]:

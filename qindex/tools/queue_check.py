@@ -20,9 +20,9 @@ from journal.memory.arrays import I64, U8, Bools
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
-from qindex.format.delays import RECORD_SIZE as DUE_SIZE
-from qindex.format.delays import read_dues
 from qindex.format.entries import decode_any
+from qindex.format.notes import RECORD_SIZE as NOTE_SIZE
+from qindex.format.notes import read_notes
 from qindex.format.rabbitmq.queue_index_v2 import file_name as index_file
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
@@ -395,9 +395,9 @@ def _check_due_times(fs: FileSystem, path: str, same_run: bool) -> Iterator[Find
         return
     # Only queues with durability="fsync" sync the file, so a loss of power may have taken any.
     cause = Cause.DAMAGE if same_run else Cause.CRASH
-    for at in read_dues(data).damaged:
+    for at in read_notes(data).damaged:
         what = "no due time stands here"
-        yield Finding(path, at, DUE_SIZE, cause, what, lost, Kind.CHECKSUM)
+        yield Finding(path, at, NOTE_SIZE, cause, what, lost, Kind.CHECKSUM)
 
 
 def _check_terms(reader: StoreReader, checked: CheckedQueue) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from journal.poison import Poison
 from qindex.engine.engine import Engine
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
-from qindex.format.delays import pack_dues, pack_noted, read_dues
+from qindex.format.notes import pack_noted, pack_notes, read_notes
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import unpack_settings
@@ -165,8 +165,8 @@ def _copy_due_times(fs: FileSystem, source: str, target: str) -> None:
     of them were saved."""
     data = read_optional(fs, os.path.join(source, DUE_TIMES))
     if data is not None:
-        found = read_dues(data)
-        kept = pack_dues(found.seq_ids, found.dues) + pack_noted(found.noted)
+        found = read_notes(data)
+        kept = pack_notes(found.seq_ids, found.values) + pack_noted(found.noted)
         replace_file(fs, os.path.join(target, DUE_TIMES), kept)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from journal.fs.files import FileSystem, read_optional
 from journal.memory.arrays import Bools
-from qindex.format.delays import FILE_NAME, due_of, read_dues
+from qindex.format.delays import FILE_NAME, due_of
+from qindex.format.notes import read_notes
 from qindex.view.columns import Columns
 from qindex.view.queue_view import QueueView
 
@@ -24,7 +25,7 @@ class Delayed:
     def __init__(self, fs: FileSystem, directory: str) -> None:
         """Read the file of due times, if there is one. Raises :class:`OSError`."""
         data = read_optional(fs, os.path.join(directory, FILE_NAME))
-        self._found = None if data is None else read_dues(data)
+        self._found = None if data is None else read_notes(data)
         self._now = time_ns() // 1000
         self.count = 0
         self.next_due: int | None = None
@@ -39,7 +40,7 @@ class Delayed:
         if len(found.seq_ids):
             at = np.minimum(np.searchsorted(found.seq_ids, seqs), len(found.seq_ids) - 1)
             known = found.seq_ids[at] == seqs
-            dues[known] = found.dues[at[known]]
+            dues[known] = found.values[at[known]]
         # The writer notes due times at a flush and at its close, so these are in the messages.
         unnoted = np.flatnonzero(there)[(dues == 0) & (seqs >= found.noted)]
         waiting = dues[dues > self._now].tolist()
