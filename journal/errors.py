@@ -40,6 +40,21 @@ class QueueFullError(StoreError):
     nothing moved into it."""
 
 
+class DuplicateError(StoreError):
+    """A message of the queue holds the unique key: nothing was published.
+
+    ``seq_id`` is that message.
+    """
+
+    def __init__(self, seq_id: int, what: str) -> None:
+        super().__init__(f"{what}: seq_id {seq_id}; nothing was published")
+        self.seq_id = seq_id
+        self._what = what
+
+    def __reduce__(self) -> tuple[type[DuplicateError], tuple[int, str]]:
+        return type(self), (self.seq_id, self._what)
+
+
 class LockedError(StoreError):
     """Another process has the directory open for writing.
 

@@ -21,6 +21,7 @@ from journal.compiled import build
 from journal.errors import (
     ClosedError,
     DamageError,
+    DuplicateError,
     ForkedError,
     LeaseExpiredError,
     LockedError,
@@ -61,6 +62,7 @@ __all__ = [
     "Consumer",
     "DamageError",
     "Delivery",
+    "DuplicateError",
     "Engine",
     "EngineStats",
     "Finding",

@@ -16,6 +16,7 @@ from qindex.aio.threads import to_the_end
 from qindex.aio.waiting import Waiter, with_room
 from qindex.format.message import Body, Message, as_bytes, refuse_parts
 from qindex.format.settings import QueueSettings
+from qindex.format.unique import Until
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
 from qindex.queue.delivering import LONG_HELD, Deliverer, warn_of_full_prefetch
@@ -82,6 +83,9 @@ class Queue:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
     ) -> int:
         """Append a message; gives its seq_id. With ``confirm=True`` it is on disk then.
 
@@ -102,6 +106,7 @@ class Queue:
             and ttl is None
             and delay is None
             and at is None
+            and unique is None
             and persistent is True
             and body.__class__ is bytes
             and len(body) <= self._state.most_plain
@@ -114,7 +119,7 @@ class Queue:
             return seq
         if self._noting:
             self._ports.here().append(self._queue)
-        if isinstance(body, Message):
+        if isinstance(body, Message) and unique is None:
             refuse_parts(key, headers, properties)
             given = await self.publish_many(
                 [body],
@@ -126,9 +131,9 @@ class Queue:
                 at=at,
             )
             return given.start
-        if body.__class__ is not bytes:
+        if body.__class__ is not bytes and not isinstance(body, Message):
             body = as_bytes(body)
-        large = len(body) > _ON_LOOP
+        large = len(body.body if isinstance(body, Message) else body) > _ON_LOOP
         seq = -1
         if not large:
             try:
@@ -141,6 +146,9 @@ class Queue:
                     persistent,
                     delay=delay,
                     at=at,
+                    unique=unique,
+                    window=window,
+                    until=until,
                     waits=False,
                 )
             except WouldWaitError:
@@ -156,6 +164,9 @@ class Queue:
                 persistent,
                 delay=delay,
                 at=at,
+                unique=unique,
+                window=window,
+                until=until,
                 waits=False,
             )
             seq = await self._publish_with_room(publish, large=large, timeout=timeout)

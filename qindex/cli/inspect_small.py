@@ -30,6 +30,8 @@ from qindex.format.rabbitmq.vhost_config import parse_vhost_config
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import RESERVE_SLOTS, SLOT_SIZE, sound_slots
 from qindex.format.settings import unpack_settings
+from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
+from qindex.format.unique import WINDOW_AT
 from qindex.index.segment_scan import read_healed
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
@@ -42,8 +44,8 @@ from qindex.view.rabbitmq_vhost import RECOVERY_TERMS, VHOST_FILE
 Row = dict[str, Any]
 _CLEAN_DOT = "clean.dot"
 SMALL = (
-    ".sum, qindex.clean, qindex.deliveries, qindex.due, qindex.moves, qindex.seq, qindex.settings, "
-    "qindex.store, .queue_name, .vhost, .config, recovery.dets, clean.dot"
+    ".sum, qindex.clean, qindex.deliveries, qindex.due, qindex.keys, qindex.moves, qindex.seq, "
+    "qindex.settings, qindex.store, .queue_name, .vhost, .config, recovery.dets, clean.dot"
 )
 
 
@@ -134,20 +136,36 @@ def _deliveries(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row
 
 
 def _due_times(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    for row, seq_id, value in _notes(path, data, findings):
+        yield {**row, "record": "due", "seq_id": seq_id, "due": value} if value >= 0 else row
+
+
+def _unique_keys(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
+    for row, seq_id, value in _notes(path, data, findings):
+        if value >= 0 and seq_id >= WINDOW_AT:
+            yield {**row, "record": "window", "seq_id": seq_id - WINDOW_AT, "until": value}
+        elif value >= 0:
+            yield {**row, "record": "key", "seq_id": seq_id, "hash": value}
+        else:
+            yield row
+
+
+def _notes(path: str, data: bytes, findings: list[Finding]) -> Iterator[tuple[Row, int, int]]:
+    """Yield each record, its seq_id, and its value, which is -1 for a mark."""
     for at in range(0, len(data) - len(data) % NOTE_SIZE, NOTE_SIZE):
         raw = data[at : at + NOTE_SIZE]
         seq_id, due = unpack_note(raw)
         if pack_note(seq_id, due) != raw:
             if any(raw):
-                what, lost = "a record that is not whole", "a message may be due at once"
+                what, lost = "a record that is not whole", "what it says is lost"
                 kind = Kind.CHECKSUM
                 findings.append(Finding(path, at, NOTE_SIZE, Cause.CRASH, what, lost, kind))
         elif due < MAX_VALUE:
-            yield _row(raw, "due", at, seq_id=seq_id, due=due)
+            yield _row(raw, "note", at), seq_id, due
         elif due == NOTED:
-            yield _row(raw, "noted", at, next_seq_id=seq_id)
+            yield _row(raw, "noted", at, next_seq_id=seq_id), seq_id, -1
         else:
-            yield _row(raw, "closed", at, next_seq_id=seq_id, messages=due - CLOSED)
+            yield _row(raw, "closed", at, next_seq_id=seq_id, messages=due - CLOSED), seq_id, -1
 
 
 def _moves(path: str, data: bytes, findings: list[Finding]) -> Iterator[Row]:
@@ -231,6 +249,7 @@ _READERS: dict[str, Callable[[str, bytes, list[Finding]], Iterator[Row]]] = {
     layout.MOVES: _moves,
     DELIVERIES: _deliveries,
     DUE_TIMES: _due_times,
+    UNIQUE_KEYS: _unique_keys,
     layout.MARKER: _marker,
     layout.QUEUE_NAME: _queue_name,
     VHOST_FILE: _vhost,

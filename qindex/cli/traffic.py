@@ -64,6 +64,10 @@ def publish_command(
     delay: Annotated[
         float | None, typer.Option(help="Seconds before which they are not delivered.")
     ] = None,
+    unique: Annotated[
+        str | None,
+        typer.Option(help="A key that one message of the queue holds at a time: for one message."),
+    ] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
@@ -79,7 +83,7 @@ def publish_command(
     headers = dict(_header(one) for one in header or ())
     with qindex.open(directory) as engine:
         opened = engine.queue(queue)
-        publish = _publisher(opened, key, headers, ttl, delay, confirm)
+        publish = _publisher(opened, key, headers, ttl, delay, unique, confirm)
         first: int | None = None
         count = 0
         try:
@@ -115,12 +119,27 @@ def _publisher(
     headers: dict[str, str],
     ttl: float | None,
     delay: float | None,
+    unique: str | None,
     confirm: bool,
 ) -> Callable[[list[bytes]], range]:
     """Give the function that publishes a batch, all of it or nothing: one append for all. It does
     not wait for room: while this process has the store open, no other one makes any."""
 
     def publish(bodies: list[bytes]) -> range:
+        if unique is not None:
+            if len(bodies) > 1:
+                raise UsageError("--unique is for one message, not for several lines or files")
+            seq = queue.publish(
+                bodies[0],
+                key=key,
+                headers=headers,
+                ttl=ttl,
+                delay=delay,
+                unique=unique,
+                confirm=confirm,
+                timeout=0,
+            )
+            return range(seq, seq + 1)
         batch: list[bytes] | list[Message] = bodies
         if key is not None or headers:
             batch = [Message(body, key, headers) for body in bodies]

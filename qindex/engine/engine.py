@@ -42,7 +42,6 @@ from qindex.engine.idle_queues import Roster
 from qindex.engine.move_recovery import finish_moves
 from qindex.engine.moves import Moves
 from qindex.format import layout
-from qindex.format.delays import FILE_NAME as DUE_FILE_NAME
 from qindex.format.message import Body, Message, message_of
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.segment import DEFAULT_ENTRY_COUNT
@@ -366,7 +365,7 @@ class Engine:
             calls=self._calls,
             messages=self._messages,
             request_flush=ask,
-            has_delays=DUE_FILE_NAME in names,
+            files=names,
         )
         index.before_waking = partial(self._roster.admit, parts)
         if resting.journal:

@@ -319,7 +319,8 @@ class DueTimes:
         dues, seqs = _split(self._waiting + self._due)
         seqs = np.concatenate((seqs, np.array(list(self.dues), np.int64)))
         dues = np.concatenate((dues, np.array(list(self.dues.values()), np.int64)))
-        self._file.rewrite(seqs, dues, closed=closed)
+        there = self._index.are_there(seqs)
+        self._file.rewrite(seqs[there], dues[there], closed=closed)
         self._forget_unnoted()
 
     # -- opening --------------------------------------------------------------------------------

@@ -217,8 +217,8 @@ class Flusher:
             if index.changing:
                 self.state.rebuild()
             old = index.finish(plan, prepared)
-            if self.state.later is not None:
-                self.state.later.note_published()
+            for notes in self.state.notes():
+                notes.note_published()
             index.trim_unused()
         index.journal.retire(old)
         index.poison.check()
@@ -277,8 +277,8 @@ class Flusher:
                         # files of a flush that has failed half-way. A queue that short runs use
                         # would otherwise keep what each of them has consumed.
                         self.write_and_empty(held=True)
-                    if state.later is not None:
-                        state.later.close()
+                    for notes in state.notes():
+                        notes.close()
             except StorageError as error:
                 cut = not is_passing(error)  # its reserve lets the next open consume
                 raise

@@ -83,8 +83,7 @@ class NotesFile:
         """Write the whole file, durably; ``closed``: nothing follows in this run. Raises
         :class:`StorageError`; the old file is untouched then."""
         index = self._index
-        there = index.are_there(seqs & (MOST_SEQ - 1))
-        data = pack_notes(seqs[there], values[there])
+        data = pack_notes(seqs, values)
         if closed:
             data += pack_note(index.next_seq, CLOSED | index.live)
         else:
@@ -145,7 +144,3 @@ class NotesFile:
                     found.append((seq, value))
         pairs = np.array(found, np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
-
-
-MOST_SEQ = 1 << 62
-"""Above all seq_ids."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from journal.locks.calls import Calls
 from qindex.format.settings import QueueSettings
@@ -28,7 +28,7 @@ class QueueParts:
     """The parts of a queue over one state: one each produces, delivers, settles and flushes.
 
     ``request_flush``: asks the engine's background thread for a flush; ``None``: there is none.
-    ``has_delays``: there is a file of due times.
+    ``files``: the names in its directory.
     """
 
     __slots__ = ("deliverer", "flusher", "letters", "producer", "room", "settler", "state")
@@ -45,7 +45,7 @@ class QueueParts:
         calls: Calls,
         messages: Messages | None = None,
         request_flush: Callable[[Flusher], bool] | None = None,
-        has_delays: bool = False,
+        files: Container[str] = (),
     ) -> None:
         self.state: QueueState = QueueState(
             name, index, options, settings=settings, alarm=alarm, calls=calls, messages=messages
@@ -62,8 +62,7 @@ class QueueParts:
         self.room: Room = Room(state, self.letters, self.deliverer, self.settler)
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
-        if has_delays:
-            state.load_delays()
+        state.load_notes(files)
 
     def is_in_call_here(self) -> bool:
         """Tell whether the calling thread is in the middle of a call on this queue."""

@@ -26,7 +26,7 @@ cdef class Producer:
     cpdef Py_ssize_t publish(
         self, object body, object key=*, object headers=*, object properties=*, object ttl=*,
         object persistent=*, bint confirm=*, object timeout=*, object delay=*, object at=*,
-        bint waits=*
+        object unique=*, object window=*, object until=*, bint waits=*
     ) except -1
     cpdef int64_t expiry(self, object ttl) except -1
     @cython.locals(state=QueueState, room=Py_ssize_t, middle=bytes)

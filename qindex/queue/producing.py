@@ -20,7 +20,14 @@ from journal.memory import words
 from journal.memory.arrays import I64
 from qindex.format.delays import DUE_HEADER, due_middle
 from qindex.format.entries import make_entry
-from qindex.format.message import Body, Message, as_bytes, make_message, refuse_parts
+from qindex.format.message import (
+    Body,
+    Message,
+    as_bytes,
+    make_message,
+    message_of,
+    refuse_parts,
+)
 from qindex.format.message_record import (
     NOTHING,
     encode_front,
@@ -30,6 +37,7 @@ from qindex.format.message_record import (
     seal_stored,
 )
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
+from qindex.format.unique import Until
 from qindex.index.seq_ids import RESERVE
 from qindex.queue import run_clock
 from qindex.queue.delays import due_time
@@ -38,6 +46,7 @@ from qindex.queue.flushing import Flusher
 from qindex.queue.prepared_message import Notes, Prepared
 from qindex.queue.room import Room
 from qindex.queue.state import QueueState
+from qindex.queue.unique_keys import Taking
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -79,6 +88,9 @@ class Producer:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
         waits: bool = True,
     ) -> int:
         """See :meth:`qindex.queue.queue.Queue.publish`."""
@@ -91,12 +103,18 @@ class Producer:
             or ttl is not None
             or delay is not None
             or at is not None
+            or unique is not None
             or persistent is not True
             or type(body) is not bytes
             or len(body) > state.most_plain
         ):
             if delay is not None or at is not None:
                 due = due_time(delay, at)
+            if unique is not None:
+                message = message_of(body, key, headers, properties, time_ns())
+                return self._publish_unique(
+                    message, unique, window, until, ttl, persistent, confirm, timeout, due, waits
+                )
             if isinstance(body, Message):
                 refuse_parts(key, headers, properties)
                 return self._publish_one(body, ttl, persistent, confirm, timeout, due, waits)
@@ -166,6 +184,32 @@ class Producer:
         message = self._checked(message)
         given = self._publish_messages([message], ttl, persistent, confirm, timeout, due, waits)
         return given.start
+
+    def _publish_unique(
+        self,
+        message: Message,
+        unique: str,
+        window: float | None,
+        until: Until,
+        ttl: float | None,
+        persistent: bool,
+        confirm: bool,
+        timeout: float | None,
+        due: int,
+        waits: bool,
+    ) -> int:
+        state = self.state
+        with state.lock, state:
+            taking = Taking(state.unique_keys(), unique, window, until)
+            taking.check()
+        message = replace(message, headers={**message.headers, **taking.headers})
+        self.check_message(message)
+        seqs = self._publish_all(
+            [message], ttl, persistent, confirm, timeout, due, waits, notes=taking
+        )
+        if waits and window is not None and (confirm or state.sync_each) and state.keys is not None:
+            state.keys.sync()
+        return seqs.start
 
     def _fits(self, size: int) -> bool:
         """Tell whether a body of ``size`` bytes fits into the queue as it is. Lock held."""
@@ -412,6 +456,7 @@ class Producer:
         timeout: float | None,
         due: int,
         waits: bool,
+        notes: Notes | None = None,
     ) -> range:
         """Publish messages of any kind: those whose records are large go to the message store,
         before the lock is taken: the store may slow publishers down."""
@@ -425,7 +470,7 @@ class Producer:
             held = self.room.ask(items, timeout, waits)
             try:
                 seqs = self.store_and_append(
-                    items, expiry, persistent, held=held, due=due, waits=waits
+                    items, expiry, persistent, held=held, notes=notes, due=due, waits=waits
                 )
             finally:
                 self.room.give_back(held)

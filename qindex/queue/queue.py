@@ -10,6 +10,7 @@ from journal.arguments import refuse_pickling
 from journal.errors import UsageError
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
+from qindex.format.unique import Until
 from qindex.queue.delivering import Consumer, Deliverer
 from qindex.queue.delivery import Batch, Delivery
 from qindex.queue.parts import QueueParts
@@ -61,6 +62,9 @@ class Queue:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
     ) -> int:
         """Append a message; gives its seq_id.
 
@@ -71,13 +75,29 @@ class Queue:
         ever). ``delay``: seconds before which the message is not delivered; ``at``: the time before
         which it is not, a datetime with a time zone. A delayed message holds no other one up. It
         takes its place among the messages that are published at the time when it is due, and its
-        header ``qindex-due`` has that time in microseconds since 1970 UTC.
-        Raises :class:`UsageError` for values that can't be stored, and
+        header ``qindex-due`` has that time in microseconds since 1970 UTC. ``unique``: a key that
+        at most one message of the queue holds at a time, until it is acknowledged, dropped or moved
+        (``until="acked"``) or delivered for the first time (``until="delivered"``), and at least
+        for ``window`` seconds from the publish.
+        Raises :class:`~journal.errors.DuplicateError` if another message holds the unique key,
+        :class:`UsageError` for values that can't be stored, and
         :class:`~journal.errors.QueueFullError`; nothing has changed then.
         O(size of the message).
         """
         return self._producer.publish(
-            body, key, headers, properties, ttl, persistent, confirm, timeout, delay, at
+            body,
+            key,
+            headers,
+            properties,
+            ttl,
+            persistent,
+            confirm,
+            timeout,
+            delay,
+            at,
+            unique,
+            window,
+            until,
         )
 
     def publish_many(

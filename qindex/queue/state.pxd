@@ -17,7 +17,7 @@ cdef class QueueState:
     cdef public dict lapsed_at, nacked_at, returns, stored_out
     cdef public PatientLock lock
     cdef public Bell arrived, settled
-    cdef public object alarm, calls, counts, flushed, flushing, leases, limits
+    cdef public object alarm, calls, counts, flushed, flushing, keys, leases, limits
     cdef public DueTimes later
     cdef public object message_ttl, messages, name, options, room, settings, tally
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from _thread import get_ident
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from types import TracebackType
 
 from journal.errors import ClosedError, StoreError, UsageError
@@ -12,9 +12,11 @@ from journal.locks.call_lock import refuse_twice
 from journal.locks.calls import Calls
 from journal.locks.lock_order import Rank
 from journal.locks.patience import PatientLock
+from qindex.format.delays import FILE_NAME as DUE_FILE
 from qindex.format.entries import Entry
 from qindex.format.message_record import plain_body_size
 from qindex.format.settings import QueueSettings
+from qindex.format.unique import FILE_NAME as KEYS_FILE
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
 from qindex.options import Options
@@ -24,6 +26,7 @@ from qindex.queue.leases import Leases
 from qindex.queue.limits import Limits
 from qindex.queue.tally import Tally
 from qindex.queue.timer import Alarm
+from qindex.queue.unique_keys import UniqueKeys
 from qindex.queue.wake_ups import Bell
 
 LOOK_AGAIN = 1.0
@@ -55,6 +58,7 @@ class QueueState:
         "flushing",
         "id_high",
         "index",
+        "keys",
         "lapsed_at",
         "later",
         "leases",
@@ -124,6 +128,8 @@ class QueueState:
         self.leases: Leases = Leases()
         # The delayed messages, from the first one on.
         self.later: DueTimes | None = None
+        # The unique keys, likewise.
+        self.keys: UniqueKeys | None = None
         self.tally: Tally = Tally()
         # Bodies up to this size are embedded, those of messages with neither key, headers nor
         # properties.
@@ -266,8 +272,8 @@ class QueueState:
         if self.messages is not None and self.messages.in_use:
             # A message may have kept its reference, or have none: the next open counts them.
             self.messages.miscounted = True
-        if self.later is not None:
-            self.later.load()
+        for notes in self.notes():
+            notes.load()
         self.count_ready_bytes()
         self.notify_all()
 
@@ -321,11 +327,36 @@ class QueueState:
         assert self.later is not None
         return self.later
 
-    def load_delays(self) -> None:
-        """Take over the delayed messages of earlier runs. Raises :class:`StorageError`."""
-        later = DueTimes(self)
-        later.load()
-        self._take_over(later)
+    def unique_keys(self) -> UniqueKeys:
+        """Return the unique keys, before one is taken. Lock held.
+
+        Raises :class:`StorageError`; nothing has changed then.
+        """
+        if self.keys is None:
+            keys = UniqueKeys(self.index, self.messages)
+            keys.begin(durably=self.sync_each)
+            self.keys = keys
+        return self.keys
+
+    def load_notes(self, files: Container[str]) -> None:
+        """Take over the delayed messages and the unique keys of earlier runs, if these ``files``
+        tell of any. Raises :class:`StorageError`."""
+        if KEYS_FILE in files:
+            # First, because it reads the messages that are ready, and not the delayed ones.
+            keys = UniqueKeys(self.index, self.messages)
+            keys.load()
+            self.keys = keys
+        if DUE_FILE in files:
+            later = DueTimes(self)
+            later.load()
+            self._take_over(later)
+
+    def notes(self) -> Iterator[DueTimes | UniqueKeys]:
+        """Yield what is noted of messages in files of its own."""
+        if self.keys is not None:
+            yield self.keys
+        if self.later is not None:
+            yield self.later
 
     def _take_over(self, later: DueTimes) -> None:
         # What is published next may come after a delayed message: it is read in its turn.

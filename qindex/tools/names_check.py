@@ -21,6 +21,7 @@ from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
+from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.messages import PERSISTENT_DIRECTORY, TRANSIENT_DIRECTORY
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
@@ -55,6 +56,7 @@ _QUEUE_FILES = frozenset(
         layout.SETTINGS,
         DELIVERIES,
         DUE_TIMES,
+        UNIQUE_KEYS,
         SEQ_FILE_NAME,
         journal_format.FILE_NAME,
     )

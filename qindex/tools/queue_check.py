@@ -28,6 +28,7 @@ from qindex.format.segment import file_name, file_number
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
+from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.seq_ids import SeqFile
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
@@ -355,7 +356,10 @@ def _check_small_files(fs: FileSystem, directory: str, same_run: bool) -> Iterat
             what, lost = f"the settings of the queue: {error}", "the queue can't be opened"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.CHECKSUM)
     yield from _check_deliveries(fs, os.path.join(directory, DELIVERIES), same_run)
-    yield from _check_due_times(fs, os.path.join(directory, DUE_TIMES), same_run)
+    lost = "a message that was given back with a delay may be due at once"
+    yield from _check_notes(fs, os.path.join(directory, DUE_TIMES), same_run, lost)
+    lost = "the window of a unique key may end early"
+    yield from _check_notes(fs, os.path.join(directory, UNIQUE_KEYS), same_run, lost)
     if lacks_its_name(fs, directory):
         path = os.path.join(directory, layout.QUEUE_NAME)
         what, lost = "the queue's name is missing", "its directory's name is a hash of it"
@@ -385,8 +389,7 @@ def _check_deliveries(fs: FileSystem, path: str, same_run: bool) -> Iterator[Fin
         yield Finding(path, whole, len(data) - whole, Cause.CRASH, what, lost, Kind.TORN)
 
 
-def _check_due_times(fs: FileSystem, path: str, same_run: bool) -> Iterator[Finding]:
-    lost = "a message that was given back with a delay may be due at once"
+def _check_notes(fs: FileSystem, path: str, same_run: bool, lost: str) -> Iterator[Finding]:
     try:
         data = read_optional(fs, path) or b""
     except OSError as error:
@@ -396,7 +399,7 @@ def _check_due_times(fs: FileSystem, path: str, same_run: bool) -> Iterator[Find
     # Only queues with durability="fsync" sync the file, so a loss of power may have taken any.
     cause = Cause.DAMAGE if same_run else Cause.CRASH
     for at in read_notes(data).damaged:
-        what = "no due time stands here"
+        what = "a record that is not whole"
         yield Finding(path, at, NOTE_SIZE, cause, what, lost, Kind.CHECKSUM)
 
 

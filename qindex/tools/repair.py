@@ -26,6 +26,7 @@ from qindex.format.notes import pack_noted, pack_notes, read_notes
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import unpack_settings
+from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
 from qindex.index.seq_ids import RESERVE, SeqFile
 from qindex.options import Options
 from qindex.queue.delivery_counts import FILE_NAME as COUNTS
@@ -116,7 +117,8 @@ def _copy(
         path = os.path.join(target, layout.QUEUES, directory)
         _copy_settings(fs, reader.path_of(queue), path)
         _copy_counts(fs, reader.path_of(queue), path)
-        _copy_due_times(fs, reader.path_of(queue), path)
+        for name in (DUE_TIMES, UNIQUE_KEYS):
+            _copy_notes(fs, os.path.join(reader.path_of(queue), name), os.path.join(path, name))
         saved.next_seq_id = _next_seq(fs, reader, checked, report)
         reserve_seq_ids(fs, path, saved.next_seq_id)
         report.queues.append(saved)
@@ -160,14 +162,13 @@ def _copy_counts(fs: FileSystem, source: str, target: str) -> None:
         replace_file(fs, os.path.join(target, COUNTS), pack_counts(counts))
 
 
-def _copy_due_times(fs: FileSystem, source: str, target: str) -> None:
-    """Copy when messages are due that were given back with a delay. The next open finds out which
-    of them were saved."""
-    data = read_optional(fs, os.path.join(source, DUE_TIMES))
+def _copy_notes(fs: FileSystem, source: str, target: str) -> None:
+    """Copy notes of messages. The next open finds out which of these were saved."""
+    data = read_optional(fs, source)
     if data is not None:
         found = read_notes(data)
         kept = pack_notes(found.seq_ids, found.values) + pack_noted(found.noted)
-        replace_file(fs, os.path.join(target, DUE_TIMES), kept)
+        replace_file(fs, target, kept)
 
 
 def _next_seq(

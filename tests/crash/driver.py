@@ -38,6 +38,8 @@ OPTIONS: dict[str, Any] = {
 }
 """Everything small, so that few actions cross every border."""
 
+UNIQUE_KEYS = ("u1", "u2")
+
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "small": (24, {}),
     "long": (900, {}),
@@ -54,6 +56,8 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "later": (24, {"delay": 5e8}),
     "later_rich": (40, {"key": "k", "headers": {"n": 1}, "delay": 5e8}),
     "stored_later": (1300, {"delay": 5e8}),
+    "unique": (24, {"unique": UNIQUE_KEYS[0]}),
+    "stored_unique": (1300, {"unique": UNIQUE_KEYS[1]}),
 }
 """Kinds of messages: bytes of the body, and what else publish gets."""
 _NOT_LASTING = {"expired", "transient", "stored_expired", "stored_transient"}

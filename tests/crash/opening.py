@@ -12,13 +12,14 @@ from journal.locks.lock_order import LockOrder
 from qindex.engine.opening import open_store
 from qindex.format import layout
 from qindex.format.delays import DUE_HEADER
+from qindex.format.unique import KEY_HEADER
 from qindex.queue.dead_letter import DEATHS, FIRST_QUEUE, FIRST_REASON
 from qindex.queue.delivery import Delivery
 from qindex.queue.timer import Alarm
 from qindex.tools import queue_check, store_check
 from qindex.tools.verify import verify_store
 from qindex.view import point_in_time
-from tests.crash.driver import KINDS, OPTIONS, ROOT, body_of
+from tests.crash.driver import KINDS, OPTIONS, ROOT, UNIQUE_KEYS, body_of
 from tests.crash.ledger import Outcome, Queued
 from tests.recording_fs import RecordingFileSystem
 
@@ -142,6 +143,8 @@ class Opened:
         if len(taken) > ready or len(queue):
             what = f"{ready} messages were counted, {len(taken)} came, {len(queue)} stay"
             raise _BrokenError(what)
+        if queue._parts.state.keys is not None:
+            _try_keys(queue, taken)
         for finding in self.engine.findings:
             if finding.cause is qindex.Cause.DAMAGE:
                 raise _BrokenError(f"damage where there is none: {finding}")
@@ -204,6 +207,21 @@ class Opened:
         return [each.body for each in taken[1::2]] + [_PROBE] + more
 
 
+def _try_keys(queue: qindex.Queue, taken: list[Delivery]) -> None:
+    """A unique key is taken just if its message is there."""
+    for key in UNIQUE_KEYS:
+        holders = [one.seq_id for one in taken if one.headers.get(KEY_HEADER) == key]
+        try:
+            seq = queue.publish(_PROBE, unique=key)
+        except qindex.DuplicateError as error:
+            if not holders or error.seq_id != holders[-1]:
+                raise _BrokenError(f"{key} is taken by {error.seq_id}, not {holders}") from error
+        else:
+            queue.cancel(seq)
+            if holders:
+                raise _BrokenError(f"{key} is free, with {holders} there")
+
+
 def _found(delivery: Delivery, key: str | None, properties: dict[str, Any]) -> Queued:
     """Hold a message against what was published."""
     number, kind, _ = delivery.body.split(b" ", 2)
@@ -213,6 +231,7 @@ def _found(delivery: Delivery, key: str | None, properties: dict[str, Any]) -> Q
     headers = dict(delivery.headers)
     deaths = headers.pop(DEATHS, None)
     headers.pop(DUE_HEADER, None)
+    headers.pop(KEY_HEADER, None)
     for name in (FIRST_QUEUE, FIRST_REASON):
         headers.pop(name, None)
     told = (key, headers, properties)

@@ -761,6 +761,27 @@ LATER: tuple[Workload, ...] = (
             ("purge", "a"),
         ),
     ),
+    *_many(
+        "unique keys",
+        (
+            ("publish", "a", "unique"),
+            ("publish", "a"),
+            ("publish", "a", "stored_unique"),
+            ("sync",),
+            ("get", "a", 2),
+            ("ack", "a"),
+            ("publish", "a", "unique"),
+            ("flush", "a"),
+            ("cancel", "a"),
+            ("publish", "a", "stored_unique"),
+            ("reopen",),
+            ("consume", "a", 2),
+            ("publish", "a", "unique", True),
+            ("purge", "a"),
+            ("publish", "a", "unique"),
+            ("sync",),
+        ),
+    ),
 )
 
 WORKLOADS = INDEX + STORE + COMPACTION + LIMITS + LATER
