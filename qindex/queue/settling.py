@@ -14,10 +14,10 @@ from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.segment import MOVING, OUT
 from qindex.queue.dead_letters import DeadLetters
-from qindex.queue.delivery import LAPSED, Delivery
+from qindex.queue.delivery import LAPSED, Delivery, no_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.leases import Lease, check_lease
-from qindex.queue.outstanding import Outstanding, no_delivery
+from qindex.queue.outstanding import Outstanding
 from qindex.queue.state import QueueState
 
 Seqs = range | npt.NDArray[np.int64]
