@@ -114,6 +114,13 @@ class Link:
             self._poll.register(self.sock, select.POLLIN)
         return bool(self._poll.poll(max(seconds, 0) * 1000))
 
+    def drop(self) -> None:
+        """Close it in the middle of a call: what its reply gives goes back, uncounted."""
+        with contextlib.suppress(UnsentError):
+            self.sock.setblocking(False)
+            self.send(self.frame(self._number + 1, wire.DROP, self._number))
+        self.close()
+
     def close(self) -> None:
         """Close it. In a forked child, that of the parent stays open."""
         with contextlib.suppress(OSError):
@@ -267,8 +274,7 @@ class Home:
                 if link.is_clean:
                     self.give(link)
                 else:
-                    # The reply is not read, or half of it. What it gives goes back.
-                    link.close()
+                    link.drop()
                 raise
             self.give(link)
             if reply[1] == wire.DONE:
@@ -304,7 +310,7 @@ class Home:
             if link.is_clean:
                 self.give(link)
             else:
-                link.close()
+                link.drop()
             raise
         self.give(link)
 

@@ -80,7 +80,8 @@ DONE, ERROR, PUSH = 0, 1, 2
     COMPACT,
     HELD,
     FINDINGS,
-) = range(37)
+    DROP,
+) = range(38)
 
 PUBLISH_OPTIONS = frozenset({"key", "headers", "properties", "ttl", "persistent"})
 """What a publish passes on to the engine as it is; PUBLISH_MANY: ttl and persistent."""
@@ -137,7 +138,7 @@ def table(values: Mapping[str, Any] | None, what: str) -> dict[str, Any] | None:
 def decode(data: bytes | memoryview) -> list[Any]:
     """Return the array of a frame. Raises :class:`ValueError` for anything else; takes memory in
     proportion to the bytes."""
-    found = unpack(bytes(data))
+    found = unpack(data)
     if type(found) is not list or len(found) < 2 or type(found[0]) is not int:
         raise ValueError("no frame of this protocol")
     return found

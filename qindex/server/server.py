@@ -46,6 +46,10 @@ _READ = 1 << 16
 _BACKLOG = 512
 _MOST_UNSENT = 1 << 20
 """Bytes that a connection has not read yet: above it, nothing more is read from it or pushed."""
+_MOST_NOTES = 1000
+"""Lines in the log about clients."""
+_MOST_UNDER_WAY = 8
+"""Calls of one connection that other threads make at a time."""
 _MOST_PUSHED = 512
 _LARGE = 64 << 10
 """A message with so many bytes, or a batch with _LARGE_BATCH, is published by another thread."""
@@ -66,19 +70,22 @@ Reply = bytes | None
 
 
 class Connection:
-    """One connection. ``unread``: bytes of a frame that is not all there; ``given``: the tags of
-    the last reply, which has arrived if another request comes behind it."""
+    """One connection. ``unread``: bytes of a frame that is not all there; ``given``: the
+    last request that was answered with deliveries, and their tag."""
 
     __slots__ = (
+        "answered",
         "consumer",
         "fd",
         "given",
         "is_closed",
+        "is_paused",
         "most",
         "parts",
         "parts_size",
         "session",
         "sock",
+        "under_way",
         "unread",
         "unsent",
         "waiting",
@@ -95,12 +102,15 @@ class Connection:
         self.unsent = bytearray()
         self.watched = select.EPOLLIN
         self.most = wire.HELLO_SIZE
-        self.given: tuple[int, ...] = ()
+        self.given: tuple[int, int] = (0, 0)
         self.parts: list[Any] = []
         self.parts_size = 0
         self.consumer: Consumer | None = None
         self.waiting: dict[int, Waiting] = {}
         self.is_closed = False
+        self.is_paused = False
+        self.under_way = 0
+        self.answered = 0
 
 
 class Waiting:
@@ -301,6 +311,7 @@ class Server:
         self._pool: ThreadPoolExecutor | None = None
         self._thread = get_ident()
         self._ended = False
+        self._notes = 0
         self._batched: dict[Connection, bytearray] | None = None
         self.frame = wire.Framer()
         options = {
@@ -420,7 +431,7 @@ class Server:
             return True
         if self._group is not None and self._group in _groups_of(uid):
             return True
-        _log.warning("a connection of user %d is refused", uid)
+        self._note("a connection of user %d is refused", uid)
         return False
 
     def _read(self, conn: Connection) -> None:
@@ -436,46 +447,76 @@ class Server:
         unread = conn.unread
         if unread:
             unread += data
-            if len(unread) < conn.wanted:
-                return
-            data = bytes(unread)
-            unread.clear()
-        at, end = 0, len(data)
-        batched = self._batched = {}
-        while end - at >= _HEAD:
-            size = _FRAME(data, at)[0]
-            if size > conn.most:
-                self._refuse_frame(conn, f"a frame of {size} bytes: {conn.most} are allowed")
-                break
-            start = at + _HEAD
-            at = start + size
-            if at > end:
-                at = start - _HEAD
-                conn.wanted = size + _HEAD
-                break
-            try:
-                request = wire.decode(data[start:at])
-            except ValueError as error:
-                self._refuse_frame(conn, str(error))
-                break
-            self._handle(conn, request)
-            if conn.is_closed:
-                break
+            if len(unread) >= conn.wanted:
+                conn.unread = bytearray()
+                self._parse(conn, unread)
         else:
-            conn.wanted = _HEAD
-        while self._renewed:
-            self._retry(self._renewed.pop())
+            self._parse(conn, data)
+
+    def _parse(self, conn: Connection, data: bytes | bytearray) -> None:
+        """Handle the requests that are there, and keep the rest.
+
+        Those of a client that does not wait for its replies stay unread as long as there are many
+        under way, or much that it has not read.
+        """
+        at, end = 0, len(data)
+        conn.wanted = _HEAD
+        batched = self._batched = {}
+        with memoryview(data) as view:
+            while end - at >= _HEAD and not conn.is_closed:
+                size = _FRAME(data, at)[0]
+                if size > conn.most:
+                    self._refuse_frame(conn, f"a frame of {size} bytes: {conn.most} are allowed")
+                    break
+                start = at + _HEAD
+                if start + size > end:
+                    conn.wanted = size + _HEAD
+                    break
+                if conn.under_way >= _MOST_UNDER_WAY or conn.answered > _MOST_UNSENT:
+                    conn.is_paused = True
+                    break
+                at = start + size
+                try:
+                    request = wire.decode(view[start:at])
+                except ValueError as error:
+                    self._refuse_frame(conn, str(error))
+                    break
+                self._handle(conn, request)
+            while self._renewed:
+                self._retry(self._renewed.pop())
+            if at < end and not conn.is_closed:
+                conn.unread += view[at:]
         self._batched = None
         for other, out in batched.items():
+            other.answered = 0
             self.send(other, out)
-        if at < end and not conn.is_closed:
-            unread += data[at:]
+        if conn.is_paused:
+            self._watch(conn)
+
+    def _resume(self, conn: Connection) -> None:
+        """Read on, where that was put off, and there is room for it again."""
+        if (
+            conn.is_paused
+            and not conn.is_closed
+            and 2 * conn.under_way < _MOST_UNDER_WAY
+            and len(conn.unsent) < _MOST_UNSENT
+        ):
+            conn.is_paused = False
+            self._watch(conn)
+            unread, conn.unread = conn.unread, bytearray()
+            self._parse(conn, unread)
 
     def _refuse_frame(self, conn: Connection, why: str) -> None:
-        _log.warning("a client's bytes are refused: %s", why)
+        self._note("a client's bytes are refused: %s", why)
         with suppress(OSError):
             conn.sock.send(self.frame(0, wire.ERROR, "UsageError", why, {}))
         self._close(conn)
+
+    def _note(self, what: str, value: object) -> None:
+        """Log what a client did; not for ever, whatever it does."""
+        if self._notes < _MOST_NOTES:
+            self._notes += 1
+            _log.warning(what, value)
 
     def send(self, conn: Connection, data: bytes | bytearray) -> None:
         """Send bytes, at the end of what is being read now."""
@@ -487,6 +528,7 @@ class Server:
                 self._batched[conn] = bytearray(data)
             else:
                 out += data
+            conn.answered += len(data)
             return
         if conn.unsent:
             conn.unsent += data
@@ -514,13 +556,16 @@ class Server:
             return
         del conn.unsent[:sent]
         self._watch(conn)
-        if conn.consumer is not None and len(conn.unsent) < _MOST_UNSENT:
-            self._pump(conn.consumer)
+        if len(conn.unsent) < _MOST_UNSENT:
+            if conn.consumer is not None:
+                self._pump(conn.consumer)
+            self._resume(conn)
 
     def _watch(self, conn: Connection) -> None:
         """Read no more from who does not read."""
         unsent = len(conn.unsent)
-        wanted = select.EPOLLIN if unsent < _MOST_UNSENT else select.EPOLLRDHUP
+        reads = unsent < _MOST_UNSENT and not conn.is_paused
+        wanted = select.EPOLLIN if reads else select.EPOLLRDHUP
         if unsent:
             wanted |= select.EPOLLOUT
         if wanted != conn.watched and not conn.is_closed:
@@ -546,9 +591,6 @@ class Server:
             return
         members = self._members[session]
         members.discard(conn)
-        session.take_back(conn.given)
-        if consumer is not None and not members:
-            pass  # all that it was given goes back as the session ends
         if not members:
             self._end(session)
 
@@ -563,8 +605,6 @@ class Server:
     def _handle(self, conn: Connection, request: list[Any]) -> None:
         number, verb = request[0], request[1]
         session = conn.session
-        if conn.given:
-            conn.given = ()
         try:
             if session is None:
                 reply = self._hello(conn, number, request)
@@ -577,7 +617,7 @@ class Server:
             reply = self._error(number, error)
         except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
             reply = self._error(number, UsageError(f"no such request: {error}"))
-            _log.debug("a request is refused", exc_info=True)
+            self._note("a request is refused: %r", error)
         if reply is not None:
             self.send(conn, reply)
 
@@ -585,9 +625,9 @@ class Server:
         return self.frame(number, wire.ERROR, *wire.error_values(error))
 
     def _hello(self, conn: Connection, number: int, request: list[Any]) -> Reply:
-        _, verb, magic, version, known = request[:5]
-        if verb != wire.HELLO or magic != "qindex":
+        if request[1] != wire.HELLO or len(request) < 5 or request[2] != "qindex":
             raise UsageError("the first request is no hello")
+        version, known = request[3], request[4]
         if version != wire.VERSION:
             if self._linger is not None:
                 self._linger = 0.0
@@ -889,7 +929,7 @@ class Server:
         except UsageError:
             session.take_back((tag,))
             raise
-        conn.given = (tag,)
+        conn.given = (number, tag)
         return self._settled(served, conn, number, reply) if acked else reply
 
     def _get_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -934,7 +974,7 @@ class Server:
             except UsageError:
                 session.take_back((tag,))
                 raise
-            conn.given = (tag,)
+            conn.given = (number, tag)
             return data
 
         def expire() -> Reply:
@@ -980,6 +1020,14 @@ class Server:
             session.take_back([tag for tag in consumer.credit.held if tag > last])
             conn.consumer = None
         return self.frame(number, wire.DONE)
+
+    def _drop(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """The client closes this connection, in the middle of a call: it has not read the reply of
+        this request."""
+        answered, tag = conn.given
+        if answered == request[2] and conn.session is not None:
+            conn.session.take_back((tag,))
+        return None
 
     def _pump(self, consumer: Consumer) -> None:
         try:
@@ -1243,7 +1291,10 @@ class Server:
             self._finished.append(partial(reply, future))
             self.wake()
 
+        conn.under_way += 1
+
         def reply(future: Future[bytes]) -> None:
+            conn.under_way -= 1
             error = future.exception()
             try:
                 if error is None:
@@ -1255,9 +1306,11 @@ class Server:
             except StoreError as raised:
                 answer = self._error(number, raised)
             if error is not None and not isinstance(error, StoreError):
-                _log.error("a call has failed", exc_info=error)
+                self._note("a call has failed: %r", error)
             if answer is not None:
                 self.send(conn, answer)
+            if conn.is_paused:
+                self._resume(conn)
 
         self._pool.submit(call).add_done_callback(finish)
         return None
@@ -1384,6 +1437,7 @@ class Server:
             wire.SYNC: self._on_engine(Engine.sync),
             wire.COMPACT: self._on_engine(Engine.compact),
             wire.HELD: self._held,
+            wire.DROP: self._drop,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
 
