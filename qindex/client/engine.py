@@ -13,7 +13,7 @@ from journal.errors import ClosedError, DisconnectedError, UsageError
 from journal.fs.files import PathLike, checked_path
 from journal.memory import forks
 from qindex.client.link import Home, result
-from qindex.client.queue import SharedQueue, _listed, _options
+from qindex.client.queue import SharedQueue, batch_options, message_parts
 from qindex.format.message import Body, Message, message_of
 from qindex.format.settings import Overflow, Unset, checked_name
 from qindex.options import Options
@@ -134,11 +134,11 @@ class SharedEngine:
         """Publish one message to several queues; see
         :meth:`qindex.engine.engine.Engine.publish_to`."""
         message = message_of(body, key, headers, properties, time_ns())
-        options = _options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
+        options = batch_options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
         names = listed(queues, "queues")
-        seqs: list[int] = self._home.call(None, wire.PUBLISH_TO, names, _listed(message), options)[
-            0
-        ]
+        seqs: list[int] = self._home.call(
+            None, wire.PUBLISH_TO, names, message_parts(message), options
+        )[0]
         return seqs
 
     # -- the whole store ------------------------------------------------------------------------

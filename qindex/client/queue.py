@@ -56,7 +56,8 @@ class Parts:
         self.expiry = expiry
 
 
-def _extra(body: bytes, value: Any) -> Any:
+def delivery_extra(body: bytes, value: Any) -> Any:
+    """Return what a delivery has beside its body, of what the server sent."""
     if type(value) is int:
         return value
     stamp, key, headers, properties, expiry = value
@@ -117,7 +118,7 @@ class Owner:
                 self.call(verb, tag, seq)
         except LeaseExpiredError:
             self._done(delivery)
-            delivery._queue = _LAPSED
+            delivery._queue = LAPSED
             raise
         self._done(delivery)
         delivery._queue = None
@@ -169,10 +170,10 @@ class Owner:
 
 
 _NONE: set[int] = set()
-_LAPSED = Refusing(lease_expired)
+LAPSED = Refusing(lease_expired)
 
 
-def _seconds(timeout: float | None) -> float | None:
+def seconds_to_wait(timeout: float | None) -> float | None:
     """Return a time to wait as the server takes it. Raises :class:`UsageError`."""
     deadline_after(timeout)
     return None if timeout is None or timeout > _LONGEST_WAIT else timeout
@@ -242,20 +243,14 @@ class SharedQueue(Opens):
         ):
             seq = self._home.call(self, wire.PUBLISH, body)[0]
             return seq
-        options = _options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
+        options = batch_options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
         if isinstance(body, Message):
             refuse_parts(key, headers, properties)
-            batch = [_listed(body)]
+            batch = [message_parts(body)]
             seq = self._home.call(self, wire.PUBLISH_MANY, batch, options)[0]
             return seq
         body = as_bytes(body)
-        if key is not None and not isinstance(key, str):
-            raise UsageError(f"a key must be a str, not {type(key).__name__}")
-        options |= _options(
-            key=key,
-            headers=wire.table(headers, "headers"),
-            properties=wire.table(properties, "properties"),
-        )
+        options |= publish_options(key, headers, properties)
         seq = self._home.call(self, wire.PUBLISH_WITH, body, options)[0]
         return seq
 
@@ -277,11 +272,11 @@ class SharedQueue(Opens):
                 size += len(one)
                 continue
             try:
-                batch.append(_listed(one) if isinstance(one, Message) else as_bytes(one))
+                batch.append(message_parts(one) if isinstance(one, Message) else as_bytes(one))
             except UsageError as error:
                 raise UsageError(f"message {at} of the batch: {error}") from error
             size += len(one.body if isinstance(one, Message) else one)
-        options = _options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
+        options = batch_options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
         if size <= wire.PART:
             start, stop = self._home.call(self, wire.PUBLISH_MANY, batch, options)
         else:
@@ -331,7 +326,7 @@ class SharedQueue(Opens):
         home = self._home
         if home.is_draining:
             self._refuse_delivery()
-        seconds = timeout if timeout is None or timeout == 0 else _seconds(timeout)
+        seconds = timeout if timeout is None or timeout == 0 else seconds_to_wait(timeout)
         if ack is None:
             values = home.call(self, wire.GET, seconds, lease)
         else:
@@ -349,7 +344,7 @@ class SharedQueue(Opens):
         try:
             values = owner.call(wire.GET, seconds, lease, tag, ack.seq_id)
         except LeaseExpiredError:
-            ack._queue = _LAPSED
+            ack._queue = LAPSED
             raise
         owner._done(ack)
         ack._queue = None
@@ -366,7 +361,7 @@ class SharedQueue(Opens):
         made._queue = owner
         made.taken, made.seq_id, body, made.redelivered, made._count, extra = values
         made.body = body
-        made._extra = extra if type(extra) is int else _extra(body, extra)
+        made._extra = delivery_extra(body, extra)
         return made
 
     def get_many(
@@ -378,13 +373,13 @@ class SharedQueue(Opens):
         home = self._home
         if home.is_draining:
             self._refuse_delivery()
-        values = home.call(self, wire.GET_MANY, max_messages, _seconds(timeout), lease)
+        values = home.call(self, wire.GET_MANY, max_messages, seconds_to_wait(timeout), lease)
         owner = Owner(self, self.at[0], is_leased=lease is not None)
         if not values:
             return Batch(owner, 0)
         tag, more = values[0], values[1]
         batch = Batch(owner, tag)
-        _extend(batch, *values[2:])
+        extend_batch(batch, *values[2:])
         parts = [batch]
         left = max_messages - len(batch)
         while more and left > 0:
@@ -397,7 +392,7 @@ class SharedQueue(Opens):
                 break
             more = values[1]
             part = Batch(owner, values[0])
-            _extend(part, *values[2:])
+            extend_batch(part, *values[2:])
             parts.append(part)
             left -= len(part)
         return batch if len(parts) == 1 else _Parted(owner, parts)
@@ -412,7 +407,7 @@ class SharedQueue(Opens):
         """
         if not isinstance(prefetch, int) or prefetch < 1:
             raise UsageError(f"prefetch must be at least 1, not {prefetch!r}")
-        _seconds(timeout)
+        seconds_to_wait(timeout)
         return SharedConsumer(self, prefetch, timeout, lease)
 
     def peek(self, max_messages: int = 1) -> list[Delivery]:
@@ -420,7 +415,7 @@ class SharedQueue(Opens):
         if not isinstance(max_messages, int) or max_messages < 0:
             raise UsageError(f"max_messages must be at least 0, not {max_messages!r}")
         batch = Batch(cast("Settles", LOOKED_AT), 0)
-        _extend(batch, *self._home.call(self, wire.PEEK, max_messages))
+        extend_batch(batch, *self._home.call(self, wire.PEEK, max_messages))
         return list(batch)
 
     def _refuse_delivery(self) -> NoReturn:
@@ -690,7 +685,7 @@ class SharedConsumer(Iterator[Delivery]):
                 made.seq_id = seq
                 made.body = body
                 made.redelivered = state == DELIVERED
-                made._extra = extra if type(extra) is int else _extra(body, extra)
+                made._extra = delivery_extra(body, extra)
                 if counts and seq in counts:
                     made._count = counts[seq]
                 tag += 1
@@ -780,7 +775,7 @@ class _Parted(Batch):
         raise IndexError("a batch has fewer deliveries")
 
 
-def _extend(
+def extend_batch(
     batch: Batch,
     seqs: list[int],
     bodies: list[bytes],
@@ -788,18 +783,16 @@ def _extend(
     extras: list[Any],
     counts: dict[int, int],
 ) -> None:
-    made = [
-        extra if type(extra) is int else _extra(body, extra)
-        for body, extra in zip(bodies, extras, strict=True)
-    ]
+    """Add the columns that the server sent to a batch."""
+    made = [delivery_extra(body, extra) for body, extra in zip(bodies, extras, strict=True)]
     batch._extend(array("q", seqs), bodies, states, made)
     batch._counts = counts
 
 
-def _options(**given: Any) -> dict[str, Any]:
+def batch_options(**given: Any) -> dict[str, Any]:
     """Return the options of a publish that are not as usual."""
     if given.get("timeout") is not None:
-        given["timeout"] = _seconds(given["timeout"])
+        given["timeout"] = seconds_to_wait(given["timeout"])
     return {
         name: value
         for name, value in given.items()
@@ -807,10 +800,23 @@ def _options(**given: Any) -> dict[str, Any]:
     }
 
 
+def publish_options(
+    key: str | None, headers: Mapping[str, Any] | None, properties: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the parts of a message that there are. Raises :class:`UsageError`."""
+    if key is not None and not isinstance(key, str):
+        raise UsageError(f"a key must be a str, not {type(key).__name__}")
+    return batch_options(
+        key=key,
+        headers=wire.table(headers, "headers"),
+        properties=wire.table(properties, "properties"),
+    )
+
+
 _USUAL = (("persistent", True), ("confirm", False))
 
 
-def _listed(message: Message) -> list[Any]:
+def message_parts(message: Message) -> list[Any]:
     """Return a message as a list for the wire. Raises :class:`UsageError`."""
     return [
         as_bytes(message.body),

@@ -81,7 +81,8 @@ DONE, ERROR, PUSH = 0, 1, 2
     HELD,
     FINDINGS,
     DROP,
-) = range(38)
+    FORGET,
+) = range(39)
 
 PUBLISH_OPTIONS = frozenset({"key", "headers", "properties", "ttl", "persistent"})
 """What a publish passes on to the engine as it is; PUBLISH_MANY: ttl and persistent."""

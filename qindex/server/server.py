@@ -445,6 +445,22 @@ class Server:
             self._close(conn)
             return
         unread = conn.unread
+        if (
+            not unread
+            and conn.consumer is None
+            and _HEAD <= len(data) < conn.most
+            and _FRAME(data)[0] == len(data) - _HEAD
+        ):
+            # Most often it is one request, whole.
+            try:
+                request = wire.decode(data[_HEAD:])
+            except ValueError as error:
+                self._refuse_frame(conn, str(error))
+                return
+            self._handle(conn, request)
+            while self._renewed:
+                self._retry(self._renewed.pop())
+            return
         if unread:
             unread += data
             if len(unread) >= conn.wanted:
@@ -1021,6 +1037,13 @@ class Server:
             conn.consumer = None
         return self.frame(number, wire.DONE)
 
+    def _forget(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """A coroutine that waits was cancelled. The reply may be on its way."""
+        waiting = conn.waiting.pop(request[2], None)
+        if waiting is not None:
+            waiting.leave(used=False)
+        return None
+
     def _drop(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """The client closes this connection, in the middle of a call: it has not read the reply of
         this request."""
@@ -1438,6 +1461,7 @@ class Server:
             wire.COMPACT: self._on_engine(Engine.compact),
             wire.HELD: self._held,
             wire.DROP: self._drop,
+            wire.FORGET: self._forget,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
 

@@ -141,7 +141,7 @@ def test_random_requests_have_replies_and_change_no_one_else(tmp_path: Path) -> 
             return [value(depth + 1) for _ in range(rng.randrange(4))]
 
         raw = Raw(tmp_path)
-        silent = {wire.WANT, wire.DROP, wire.CONSUME}
+        silent = {wire.WANT, wire.DROP, wire.CONSUME, wire.FORGET}
         known = [wire.frame(3, verb, 2, b"abc", {}) for verb in range(40)]
         for number in range(2, INPUTS):
             if number % 50 == 0:
