@@ -34,9 +34,15 @@ def main() -> None:
     def note(mark: str, what: str) -> None:
         os.write(fd, f"{mark} {what}\n".encode())
 
-    with qindex.open(directory, shared=True, linger=5) as engine:
-        queue = engine.queue("q")
-        {"publish": publish, "get": get, "consume": consume}[role](queue, name, note)
+    work = {"publish": publish, "get": get, "consume": consume}[role]
+    while not _ended:
+        try:
+            engine = qindex.open(directory, shared=True, linger=5)
+            queue = engine.queue("q")
+        except qindex.DisconnectedError:
+            continue  # the server was killed as it began
+        with engine:
+            work(queue, name, note)
 
 
 def publish(queue: qindex.SharedQueue, name: str, note: Note) -> None:
