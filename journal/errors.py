@@ -31,6 +31,18 @@ class LeaseExpiredError(StoreError):
     another consumer. Nothing has changed."""
 
 
+class DisconnectedError(StoreError):
+    """The server of a shared store has gone, or the connection to it, while a call was under way.
+
+    ``maybe_done``: whether the call may have been done all the same. The next call finds or starts
+    a server, and goes on.
+    """
+
+    def __init__(self, text: str, *, maybe_done: bool = False) -> None:
+        self.maybe_done = maybe_done
+        super().__init__(text)
+
+
 class NotAStoreError(StoreError):
     """The path is no store directory: a file, or a directory of something else."""
 

@@ -16,7 +16,7 @@ _MODEST = 128
 """Elements of one array or map that are believed at sight: a megabyte if nested to the limit."""
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes | memoryview) -> Any:
     """Give the one value that ``data`` holds. Maps may have any keys that can be hashed.
 
     O(length) in time and memory. Raises :class:`ValueError` for anything else.

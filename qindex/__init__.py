@@ -21,6 +21,7 @@ from journal.compiled import build
 from journal.errors import (
     ClosedError,
     DamageError,
+    DisconnectedError,
     DuplicateError,
     ForkedError,
     LeaseExpiredError,
@@ -36,6 +37,9 @@ from journal.findings import Cause, Finding
 from journal.fs.files import PathLike
 
 if TYPE_CHECKING:
+    from qindex.client.engine import SharedEngine
+    from qindex.client.faces import AnyEngine, AnyQueue
+    from qindex.client.queue import SharedConsumer, SharedQueue
     from qindex.engine.engine import Engine
     from qindex.engine.read_only import ReadOnlyEngine, ReadOnlyStats
     from qindex.following import Follower, Gap, QueueGoneError, follow
@@ -55,6 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNSET",
+    "AnyEngine",
+    "AnyQueue",
     "Batch",
     "ByReason",
     "Cause",
@@ -62,6 +68,7 @@ __all__ = [
     "Consumer",
     "DamageError",
     "Delivery",
+    "DisconnectedError",
     "DuplicateError",
     "Engine",
     "EngineStats",
@@ -83,6 +90,9 @@ __all__ = [
     "ReadOnlyEngine",
     "ReadOnlyStats",
     "SaveReport",
+    "SharedConsumer",
+    "SharedEngine",
+    "SharedQueue",
     "StorageError",
     "StoreError",
     "UsageError",
@@ -104,6 +114,8 @@ __build__: str = build()
 # line that prints its help) should not wait for it.
 _LATER = {
     "UNSET": "qindex.format.settings",
+    "AnyEngine": "qindex.client.faces",
+    "AnyQueue": "qindex.client.faces",
     "Batch": "qindex.queue.delivery",
     "ByReason": "qindex.queue.stats",
     "Consumer": "qindex.queue.delivering",
@@ -122,6 +134,9 @@ _LATER = {
     "ReadOnlyEngine": "qindex.engine.read_only",
     "ReadOnlyStats": "qindex.engine.read_only",
     "SaveReport": "qindex.tools.saved",
+    "SharedConsumer": "qindex.client.queue",
+    "SharedEngine": "qindex.client.engine",
+    "SharedQueue": "qindex.client.queue",
     "VerifyReport": "qindex.tools.verify",
     "convert": "qindex.tools.convert",
     "follow": "qindex.following",
@@ -149,12 +164,32 @@ logging.getLogger("qindex").addHandler(logging.NullHandler())
 
 @overload
 def open(
-    directory: PathLike, *, read_only: Literal[False] = False, **options: Unpack[OpenOptions]
+    directory: PathLike,
+    *,
+    read_only: Literal[False] = False,
+    shared: Literal[False] = False,
+    **options: Unpack[OpenOptions],
 ) -> Engine: ...
 @overload
 def open(
     directory: PathLike, *, read_only: Literal[True], **options: Unpack[OpenOptions]
 ) -> ReadOnlyEngine: ...
+@overload
+def open(
+    directory: PathLike,
+    *,
+    shared: Literal[True],
+    linger: float = 10.0,
+    **options: Unpack[OpenOptions],
+) -> SharedEngine: ...
+@overload
+def open(
+    directory: PathLike,
+    *,
+    shared: bool,
+    linger: float = 10.0,
+    **options: Unpack[OpenOptions],
+) -> Engine | SharedEngine: ...
 @overload
 def open(
     directory: PathLike, *, read_only: bool, **options: Unpack[OpenOptions]
@@ -163,6 +198,8 @@ def open(
     directory: PathLike,
     *,
     read_only: bool = False,
+    shared: bool = False,
+    linger: float = 10.0,
     durability: Durability = "os",
     repair: bool = False,
     lock_timeout: float = 0.0,
@@ -181,13 +218,17 @@ def open(
     record_format: Format = "qindex",
     vhost: str = "/",
     segment_entry_count: int | None = None,
-) -> Engine | ReadOnlyEngine:
+) -> Engine | ReadOnlyEngine | SharedEngine:
     """Open the store in ``directory``, and make one if there is nothing.
 
     Args:
         directory: A directory of qindex's, or an empty or missing one. With ``read_only`` it must
             exist and may also be a RabbitMQ virtual host's (see :mod:`qindex.view.reader`).
         read_only: Write nothing and take no lock. Works beside a writer.
+        shared: Let other processes have it open as well, each with ``shared=True``. The first
+            starts a server in the background, which has the store open; the others find it.
+            The options are those of the first. Linux only (docs/processes.md).
+        linger: Seconds after which such a server ends when its last client has gone.
         durability: What is safe when a call returns. ``"os"``: the operating system has it, and the
             death of the process loses nothing. ``"fsync"``: it is on disk. Concurrent callers
             share a sync.
@@ -223,32 +264,39 @@ def open(
 
     Raises:
         NotAStoreError: ``directory`` is a file, or holds something else.
-        LockedError: Another process has it open; the error has its pid.
+        LockedError: Another process has it open; the error has its pid. With ``shared``: a
+            process has it open that does not share it.
+        DisconnectedError: With ``shared``: no server can be started, or it ends at once.
         DamageError: It holds what no crash leaves, and ``repair`` is false.
         StorageError: The system refuses.
         UsageError: An option has a wrong value.
     """
+    options: OpenOptions = {
+        "durability": durability,
+        "repair": repair,
+        "lock_timeout": lock_timeout,
+        "mode": mode,
+        "background": background,
+        "max_journal_entries": max_journal_entries,
+        "flush_idle": flush_idle,
+        "rest_idle": rest_idle,
+        "memory_budget": memory_budget,
+        "max_open_files": max_open_files,
+        "max_message_bytes": max_message_bytes,
+        "embed_below": embed_below,
+        "store_file_bytes": store_file_bytes,
+        "garbage_ratio": garbage_ratio,
+        "compaction_bytes_per_second": compaction_bytes_per_second,
+        "record_format": record_format,
+        "vhost": vhost,
+        "segment_entry_count": segment_entry_count,
+    }
+    if shared:
+        if read_only:
+            raise UsageError("read_only=True needs no shared=True: it works beside any writer")
+        from qindex.client.engine import SharedEngine
+
+        return SharedEngine(directory, dict(options), linger)
     from qindex.engine.opening import open_store
 
-    return open_store(
-        directory,
-        read_only=read_only,
-        durability=durability,
-        repair=repair,
-        lock_timeout=lock_timeout,
-        mode=mode,
-        background=background,
-        max_journal_entries=max_journal_entries,
-        flush_idle=flush_idle,
-        rest_idle=rest_idle,
-        memory_budget=memory_budget,
-        max_open_files=max_open_files,
-        max_message_bytes=max_message_bytes,
-        embed_below=embed_below,
-        store_file_bytes=store_file_bytes,
-        garbage_ratio=garbage_ratio,
-        compaction_bytes_per_second=compaction_bytes_per_second,
-        record_format=record_format,
-        vhost=vhost,
-        segment_entry_count=segment_entry_count,
-    )
+    return open_store(directory, read_only=read_only, **options)

@@ -30,5 +30,16 @@ from __future__ import annotations
 from qindex.aio.delivery import Batch, Delivery
 from qindex.aio.engine import Engine, open
 from qindex.aio.queue import Consumer, Queue
+from qindex.aio.shared import SharedConsumer, SharedEngine, SharedQueue
 
-__all__ = ["Batch", "Consumer", "Delivery", "Engine", "Queue", "open"]
+__all__ = [
+    "Batch",
+    "Consumer",
+    "Delivery",
+    "Engine",
+    "Queue",
+    "SharedConsumer",
+    "SharedEngine",
+    "SharedQueue",
+    "open",
+]

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from time import monotonic, time_ns
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import qindex
 from journal.arguments import listed
 from journal.errors import UsageError
 from journal.findings import Finding
-from journal.fs.files import FileSystem, PathLike
+from journal.fs.files import FileSystem, PathLike, checked_path
 from msgstore import CompactionReport
 from qindex.aio.ending import close_at_the_end
 from qindex.aio.ports import Ports
 from qindex.aio.queue import Queue
+from qindex.aio.shared import SharedEngine
 from qindex.aio.threads import Helper
 from qindex.aio.waiting import with_room
+from qindex.client.link import Home
 from qindex.engine import engine as plain
 from qindex.engine import opening
 from qindex.format.message import Body, Message, message_of
@@ -207,7 +210,39 @@ class _Opening:
         await self._engine.__aexit__(*ended)
 
 
-def open(directory: PathLike, **options: Any) -> _Opening:
+class _SharedOpening:
+    """The result of :func:`open` with ``shared=True``: as :class:`_Opening`."""
+
+    def __init__(self, directory: PathLike, options: dict[str, Any]) -> None:
+        self._directory = directory
+        self._options = options
+        self._engine: SharedEngine | None = None
+
+    def __await__(self) -> Generator[Any, None, SharedEngine]:
+        return self._open().__await__()
+
+    async def _open(self) -> SharedEngine:
+        options = dict(self._options)
+        linger = options.pop("linger", 10.0)
+        directory = os.path.abspath(checked_path(self._directory))
+        engine = SharedEngine(Home(directory, options, linger))
+        await engine._connect()
+        return engine
+
+    async def __aenter__(self) -> SharedEngine:
+        self._engine = await self._open()
+        return self._engine
+
+    async def __aexit__(self, *ended: Any) -> None:
+        assert self._engine is not None
+        await self._engine.__aexit__(*ended)
+
+
+@overload
+def open(directory: PathLike, *, shared: Literal[True], **options: Any) -> _SharedOpening: ...
+@overload
+def open(directory: PathLike, *, shared: Literal[False] = False, **options: Any) -> _Opening: ...
+def open(directory: PathLike, **options: Any) -> _Opening | _SharedOpening:
     """Open the store in ``directory``: ``async with open(...) as engine``, or await it.
 
     One that was not closed when the loop ends that it was opened in (and no other loop uses it), or
@@ -218,6 +253,8 @@ def open(directory: PathLike, **options: Any) -> _Opening:
     """
     if options.pop("read_only", False):
         raise UsageError("qindex.aio has no read-only engine: use qindex.open(..., read_only=True)")
+    if options.pop("shared", False):
+        return _SharedOpening(directory, options)
     return _Opening(partial(qindex.open, directory, **options))
 
 

@@ -20,8 +20,8 @@ from qindex.format.unique import Until
 from qindex.queue import delivery as plain_delivery
 from qindex.queue import queue as plain
 from qindex.queue.delivering import LONG_HELD, Deliverer, warn_of_full_prefetch
+from qindex.queue.delivery import no_delivery
 from qindex.queue.flushing import Flusher
-from qindex.queue.outstanding import no_delivery
 from qindex.queue.producing import Producer, batch_bytes
 from qindex.queue.room import WouldWaitError
 from qindex.queue.settling import Settler

@@ -148,6 +148,7 @@ _COMMANDS = {
     "cat": "look",
     "publish": "traffic",
     "consume": "traffic",
+    "serve": "serve",
     "follow": "follow",
     "queue": "queue_settings",
     "purge": "drop",

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-import qindex
 from journal.errors import NotAStoreError, UsageError
 from msgstore import CompactionReport
 from qindex.cli.look import Directory, JsonOption, QueueName
+from qindex.cli.opening import open_here
 from qindex.cli.output import print_result
 from qindex.view.reader import StoreReader
 
@@ -19,10 +19,11 @@ from qindex.view.reader import StoreReader
 def purge_command(directory: Directory, queue: QueueName, as_json: JsonOption = False) -> int:
     """Drop all messages of a queue; the queue and its settings stay.
 
-    For a store that is not open. They are gone: no dead-letter queue gets them.
+    For a store that is not open, or that a server has. They are gone: no dead-letter queue gets
+    them.
     """
     name = _known(directory, queue)
-    with qindex.open(directory) as engine:
+    with open_here(directory) as engine:
         dropped = engine.queue(name).purge()
     print_result(as_json, {"queue": name, "purged": dropped}, f"purged {dropped} of {name}")
     return 0
@@ -38,10 +39,11 @@ def delete_command(
 ) -> int:
     """Delete a queue, its settings, and with --force its messages.
 
-    For a store that is not open. Without --force a queue that has messages is left as it is.
+    For a store that is not open, or that a server has. Without --force a queue that has messages
+    is left as it is.
     """
     name = _known(directory, queue)
-    with qindex.open(directory) as engine:
+    with open_here(directory) as engine:
         stats = engine.queue(name).stats()
         held = stats.ready + stats.unacked
         if held and not force:
@@ -55,13 +57,13 @@ def delete_command(
 def compact_command(directory: Directory, as_json: JsonOption = False) -> int:
     """Give the space of dead messages in the message store back now.
 
-    An engine at work does it by itself, in the background; this is for a store that is not open.
-    Files without a live message are deleted; the live messages of files that are mostly garbage
-    are combined into new ones. Nothing is lost if this is killed.
+    An engine at work does it by itself, in the background; this is for a store that is not open,
+    or that a server has. Files without a live message are deleted; the live messages of files that
+    are mostly garbage are combined into new ones. Nothing is lost if this is killed.
     """
     if StoreReader(directory).kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: its node compacts it")
-    with qindex.open(directory, background=False) as engine:
+    with open_here(directory, background=False) as engine:
         report = engine.compact() or CompactionReport()
         stats = engine.stats().message_store
     size, live = (0, 0) if stats is None else (stats.size, stats.live)

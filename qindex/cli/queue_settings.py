@@ -10,6 +10,7 @@ import typer
 import qindex
 from journal.errors import UsageError
 from qindex.cli.look import Directory, JsonOption, QueueName
+from qindex.cli.opening import open_here
 from qindex.cli.output import print_json, print_line
 from qindex.format.settings import UNSET, QueueSettings
 
@@ -68,7 +69,7 @@ def queue_command(
         with qindex.open(directory, read_only=True) as reading:
             settings = reading.queue(queue).settings
     else:
-        with qindex.open(directory) as engine:
+        with open_here(directory) as engine:
             settings = engine.queue(queue, **given).settings
     if as_json:
         print_json({"name": queue, **asdict(settings)})

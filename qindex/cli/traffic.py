@@ -22,6 +22,7 @@ from journal.errors import (
     UsageError,
 )
 from qindex.cli.look import Directory, JsonOption, QueueName
+from qindex.cli.opening import open_here
 from qindex.cli.output import (
     delivery_json,
     flush,
@@ -81,7 +82,7 @@ def publish_command(
     A line is published as soon as it is read, without its newline.
     """
     headers = dict(_header(one) for one in header or ())
-    with qindex.open(directory) as engine:
+    with open_here(directory) as engine:
         opened = engine.queue(queue)
         publish = _publisher(opened, key, headers, ttl, delay, unique, confirm)
         first: int | None = None
@@ -114,7 +115,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _publisher(
-    queue: qindex.Queue,
+    queue: qindex.AnyQueue,
     key: str | None,
     headers: dict[str, str],
     ttl: float | None,
@@ -123,7 +124,7 @@ def _publisher(
     confirm: bool,
 ) -> Callable[[list[bytes]], range]:
     """Give the function that publishes a batch, all of it or nothing: one append for all. It does
-    not wait for room: while this process has the store open, no other one makes any."""
+    not wait for room: unless a server has the store open, no other process makes any."""
 
     def publish(bodies: list[bytes]) -> range:
         if unique is not None:
@@ -233,7 +234,7 @@ def consume_command(
         return print_findings([*known.findings, *store.findings])
     if store.kind != "qindex":
         raise NotAStoreError(f"{directory}: a RabbitMQ directory: only --peek works there")
-    with qindex.open(directory) as engine:
+    with open_here(directory) as engine:
         return _drain(engine.queue(known.name), count, timeout, lease, as_json)
 
 
@@ -247,7 +248,7 @@ def _look(queue: QueueReader, count: int | None, as_json: bool) -> None:
 
 
 def _drain(
-    queue: qindex.Queue, count: int | None, timeout: float, lease: float | None, as_json: bool
+    queue: qindex.AnyQueue, count: int | None, timeout: float, lease: float | None, as_json: bool
 ) -> int:
     left = math.inf if count is None else count
     most = _BATCH if lease is None else 1
@@ -272,7 +273,8 @@ def _drain(
                 raise
             print_note(f"seq_id {batch[0].seq_id} took longer than its lease: it comes again")
             code = 1
-    waiting = queue.stats().unacked
+    # In a shared store they may be with other consumers.
+    waiting = queue.stats().unacked if isinstance(queue, qindex.Queue) else 0
     if waiting:
         letters = queue.settings.dead_letter
         print_note(f"{waiting} messages wait to be moved to {letters!r}, which does not take them")

@@ -70,6 +70,7 @@ _log = logging.getLogger("qindex.engine")
 LOOK = 0.01
 """Seconds between two looks for messages that are out, while the engine waits for their acks."""
 _LOCKED_REMEDY = "lock_timeout= waits for it, and read_only=True looks at the store meanwhile"
+_SERVER_REMEDY = "it is a server: shared=True uses it, too, and read_only=True looks at the store"
 _BACKGROUND = frozenset({"qindex-housekeeper", "qindex-alarm", "msgstore-compaction"})
 """Threads whose failures are logged, and raised by a close of the engine."""
 
@@ -149,7 +150,8 @@ class Engine:
             elif not store_directory.find_marker(fs, directory):
                 store_directory.refuse_vhost(fs, directory)
             path = os.path.join(directory, layout.LOCK)
-            return DirectoryLock(fs, path, self.options.lock_timeout, remedy=_LOCKED_REMEDY)
+            remedy = _SERVER_REMEDY if layout.SERVER_SOCKET in names else _LOCKED_REMEDY
+            return DirectoryLock(fs, path, self.options.lock_timeout, remedy=remedy)
         except NotADirectoryError as error:
             raise NotAStoreError(f"{directory}: is a file, not a store directory") from error
         except OSError as error:

@@ -13,20 +13,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qindex.format.notes import MAX_VALUE
-
 FILE_NAME = "qindex.due"
 DUE_HEADER = "qindex-due"
 """When a message may be delivered, in microseconds since 1970 UTC."""
 _DUE_START = b"\xc0\x81\xaa" + DUE_HEADER.encode() + b"\xcf"
 _BACKOFF = re.compile(r"exponential:(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
 _MOST_SECONDS = 1e10
+_MAX_DUE = 1 << 62
+"""Above what notes take; their module needs numpy, and clients of a server read settings, too."""
 
 
 def due_of(headers: Mapping[str, Any]) -> int:
     """Return the due time that the headers of a message state, or 0 if they state none."""
     due = headers.get(DUE_HEADER)
-    return due if type(due) is int and 0 < due < MAX_VALUE else 0
+    return due if type(due) is int and 0 < due < _MAX_DUE else 0
 
 
 def due_middle(due: int) -> bytes:

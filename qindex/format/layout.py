@@ -7,6 +7,8 @@
       qindex.lock    the writer's lock
       qindex.clean   the clean-shutdown snapshot
       qindex.moves   messages on their way to a dead-letter queue
+      qindex.sock, qindex.server, qindex.server.log
+                     a server's socket, lock and log, where processes share the store
       qindex.spark/  what Spark's streaming queries have ready to publish, and how far they are
       queues/<hash>/ .queue_name  journal.jif  0.idx 1.idx ...  qindex.seq
                      qindex.settings  qindex.deliveries
@@ -38,6 +40,11 @@ QUEUE_NAME = ".queue_name"
 SETTINGS = "qindex.settings"
 MOVES = "qindex.moves"
 STAGING = "qindex.spark"
+SERVER_SOCKET = "qindex.sock"
+SERVER_LOCK = "qindex.server"
+SERVER_LOG = "qindex.server.log"
+SERVER_FILES = frozenset({SERVER_SOCKET, SERVER_LOCK, SERVER_LOG})
+"""What a server of several processes has in the directory."""
 CONVERSION = "qindex.convert"
 """The directory in a virtual host's in which its queues are converted."""
 DELETED_SUFFIX = ".deleted"

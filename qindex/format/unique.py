@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 from xxhash import xxh3_64_intdigest
 
-from qindex.format.notes import MAX_VALUE
-
 FILE_NAME = "qindex.keys"
 KEY_HEADER = "qindex-unique"
 UNTIL_HEADER = "qindex-unique-until"
@@ -33,7 +31,7 @@ def hash_key(key: str) -> int:
 def window_in(headers: Mapping[str, Any]) -> int:
     """Return when the window of a message with these headers ends, or 0 if it has none."""
     until = headers.get(WINDOW_HEADER)
-    return until if type(until) is int and 0 < until < MAX_VALUE else 0
+    return until if type(until) is int and 0 < until < WINDOW_AT else 0
 
 
 def hash_in(headers: Mapping[str, Any]) -> int:

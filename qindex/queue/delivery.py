@@ -6,14 +6,19 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
 from journal.arguments import refuse_pickling
 from journal.errors import LeaseExpiredError, StoreError, UsageError
-from qindex.format.entries import Entry
 from qindex.format.message import Message, Microseconds, Nanoseconds
-from qindex.index.read_ahead import Extras
-from qindex.index.segment import DELIVERED
+
+if TYPE_CHECKING:
+    from qindex.format.entries import Entry
+    from qindex.index.read_ahead import Extras
+
+DELIVERED = 2
+"""As :data:`qindex.index.segment.DELIVERED`, whose module needs numpy: clients of a server have
+deliveries, too."""
 
 
 class Settles(Protocol):
@@ -93,6 +98,12 @@ def _only_looked_at(seq_id: int) -> UsageError:
     return UsageError(
         f"the message of seq_id {seq_id} was only looked at: take it with get to settle it"
     )
+
+
+def no_delivery(what: object, at: int = 0, count: int = 1) -> UsageError:
+    """Say that this is no delivery; ``at``: its place in a batch of ``count``."""
+    where = "" if count == 1 else f"item {at} of the batch is "
+    return UsageError(f"{where}not a delivery: {type(what).__name__}")
 
 
 LAPSED = Refusing(lease_expired)

@@ -11,7 +11,15 @@ import numpy.typing as npt
 
 from journal.errors import StoreError, UsageError
 from qindex.index.segment import OUT
-from qindex.queue.delivery import Batch, BatchDelivery, Delivery, Refusing, Settles, lease_expired
+from qindex.queue.delivery import (
+    Batch,
+    BatchDelivery,
+    Delivery,
+    Refusing,
+    Settles,
+    lease_expired,
+    no_delivery,
+)
 from qindex.queue.state import QueueState
 
 Seqs = range | npt.NDArray[np.int64]
@@ -117,12 +125,6 @@ class Outstanding:
             f"delivery of seq_id {delivery.seq_id} belongs to queue {owner.name!r}, "
             f"not to {self._state.name!r}"
         )
-
-
-def no_delivery(what: object, at: int = 0, count: int = 1) -> UsageError:
-    """Say that this is no delivery; ``at``: its place in a batch of ``count``."""
-    where = "" if count == 1 else f"item {at} of the batch is "
-    return UsageError(f"{where}not a delivery: {type(what).__name__}")
 
 
 def seqs_of(batch: Batch) -> Seqs:

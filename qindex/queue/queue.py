@@ -139,19 +139,32 @@ class Queue:
     # -- delivering -----------------------------------------------------------------------------
 
     @overload
-    def get(self, timeout: None = None, *, lease: float | None = None) -> Delivery: ...
+    def get(
+        self, timeout: None = None, *, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery: ...
     @overload
-    def get(self, timeout: float | None, *, lease: float | None = None) -> Delivery | None: ...
-    def get(self, timeout: float | None = None, *, lease: float | None = None) -> Delivery | None:
+    def get(
+        self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
+    def get(
+        self,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        ack: Delivery | None = None,
+    ) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. The message stays in the queue until it is
         acknowledged; after a crash it is delivered again, with ``redelivered`` true. ``lease``:
         seconds in which it is to be settled; then it returns to its place in the queue by itself.
+        ``ack``: a delivery that is acknowledged first, as by :meth:`ack`.
         Raises :class:`DamageError` when the next message is damaged: it names file and offset,
         the bytes are set aside in a quarantine file, and the next call goes on behind it.
         O(1), whatever the backlog.
         """
+        if ack is not None:
+            self._settler.ack(ack)
         return self._deliverer.get(timeout, lease)
 
     def get_many(

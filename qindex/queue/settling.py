@@ -17,10 +17,10 @@ from qindex.format.message import Message
 from qindex.index.segment import HELD, MOVING, OUT, PUBLISHED
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.delays import due_time, now_us, pause_before
-from qindex.queue.delivery import LAPSED, Delivery
+from qindex.queue.delivery import LAPSED, Delivery, no_delivery
 from qindex.queue.flushing import Flusher
 from qindex.queue.leases import Lease, check_lease
-from qindex.queue.outstanding import Outstanding, no_delivery
+from qindex.queue.outstanding import Outstanding
 from qindex.queue.state import QueueState
 
 _log = logging.getLogger("qindex.queue")

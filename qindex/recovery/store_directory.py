@@ -18,6 +18,7 @@ from qindex.format.layout import (
     MARKER_SHAPE,
     QUEUES,
     RECOVERY_TERMS,
+    SERVER_FILES,
     VERSIONS,
     StoreMarker,
     unpack_checked,
@@ -26,7 +27,7 @@ from qindex.format.rabbitmq.queue_index_v2 import SUFFIX as INDEX_SUFFIX
 from qindex.format.rabbitmq.queue_store_v2 import SUFFIX as STORE_SUFFIX
 from qindex.index.messages import PERSISTENT_DIRECTORY, has_message_store
 
-_OURS_BEFORE_MARKER = frozenset({LOCK, MARKER + ".tmp"})
+_OURS_BEFORE_MARKER = frozenset({LOCK, MARKER + ".tmp"}) | SERVER_FILES
 
 
 def read_marker(fs: FileSystem, directory: str) -> StoreMarker | None:

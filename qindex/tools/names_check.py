@@ -38,6 +38,7 @@ _ROOT_FILES = frozenset(
         layout.CONFIG,
         VHOST_FILE,
         RECOVERY_TERMS,
+        *layout.SERVER_FILES,
     )
 )
 _ROOT_DIRECTORIES = frozenset(

@@ -447,7 +447,7 @@ def test_open_names_all_options_and_their_defaults() -> None:
     assert {one.name: taken[one.name].default for one in options} == {
         one.name: one.default for one in options
     }
-    assert taken.keys() == {"directory", *(one.name for one in options)}
+    assert taken.keys() == {"directory", "shared", "linger", *(one.name for one in options)}
     for name in taken:
         assert f"    {name}: " in (qindex.open.__doc__ or ""), name
 

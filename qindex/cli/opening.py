@@ -1,0 +1,24 @@
+"""Open a store for a command that changes it: in this process, or through a server."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Unpack
+
+import qindex
+from qindex.format import layout
+from qindex.options import OpenOptions
+
+
+def open_here(directory: str, **options: Unpack[OpenOptions]) -> qindex.AnyEngine:
+    """Open a store as :func:`qindex.open` does, or use the server that has it open."""
+    if os.path.lexists(os.path.join(directory, layout.SERVER_SOCKET)):
+        from qindex.server.spawn import try_to_connect
+
+        connected = try_to_connect(os.path.abspath(directory))
+        if connected is not None:
+            connected.close()
+            passing: Any = {"shared": True, "linger": 0.0}
+            engine: qindex.AnyEngine = qindex.open(directory, **passing)
+            return engine
+    return qindex.open(directory, **options)

@@ -1,0 +1,61 @@
+"""``serve``: have a store open for other processes, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from journal.errors import UsageError
+from qindex.cli.look import Directory
+from qindex.cli.output import flush, print_line
+from qindex.options import Durability
+
+
+def serve_command(
+    directory: Directory,
+    durability: Annotated[
+        str, typer.Option(help="What is safe when a call returns: os or fsync.")
+    ] = "os",
+    group: Annotated[
+        str | None,
+        typer.Option(help="A group whose members may use the store, too.", show_default=False),
+    ] = None,
+    lock_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for another process to close the store.")
+    ] = 0.0,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log to standard error.")] = False,
+) -> int:
+    """Serve a store to the processes that open it with shared=True, until SIGTERM or SIGINT.
+
+    For systemd and containers; elsewhere the first of these processes starts a server by itself.
+    """
+    from qindex.server.__main__ import notify, serve
+
+    if durability not in ("os", "fsync"):
+        raise UsageError(f"--durability is os or fsync, not {durability}")
+    chosen: Durability = "fsync" if durability == "fsync" else "os"
+    if verbose:
+        logging.basicConfig(level=logging.INFO)
+
+    def ready() -> None:
+        notify("READY=1")
+        print_line(f"serving {directory}")
+        flush()
+
+    options = {"durability": chosen, "lock_timeout": lock_timeout}
+    serve(directory, options, linger=None, group=_group(group), ready=ready)
+    notify("STOPPING=1")
+    return 0
+
+
+def _group(name: str | None) -> int | None:
+    if name is None:
+        return None
+    import grp
+
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError as error:
+        raise UsageError(f"there is no group {name!r}") from error

@@ -1,0 +1,204 @@
+"""The engine of a shared store: :class:`qindex.engine.engine.Engine` in another process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from time import monotonic, sleep, time_ns
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from journal.arguments import listed, refuse_pickling
+from journal.errors import ClosedError, DisconnectedError, UsageError
+from journal.fs.files import PathLike, checked_path
+from journal.memory import forks
+from qindex.client.link import Home, result
+from qindex.client.queue import SharedQueue, batch_options, message_parts
+from qindex.format.message import Body, Message, message_of
+from qindex.format.settings import Overflow, Unset, checked_name
+from qindex.options import Options
+from qindex.queue.wake_ups import has_time
+from qindex.server import protocol as wire
+
+if TYPE_CHECKING:
+    from journal.findings import Finding
+    from msgstore import CompactionReport
+    from qindex.queue.stats import EngineStats
+
+_LOOK = 0.01
+
+
+class SharedEngine:
+    """A store that this process shares with others. Made by ``qindex.open(..., shared=True)``; a
+    context manager that closes itself.
+
+    It has the methods of :class:`qindex.engine.engine.Engine`, with their errors and promises. The
+    store is open in a server, another process; this one has connections to it. A forked child gets
+    a session of its own at its first call.
+    """
+
+    def __init__(self, directory: PathLike, options: dict[str, Any], linger: float) -> None:
+        self.directory: str = os.path.abspath(checked_path(directory))
+        if not isinstance(linger, int | float) or not 0 <= linger < 1e9:
+            raise UsageError(f"linger must be seconds from 0 to 1e9, not {linger!r}")
+        self._home = Home(self.directory, options, linger)
+        self._queues: dict[str, SharedQueue] = {}
+        self._home.give(self._home.take())
+
+    @property
+    def options(self) -> Options:
+        """The options that this process gave."""
+        return self._home.options
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Findings of recovery when the server opened the store, and damage that was met since."""
+        found: list[Finding] = wire.from_plain(self._home.call(None, wire.FINDINGS)[0])
+        return found
+
+    def queue(
+        self,
+        name: str,
+        *,
+        message_ttl: float | Unset | None = None,
+        max_length: int | Unset | None = None,
+        max_bytes: int | Unset | None = None,
+        overflow: Overflow | Unset | None = None,
+        delivery_limit: int | Unset | None = None,
+        dead_letter: str | Unset | None = None,
+        backoff: str | Unset | None = None,
+    ) -> SharedQueue:
+        """Give the queue of this name; see :meth:`qindex.engine.engine.Engine.queue`."""
+        given = {
+            "message_ttl": message_ttl,
+            "max_length": max_length,
+            "max_bytes": max_bytes,
+            "overflow": overflow,
+            "delivery_limit": delivery_limit,
+            "dead_letter": dead_letter,
+            "backoff": backoff,
+        }
+        checked_name(name)
+        known = self._queues.get(name)
+        if known is not None and not any(one is not None for one in given.values()):
+            return known if self._is_there(known) else self._open(name, {}, [])
+        unset = [key for key, value in given.items() if isinstance(value, Enum)]
+        values = {
+            key: value for key, value in given.items() if value is not None and key not in unset
+        }
+        return self._open(name, values, unset)
+
+    def _is_there(self, queue: SharedQueue) -> bool:
+        try:
+            self._home.call(queue, wire.READY)
+        except ClosedError:
+            if self._home.is_closed:
+                raise
+            return False
+        return True
+
+    def _open(self, name: str, settings: dict[str, Any], unset: list[str]) -> SharedQueue:
+        home = self._home
+        with home.borrowed() as link:
+            number = result(link.request(wire.OPEN, name, True, settings, unset))[0]
+            at = (link.generation, number)
+        known = self._queues.get(name)
+        if known is None or (known.at[0] == at[0] and known.at != at):
+            known = self._queues[name] = SharedQueue(home, name, at)
+        known.at = at
+        return known
+
+    def queue_names(self) -> list[str]:
+        """Give the names of all queues, sorted."""
+        names: list[str] = self._home.call(None, wire.QUEUE_NAMES)[0]
+        return names
+
+    def delete_queue(self, name: str) -> int:
+        """Delete a queue and its messages; returns how many messages it held."""
+        checked_name(name)
+        count: int = self._home.call(None, wire.DELETE_QUEUE, name)[0]
+        self._queues.pop(name, None)
+        return count
+
+    def publish_to(
+        self,
+        queues: Sequence[str],
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Publish one message to several queues; see
+        :meth:`qindex.engine.engine.Engine.publish_to`."""
+        message = message_of(body, key, headers, properties, time_ns())
+        options = batch_options(ttl=ttl, persistent=persistent, confirm=confirm, timeout=timeout)
+        names = listed(queues, "queues")
+        seqs: list[int] = self._home.call(
+            None, wire.PUBLISH_TO, names, message_parts(message), options
+        )[0]
+        return seqs
+
+    # -- the whole store ------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make all calls that returned before, on all queues, durable against power loss."""
+        self._home.call(None, wire.SYNC)
+
+    def flush(self) -> None:
+        """Bring the journals of all queues into their segment files; durable on return."""
+        self._home.call(None, wire.FLUSH)
+
+    def stats(self) -> EngineStats:
+        """Give the figures of the store and of the queues that the server has used."""
+        found: EngineStats = wire.from_plain(self._home.call(None, wire.STATS)[0])
+        return found
+
+    def compact(self) -> CompactionReport | None:
+        """Give the space of dead messages in the message store back now."""
+        found: CompactionReport | None = wire.from_plain(self._home.call(None, wire.COMPACT)[0])
+        return found
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._home.is_closed
+
+    def close(self, drain: float = 0) -> None:
+        """End this process's session; what it has not settled goes back, uncounted.
+
+        ``drain``: first wait up to so many seconds until all that this process was given is
+        settled. Meanwhile ``get`` raises :class:`~journal.errors.ClosedError`, and ``consume``
+        ends. The store stays open in the server as long as others use it, and ``linger`` seconds
+        longer.
+        """
+        home = self._home
+        if home.is_closed:
+            return
+        if has_time(drain) and forks.stamp() == home._stamp:
+            home.is_draining = True
+            deadline = monotonic() + drain
+            while monotonic() < deadline:
+                try:
+                    if not home.call(None, wire.HELD)[0]:
+                        break
+                except (DisconnectedError, ClosedError):
+                    break
+                sleep(_LOOK)
+        home.close()
+
+    def __enter__(self) -> SharedEngine:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        return f"<SharedEngine {self.directory!r}>"

@@ -1,0 +1,151 @@
+"""What an engine, and a queue, can do wherever the store is open: in this process, or in a server.
+
+>>> def drain(queue: AnyQueue) -> int:
+...     return sum(1 for delivery in queue.consume(timeout=0) if delivery.ack() is None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self, overload
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from journal.findings import Finding
+    from msgstore import CompactionReport
+    from qindex.format.message import Body, Message
+    from qindex.format.settings import Overflow, QueueSettings, Unset
+    from qindex.format.unique import Until
+    from qindex.options import Options
+    from qindex.queue.delivery import Batch, Delivery
+    from qindex.queue.stats import EngineStats, QueueStats
+
+
+class AnyConsumer(Protocol):
+    """The iterator of :meth:`AnyQueue.consume`."""
+
+    stopped: bool
+
+    def __iter__(self) -> Iterator[Delivery]: ...
+    def __next__(self) -> Delivery: ...
+    def stop(self) -> None:
+        """Give no more messages."""
+
+
+class AnyQueue(Protocol):
+    """A queue: :class:`qindex.Queue` or :class:`qindex.SharedQueue`. The former describes the
+    methods."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> QueueSettings: ...
+
+    def publish(
+        self,
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+        unique: str | None = None,
+        window: float | None = None,
+        until: Until = "acked",
+    ) -> int: ...
+    def publish_many(
+        self,
+        messages: Iterable[Body | Message],
+        *,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+    ) -> range: ...
+    def reserve(self, count: int) -> int: ...
+    @overload
+    def get(
+        self, timeout: None = None, *, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery: ...
+    @overload
+    def get(
+        self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery | None: ...
+    def get_many(
+        self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
+    ) -> Batch: ...
+    def consume(
+        self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
+    ) -> AnyConsumer: ...
+    def peek(self, max_messages: int = 1) -> list[Delivery]: ...
+    def ack(self, delivery: Delivery) -> None: ...
+    def ack_many(self, deliveries: Iterable[Delivery]) -> None: ...
+    def ack_up_to(self, seq_id: int) -> int: ...
+    def nack(
+        self, delivery: Delivery, *, delay: float | None = None, count: bool = True
+    ) -> None: ...
+    def cancel(self, seq_id: int) -> bool: ...
+    def reject(self, delivery: Delivery) -> None: ...
+    def extend_lease(self, delivery: Delivery, seconds: float) -> None: ...
+    def purge(self) -> int: ...
+    def flush(self) -> None: ...
+    def sync(self) -> None: ...
+    def stats(self) -> QueueStats: ...
+    def __len__(self) -> int: ...
+
+
+class AnyEngine(Protocol):
+    """An engine: :class:`qindex.Engine` or :class:`qindex.SharedEngine`. The former describes the
+    methods."""
+
+    directory: str
+
+    @property
+    def options(self) -> Options: ...
+    @property
+    def findings(self) -> list[Finding]: ...
+    @property
+    def closed(self) -> bool: ...
+
+    def queue(
+        self,
+        name: str,
+        *,
+        message_ttl: float | Unset | None = None,
+        max_length: int | Unset | None = None,
+        max_bytes: int | Unset | None = None,
+        overflow: Overflow | Unset | None = None,
+        delivery_limit: int | Unset | None = None,
+        dead_letter: str | Unset | None = None,
+        backoff: str | Unset | None = None,
+    ) -> AnyQueue: ...
+    def queue_names(self) -> list[str]: ...
+    def delete_queue(self, name: str) -> int: ...
+    def publish_to(
+        self,
+        queues: Sequence[str],
+        body: Body | Message,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        persistent: bool = True,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> list[int]: ...
+    def sync(self) -> None: ...
+    def flush(self) -> None: ...
+    def stats(self) -> EngineStats: ...
+    def compact(self) -> CompactionReport | None: ...
+    def close(self, drain: float = 0) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...

@@ -1,0 +1,375 @@
+"""Connections to the server of a store, and the session that they belong to."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import msgpack
+
+from journal.errors import (
+    ClosedError,
+    DisconnectedError,
+    LeaseExpiredError,
+    UsageError,
+)
+from journal.memory import forks
+from qindex.options import Options
+from qindex.server import protocol as wire
+from qindex.server import spawn
+
+_READ = 1 << 16
+_TRIES = 5
+
+
+class UnsentError(Exception):
+    """The server has gone before it got the request: it can be made again."""
+
+
+class Link:
+    """One connection; for one thread at a time. ``generation``: of its session."""
+
+    __slots__ = ("_number", "_poll", "_unread", "frame", "generation", "is_clean", "pushed", "sock")
+
+    def __init__(self, sock: socket.socket, generation: int = 0) -> None:
+        self.sock = sock
+        self.generation = generation
+        self.frame = wire.Framer()
+        self.pushed: deque[list[Any]] = deque()
+        self._unread = bytearray()
+        self._number = 0
+        self.is_clean = True
+        self._poll: select.poll | None = None
+
+    def request(self, *values: Any) -> list[Any]:
+        """Make a request. Return the reply; what is pushed meanwhile is kept.
+
+        Raises :class:`UnsentError`, :class:`DisconnectedError`, :class:`UsageError`.
+        """
+        self._number = number = self._number + 1
+        data = self.frame(number, *values)
+        self.is_clean = False
+        self.send(data)
+        while True:
+            found = self.read()
+            if found[0] == number:
+                self.is_clean = True
+                return found
+            if found[0] == 0:
+                self.pushed.append(found)
+
+    def tell(self, *values: Any) -> None:
+        """Make a request that has no reply."""
+        self._number = number = self._number + 1
+        self.send(self.frame(number, *values))
+
+    def send(self, data: bytes) -> None:
+        """Send a frame. Raises :class:`UnsentError`."""
+        try:
+            self.sock.sendall(data)
+        except OSError as error:
+            raise UnsentError from error
+
+    def read(self) -> list[Any]:
+        """Return the next frame. Raises :class:`DisconnectedError`."""
+        unread = self._unread
+        try:
+            if not unread:
+                data = self.sock.recv(_READ)
+                size = len(data)
+                if size >= 4 and int.from_bytes(data[:4], "big") == size - 4:
+                    found: list[Any] = msgpack.unpackb(data[4:], strict_map_key=False)
+                    return found
+                if not data:
+                    _gone()
+                unread += data
+            while len(unread) < 4 or (wanted := int.from_bytes(unread[:4], "big") + 4) > len(
+                unread
+            ):
+                data = self.sock.recv(1 << 20)
+                if not data:
+                    _gone()
+                unread += data
+        except OSError as error:
+            raise DisconnectedError(_GONE, maybe_done=True) from error
+        with memoryview(unread) as view:
+            found = msgpack.unpackb(view[4:wanted], strict_map_key=False)
+        del unread[:wanted]
+        return found
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until there is something to read; false when the time is up."""
+        if self._unread:
+            return True
+        if seconds is None:
+            return True
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.sock, select.POLLIN)
+        return bool(self._poll.poll(max(seconds, 0) * 1000))
+
+    def drop(self) -> None:
+        """Close it in the middle of a call: what its reply gives goes back, uncounted."""
+        with contextlib.suppress(UnsentError):
+            self.sock.setblocking(False)
+            self.send(self.frame(self._number + 1, wire.DROP, self._number))
+        self.close()
+
+    def close(self) -> None:
+        """Close it. In a forked child, that of the parent stays open."""
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+_GONE = "the server of the store has gone"
+
+
+def _gone() -> NoReturn:
+    raise DisconnectedError(_GONE, maybe_done=True)
+
+
+class Home:
+    """The session of one engine in this process, and its connections.
+
+    ``generation``: counts sessions. A session ends with its server, or at a fork; then what it held
+    has gone back to its queues.
+    """
+
+    def __init__(self, directory: str, options: dict[str, Any], linger: float) -> None:
+        self.directory = directory
+        self.options = Options(**options)
+        self._given = _not_usual(options)
+        self._options = options
+        self._linger = linger
+        self.generation = 0
+        self.is_closed = False
+        self.is_draining = False
+        self.version = ""
+        self.build = ""
+        self._stamp = forks.stamp()
+        self._lock = threading.Lock()
+        self._idle: list[Link] = []
+        self._life: Link | None = None
+        self._id: bytes | None = None
+        _homes.add(self)
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def take(self) -> Link:
+        """Return a connection that no other thread uses. Raises :class:`ClosedError`, and what
+        starting a server raises."""
+        if forks.stamp() != self._stamp:
+            self.leave_parent()
+        if self.is_closed:
+            raise ClosedError(f"{self.directory}: the engine is closed")
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._connect()
+
+    def give(self, link: Link) -> None:
+        """Give a connection back whose replies have all been read."""
+        if link.generation == self.generation and not self.is_closed:
+            self._idle.append(link)
+        else:
+            link.close()
+
+    def lost(self, link: Link) -> None:
+        """The server has gone: what this session held has gone back to its queues."""
+        link.close()
+        with self._lock:
+            if link.generation == self.generation:
+                self._forget()
+
+    def _forget(self) -> None:
+        self.generation += 1
+        idle, self._idle = self._idle, []
+        life, self._life = self._life, None
+        self._id = None
+        for one in idle:
+            one.close()
+        if life is not None:
+            life.close()
+
+    def leave_parent(self) -> None:
+        """This is a forked child: it gets a session of its own. Its parent's is left alone."""
+        if forks.stamp() == self._stamp:
+            return
+        self._lock = threading.Lock()
+        self._stamp = forks.stamp()
+        self._forget()
+
+    def _connect(self) -> Link:
+        with self._lock:
+            for _ in range(_TRIES):
+                if self._life is None:
+                    # It is never used: the session lasts as long as it is open, whatever becomes of
+                    # the others.
+                    self._life = self._greet(None)
+                    if self._life is None:
+                        continue
+                link = self._greet(self._id)
+                if link is not None:
+                    return link
+                self._forget()
+        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
+
+    def _greet(self, session: bytes | None) -> Link | None:
+        """Connect and say hello; ``None`` where the server ended meanwhile."""
+        link = Link(spawn.find(self.directory, self._options, self._linger), self.generation)
+        try:
+            reply = link.request(wire.HELLO, "qindex", wire.VERSION, session)
+            values = result(reply)
+        except (UnsentError, DisconnectedError):
+            link.close()
+            return None
+        except BaseException:
+            link.close()
+            raise
+        self.version, _, self._id, there, self.build = values
+        for name, value in self._given.items():
+            if there.get(name) != value:
+                link.close()
+                raise UsageError(
+                    f"{self.directory}: its server has {name}={there.get(name)!r}, not {value!r}: "
+                    "the process that opens it first gives the options"
+                )
+        return link
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def call(
+        self, queue: Opens | None, verb: int, *values: Any, generation: int | None = None
+    ) -> list[Any]:
+        """Make a request, again where no server got it. Return what the reply has.
+
+        ``generation``: of the session that holds what the request is about. Raises what the server
+        raises, :class:`DisconnectedError`, :class:`LeaseExpiredError` where that has ended.
+        """
+        for _ in range(_TRIES):
+            link = self.take()
+            try:
+                if queue is None:
+                    reply = link.request(verb, *values)
+                else:
+                    if generation is not None and generation != link.generation:
+                        raise went_back()
+                    at = queue.at
+                    if at[0] != link.generation:
+                        at = queue.open(link)
+                    reply = link.request(verb, at[1], *values)
+            except UnsentError:
+                self.lost(link)
+                continue
+            except DisconnectedError:
+                self.lost(link)
+                raise
+            except BaseException:
+                if link.is_clean:
+                    self.give(link)
+                else:
+                    link.drop()
+                raise
+            self.give(link)
+            if reply[1] == wire.DONE:
+                return reply[2:]
+            raise wire.error_of(*reply[2:5])
+        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
+
+    @contextlib.contextmanager
+    def borrowed(self, queue: Opens | None = None) -> Iterator[Link]:
+        """Lend a connection for several requests. Raises as :meth:`call`."""
+        for _ in range(_TRIES):
+            link = self.take()
+            try:
+                if queue is not None and queue.at[0] != link.generation:
+                    queue.open(link)
+                elif queue is None:
+                    result(link.request(wire.HELD))  # the server is there
+            except UnsentError:
+                self.lost(link)
+                continue
+            break
+        else:
+            raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
+        try:
+            yield link
+        except UnsentError as error:
+            self.lost(link)
+            raise DisconnectedError(_GONE, maybe_done=False) from error
+        except DisconnectedError:
+            self.lost(link)
+            raise
+        except BaseException:
+            if link.is_clean:
+                self.give(link)
+            else:
+                link.drop()
+            raise
+        self.give(link)
+
+    def close(self) -> None:
+        """Say good-bye: what this session holds goes back, as if it had not been delivered."""
+        if self.is_closed:
+            return
+        if forks.stamp() != self._stamp:
+            self.leave_parent()
+        try:
+            if self._life is not None:
+                with contextlib.suppress(UnsentError, DisconnectedError):
+                    self._life.request(wire.BYE)
+        finally:
+            self.is_closed = True
+            with self._lock:
+                self._forget()
+
+
+class Opens:
+    """What a queue of the client is to :class:`Home`: ``at``: the session that its number is of,
+    and the number."""
+
+    __slots__ = ()
+    at: tuple[int, int]
+    open: Callable[[Link], tuple[int, int]]
+
+
+def result(reply: list[Any]) -> list[Any]:
+    """Return what a reply has. Raises its error."""
+    if reply[1] == wire.DONE:
+        return reply[2:]
+    raise wire.error_of(*reply[2:5])
+
+
+def went_back() -> LeaseExpiredError:
+    """Say that a delivery's session has ended."""
+    return LeaseExpiredError(
+        "the connection that the delivery came through was lost: the message went back to its queue"
+    )
+
+
+def _not_usual(options: dict[str, Any]) -> dict[str, Any]:
+    usual = Options()
+    passing = ("lock_timeout", "repair", "mode", "read_only")
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in passing and value != getattr(usual, name)
+    }
+
+
+_homes: weakref.WeakSet[Home] = weakref.WeakSet()
+
+
+def _leave_parents() -> None:
+    """A child that keeps its parent's connections open would keep the parent's session alive."""
+    for home in list(_homes):
+        home.leave_parent()
+
+
+forks.in_child(_leave_parents)

@@ -1,0 +1,113 @@
+"""``python -m qindex.server``: serve a directory, in the background or in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from journal.errors import LockedError, StoreError
+from qindex.engine.opening import open_store
+from qindex.server import place
+from qindex.server import protocol as wire
+from qindex.server.server import Server
+
+_log = logging.getLogger("qindex.server")
+
+
+def serve(
+    directory: str,
+    options: dict[str, Any],
+    *,
+    linger: float | None,
+    group: int | None = None,
+    lock: int | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve a store until it is told to end (SIGTERM, SIGINT), or its last client has gone.
+
+    ``lock``: the server's lock, where the caller has it already; ``ready``: called when clients
+    can come. Raises what opening the store raises, :class:`LockedError` where a server has it.
+    """
+    os.umask(0o077)
+    directory = os.path.abspath(directory)
+    if lock is None:
+        place.prepare(directory)
+    fd = place.open_directory(directory)
+    try:
+        if lock is None:
+            lock = place.lock(directory, fd)
+            if lock is None:
+                raise LockedError(directory, None, remedy="a server has it already")
+        engine = open_store(directory, **options)
+        server: Server | None = None
+        try:
+            listener, number = place.listen(directory, fd, group)
+            server = Server(engine, listener, linger=linger, group=group)
+            for name in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(name, lambda *_: server.stop())
+            ready()
+            server.run()
+            # Who is refused from here on starts another server, which waits for the lock.
+            server.refuse_new()
+            place.remove_socket(fd, number)
+        finally:
+            if server is not None:
+                server.close()
+            else:
+                engine.close()
+    finally:
+        os.close(fd)
+        if lock is not None:
+            os.close(lock)
+
+
+def spawned() -> int:
+    """Serve as :mod:`qindex.server.spawn` has started this process: standard input is the lock,
+    standard output goes to the starter until clients can come, standard error is the log."""
+    directory, options, linger = msgpack.unpackb(bytes.fromhex(sys.argv[1]))
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.WARNING,
+        format=f"%(asctime)s {os.getpid()} %(levelname)s %(message)s",
+    )
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def say(*what: Any) -> None:
+        with contextlib.suppress(OSError):
+            os.write(1, msgpack.packb(what))
+        os.dup2(2, 1)
+
+    try:
+        serve(directory, options, linger=linger, lock=0, ready=lambda: say("ready"))
+    except StoreError as error:
+        say("error", *wire.error_values(error))
+        _log.error("%s", error)
+        return 1
+    except Exception as error:
+        say("error", "StoreError", f"{type(error).__name__}: {error}", {})
+        _log.exception("the server has failed")
+        return 70
+    return 0
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if it has started this process."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(state.encode(), address)
+
+
+if __name__ == "__main__":
+    sys.exit(spawned())

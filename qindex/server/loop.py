@@ -1,0 +1,660 @@
+"""The event loop of a server: connections, frames, calls that wait, calls of other threads.
+
+Calls of microseconds are made on the loop's thread. Calls that may wait for the disk are made by a
+few other threads, and syncs by one, which makes one for all who ask for it in the meantime. A call
+that waits for a message, or for room, leaves a listener with the queue's bell, and is tried again
+when that rings.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import logging
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread, get_ident
+from time import monotonic
+from typing import Any, Protocol
+
+from journal.errors import StoreError, UsageError
+from qindex.queue.state import QueueState
+from qindex.queue.wake_ups import Bell
+from qindex.server import protocol as wire
+from qindex.server.sessions import Served, Session
+
+_log = logging.getLogger("qindex.server")
+
+_READ = 1 << 16
+MOST_UNSENT = 1 << 20
+"""Bytes that a connection has not read yet: above it, nothing more is read from it or pushed."""
+_MOST_NOTES = 1000
+"""Lines in the log about clients."""
+_MOST_UNDER_WAY = 8
+"""Calls of one connection that other threads make at a time."""
+_THREADS = 4
+_HELLO_TIME = 30.0
+"""Seconds that a connection has for its hello."""
+_PEER = struct.Struct("3i")
+_READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+_FRAME = wire.HEAD.unpack_from
+_HEAD = wire.HEAD_SIZE
+
+Reply = bytes | None
+"""``None``: it comes later."""
+
+
+class Rung(Protocol):
+    """What a bell of a queue has rung for."""
+
+    def retry(self) -> None:
+        """Try again."""
+
+
+class Connection:
+    """One connection. ``unread``: bytes of a frame that is not all there; ``given``: the
+    last request that was answered with deliveries, and their tag."""
+
+    __slots__ = (
+        "answered",
+        "consumer",
+        "fd",
+        "given",
+        "is_closed",
+        "is_paused",
+        "most",
+        "parts",
+        "parts_size",
+        "session",
+        "sock",
+        "under_way",
+        "unread",
+        "unsent",
+        "waiting",
+        "wanted",
+        "watched",
+    )
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.session: Session | None = None
+        self.unread = bytearray()
+        self.wanted = 0
+        self.unsent = bytearray()
+        self.watched = select.EPOLLIN
+        self.most = wire.HELLO_SIZE
+        self.given: tuple[int, int] = (0, 0)
+        self.parts: list[Any] = []
+        self.parts_size = 0
+        self.consumer: Any = None
+        self.waiting: dict[int, Waiting] = {}
+        self.is_closed = False
+        self.is_paused = False
+        self.under_way = 0
+        self.answered = 0
+
+
+Replies = list[tuple[Connection, int, bytes]]
+
+
+class Waiting:
+    """A call that waits for a bell of a queue. ``attempt``: tries it again, ``None``: it goes on
+    waiting; ``expire``: what it gives when its time is up."""
+
+    __slots__ = ("attempt", "bell", "conn", "expire", "is_over", "number", "server", "state")
+
+    def __init__(
+        self,
+        server: Loop,
+        conn: Connection,
+        number: int,
+        state: QueueState,
+        bell: Bell,
+        attempt: Callable[[], Reply],
+        expire: Callable[[], Reply],
+    ) -> None:
+        self.server = server
+        self.conn = conn
+        self.number = number
+        self.state = state
+        self.bell = bell
+        self.attempt = attempt
+        self.expire = expire
+        self.is_over = False
+
+    def ring(self) -> bool:
+        """The bell rings, in any thread, with the queue's lock held."""
+        if self.is_over:
+            return False
+        self.server.rung.append(self)
+        self.server.wake()
+        return True
+
+    def listen(self) -> None:
+        """Be told of the next ring. Raises what the queue's calls raise."""
+        with self.state.lock, self.state:
+            self.bell.listen(self.ring)
+
+    def leave(self, *, used: bool) -> None:
+        """Wait no longer. A ring that it had no use for goes to the next one."""
+        self.is_over = True
+        with self.state.lock.anyway:
+            if not self.bell.forget(self.ring) and not used:
+                self.bell.notify()
+
+    def retry(self) -> None:
+        """Try again, as the bell has rung; answer, or listen again."""
+        if self.is_over or self.conn.is_closed:
+            return
+        try:
+            reply = self.attempt()
+            if reply is None:
+                self.listen()
+                reply = self.attempt()
+                if reply is None:
+                    return
+        except StoreError as error:
+            reply = self.server.error(self.number, error)
+        self.leave(used=True)
+        self.conn.waiting.pop(self.number, None)
+        self.server.send(self.conn, reply)
+
+
+class Loop:
+    """Serves connections on a listening socket. ``linger``, ``group``: as in
+    :class:`qindex.server.server.Server`, which says what the requests do."""
+
+    handlers: dict[Any, Callable[[Connection, int, list[Any]], Reply]]
+
+    def __init__(
+        self, listener: socket.socket, *, linger: float | None, group: int | None, most: int
+    ) -> None:
+        self._listener: socket.socket | None = listener
+        self.linger = linger
+        self._group = group
+        self.most = most
+        self._uid = os.getuid()
+        self.epoll = select.epoll()
+        self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.connections: dict[int, Connection] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self.linger_until: float | None = None
+        self.rung: deque[Rung] = deque()
+        self.renewed: list[Rung] = []
+        self.finished: deque[Callable[[], None]] = deque()
+        self.to_sync: dict[Served, Replies] = {}
+        self.syncs: SimpleQueue[dict[Served, Replies] | None] = SimpleQueue()
+        self.syncer: Thread | None = None
+        self.pool: ThreadPoolExecutor | None = None
+        self._thread = get_ident()
+        self._ended = False
+        self._notes = 0
+        self._batched: dict[Connection, bytearray] | None = None
+        self.frame = wire.Framer()
+
+    def greet(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Answer the first request of a connection, the hello."""
+        raise NotImplementedError
+
+    def left(self, conn: Connection) -> None:
+        """A connection was closed."""
+
+    def wake(self) -> None:
+        """Let the loop look at what is rung or finished. From any thread."""
+        if get_ident() != self._thread:
+            os.eventfd_write(self.event, 1)
+
+    def stop(self) -> None:
+        """End the loop. From any thread, or a signal's handler."""
+        self._ended = True
+        with suppress(OSError):
+            os.eventfd_write(self.event, 1)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the last client has gone, or :meth:`stop`."""
+        self._thread = get_ident()
+        listener = self._listener
+        assert listener is not None
+        listening, event = listener.fileno(), self.event
+        self.epoll.register(listening, select.EPOLLIN)
+        self.epoll.register(event, select.EPOLLIN)
+        connections = self.connections
+        poll = self.epoll.poll
+        if self.linger is not None:
+            self.linger_until = monotonic() + max(self.linger, 1.0)
+        while not self._ended:
+            for fd, events in poll(self._time_to_wait()):
+                conn = connections.get(fd)
+                if conn is None:
+                    if fd == listening:
+                        self._accept()
+                    elif fd == event:
+                        os.eventfd_read(event)
+                    continue
+                if events & _READABLE:
+                    self._read(conn)
+                if events & select.EPOLLOUT and not conn.is_closed:
+                    self._flush(conn)
+            while self.rung or self.finished:
+                while self.finished:
+                    self.finished.popleft()()
+                self.rung.extend(self.renewed)
+                self.renewed.clear()
+                while self.rung:
+                    self.rung.popleft().retry()
+            if self.to_sync:
+                self.hand_over()
+            if self._timers or self.linger_until is not None:
+                self._look_at_the_clock()
+
+    def _time_to_wait(self) -> float | None:
+        ends = self.linger_until
+        if self._timers and (ends is None or self._timers[0][0] < ends):
+            ends = self._timers[0][0]
+        # epoll counts whole milliseconds: a little later is no earlier.
+        return None if ends is None else max(ends - monotonic(), 0) + 0.001
+
+    def _look_at_the_clock(self) -> None:
+        now = monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        if self.linger_until is not None and now >= self.linger_until:
+            self._ended = True
+
+    def _at(self, deadline: float, call: Callable[[], None]) -> None:
+        self._timer_count += 1
+        heapq.heappush(self._timers, (deadline, self._timer_count, call))
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    _log.error("no more connections: %s", error)
+                    self.epoll.modify(self._listener.fileno(), 0)
+                    self._at(monotonic() + 0.5, self._listen_again)
+                    return
+                continue
+            sock.setblocking(False)
+            if not self._may_come(sock):
+                sock.close()
+                continue
+            conn = Connection(sock)
+            self.connections[conn.fd] = conn
+            self.epoll.register(conn.fd, select.EPOLLIN)
+            self._at(monotonic() + _HELLO_TIME, partial(self._refuse_silent, conn))
+
+    def _listen_again(self) -> None:
+        if self._listener is not None:
+            self.epoll.modify(self._listener.fileno(), select.EPOLLIN)
+
+    def _refuse_silent(self, conn: Connection) -> None:
+        if conn.session is None and not conn.is_closed:
+            self._close(conn)
+
+    def _may_come(self, sock: socket.socket) -> bool:
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        _, uid, gid = _PEER.unpack(raw)
+        if uid == self._uid or (self._group is not None and gid == self._group):
+            return True
+        if self._group is not None and self._group in _groups_of(uid):
+            return True
+        self._note("a connection of user %d is refused", uid)
+        return False
+
+    def _read(self, conn: Connection) -> None:
+        try:
+            data = conn.sock.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(conn)
+            return
+        unread = conn.unread
+        if (
+            not unread
+            and conn.consumer is None
+            and _HEAD <= len(data) < conn.most
+            and _FRAME(data)[0] == len(data) - _HEAD
+        ):
+            # Most often it is one request, whole.
+            try:
+                request = wire.decode(data[_HEAD:])
+            except ValueError as error:
+                self._refuse_frame(conn, str(error))
+                return
+            self._handle(conn, request)
+            while self.renewed:
+                self.renewed.pop().retry()
+            return
+        if unread:
+            unread += data
+            if len(unread) >= conn.wanted:
+                conn.unread = bytearray()
+                self._parse(conn, unread)
+        else:
+            self._parse(conn, data)
+
+    def _parse(self, conn: Connection, data: bytes | bytearray) -> None:
+        """Handle the requests that are there, and keep the rest.
+
+        Those of a client that does not wait for its replies stay unread as long as there are many
+        under way, or much that it has not read.
+        """
+        at, end = 0, len(data)
+        conn.wanted = _HEAD
+        batched = self._batched = {}
+        with memoryview(data) as view:
+            while end - at >= _HEAD and not conn.is_closed:
+                size = _FRAME(data, at)[0]
+                if size > conn.most:
+                    self._refuse_frame(conn, f"a frame of {size} bytes: {conn.most} are allowed")
+                    break
+                start = at + _HEAD
+                if start + size > end:
+                    conn.wanted = size + _HEAD
+                    break
+                if conn.under_way >= _MOST_UNDER_WAY or conn.answered > MOST_UNSENT:
+                    conn.is_paused = True
+                    break
+                at = start + size
+                try:
+                    request = wire.decode(view[start:at])
+                except ValueError as error:
+                    self._refuse_frame(conn, str(error))
+                    break
+                self._handle(conn, request)
+            while self.renewed:
+                self.renewed.pop().retry()
+            if at < end and not conn.is_closed:
+                conn.unread += view[at:]
+        self._batched = None
+        for other, out in batched.items():
+            other.answered = 0
+            self.send(other, out)
+        if conn.is_paused:
+            self._watch(conn)
+
+    def _resume(self, conn: Connection) -> None:
+        """Read on, where that was put off, and there is room for it again."""
+        if (
+            conn.is_paused
+            and not conn.is_closed
+            and 2 * conn.under_way < _MOST_UNDER_WAY
+            and len(conn.unsent) < MOST_UNSENT
+        ):
+            conn.is_paused = False
+            self._watch(conn)
+            unread, conn.unread = conn.unread, bytearray()
+            self._parse(conn, unread)
+
+    def _refuse_frame(self, conn: Connection, why: str) -> None:
+        self._note("a client's bytes are refused: %s", why)
+        with suppress(OSError):
+            conn.sock.send(self.frame(0, wire.ERROR, "UsageError", why, {}))
+        self._close(conn)
+
+    def _note(self, what: str, value: object) -> None:
+        """Log what a client did; not for ever, whatever it does."""
+        if self._notes < _MOST_NOTES:
+            self._notes += 1
+            _log.warning(what, value)
+
+    def send(self, conn: Connection, data: bytes | bytearray) -> None:
+        """Send bytes, at the end of what is being read now."""
+        if conn.is_closed:
+            return
+        if self._batched is not None:
+            out = self._batched.get(conn)
+            if out is None:
+                self._batched[conn] = bytearray(data)
+            else:
+                out += data
+            conn.answered += len(data)
+            return
+        if conn.unsent:
+            conn.unsent += data
+            self._watch(conn)
+            return
+        try:
+            sent = conn.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._close(conn)
+            return
+        if sent < len(data):
+            conn.unsent += memoryview(data)[sent:]
+            self._watch(conn)
+
+    def _flush(self, conn: Connection) -> None:
+        try:
+            with memoryview(conn.unsent) as view:
+                sent = conn.sock.send(view[: 1 << 20])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close(conn)
+            return
+        del conn.unsent[:sent]
+        self._watch(conn)
+        if len(conn.unsent) < MOST_UNSENT:
+            if conn.consumer is not None:
+                conn.consumer.retry()
+            self._resume(conn)
+
+    def _watch(self, conn: Connection) -> None:
+        """Read no more from who does not read."""
+        unsent = len(conn.unsent)
+        reads = unsent < MOST_UNSENT and not conn.is_paused
+        wanted = select.EPOLLIN if reads else select.EPOLLRDHUP
+        if unsent:
+            wanted |= select.EPOLLOUT
+        if wanted != conn.watched and not conn.is_closed:
+            conn.watched = wanted
+            self.epoll.modify(conn.fd, wanted)
+
+    def _close(self, conn: Connection) -> None:
+        if conn.is_closed:
+            return
+        conn.is_closed = True
+        del self.connections[conn.fd]
+        with suppress(OSError):
+            self.epoll.unregister(conn.fd)
+        conn.sock.close()
+        for waiting in list(conn.waiting.values()):
+            waiting.leave(used=False)
+        conn.waiting.clear()
+        conn.unread, conn.unsent, conn.parts = bytearray(), bytearray(), []
+        if conn.consumer is not None:
+            conn.consumer.leave()
+        self.left(conn)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _handle(self, conn: Connection, request: list[Any]) -> None:
+        number, verb = request[0], request[1]
+        session = conn.session
+        try:
+            if session is None:
+                reply = self.greet(conn, number, request)
+            else:
+                handler = self.handlers.get(verb)
+                if handler is None:
+                    raise UsageError(f"there is no verb {verb!r}")
+                reply = handler(conn, number, request)
+        except StoreError as error:
+            reply = self.error(number, error)
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+            reply = self.error(number, UsageError(f"no such request: {error}"))
+            self._note("a request is refused: %r", error)
+        if reply is not None:
+            self.send(conn, reply)
+
+    def error(self, number: int, error: BaseException) -> bytes:
+        """Return the reply that tells of an error."""
+        return self.frame(number, wire.ERROR, *wire.error_values(error))
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def wait_for(
+        self,
+        conn: Connection,
+        number: int,
+        state: QueueState,
+        bell: Bell,
+        attempt: Callable[[], Reply],
+        deadline: float | None,
+        expire: Callable[[], Reply],
+    ) -> Reply:
+        """Try it whenever the bell rings, until the deadline (:func:`time.monotonic`)."""
+        waiting = Waiting(self, conn, number, state, bell, attempt, expire)
+        waiting.listen()
+        # A ring since the last try would have found no listener.
+        try:
+            reply = attempt()
+        except BaseException:
+            waiting.leave(used=True)
+            raise
+        if reply is not None:
+            waiting.leave(used=False)
+            return reply
+        conn.waiting[number] = waiting
+        if deadline is not None:
+            self._at(deadline, partial(self._expire, waiting))
+        return None
+
+    def _expire(self, waiting: Waiting) -> None:
+        if waiting.is_over or waiting.conn.is_closed:
+            return
+        waiting.leave(used=False)
+        waiting.conn.waiting.pop(waiting.number, None)
+        reply = waiting.expire()
+        if reply is not None:
+            self.send(waiting.conn, reply)
+
+    # -- other threads -------------------------------------------------------------------------
+
+    def aside_value(self, conn: Connection, number: int, call: Callable[[], Any]) -> Reply:
+        """Make a call in another thread, and reply with what it gives."""
+        return self.aside(
+            conn, number, lambda: wire.frame(number, wire.DONE, wire.as_plain(call()))
+        )
+
+    def aside(
+        self,
+        conn: Connection,
+        number: int,
+        call: Callable[[], bytes],
+        done: Callable[[bytes], Reply] | None = None,
+        refused: Callable[[BaseException], Reply] | None = None,
+    ) -> Reply:
+        """Make a call in another thread. ``done``: called on the loop's with what it gives, to
+        make the reply; ``refused``: with its error."""
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(_THREADS, "qindex-server")
+
+        def finish(future: Future[bytes]) -> None:
+            self.finished.append(partial(reply, future))
+            self.wake()
+
+        conn.under_way += 1
+
+        def reply(future: Future[bytes]) -> None:
+            conn.under_way -= 1
+            error = future.exception()
+            try:
+                if error is None:
+                    answer: Reply = future.result()
+                    if done is not None:
+                        answer = done(future.result())
+                else:
+                    answer = refused(error) if refused is not None else self.error(number, error)
+            except StoreError as raised:
+                answer = self.error(number, raised)
+            if error is not None and not isinstance(error, StoreError):
+                self._note("a call has failed: %r", error)
+            if answer is not None:
+                self.send(conn, answer)
+            if conn.is_paused:
+                self._resume(conn)
+
+        self.pool.submit(call).add_done_callback(finish)
+        return None
+
+    def durable(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
+        """Send a reply when all that was done to the queue is on disk."""
+        self.to_sync.setdefault(served, []).append((conn, number, reply))
+        return None
+
+    def hand_over(self) -> None:
+        """Ask for the syncs of this turn."""
+        if self.syncer is None:
+            self.syncer = Thread(target=self._sync_all, name="qindex-server-sync", daemon=True)
+            self.syncer.start()
+        asked, self.to_sync = self.to_sync, {}
+        self.syncs.put(asked)
+
+    def _sync_all(self) -> None:
+        while (asked := self.syncs.get()) is not None:
+            while not self.syncs.empty():
+                more = self.syncs.get()
+                if more is None:
+                    self.syncs.put(None)
+                    break
+                for served, replies in more.items():
+                    asked.setdefault(served, []).extend(replies)
+            for served, replies in asked.items():
+                error: BaseException | None = None
+                try:
+                    if served.flusher.mover.pending:
+                        served.flusher.mover.settle()
+                    served.state.sync_all()
+                except BaseException as caught:
+                    error = caught
+                self.finished.append(partial(self._answer, replies, error))
+                self.wake()
+
+    def _answer(self, replies: Replies, error: BaseException | None) -> None:
+        for conn, number, reply in replies:
+            self.send(conn, reply if error is None else self.error(number, error))
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def refuse_new(self) -> None:
+        """Take no more connections."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with suppress(OSError):
+                self.epoll.unregister(listener.fileno())
+            listener.close()
+
+
+def _groups_of(uid: int) -> list[int]:
+    import pwd
+
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return []
+    return os.getgrouplist(user.pw_name, user.pw_gid)

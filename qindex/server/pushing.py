@@ -1,0 +1,134 @@
+"""What is pushed to consumers, and how messages look on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from journal.errors import StoreError, UsageError
+from qindex.queue.delivery import Delivery
+from qindex.server import protocol as wire
+from qindex.server.loop import MOST_UNSENT, Connection, Loop
+from qindex.server.sessions import Credit, Served
+
+_MOST_PUSHED = 512
+
+
+class Consumer:
+    """What is pushed to one connection, as long as there are messages and credit."""
+
+    __slots__ = ("conn", "credit", "is_over", "listens", "server")
+
+    def __init__(self, server: Loop, conn: Connection, credit: Credit) -> None:
+        self.server = server
+        self.conn = conn
+        self.credit = credit
+        self.listens = False
+        self.is_over = False
+
+    def ring(self) -> bool:
+        """A message has come; as :meth:`Waiting.ring`."""
+        if self.is_over:
+            return False
+        self.listens = False
+        self.server.rung.append(self)
+        self.server.wake()
+        return True
+
+    def leave(self) -> None:
+        """Take no more messages."""
+        self.is_over = True
+        state = self.credit.served.state
+        with state.lock.anyway:
+            state.arrived.forget(self.ring)
+
+    def retry(self) -> None:
+        """Send what there is, and there is credit for; or the error that is met."""
+        if self.is_over or self.conn.is_closed:
+            return
+        try:
+            self._pump()
+        except StoreError as error:
+            self.credit.is_hungry = True
+            self.server.send(self.conn, self.server.error(0, error))
+
+    def _pump(self) -> None:
+        while not self.is_over and len(self.conn.unsent) < MOST_UNSENT:
+            most = self.credit.room()
+            if most <= 0:
+                return
+            if not self._push(min(most, _MOST_PUSHED)):
+                if self.listens:
+                    return
+                state = self.credit.served.state
+                with state.lock, state:
+                    state.arrived.listen(self.ring)
+                self.listens = True
+
+    def _push(self, most: int) -> bool:
+        """Send messages, up to ``most``; false when there are none."""
+        conn, credit = self.conn, self.credit
+        session = conn.session
+        assert session is not None
+        served = credit.served
+        deliveries = take_some(served, most, credit.lease)
+        if not deliveries:
+            return False
+        tags = [session.hold(served, one, credit) for one in deliveries]
+        credit.is_hungry = False
+        try:
+            data = self.server.frame(0, wire.PUSH, tags[0], *columns(deliveries))
+        except UsageError:
+            session.take_back(tags)
+            raise
+        self.server.send(conn, data)
+        return True
+
+
+def take_some(served: Served, most: int, lease: float | None) -> list[Delivery]:
+    """Take messages, up to ``most``, and of large ones fewer."""
+    deliverer = served.deliverer
+    first = deliverer.get(0, lease, False)
+    if first is None:
+        return []
+    taken = [first]
+    if most > 1 and served.state.ready():
+        rest = min(most - 1, wire.PART // (len(first.body) + 64))
+        if rest:
+            with suppress(StoreError):  # damage: it is raised again where it is met first
+                taken += deliverer.get_many(rest, 0, lease=lease, waits=False)
+    return taken
+
+
+def extra_of(delivery: Delivery) -> Any:
+    """Return what a message has beside its body: its time, or all there is."""
+    extra = delivery._extra
+    if type(extra) is int:
+        return extra
+    message = delivery.message
+    expiry = delivery.expiry
+    return [
+        message.timestamp,
+        message.key,
+        dict(message.headers),
+        dict(message.properties),
+        expiry,
+    ]
+
+
+def columns(deliveries: Iterable[Delivery]) -> tuple[Any, ...]:
+    """Return the columns of a batch: seq_ids, bodies, whether each was delivered before, what
+    else it has, and how often those were delivered that came back."""
+    seqs, bodies, states, extras, counts = [], [], bytearray(), [], {}
+    for one in deliveries:
+        seqs.append(one.seq_id)
+        bodies.append(one.body)
+        again = one.redelivered
+        states.append(2 if again else 1)
+        extra = one._extra
+        extras.append(extra if type(extra) is int else extra_of(one))
+        count = one.delivery_count
+        if count != (2 if again else 1):
+            counts[one.seq_id] = count
+    return seqs, bodies, bytes(states), extras, counts

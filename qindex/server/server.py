@@ -1,0 +1,815 @@
+"""What the requests of clients do: one engine, its queues, and who holds which deliveries."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from time import monotonic, time_ns
+from typing import Any
+
+from journal.compiled import build
+from journal.errors import ClosedError, DisconnectedError, StoreError, UsageError
+from qindex.engine.engine import Engine
+from qindex.format.message import Message, message_of
+from qindex.format.settings import UNSET
+from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.queue import Queue
+from qindex.queue.room import WouldWaitError
+from qindex.queue.wake_ups import deadline_after
+from qindex.server import protocol as wire
+from qindex.server.loop import Connection, Loop, Reply
+from qindex.server.pushing import Consumer, columns, extra_of
+from qindex.server.sessions import Credit, Served, Session
+
+_LARGE = 64 << 10
+"""A message with so many bytes, or a batch with _LARGE_BATCH, is published by another thread."""
+_LARGE_BATCH = 1 << 20
+_VERSION: str = sys.modules["qindex"].__version__
+"""To import the package by its name would be to import what is above this."""
+
+
+class Server(Loop):
+    """Serves an open engine on a listening socket.
+
+    ``linger``: seconds after its last client has gone after which it ends; ``None``: never.
+    ``group``: the id of a group whose members may use it as well.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        listener: socket.socket,
+        *,
+        linger: float | None,
+        group: int | None = None,
+    ) -> None:
+        most = engine.options.max_message_bytes + wire.OVERHEAD
+        super().__init__(listener, linger=linger, group=group, most=most)
+        self.engine = engine
+        self._sessions: dict[bytes, Session] = {}
+        self._members: dict[Session, set[Connection]] = {}
+        self._served: dict[int, Served] = {}
+        self._numbers: dict[Queue, int] = {}
+        self._gone: dict[int, str] = {}
+        self._options = {
+            name: value
+            for name, value in asdict(engine.options).items()
+            if name not in ("lock_timeout", "read_only")
+        }
+        self.handlers = self._all_handlers()
+
+    def left(self, conn: Connection) -> None:
+        """A connection was closed: its session ends with the last one."""
+        session = conn.session
+        if session is None:
+            return
+        members = self._members[session]
+        members.discard(conn)
+        if not members:
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        del self._sessions[session.id], self._members[session]
+        session.end()
+        if not self._sessions and self.linger is not None:
+            self.linger_until = monotonic() + self.linger
+
+    def greet(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Answer a hello: begin a session, or join one."""
+        if request[1] != wire.HELLO or len(request) < 5 or request[2] != "qindex":
+            raise UsageError("the first request is no hello")
+        version, known = request[3], request[4]
+        if version != wire.VERSION:
+            if self.linger is not None:
+                self.linger = 0.0
+            raise UsageError(
+                f"the server of {self.engine.directory} is qindex {_VERSION} with "
+                f"protocol {wire.VERSION}, and this is protocol {version}: it ends when its last "
+                "client has gone, and the next one starts another"
+            )
+        if known is None:
+            session = Session()
+            self._sessions[session.id] = session
+            self._members[session] = set()
+        else:
+            session = self._sessions.get(known)  # type: ignore[assignment]
+            if session is None:
+                raise DisconnectedError("the session has ended")
+        self.linger_until = None
+        conn.session = session
+        conn.most = self.most
+        self._members[session].add(conn)
+        return self.frame(
+            number,
+            wire.DONE,
+            _VERSION,
+            list(wire.CAPABILITIES),
+            session.id,
+            self._options,
+            build(),
+        )
+
+    def _bye(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        assert session is not None
+        session.has_said_bye = True
+        for member in list(self._members[session]):
+            for waiting in list(member.waiting.values()):
+                waiting.leave(used=False)
+                closed = ClosedError(f"{self.engine.directory}: the engine is closed")
+                self.send(member, self.error(waiting.number, closed))
+            member.waiting.clear()
+            if member.consumer is not None:
+                member.consumer.leave()
+        session.take_back(list(session._held))
+        return self.frame(number, wire.DONE)
+
+    def _queue(self, number: Any) -> Served:
+        served = self._served.get(number)
+        if served is None:
+            name = self._gone.get(number)
+            raise ClosedError(f"queue {name!r} was deleted" if name else f"no queue {number!r}")
+        return served
+
+    def _opened(self, queue: Queue) -> Served:
+        known = self._numbers.get(queue)
+        if known is None:
+            known = self._numbers[queue] = len(self._numbers) + len(self._gone) + 1
+            self._served[known] = Served(queue, known)
+        return self._served[known]
+
+    def _open(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        _, _, name, makes, settings, unset = request
+
+        def call() -> bytes:
+            if not makes and name not in self.engine.queue_names():
+                raise ClosedError(f"queue {name!r} was deleted")
+            given = {**settings, **dict.fromkeys(unset, UNSET)}
+            opened.append(self.engine.queue(name, **given))
+            return b""
+
+        opened: list[Queue] = []
+
+        def done(_: bytes) -> bytes:
+            return wire.frame(number, wire.DONE, self._opened(opened[0]).number)
+
+        return self.aside(conn, number, call, done)
+
+    # -- publishing ----------------------------------------------------------------------------
+
+    def _publish(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._served.get(request[2]) or self._queue(request[2])
+        body = request[3]
+        if len(body) > _LARGE:
+            return self._publish_any(conn, number, served, body, {})
+        try:
+            seq = served.publish(body, waits=False)
+        except WouldWaitError:
+            return self._publish_any(conn, number, served, body, {})
+        reply = self.frame(number, 0, seq)
+        if served.sync_each:
+            return self.durable(served, conn, number, reply)
+        if not seq & 63 and served.flusher.is_due():
+            return self._see_to_flush(served, conn, number, reply)
+        return reply
+
+    def _publish_with(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        return self._publish_any(conn, number, self._queue(request[2]), request[3], request[4])
+
+    def _publish_any(
+        self, conn: Connection, number: int, served: Served, body: Any, given: dict[str, Any]
+    ) -> Reply:
+        options = dict(given)
+        confirm = bool(options.pop("confirm", False)) or served.sync_each
+        timeout = options.pop("timeout", None)
+        _check_options(options, wire.PUBLISH_OPTIONS)
+        _read_time(options)
+
+        def publish() -> int:
+            return served.producer.publish(body, waits=False, **options)
+
+        def finish(seq: int) -> Reply:
+            reply = self.frame(number, wire.DONE, seq)
+            if confirm:
+                return self.durable(served, conn, number, reply)
+            return self._see_to_flush(served, conn, number, reply)
+
+        aside = isinstance(body, bytes) and len(body) > _LARGE
+        return self._with_room(conn, number, publish, finish, timeout, aside=aside)
+
+    def _part(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        conn.parts += request[2]
+        conn.parts_size += sum(map(_size, request[2]))
+        if conn.parts_size > wire.MOST_PARTS:
+            conn.parts, conn.parts_size = [], 0
+            raise UsageError(f"a batch may have {wire.MOST_PARTS} bytes")
+        return self.frame(number, wire.DONE)
+
+    def _publish_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._queue(request[2])
+        batch, conn.parts, conn.parts_size = [*conn.parts, *request[3]], [], 0
+        options = dict(request[4])
+        confirm = bool(options.pop("confirm", False)) or served.sync_each
+        timeout = options.pop("timeout", None)
+        _check_options(options, wire.BATCH_OPTIONS)
+        _read_time(options)
+        size = 0
+        for at, one in enumerate(batch):
+            if type(one) is not bytes:
+                batch[at] = one = _message(one)
+            size += _size(one)
+
+        def publish() -> range:
+            return served.producer.publish_many(batch, waits=False, **options)
+
+        def finish(seqs: range) -> Reply:
+            reply = self.frame(number, wire.DONE, seqs.start, seqs.stop)
+            if confirm and seqs:
+                return self.durable(served, conn, number, reply)
+            return self._see_to_flush(served, conn, number, reply)
+
+        aside = size > _LARGE_BATCH
+        return self._with_room(conn, number, publish, finish, timeout, aside=aside)
+
+    def _publish_to(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        _, _, names, given, options = request
+        options = dict(options)
+        confirm = bool(options.pop("confirm", False))
+        timeout = options.pop("timeout", None)
+        _check_options(options, frozenset({"ttl", "persistent"}))
+        message = message_of(_message(given), None, None, None, time_ns())
+        ttl, persistent = options.get("ttl"), options.get("persistent", True)
+
+        def publish() -> list[int]:
+            return self.engine._publish_to(names, message, ttl, persistent, waits=False)
+
+        def finish(seqs: list[int]) -> Reply:
+            reply = self.frame(number, wire.DONE, seqs)
+            if not confirm and self.engine.options.durability != "fsync":
+                return reply
+
+            def sync() -> bytes:
+                for name in names:
+                    self.engine.queue(name).sync()
+                return reply
+
+            return self.aside(conn, number, sync)
+
+        return self._with_room(conn, number, publish, finish, timeout, aside=True)
+
+    def _with_room(
+        self,
+        conn: Connection,
+        number: int,
+        publish: Callable[[], Any],
+        finish: Callable[[Any], Reply],
+        timeout: float | None,
+        *,
+        aside: bool,
+    ) -> Reply:
+        """Publish, here or in another thread; wait where there is no room, and try again."""
+        deadline = deadline_after(timeout)
+
+        def attempt() -> Reply:
+            if not aside:
+                return finish(publish())
+            results: list[Any] = []
+
+            def call() -> bytes:
+                results.append(publish())
+                return b""
+
+            return self.aside(conn, number, call, lambda _: finish(results[0]), refused=wait)
+
+        def wait(error: BaseException) -> Reply:
+            if not isinstance(error, WouldWaitError):
+                return self.error(number, error)
+            full = error.room
+            if deadline is not None and monotonic() >= deadline:
+                full.count_refusal(error.count)
+                return self.error(number, error)
+
+            def expire() -> Reply:
+                full.count_refusal(error.count)
+                return self.error(number, error)
+
+            return self.wait_for(conn, number, full.state, full.state.room, again, deadline, expire)
+
+        def again() -> Reply:
+            try:
+                return attempt()
+            except WouldWaitError:
+                return None
+
+        try:
+            return attempt()
+        except WouldWaitError as error:
+            return wait(error)
+
+    def _see_to_flush(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
+        """Send a publisher's reply when the flush has caught up, if it has fallen far behind."""
+        flusher, state = served.flusher, served.state
+        if not flusher.is_due():
+            return reply
+        if flusher.request is None:
+            if state.flushing:
+                return reply
+
+            def flush() -> bytes:
+                flusher.flush()
+                return reply
+
+            return self.aside(conn, number, flush)
+        if not flusher.is_pressed():
+            return reply
+
+        def attempt() -> Reply:
+            return None if flusher.is_pressed() and state.flushing else reply
+
+        return self.wait_for(
+            conn, number, state, state.flushed, attempt, monotonic() + 1.0, lambda: reply
+        )
+
+    def _reserve(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        queue = self._queue(request[2]).queue
+        return self.aside_value(conn, number, lambda: queue.reserve(request[3]))
+
+    # -- delivering ----------------------------------------------------------------------------
+
+    def _get(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._served.get(request[2]) or self._queue(request[2])
+        timeout, lease = request[3], request[4]
+        acked = len(request) > 5
+        if acked:
+            self._ack_one(conn, served, request[5], request[6])
+        delivery = served.deliverer.get(0, lease, False)
+        if delivery is not None:
+            return self._given(conn, number, served, delivery, acked)
+        if timeout is not None and not timeout > 0:
+            reply = self.frame(number, wire.DONE)
+            return self._settled(served, conn, number, reply) if acked else reply
+
+        def attempt() -> Reply:
+            found = served.deliverer.get(0, lease, False)
+            return None if found is None else self._given(conn, number, served, found, acked)
+
+        def expire() -> Reply:
+            return self.frame(number, wire.DONE)
+
+        deadline = deadline_after(timeout)
+        return self.wait_for(
+            conn, number, served.state, served.state.arrived, attempt, deadline, expire
+        )
+
+    def _given(
+        self, conn: Connection, number: int, served: Served, delivery: Delivery, acked: bool
+    ) -> Reply:
+        session = conn.session
+        assert session is not None
+        tag = session.hold(served, delivery)
+        extra = delivery._extra
+        try:
+            reply = self.frame(
+                number,
+                wire.DONE,
+                tag,
+                delivery.seq_id,
+                delivery.body,
+                delivery.redelivered,
+                delivery.delivery_count,
+                extra if type(extra) is int else extra_of(delivery),
+            )
+        except UsageError:
+            session.take_back((tag,))
+            raise
+        conn.given = (number, tag)
+        return self._settled(served, conn, number, reply) if acked else reply
+
+    def _get_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._queue(request[2])
+        most, timeout, lease = request[3], request[4], request[5]
+        if type(most) is not int or most < 1:
+            raise UsageError(f"max_messages must be at least 1, not {most!r}")
+        session = conn.session
+        assert session is not None
+        index = served.state.index
+
+        def attempt() -> Reply:
+            # Messages of a size that is not known yet: of large ones fewer in a frame.
+            batch = served.deliverer.get_many(min(most, 64), 0, lease=lease, waits=False)
+            if not batch:
+                return None
+            size = sum(map(len, batch.bodies))
+            rest = min(most - len(batch), 64 * wire.PART // (size + 64 * len(batch)))
+            if len(batch) == 64 and rest > 0 and size < wire.PART:
+                with suppress(StoreError):
+                    more = served.deliverer.get_many(rest, 0, lease=lease, waits=False)
+                    _join(batch, more)
+            tag = session.hold_batch(served, batch)
+            plain = not batch._counts and all(type(one) is int for one in batch._extras)
+            try:
+                if plain:
+                    states = bytes(batch._states)
+                    data = self.frame(
+                        number,
+                        wire.DONE,
+                        tag,
+                        len(batch) < most and index.live > index.out,
+                        batch.seq_ids,
+                        batch.bodies,
+                        states,
+                        list(batch._extras),
+                        {},
+                    )
+                else:
+                    more_waits = len(batch) < most and index.live > index.out
+                    data = self.frame(number, wire.DONE, tag, more_waits, *columns(batch))
+            except UsageError:
+                session.take_back((tag,))
+                raise
+            conn.given = (number, tag)
+            return data
+
+        def expire() -> Reply:
+            return self.frame(number, wire.DONE)
+
+        reply = attempt()
+        if reply is not None:
+            return reply
+        if timeout is not None and not timeout > 0:
+            return expire()
+        deadline = deadline_after(timeout)
+        state = served.state
+        return self.wait_for(conn, number, state, state.arrived, attempt, deadline, expire)
+
+    def _consume(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._queue(request[2])
+        if conn.consumer is not None:
+            raise UsageError("one consumer for each connection")
+        if type(request[3]) is not int or request[3] < 1:
+            raise UsageError(f"prefetch must be at least 1, not {request[3]!r}")
+        credit = Credit(served, request[3], request[4])
+        conn.consumer = Consumer(self, conn, credit)
+        self.send(conn, self.frame(number, wire.DONE))
+        conn.consumer.retry()
+        return None
+
+    def _want(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        consumer = conn.consumer
+        if consumer is not None:
+            if len(consumer.credit.held) >= consumer.credit.prefetch and conn.session is not None:
+                conn.session._sweep()  # leases that have run out
+            consumer.credit.is_hungry = True
+            consumer.retry()
+        return self.frame(number, wire.DONE) if request[2] else None
+
+    def _cancel(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """The consumer has ended: what it was not given goes back, and does not count."""
+        consumer, session = conn.consumer, conn.session
+        assert session is not None
+        if consumer is not None:
+            consumer.leave()
+            last = request[2]
+            session.take_back([tag for tag in consumer.credit.held if tag > last])
+            conn.consumer = None
+        return self.frame(number, wire.DONE)
+
+    def _forget(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """A coroutine that waits was cancelled. The reply may be on its way."""
+        waiting = conn.waiting.pop(request[2], None)
+        if waiting is not None:
+            waiting.leave(used=False)
+        return None
+
+    def _drop(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """The client closes this connection, in the middle of a call: it has not read the reply of
+        this request."""
+        answered, tag = conn.given
+        if answered == request[2] and conn.session is not None:
+            conn.session.take_back((tag,))
+        return None
+
+    def _peek(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        queue, most = self._queue(request[2]).queue, request[3]
+        return self.aside(
+            conn, number, lambda: wire.frame(number, wire.DONE, *columns(queue.peek(most)))
+        )
+
+    # -- settling ------------------------------------------------------------------------------
+
+    def _ack_one(self, conn: Connection, served: Served, tag: int, seq: int) -> None:
+        session = conn.session
+        assert session is not None
+        delivery = session.find(served, tag, seq)
+        try:
+            served.settler.ack(delivery, False)
+        finally:
+            if delivery._queue is None or not delivery._queue.is_out(seq):
+                credit = session.forget(tag, seq)
+                if credit is not None:
+                    self._renew(credit, conn)
+
+    def _renew(self, credit: Credit, conn: Connection) -> None:
+        """A consumer may be given another message: behind the reply of this request."""
+        if credit.room() > 0:
+            consumer = conn.consumer
+            if consumer is None or consumer.credit is not credit:
+                assert conn.session is not None
+                for member in self._members[conn.session]:
+                    if member.consumer is not None and member.consumer.credit is credit:
+                        consumer = member.consumer
+            if consumer is not None and not consumer.is_over:
+                self.renewed.append(consumer)
+
+    def _ack(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._served.get(request[2]) or self._queue(request[2])
+        self._ack_one(conn, served, request[3], request[4])
+        reply = self.frame(number, 0)
+        return self._settled(served, conn, number, reply) if served.sync_each else reply
+
+    def _settled(self, served: Served, conn: Connection, number: int, reply: bytes) -> Reply:
+        return self.durable(served, conn, number, reply) if served.sync_each else reply
+
+    def _ack_many(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._queue(request[2])
+        tags, seqs = request[3], request[4]
+        session = conn.session
+        assert session is not None
+        served.settler.ack_many(session.find_many(served, tags, seqs), waits=False)
+        for credit in session.forget_many(tags, seqs):
+            self._renew(credit, conn)
+        return self._settled(served, conn, number, self.frame(number, wire.DONE))
+
+    def _ack_up_to(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._queue(request[2])
+        count = served.settler.ack_up_to(request[3], waits=False)
+        session = conn.session
+        assert session is not None
+        credits = {one.consumer for one in self._members[session] if one.consumer is not None}
+        session._sweep()
+        self.renewed.extend(credits)
+        return self._settled(served, conn, number, self.frame(number, wire.DONE, count))
+
+    def _nack(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        if len(request) > 5:
+            return self._postpone(conn, number, request)
+        return self._give_back(conn, number, request, requeue=True)
+
+    def _postpone(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        """Give a delivery back with a delay, or uncounted."""
+        served, tag, seq, delay, count = self._queue(request[2]), *request[3:7]
+        session = conn.session
+        assert session is not None
+        delivery = session.find(served, tag, seq)
+
+        def call() -> bytes:
+            served.settler.nack(delivery, delay, bool(count), waits=aside)
+            return self.frame(number, wire.DONE)
+
+        def done(reply: bytes) -> bytes:
+            credit = session.forget(tag, seq)
+            if credit is not None and not conn.is_closed:
+                self._renew(credit, conn)
+            return reply
+
+        # The due time is to be synced, or the message may have to be moved.
+        aside = served.sync_each or served.queue.settings.dead_letter is not None
+        return self.aside(conn, number, call, done) if aside else done(call())
+
+    def _cancel_message(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._queue(request[2])
+        dropped = served.settler.cancel(request[3], waits=False)
+        return self._settled(served, conn, number, self.frame(number, wire.DONE, dropped))
+
+    def _reject(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        return self._give_back(conn, number, request, requeue=False)
+
+    def _give_back(
+        self, conn: Connection, number: int, request: list[Any], *, requeue: bool
+    ) -> Reply:
+        served, tag, seq = self._queue(request[2]), request[3], request[4]
+        session = conn.session
+        assert session is not None
+        delivery = session.find(served, tag, seq)
+        settler = served.settler
+        reply = self.frame(number, wire.DONE)
+
+        def forget() -> None:
+            credit = session.forget(tag, seq)
+            if credit is not None and not conn.is_closed:
+                self._renew(credit, conn)
+
+        if served.sync_each and served.queue.settings.dead_letter is not None:
+            # To be durable it takes several syncs, in order.
+            def call() -> bytes:
+                failure = settler.give_back_together([(delivery, requeue)])[0]
+                if failure is not None:
+                    raise failure
+                return reply
+
+            def done(answer: bytes) -> bytes:
+                forget()
+                return answer
+
+            return self.aside(conn, number, call, done)
+        if requeue:
+            settler.nack(delivery, waits=False)
+        else:
+            settler.reject(delivery, False)
+        forget()
+        return reply if requeue else self._settled(served, conn, number, reply)
+
+    def _take_back(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        assert session is not None
+        for tag, seq in request[2]:
+            for served in self._served.values():
+                with suppress(UsageError):
+                    delivery = session.find(served, tag, seq)
+                    served.settler.take_back_uncounted([delivery])
+                    session.forget(tag, seq)
+                    break
+        return self.frame(number, wire.DONE)
+
+    def _extend_lease(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        served = self._queue(request[2])
+        session = conn.session
+        assert session is not None
+        delivery = session.find(served, request[3], request[4])
+        served.settler.extend_lease(delivery, request[5])
+        return self.frame(number, wire.DONE)
+
+    def _is_out(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        assert session is not None
+        try:
+            delivery = session.find(self._queue(request[2]), request[3], request[4])
+        except StoreError:
+            return self.frame(number, wire.DONE, False, False)
+        return self.frame(number, wire.DONE, not delivery.settled, delivery._has_lapsed())
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def _on_queue(self, call: Callable[[Queue], Any]) -> Callable[..., Reply]:
+        def handle(conn: Connection, number: int, request: list[Any]) -> Reply:
+            queue = self._queue(request[2]).queue
+            return self.aside_value(conn, number, lambda: call(queue))
+
+        return handle
+
+    def _on_engine(self, call: Callable[[Engine], Any]) -> Callable[..., Reply]:
+        def handle(conn: Connection, number: int, request: list[Any]) -> Reply:
+            return self.aside_value(conn, number, lambda: call(self.engine))
+
+        return handle
+
+    def _ready(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        queue = self._queue(request[2]).queue
+        return self.frame(number, wire.DONE, len(queue), queue._parts.state.index.out)
+
+    def _settings(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        queue = self._queue(request[2]).queue
+        return self.frame(number, wire.DONE, wire.as_plain(queue.settings))
+
+    def _delete_queue(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        name = request[2]
+
+        def call() -> bytes:
+            return wire.frame(number, wire.DONE, self.engine.delete_queue(name))
+
+        def done(answer: bytes) -> bytes:
+            for queue, known in list(self._numbers.items()):
+                if queue.name == name and queue._parts.state.lock.is_over():
+                    del self._numbers[queue], self._served[known]
+                    self._gone[known] = name
+            return answer
+
+        return self.aside(conn, number, call, done)
+
+    def _held(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        session = conn.session
+        assert session is not None
+        return self.frame(number, wire.DONE, session.count())
+
+    def _sync_queue(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        reply = self.frame(number, wire.DONE)
+        return self.durable(self._queue(request[2]), conn, number, reply)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the calls that wait, and those under way; close the engine, then all connections."""
+        self.refuse_new()
+        gone = DisconnectedError("the server of the store has ended")
+        for conn in list(self.connections.values()):
+            for waiting in list(conn.waiting.values()):
+                waiting.leave(used=False)
+                self.send(conn, self.error(waiting.number, gone))
+            conn.waiting.clear()
+            if conn.consumer is not None:
+                conn.consumer.leave()
+        if self.pool is not None:
+            self.pool.shutdown(wait=True)
+        if self.to_sync:
+            self.hand_over()
+        if self.syncer is not None:
+            self.syncs.put(None)
+            self.syncer.join()
+        while self.finished:
+            self.finished.popleft()()
+        try:
+            for session in list(self._members):
+                session.has_said_bye = True
+                session.take_back(list(session._held))
+            self.engine.close()
+        finally:
+            for conn in list(self.connections.values()):
+                conn.is_closed = True
+                conn.sock.close()
+            self.connections.clear()
+            self.epoll.close()
+            os.close(self.event)
+
+    def _all_handlers(self) -> dict[Any, Callable[[Connection, int, list[Any]], Reply]]:
+        return {
+            wire.BYE: self._bye,
+            wire.OPEN: self._open,
+            wire.PUBLISH: self._publish,
+            wire.PUBLISH_WITH: self._publish_with,
+            wire.PUBLISH_MANY: self._publish_many,
+            wire.PART_OF_BATCH: self._part,
+            wire.PUBLISH_TO: self._publish_to,
+            wire.RESERVE: self._reserve,
+            wire.GET: self._get,
+            wire.GET_MANY: self._get_many,
+            wire.ACK: self._ack,
+            wire.ACK_MANY: self._ack_many,
+            wire.ACK_UP_TO: self._ack_up_to,
+            wire.NACK: self._nack,
+            wire.REJECT: self._reject,
+            wire.TAKE_BACK: self._take_back,
+            wire.EXTEND_LEASE: self._extend_lease,
+            wire.IS_OUT: self._is_out,
+            wire.CONSUME: self._consume,
+            wire.WANT: self._want,
+            wire.CANCEL: self._cancel,
+            wire.PEEK: self._peek,
+            wire.PURGE: self._on_queue(Queue.purge),
+            wire.READY: self._ready,
+            wire.SETTINGS: self._settings,
+            wire.QUEUE_STATS: self._on_queue(Queue.stats),
+            wire.QUEUE_FLUSH: self._on_queue(Queue.flush),
+            wire.QUEUE_SYNC: self._sync_queue,
+            wire.QUEUE_NAMES: self._on_engine(Engine.queue_names),
+            wire.DELETE_QUEUE: self._delete_queue,
+            wire.STATS: self._on_engine(Engine.stats),
+            wire.FLUSH: self._on_engine(Engine.flush),
+            wire.SYNC: self._on_engine(Engine.sync),
+            wire.COMPACT: self._on_engine(Engine.compact),
+            wire.HELD: self._held,
+            wire.DROP: self._drop,
+            wire.FORGET: self._forget,
+            wire.CANCEL_MESSAGE: self._cancel_message,
+            wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
+        }
+
+
+def _check_options(given: dict[str, Any], known: frozenset[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise UsageError(f"there is no option {name!r}")
+
+
+def _read_time(options: dict[str, Any]) -> None:
+    """Read the time at which a message is due, as the client has written it."""
+    at = options.get("at")
+    if at is not None:
+        try:
+            options["at"] = datetime.fromisoformat(at)
+        except (TypeError, ValueError):
+            raise UsageError(f"at must be a time in ISO 8601, not {at!r}") from None
+
+
+def _size(one: Any) -> int:
+    if isinstance(one, bytes):
+        return len(one)
+    body = one.body if isinstance(one, Message) else one[0]
+    return len(body)
+
+
+def _message(given: Any) -> Message:
+    """Return the message that a client sent as a list: body, key, headers, properties, time."""
+    body, key, headers, properties, stamp = given
+    return Message(body, key, headers or {}, properties or {}, stamp)
+
+
+def _join(batch: Batch, more: Batch) -> None:
+    """Add messages to a batch that were taken right behind it."""
+    batch._taken = more._taken
+    batch._extend(more._seqs, more.bodies, more._states, more._extras)
+    batch._counts = {**batch._counts, **more._counts}

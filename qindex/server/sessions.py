@@ -1,0 +1,234 @@
+"""Sessions: which client holds which deliveries, and where they go when it ends.
+
+Nothing here knows of sockets, or of bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from journal.errors import StoreError, UsageError
+from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.queue import Queue
+
+_SWEEP_AT = 4096
+"""Deliveries that a session holds before those whose lease has run out are looked for."""
+
+
+class Served:
+    """A queue as its clients know it, with the parts that the server calls; ``number``: its name in
+    requests, for as long as the server runs."""
+
+    __slots__ = (
+        "deliverer",
+        "flusher",
+        "number",
+        "producer",
+        "publish",
+        "queue",
+        "settler",
+        "state",
+        "sync_each",
+    )
+
+    def __init__(self, queue: Queue, number: int) -> None:
+        self.queue = queue
+        self.number = number
+        parts = queue._parts
+        self.state = parts.state
+        self.flusher = parts.flusher
+        self.producer = parts.producer
+        self.publish = parts.producer.publish
+        self.deliverer = parts.deliverer
+        self.settler = parts.settler
+        self.sync_each: bool = parts.state.sync_each
+
+
+class Credit:
+    """What one consumer may still be given: at most ``prefetch`` messages are with it at a time.
+
+    ``held``: the tags of those that are. ``is_hungry``: it has none left to hand out, and waits.
+    """
+
+    __slots__ = ("held", "is_hungry", "lease", "prefetch", "served")
+
+    def __init__(self, served: Served, prefetch: int, lease: float | None) -> None:
+        self.served = served
+        self.prefetch = prefetch
+        self.lease = lease
+        self.held: set[int] = set()
+        self.is_hungry = True
+
+    def room(self) -> int:
+        """Return how many messages it is to be sent now.
+
+        Half of them are sent together where it still has the other half to hand out. The lease of
+        a message begins as it is sent, so a consumer with leases is sent one when it asks.
+        """
+        held = len(self.held)
+        if self.lease is not None:
+            return int(self.is_hungry and held < self.prefetch)
+        if self.is_hungry or 2 * held <= self.prefetch:
+            return self.prefetch - held
+        return 0
+
+
+Held = tuple[Served, Delivery, Credit | None]
+HeldBatch = tuple[Served, dict[int, Delivery], Batch]
+
+
+class Session:
+    """One client. ``id``: a random secret that its further connections name.
+
+    Each delivery has a tag, or each batch; a message that is delivered again gets another one.
+    """
+
+    def __init__(self) -> None:
+        self.id: bytes = os.urandom(16)
+        self.connections: int = 0
+        self.has_said_bye = False
+        self._held: dict[int, Held | HeldBatch] = {}
+        self._next_tag = 1
+        self._sweep_at = _SWEEP_AT
+
+    def hold(self, served: Served, delivery: Delivery, credit: Credit | None = None) -> int:
+        """Note a delivery as the client's. Return its tag."""
+        tag = self._next_tag
+        self._next_tag = tag + 1
+        self._held[tag] = (served, delivery, credit)
+        if credit is not None:
+            credit.held.add(tag)
+        elif len(self._held) > self._sweep_at:
+            self._sweep()
+        return tag
+
+    def hold_batch(self, served: Served, batch: Batch) -> int:
+        """Note a batch as the client's. Return its tag."""
+        tag = self._next_tag
+        self._next_tag = tag + 1
+        self._held[tag] = (served, {}, batch)
+        return tag
+
+    def find(self, served: Served, tag: int, seq_id: int) -> Delivery:
+        """Return a delivery that the client holds. Raises :class:`UsageError`."""
+        held = self._held.get(tag)
+        if held is not None and held[0] is served:
+            found = held[1]
+            if isinstance(found, Delivery):
+                if found.seq_id == seq_id:
+                    return found
+            else:
+                delivery = self._opened(held).get(seq_id)
+                if delivery is not None:
+                    return delivery
+        raise UsageError(f"delivery of seq_id {seq_id} is settled already")
+
+    def find_many(self, served: Served, tags: list[int], seq_ids: list[int]) -> Iterable[Delivery]:
+        """Return deliveries as :meth:`find`; ``tags``: one for all, or one for each."""
+        if len(tags) == 1 and len(seq_ids) != 1:
+            held = self._held.get(tags[0])
+            if (
+                held is not None
+                and held[0] is served
+                and len(held) == 3
+                and isinstance(held[2], Batch)
+                and not held[1]
+                and seq_ids == held[2].seq_ids
+            ):
+                return held[2]
+            tags = tags * len(seq_ids)
+        if len(tags) != len(seq_ids):
+            raise UsageError("a batch has as many tags as seq_ids")
+        return [self.find(served, tag, seq) for tag, seq in zip(tags, seq_ids, strict=True)]
+
+    def _opened(self, held: Held | HeldBatch) -> dict[int, Delivery]:
+        found = held[1]
+        assert isinstance(found, dict)
+        assert isinstance(held[2], Batch)
+        if not found:
+            found.update((one.seq_id, one) for one in held[2])
+        return found
+
+    def forget(self, tag: int, seq_id: int) -> Credit | None:
+        """A delivery was settled. Return the credit that it was of."""
+        held = self._held.get(tag)
+        if held is None:
+            return None
+        found = held[1]
+        if type(found) is not dict:
+            del self._held[tag]
+            credit = held[2]
+            assert not isinstance(credit, Batch)
+            if credit is not None:
+                credit.held.discard(tag)
+            return credit
+        found.pop(seq_id, None)
+        if not found:
+            del self._held[tag]
+        return None
+
+    def forget_many(self, tags: list[int], seq_ids: list[int]) -> set[Credit]:
+        """Deliveries were settled, as :meth:`find_many` found them. Return their credits."""
+        if len(tags) == 1 and len(seq_ids) != 1:
+            held = self._held.get(tags[0])
+            if held is not None and held[1] == {}:
+                del self._held[tags[0]]
+                return set()
+            tags = tags * len(seq_ids)
+        credits = map(self.forget, tags, seq_ids)
+        return {one for one in credits if one is not None}
+
+    def _all(self) -> Iterator[tuple[Served, list[Delivery]]]:
+        for held in self._held.values():
+            if type(held[1]) is dict:
+                yield held[0], list(self._opened(held).values())
+            else:
+                assert isinstance(held[1], Delivery)
+                yield held[0], [held[1]]
+
+    def count(self) -> int:
+        """Return how many deliveries the client holds."""
+        self._sweep()
+        return sum(len(deliveries) for _, deliveries in self._all())
+
+    def _sweep(self) -> None:
+        """Forget deliveries that came back when their lease ran out, or were settled by others."""
+        for tag, held in list(self._held.items()):
+            found = held[1]
+            if type(found) is dict:
+                for seq_id, one in list(self._opened(held).items()):
+                    if one.settled:
+                        self.forget(tag, seq_id)
+            elif isinstance(found, Delivery) and found.settled:
+                self.forget(tag, found.seq_id)
+        self._sweep_at = max(_SWEEP_AT, 2 * len(self._held))
+
+    def take_back(self, tags: Iterable[int]) -> None:
+        """Take back what never reached the client's program; it does not count as delivered."""
+        for tag in tags:
+            held = self._held.pop(tag, None)
+            if held is None:
+                continue
+            if type(held[1]) is dict:
+                deliveries = list(self._opened(held).values())
+            else:
+                assert isinstance(held[1], Delivery)
+                deliveries = [held[1]]
+                if isinstance(held[2], Credit):
+                    held[2].held.discard(tag)
+            with suppress(StoreError):  # deleted meanwhile, or the engine is closed
+                held[0].settler.take_back_uncounted(deliveries)
+
+    def end(self) -> None:
+        """The client has gone: all that it held goes back to its queues, as delivered if it died,
+        as if it had not been if it has said good-bye."""
+        if self.has_said_bye:
+            self.take_back(list(self._held))
+            return
+        for served, deliveries in list(self._all()):
+            for delivery in deliveries:
+                with suppress(StoreError):  # settled by others meanwhile, or its lease ran out
+                    served.settler.nack(delivery, waits=False)
+        self._held.clear()

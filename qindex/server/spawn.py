@@ -1,0 +1,181 @@
+"""Find the server of a directory, or start one.
+
+Who takes the server's lock starts it, and gives the lock to it as its standard input: so it is
+never free in between, and twenty who start at once start one. The store's own lock is the engine's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import Any
+
+import msgpack
+
+from journal.errors import DisconnectedError, LockedError, StorageError, UsageError
+from qindex.format import layout
+from qindex.server import place
+from qindex.server import protocol as wire
+
+_NEEDED = (
+    "qindex",
+    "journal",
+    "msgstore",
+    "msgpack",
+    "numpy",
+    "sortedcontainers",
+    "xxhash",
+    "isal",
+)
+"""Packages of the server: it finds them where this process does, and nowhere else."""
+_PAUSE = 0.005
+_PATIENCE = 30.0
+"""Seconds for another's server to begin, or to end."""
+_BOOT = (
+    "import os, sys\n"
+    "if os.fork(): os._exit(0)\n"
+    "os.setsid()\n"
+    "paths, sys.argv[1:] = sys.argv[1].split(os.pathsep), sys.argv[2:]\n"
+    "sys.path[:0] = paths[:1]\n"
+    "sys.path += [one for one in paths[1:] if one not in sys.path]\n"
+    "from qindex.server.__main__ import spawned\n"
+    "sys.exit(spawned())\n"
+)
+
+
+def find(directory: str, options: dict[str, Any], linger: float) -> socket.socket:
+    """Connect to the server of a directory; start it with these options where there is none.
+
+    Raises what opening the store raises in the server, and :class:`StoreError`.
+    """
+    deadline = monotonic() + max(_PATIENCE, options.get("lock_timeout", 0))
+    while True:
+        sock = try_to_connect(directory)
+        if sock is not None:
+            return sock
+        start(directory, options, linger)
+        if monotonic() > deadline:
+            raise DisconnectedError(f"{directory}: no server answers, and none has ended")
+        sleep(_PAUSE)
+
+
+def try_to_connect(directory: str) -> socket.socket | None:
+    """Connect to the server, where there is one that listens. Raises :class:`StorageError`."""
+    try:
+        return place.connect(directory)
+    except (ConnectionRefusedError, ConnectionResetError, FileNotFoundError, BlockingIOError):
+        return None
+    except NotADirectoryError:
+        return None  # preparing it says what it is
+    except OSError as error:
+        raise StorageError(directory, "the server can't be reached", error) from error
+
+
+def start(directory: str, options: dict[str, Any], linger: float) -> None:
+    """Start a server, unless there is one, or one that begins or ends. Raises its errors."""
+    place.prepare(directory)
+    try:
+        fd = place.open_directory(directory)
+    except OSError as error:
+        raise StorageError(directory, "the store can't be opened", error) from error
+    try:
+        lock = place.lock(directory, fd)
+        if lock is None:
+            return
+        try:
+            check_may_start()
+            log = place.open_log(directory, fd)
+            try:
+                _spawn(directory, options, linger, lock, log)
+            finally:
+                os.close(log)
+        finally:
+            os.close(lock)
+    finally:
+        os.close(fd)
+
+
+def check_may_start() -> None:
+    """Raise :class:`UsageError` in a process that can't, or must not, start a server."""
+    if getattr(sys, "frozen", False) or not sys.executable:
+        raise UsageError(
+            "a frozen program can't start the server of a shared store: run `qindex serve DIR`"
+        )
+    if os.getuid() != os.geteuid() or os.getgid() != os.getegid():
+        raise UsageError(
+            "a process with another's rights (setuid) starts no server: run `qindex serve DIR`"
+        )
+
+
+def _paths() -> str:
+    found: list[str] = []
+    for name in _NEEDED:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            origin = os.path.dirname(spec.origin) if spec.submodule_search_locations else ""
+            path = os.path.dirname(origin or spec.origin)
+            if path not in found:
+                found.append(os.path.abspath(path))
+    return os.pathsep.join(found)
+
+
+def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, log: int) -> None:
+    """Start it, and wait until it serves; it says so on its standard output."""
+    arguments = msgpack.packb([directory, options, linger]).hex()
+    environment = {key: one for key, one in os.environ.items() if not key.startswith("PYTHON")}
+    if "QINDEX_INTERPRETED" not in environment and sys.flags.dont_write_bytecode:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [sys.executable, "-I", "-c", _BOOT, _paths(), arguments]
+    masked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=lock,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd="/",
+            umask=0o077,
+            env=environment,
+            close_fds=True,
+        ) as process:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+            assert process.stdout is not None
+            said = process.stdout.read(1 << 16)
+    except OSError as error:
+        raise StorageError(sys.executable, "the server can't be started", error) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+    try:
+        kind, *values = msgpack.unpackb(said)
+    except (ValueError, msgpack.UnpackException) as error:
+        path = os.path.join(directory, layout.SERVER_LOG)
+        raise DisconnectedError(f"{directory}: the server has ended as it began: {path}") from error
+    if kind == "error":
+        refused = wire.error_of(*values)
+        if isinstance(refused, LockedError):
+            refused.args = (f"{refused}; that process does not share it (shared=True)",)
+        raise refused
+
+
+def wait_until_gone(directory: str, seconds: float) -> bool:
+    """Wait until no server has the directory; tells whether that came true."""
+    deadline = monotonic() + seconds
+    fd = place.open_directory(directory)
+    try:
+        while True:
+            lock = place.lock(directory, fd)
+            if lock is not None:
+                os.close(lock)
+                return True
+            if monotonic() > deadline:
+                return False
+            sleep(_PAUSE)
+    finally:
+        with suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,85 @@
+"""``qindex serve``, and the commands that use a running server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qindex
+from qindex.format import layout
+from tests.cli.support import run
+from tests.server.support import WAIT, end_server, server_pid
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_serve_runs_in_the_foreground_and_ends_in_order(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
+    data, notified = tmp_path / "data", tmp_path / "notify"
+    command = [sys.executable, "-P", "-m", "qindex.cli", "serve", str(data)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(notified))
+        systemd.settimeout(WAIT)
+        environment = os.environ | {"NOTIFY_SOCKET": str(notified)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=environment, **pipes) as server:  # type: ignore[call-overload]
+            try:
+                assert systemd.recv(100) == b"READY=1"
+                with qindex.open(data, shared=True) as engine:
+                    engine.queue("q").publish(b"x")
+                # It does not end with its last client.
+                assert run("list", str(data), "--json").rows[0]["ready"] == 1
+                assert server_pid(data) == server.pid
+                second = run("serve", str(data))
+                assert second.code == 2
+                assert "a server has it" in second.complaints[0]
+            finally:
+                server.send_signal(sent)
+            out, err = server.communicate(timeout=WAIT)
+            assert (server.returncode, err) == (0, b"")
+            assert out == f"serving {data}\n".encode()
+            assert systemd.recv(100) == b"STOPPING=1"
+    assert layout.SERVER_SOCKET not in os.listdir(data)
+    with qindex.open(data) as own:
+        assert own.queue("q").get(timeout=0).body == b"x"  # type: ignore[union-attr]
+
+
+def test_commands_use_a_running_server(tmp_path: Path) -> None:
+    data, lines = str(tmp_path / "data"), tmp_path / "lines"
+    lines.write_text("one\ntwo\nthree\n")
+    with qindex.open(data, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        pid = server_pid(tmp_path / "data")
+        published = run("publish", data, "q", str(lines), "--lines", "--key", "k")
+        assert published.text == "published 3 to q, seq_id 0 to 2\n"
+        held = queue.get()
+        assert (held.body, held.key) == (b"one", "k")
+        assert run("consume", data, "q", "--count", "1").out == b"two\n"
+        assert run("queue", data, "q", "--max-length", "5").code == 0
+        assert queue.settings.max_length == 5
+        assert run("purge", data, "q").text == "purged 1 of q\n"
+        assert run("compact", data).code == 0
+        assert run("delete", data, "q").code == 2
+        held.ack()
+        assert run("delete", data, "q").text == "deleted q with 0 messages\n"
+        with pytest.raises(qindex.ClosedError, match="was deleted"):
+            queue.publish(b"x")
+        assert server_pid(tmp_path / "data") == pid
+    end_server(tmp_path / "data")
+
+
+def test_serve_refuses_what_it_can_not_do(tmp_path: Path) -> None:
+    for arguments in (["--durability", "x"], ["--group", "no such group"]):
+        refused = run("serve", str(tmp_path / "data"), *arguments)
+        assert refused.code == 2
+        assert len(refused.complaints) == 1
+    with qindex.open(tmp_path / "data"):
+        refused = run("serve", str(tmp_path / "data"))
+        assert refused.code == 2
+        assert "is open for writing" in refused.complaints[0]

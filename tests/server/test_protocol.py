@@ -1,0 +1,79 @@
+"""docs/protocol.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import qindex
+from journal import errors
+from qindex.queue.delivery import DELIVERED
+from qindex.queue.stats import EngineStats
+from qindex.server import protocol as wire
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+EXAMPLES = {
+    '[1, HELLO 0, "qindex", version 1, nil]': wire.frame(
+        1, wire.HELLO, "qindex", wire.VERSION, None
+    ),
+    '[2, PUBLISH 3, queue 1, b"hi"]': wire.frame(2, wire.PUBLISH, 1, b"hi"),
+    "[2, 0, seq_id 7]": wire.frame(2, wire.DONE, 7),
+}
+
+
+def test_the_examples_in_bytes() -> None:
+    found = re.findall(r"^((?:[0-9a-f]{2} )+) +(\[.*\])$", PAGE, re.MULTILINE)
+    assert {text: bytes.fromhex(raw) for raw, text in found} == EXAMPLES
+    for data in EXAMPLES.values():
+        assert wire.Framer()(*wire.decode(data[4:])) == data
+
+
+def test_the_page_has_each_verb() -> None:
+    verbs = {
+        int(number): name
+        for line in PAGE.splitlines()
+        if line.startswith("| ")
+        for number, name in re.findall(r"(\d+) ([A-Z_]+)", line.split("|")[1])
+    }
+    assert verbs == {number: name for name, number in vars(wire).items() if name in verbs.values()}
+    assert set(verbs) == set(range(39))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        qindex.UsageError("wrong"),
+        qindex.LockedError("/x/lock", 5, "host"),
+        qindex.DamageError("/x/f", 9, "torn"),
+        qindex.StorageError("/x", "is full", OSError(28, "no space")),
+        qindex.DisconnectedError("gone", maybe_done=True),
+        errors.ForkedError("forked"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_errors_arrive_as_they_were(error: qindex.StoreError) -> None:
+    kind, text, attributes = wire.decode(wire.frame(1, *wire.error_values(error))[4:])[1:]
+    again = wire.error_of(kind, text, attributes)
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_figures_arrive_as_they_were(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, embed_below=100) as engine:
+        queue = engine.queue("q", max_length=5)
+        queue.publish(bytes(1000))
+        queue.get().reject()
+        engine.flush()
+        for value in (engine.stats(), engine.compact(), queue.settings, engine.findings, 5, None):
+            packed = wire.frame(1, 0, wire.as_plain(value))
+            assert wire.from_plain(wire.decode(packed[4:])[2]) == value
+        assert isinstance(engine.stats(), EngineStats)
+
+
+def test_the_state_that_a_delivery_knows_is_the_segments() -> None:
+    from qindex.index import segment
+
+    assert DELIVERED == segment.DELIVERED
