@@ -454,7 +454,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
             self._given = [one for one in self._given if one.settled is False]
             is_full = len(self._given) >= self._prefetch
             if self._lease is not None or 2 * len(self._given) > self._prefetch:
-                link.tell(wire.WANT, False)
+                link.tell(wire.WANT, False, self._last_tag)
             left = None if deadline is None or is_full else deadline - monotonic()
             if left is None or left > 0:
                 try:
@@ -463,7 +463,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
                     left = 0
             if left is not None and left <= 0 and not link.pushed:
                 # Those that came just now are before the reply.
-                await link.request(wire.WANT, True)
+                await link.request(wire.WANT, True, self._last_tag)
                 if not link.pushed:
                     break
         if not self._ready or self.stopped or engine._is_draining:

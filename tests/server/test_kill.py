@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,18 @@ class Clients:
                 assert process.wait(WAIT) == 0, self._roles[at]
 
 
-def test_every_message_is_accounted_for(tmp_path: Path) -> None:
+@pytest.fixture
+def clients(tmp_path: Path) -> Iterator[Clients]:
+    started = Clients(tmp_path / "data", tmp_path / "log")
+    yield started
+    for process in started.running.values():
+        process.kill()
+        process.wait(WAIT)
+
+
+def test_every_message_is_accounted_for(tmp_path: Path, clients: Clients) -> None:
     directory, log = tmp_path / "data", tmp_path / "log"
     rng = chance("kills")
-    clients = Clients(directory, log)
     while not log.exists() or log.stat().st_size < 2000:
         time.sleep(0.01)
     killed = Counter[str]()
