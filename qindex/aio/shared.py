@@ -27,7 +27,6 @@ from journal.errors import (
     UsageError,
 )
 from journal.findings import Finding
-from journal.memory import forks
 from msgstore import CompactionReport
 from qindex.aio.delivery import Batch, Delivery
 from qindex.client.link import Home, Link, result, went_back
@@ -528,7 +527,6 @@ class SharedEngine:
         self._connecting: asyncio.Task[Wire] | None = None
         self._queues: dict[str, SharedQueue] = {}
         self._is_draining = False
-        self._stamp = forks.stamp()
 
     def _generation(self) -> int:
         return -1 if self._wire is None or self._wire.is_lost else self._wire.generation

@@ -159,7 +159,8 @@ class Home:
         self.version = ""
         self.build = ""
         self._stamp = forks.stamp()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_connecting = False
         self._idle: list[Link] = []
         self._life: Link | None = None
         self._id: bytes | None = None
@@ -207,23 +208,33 @@ class Home:
         """This is a forked child: it gets a session of its own. Its parent's is left alone."""
         if forks.stamp() == self._stamp:
             return
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_connecting = False
         self._stamp = forks.stamp()
         self._forget()
 
     def _connect(self) -> Link:
         with self._lock:
-            for _ in range(_TRIES):
+            if self._is_connecting:
+                raise UsageError("a signal's handler interrupts a connect, and can't wait for it")
+            self._is_connecting = True
+            try:
+                return self._connect_anew()
+            finally:
+                self._is_connecting = False
+
+    def _connect_anew(self) -> Link:
+        for _ in range(_TRIES):
+            if self._life is None:
+                # It is never used: the session lasts as long as it is open, whatever becomes of
+                # the others.
+                self._life = self._greet(None)
                 if self._life is None:
-                    # It is never used: the session lasts as long as it is open, whatever becomes of
-                    # the others.
-                    self._life = self._greet(None)
-                    if self._life is None:
-                        continue
-                link = self._greet(self._id)
-                if link is not None:
-                    return link
-                self._forget()
+                    continue
+            link = self._greet(self._id)
+            if link is not None:
+                return link
+            self._forget()
         raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
 
     def _greet(self, session: bytes | None) -> Link | None:
