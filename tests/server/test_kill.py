@@ -216,3 +216,30 @@ def test_a_call_that_is_interrupted_takes_nothing(tmp_path: Path) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_client_that_is_stopped_past_its_lease_is_told(tmp_path: Path) -> None:
+    script = (
+        "import qindex, sys\n"
+        "queue = qindex.open(sys.argv[1], shared=True).queue('q')\n"
+        "held = queue.get(lease=0.5)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try: held.ack()\n"
+        "except qindex.LeaseExpiredError: print('expired', flush=True)\n"
+    )
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        command = [sys.executable, "-P", "-c", script, str(tmp_path)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as client:  # type: ignore[call-overload]
+            assert client.stdout.readline() == "held\n"
+            client.send_signal(signal.SIGSTOP)
+            again = queue.get(timeout=WAIT)
+            assert again is not None
+            client.send_signal(signal.SIGCONT)
+            assert client.communicate("ack\n", WAIT)[0] == "expired\n"
+        assert not again.settled
+        again.ack()
+        assert queue.stats().acked == 1
