@@ -202,7 +202,7 @@ def measure(contender: str, task: str, processes: int, seconds: float) -> float:
         else:
             keeper = qindex.open(directory, shared=True, linger=0)
             if backlog:
-                many = 4 if task == "consume + ack_many" else 1
+                many = 12 if task == "consume + ack_many" else 2
                 for _ in range(many):
                     keeper.queue("q").publish_many([BODY] * backlog)
                 keeper.flush()

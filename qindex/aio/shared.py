@@ -28,7 +28,6 @@ from journal.errors import (
     UsageError,
 )
 from journal.findings import Finding
-from journal.memory import forks
 from msgstore import CompactionReport
 from qindex.aio.delivery import Batch, Delivery
 from qindex.client.link import Home, Link, result, went_back
@@ -481,7 +480,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
             self._given = [one for one in self._given if one.settled is False]
             is_full = len(self._given) >= self._prefetch
             if self._lease is not None or 2 * len(self._given) > self._prefetch:
-                link.tell(wire.WANT, False)
+                link.tell(wire.WANT, False, self._last_tag)
             left = None if deadline is None or is_full else deadline - monotonic()
             if left is None or left > 0:
                 try:
@@ -490,7 +489,7 @@ class SharedConsumer(AsyncIterator[Delivery]):
                     left = 0
             if left is not None and left <= 0 and not link.pushed:
                 # Those that came just now are before the reply.
-                await link.request(wire.WANT, True)
+                await link.request(wire.WANT, True, self._last_tag)
                 if not link.pushed:
                     break
         if not self._ready or self.stopped or engine._is_draining:
@@ -555,7 +554,6 @@ class SharedEngine:
         self._connecting: asyncio.Task[Wire] | None = None
         self._queues: dict[str, SharedQueue] = {}
         self._is_draining = False
-        self._stamp = forks.stamp()
 
     def _generation(self) -> int:
         return -1 if self._wire is None or self._wire.is_lost else self._wire.generation

@@ -25,6 +25,10 @@ from qindex.server import protocol as wire
 from qindex.server import spawn
 
 _READ = 1 << 16
+_FRAME = wire.HEAD.unpack_from
+_unpack = msgpack.unpackb
+_PAGE = forks.PAGE
+"""The stamp of this process, as :func:`forks.stamp` gives it, without a call."""
 _TRIES = 5
 
 
@@ -55,7 +59,10 @@ class Link:
         self._number = number = self._number + 1
         data = self.frame(number, *values)
         self.is_clean = False
-        self.send(data)
+        try:
+            self.sock.sendall(data)
+        except OSError as error:
+            raise UnsentError from error
         while True:
             found = self.read()
             if found[0] == number:
@@ -82,9 +89,8 @@ class Link:
         try:
             if not unread:
                 data = self.sock.recv(_READ)
-                size = len(data)
-                if size >= 4 and int.from_bytes(data[:4], "big") == size - 4:
-                    found: list[Any] = msgpack.unpackb(data[4:], strict_map_key=False)
+                if len(data) >= 4 and _FRAME(data)[0] == len(data) - 4:
+                    found: list[Any] = _unpack(data[4:], strict_map_key=False)
                     return found
                 if not data:
                     _gone()
@@ -153,7 +159,8 @@ class Home:
         self.version = ""
         self.build = ""
         self._stamp = forks.stamp()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_connecting = False
         self._idle: list[Link] = []
         self._life: Link | None = None
         self._id: bytes | None = None
@@ -164,7 +171,7 @@ class Home:
     def take(self) -> Link:
         """Return a connection that no other thread uses. Raises :class:`ClosedError`, and what
         starting a server raises."""
-        if forks.stamp() != self._stamp:
+        if (forks.stamp() if _PAGE is None else _PAGE[0]) != self._stamp:
             self.leave_parent()
         if self.is_closed:
             raise ClosedError(f"{self.directory}: the engine is closed")
@@ -201,23 +208,33 @@ class Home:
         """This is a forked child: it gets a session of its own. Its parent's is left alone."""
         if forks.stamp() == self._stamp:
             return
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_connecting = False
         self._stamp = forks.stamp()
         self._forget()
 
     def _connect(self) -> Link:
         with self._lock:
-            for _ in range(_TRIES):
+            if self._is_connecting:
+                raise UsageError("a signal's handler interrupts a connect, and can't wait for it")
+            self._is_connecting = True
+            try:
+                return self._connect_anew()
+            finally:
+                self._is_connecting = False
+
+    def _connect_anew(self) -> Link:
+        for _ in range(_TRIES):
+            if self._life is None:
+                # It is never used: the session lasts as long as it is open, whatever becomes of
+                # the others.
+                self._life = self._greet(None)
                 if self._life is None:
-                    # It is never used: the session lasts as long as it is open, whatever becomes of
-                    # the others.
-                    self._life = self._greet(None)
-                    if self._life is None:
-                        continue
-                link = self._greet(self._id)
-                if link is not None:
-                    return link
-                self._forget()
+                    continue
+            link = self._greet(self._id)
+            if link is not None:
+                return link
+            self._forget()
         raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
 
     def _greet(self, session: bytes | None) -> Link | None:
@@ -257,6 +274,8 @@ class Home:
             try:
                 if queue is None:
                     reply = link.request(verb, *values)
+                elif generation is None and queue.at[0] == link.generation:
+                    reply = link.request(verb, queue.at[1], *values)
                 else:
                     if generation is not None and generation != link.generation:
                         raise went_back()
@@ -276,8 +295,11 @@ class Home:
                 else:
                     link.drop()
                 raise
-            self.give(link)
-            if reply[1] == wire.DONE:
+            if link.generation == self.generation and not self.is_closed:
+                self._idle.append(link)
+            else:
+                link.close()
+            if not reply[1]:
                 return reply[2:]
             raise wire.error_of(*reply[2:5])
         raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")

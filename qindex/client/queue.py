@@ -661,14 +661,15 @@ class SharedConsumer(Iterator[Delivery]):
             if self._ready:
                 return True
             if self._lease is not None or 2 * self._unsettled > self._prefetch:
-                link.tell(wire.WANT, False)
+                link.tell(wire.WANT, False, self._last_tag)
             warned = False
+            warn_at = monotonic() + _LONG_HELD
             while not self._ready:
                 seconds = None if deadline is None else deadline - monotonic()
                 is_full = self._unsettled >= self._prefetch
                 if is_full:
-                    # As long as it takes: another thread settles one.
-                    seconds = _LONG_HELD
+                    # As long as it takes: another thread settles one, or a lease runs out.
+                    seconds = min(_LONG_HELD, self._lease or _LONG_HELD)
                 self._is_waiting = True
                 try:
                     if self.stopped:
@@ -676,17 +677,17 @@ class SharedConsumer(Iterator[Delivery]):
                     if not link.wait(seconds):
                         if not is_full:
                             # Those that came just now are before the reply.
-                            link.request(wire.WANT, True)
+                            link.request(wire.WANT, True, self._last_tag)
                             self._take_in(link)
                             return bool(self._ready)
-                        if not warned:
+                        if not warned and monotonic() >= warn_at:
                             warned = True
                             what = (
                                 "queue %r: consume waits: all %d messages of its prefetch are "
                                 "unacknowledged"
                             )
                             _log.warning(what, self._queue.name, self._unsettled)
-                        link.tell(wire.WANT, False)
+                        link.tell(wire.WANT, False, self._last_tag)
                         continue
                     found = link.read()
                 finally:
@@ -702,7 +703,7 @@ class SharedConsumer(Iterator[Delivery]):
         while link.pushed:
             found = link.pushed.popleft()
             if found[1] == wire.ERROR:
-                link.tell(wire.WANT, False)
+                link.tell(wire.WANT, False, self._last_tag)
                 raise wire.error_of(*found[2:5])
             tag, seqs, bodies, states, extras, counts = found[2:]
             for seq, body, state, extra in zip(seqs, bodies, states, extras, strict=True):

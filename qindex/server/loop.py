@@ -331,21 +331,21 @@ class Loop:
             self._close(conn)
             return
         unread = conn.unread
-        if (
-            not unread
-            and conn.consumer is None
-            and _HEAD <= len(data) < conn.most
-            and _FRAME(data)[0] == len(data) - _HEAD
-        ):
+        if not unread and _HEAD <= len(data) < conn.most and _FRAME(data)[0] == len(data) - _HEAD:
             # Most often it is one request, whole.
             try:
                 request = wire.decode(data[_HEAD:])
             except ValueError as error:
                 self._refuse_frame(conn, str(error))
                 return
-            self._handle(conn, request)
-            while self.renewed:
-                self.renewed.pop().retry()
+            if conn.consumer is None:
+                self._handle(conn, request)
+                while self.renewed:
+                    self.renewed.pop().retry()
+            else:
+                self._batched = {}
+                self._handle(conn, request)
+                self._send_batched()
             return
         if unread:
             unread += data
@@ -363,7 +363,7 @@ class Loop:
         """
         at, end = 0, len(data)
         conn.wanted = _HEAD
-        batched = self._batched = {}
+        self._batched = {}
         with memoryview(data) as view:
             while end - at >= _HEAD and not conn.is_closed:
                 size = _FRAME(data, at)[0]
@@ -384,16 +384,20 @@ class Loop:
                     self._refuse_frame(conn, str(error))
                     break
                 self._handle(conn, request)
-            while self.renewed:
-                self.renewed.pop().retry()
             if at < end and not conn.is_closed:
                 conn.unread += view[at:]
-        self._batched = None
-        for other, out in batched.items():
-            other.answered = 0
-            self.send(other, out)
+        self._send_batched()
         if conn.is_paused:
             self._watch(conn)
+
+    def _send_batched(self) -> None:
+        """Send the replies to what was read, and what they let consumers have, together."""
+        while self.renewed:
+            self.renewed.pop().retry()
+        batched, self._batched = self._batched, None
+        for other, out in (batched or {}).items():
+            other.answered = 0
+            self.send(other, out)
 
     def _resume(self, conn: Connection) -> None:
         """Read on, where that was put off, and there is room for it again."""

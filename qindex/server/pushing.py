@@ -18,7 +18,7 @@ _MOST_PUSHED = 512
 class Consumer:
     """What is pushed to one connection, as long as there are messages and credit."""
 
-    __slots__ = ("conn", "credit", "is_over", "listens", "server")
+    __slots__ = ("conn", "credit", "is_over", "last_tag", "listens", "server")
 
     def __init__(self, server: Loop, conn: Connection, credit: Credit) -> None:
         self.server = server
@@ -26,6 +26,7 @@ class Consumer:
         self.credit = credit
         self.listens = False
         self.is_over = False
+        self.last_tag = 0
 
     def ring(self) -> bool:
         """A message has come; as :meth:`Waiting.ring`."""
@@ -77,6 +78,7 @@ class Consumer:
             return False
         tags = [session.hold(served, one, credit) for one in deliveries]
         credit.is_hungry = False
+        self.last_tag = tags[-1]
         try:
             data = self.server.frame(0, wire.PUSH, tags[0], *columns(deliveries))
         except UsageError:

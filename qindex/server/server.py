@@ -464,7 +464,8 @@ class Server(Loop):
         if consumer is not None:
             if len(consumer.credit.held) >= consumer.credit.prefetch and conn.session is not None:
                 conn.session._sweep()  # leases that have run out
-            consumer.credit.is_hungry = True
+            if request[3] >= consumer.last_tag:  # nothing is on its way
+                consumer.credit.is_hungry = True
             consumer.retry()
         return self.frame(number, wire.DONE) if request[2] else None
 

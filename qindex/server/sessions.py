@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from journal.errors import StoreError, UsageError
-from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.delivery import Batch, Delivery, lease_expired
 from qindex.queue.queue import Queue
 
+_MOST_LAPSED = 1 << 16
+"""Deliveries that are remembered of those whose lease has run out unsettled."""
 _SWEEP_AT = 4096
 """Deliveries that a session holds before those whose lease has run out are looked for."""
 
@@ -59,7 +61,7 @@ class Credit:
         self.prefetch = prefetch
         self.lease = lease
         self.held: set[int] = set()
-        self.is_hungry = True
+        self.is_hungry = lease is None
 
     def room(self) -> int:
         """Return how many messages it is to be sent now.
@@ -91,6 +93,7 @@ class Session:
         self.has_said_bye = False
         self._held: dict[int, Held | HeldBatch] = {}
         self._next_tag = 1
+        self._lapsed: dict[tuple[int, int], None] = {}
         self._sweep_at = _SWEEP_AT
 
     def hold(self, served: Served, delivery: Delivery, credit: Credit | None = None) -> int:
@@ -112,7 +115,8 @@ class Session:
         return tag
 
     def find(self, served: Served, tag: int, seq_id: int) -> Delivery:
-        """Return a delivery that the client holds. Raises :class:`UsageError`."""
+        """Return a delivery that the client holds. Raises :class:`UsageError`,
+        :class:`LeaseExpiredError`."""
         held = self._held.get(tag)
         if held is not None and held[0] is served:
             found = held[1]
@@ -123,6 +127,8 @@ class Session:
                 delivery = self._opened(held).get(seq_id)
                 if delivery is not None:
                     return delivery
+        if (tag, seq_id) in self._lapsed:
+            raise lease_expired(seq_id)
         raise UsageError(f"delivery of seq_id {seq_id} is settled already")
 
     def find_many(self, served: Served, tags: list[int], seq_ids: list[int]) -> Iterable[Delivery]:
@@ -198,12 +204,19 @@ class Session:
         for tag, held in list(self._held.items()):
             found = held[1]
             if type(found) is dict:
-                for seq_id, one in list(self._opened(held).items()):
-                    if one.settled:
-                        self.forget(tag, seq_id)
-            elif isinstance(found, Delivery) and found.settled:
-                self.forget(tag, found.seq_id)
+                for one in list(self._opened(held).values()):
+                    self._look_at(tag, one)
+            elif isinstance(found, Delivery):
+                self._look_at(tag, found)
+        while len(self._lapsed) > _MOST_LAPSED:
+            del self._lapsed[next(iter(self._lapsed))]
         self._sweep_at = max(_SWEEP_AT, 2 * len(self._held))
+
+    def _look_at(self, tag: int, delivery: Delivery) -> None:
+        if delivery.settled:
+            if delivery._has_lapsed():
+                self._lapsed[tag, delivery.seq_id] = None
+            self.forget(tag, delivery.seq_id)
 
     def take_back(self, tags: Iterable[int]) -> None:
         """Take back what never reached the client's program; it does not count as delivered."""

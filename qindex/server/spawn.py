@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -38,7 +37,8 @@ _PAUSE = 0.005
 _PATIENCE = 30.0
 """Seconds for another's server to begin, or to end."""
 _BOOT = (
-    "import os, sys\n"
+    "import os, signal, sys\n"
+    "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
     "if os.fork(): os._exit(0)\n"
     "os.setsid()\n"
     "paths, sys.argv[1:] = sys.argv[1].split(os.pathsep), sys.argv[2:]\n"
@@ -129,10 +129,8 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
     """Start it, and wait until it serves; it says so on its standard output."""
     arguments = msgpack.packb([directory, options, linger]).hex()
     environment = {key: one for key, one in os.environ.items() if not key.startswith("PYTHON")}
-    if "QINDEX_INTERPRETED" not in environment and sys.flags.dont_write_bytecode:
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    command = [sys.executable, "-I", "-c", _BOOT, _paths(), arguments]
-    masked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    flags = ["-I", "-B"] if sys.flags.dont_write_bytecode else ["-I"]
+    command = [sys.executable, *flags, "-c", _BOOT, _paths(), arguments]
     try:
         with subprocess.Popen(
             command,
@@ -144,13 +142,10 @@ def _spawn(directory: str, options: dict[str, Any], linger: float, lock: int, lo
             env=environment,
             close_fds=True,
         ) as process:
-            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
             assert process.stdout is not None
             said = process.stdout.read(1 << 16)
     except OSError as error:
         raise StorageError(sys.executable, "the server can't be started", error) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
     try:
         kind, *values = msgpack.unpackb(said)
     except (ValueError, msgpack.UnpackException) as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,18 @@ class Clients:
                 assert process.wait(WAIT) == 0, self._roles[at]
 
 
-def test_every_message_is_accounted_for(tmp_path: Path) -> None:
+@pytest.fixture
+def clients(tmp_path: Path) -> Iterator[Clients]:
+    started = Clients(tmp_path / "data", tmp_path / "log")
+    yield started
+    for process in started.running.values():
+        process.kill()
+        process.wait(WAIT)
+
+
+def test_every_message_is_accounted_for(tmp_path: Path, clients: Clients) -> None:
     directory, log = tmp_path / "data", tmp_path / "log"
     rng = chance("kills")
-    clients = Clients(directory, log)
     while not log.exists() or log.stat().st_size < 2000:
         time.sleep(0.01)
     killed = Counter[str]()
@@ -207,3 +216,30 @@ def test_a_call_that_is_interrupted_takes_nothing(tmp_path: Path) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_client_that_is_stopped_past_its_lease_is_told(tmp_path: Path) -> None:
+    script = (
+        "import qindex, sys\n"
+        "queue = qindex.open(sys.argv[1], shared=True).queue('q')\n"
+        "held = queue.get(lease=0.5)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try: held.ack()\n"
+        "except qindex.LeaseExpiredError: print('expired', flush=True)\n"
+    )
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        command = [sys.executable, "-P", "-c", script, str(tmp_path)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as client:  # type: ignore[call-overload]
+            assert client.stdout.readline() == "held\n"
+            client.send_signal(signal.SIGSTOP)
+            again = queue.get(timeout=WAIT)
+            assert again is not None
+            client.send_signal(signal.SIGCONT)
+            assert client.communicate("ack\n", WAIT)[0] == "expired\n"
+        assert not again.settled
+        again.ack()
+        assert queue.stats().acked == 1
