@@ -55,6 +55,14 @@ class Player:
         queue = self.engine.queue(name)
         verb = rng.choice(VERBS)
         verb(self, queue)
+        if self.is_shared():
+            self.await_letters()
+
+    def await_letters(self) -> None:
+        """Wait until the server has moved the dead letters, which it does beside its replies."""
+        queue = self.engine.queue("a")
+        while (stats := queue.stats()).given_up.total != stats.dead_letters.total:
+            time.sleep(0.001)
 
     def body(self) -> bytes:
         return self.rng.randbytes(self.rng.choice([0, 1, 9, 100, 5000, 20_000, 70_000]))
@@ -107,7 +115,7 @@ class Player:
             options["window"] = self.rng.choice([1e6, -1])
         elif self.rng.random() < 0.3:
             options["until"] = "never"
-        body = self.rng.choice([b"x", Message(b"y", "k", {"h": 1})])
+        body: Any = self.rng.choice([b"x", Message(b"y", "k", {"h": 1})])
         self.note("unique", lambda: queue.publish(body, timeout=0, **options))
 
     def publish_many(self, queue: AnyQueue) -> None:
