@@ -21,8 +21,18 @@ class Settling(Protocol):
     ) -> None:
         """Give a delivery back, to be delivered again."""
 
-    async def reject(self, delivery: Delivery) -> None:
+    async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a delivery for good."""
+
+    async def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+    ) -> None:
+        """Put a delivery into another queue."""
 
     async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end later."""
@@ -93,9 +103,15 @@ class Delivery:
         """Give back, to be delivered again; see :meth:`qindex.aio.queue.Queue.nack`."""
         await self._queue.nack(self, delay=delay, count=count)
 
-    async def reject(self) -> None:
+    async def reject(self, reason: str | None = None) -> None:
         """Refuse for good; see :meth:`qindex.aio.queue.Queue.reject`."""
-        await self._queue.reject(self)
+        await self._queue.reject(self, reason)
+
+    async def move(
+        self, queue: str, *, headers: Mapping[str, Any] | None = None, delay: float | None = None
+    ) -> None:
+        """Put it into another queue; see :meth:`qindex.aio.queue.Queue.move`."""
+        await self._queue.move(self, queue, headers=headers, delay=delay)
 
     async def extend_lease(self, seconds: float) -> None:
         """Keep it for ``seconds`` from now; see :meth:`qindex.aio.queue.Queue.extend_lease`."""

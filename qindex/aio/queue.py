@@ -414,10 +414,29 @@ class Queue:
             await self._ports.here().durable(self._queue)
         return dropped
 
-    async def reject(self, delivery: Delivery) -> None:
+    async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`. A cancellation
         is raised when it is done."""
-        await self._give_back(delivery, requeue=False)
+        if reason is None or not isinstance(delivery, Delivery):
+            await self._give_back(delivery, requeue=False)
+        else:
+            plain = delivery._plain
+            await self._aside_run(lambda: self._queue.reject(plain, reason))
+
+    async def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+    ) -> None:
+        """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`. A
+        cancellation is raised when it is done."""
+        if not isinstance(delivery, Delivery):
+            raise no_delivery(delivery)
+        plain = delivery._plain
+        await self._aside_run(lambda: self._queue.move(plain, queue, headers=headers, delay=delay))
 
     async def _give_back(self, delivery: Delivery, *, requeue: bool) -> None:
         if not isinstance(delivery, Delivery):

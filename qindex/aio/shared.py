@@ -376,9 +376,22 @@ class SharedQueue:
         dropped: bool = (await self._call(wire.CANCEL_MESSAGE, seq_id))[0]
         return dropped
 
-    async def reject(self, delivery: Delivery) -> None:
+    async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good."""
-        await self._settle(wire.REJECT, delivery)
+        await self._settle(wire.REJECT, delivery, *(() if reason is None else (reason,)))
+
+    async def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+    ) -> None:
+        """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
+        if headers is not None:
+            headers = wire.table(headers, "headers") or {}
+        await self._settle(wire.MOVE, delivery, queue, headers, delay)
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""

@@ -100,9 +100,22 @@ class Owner:
         more = () if delay is None and count else (delay, count)
         self.settle(wire.NACK, delivery, *more)
 
-    def reject(self, delivery: Delivery, /) -> None:
+    def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
         """Refuse it for good."""
-        self.settle(wire.REJECT, delivery)
+        self.settle(wire.REJECT, delivery, *(() if reason is None else (reason,)))
+
+    def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+        /,
+    ) -> None:
+        """Put it into another queue."""
+        if headers is not None:
+            headers = wire.table(headers, "headers") or {}
+        self.settle(wire.MOVE, delivery, queue, headers, delay)
 
     def extend_lease(self, delivery: Delivery, seconds: float, /) -> None:
         """Let its lease end later."""
@@ -517,9 +530,20 @@ class SharedQueue(Opens):
         dropped: bool = self._home.call(self, wire.CANCEL_MESSAGE, seq_id)[0]
         return dropped
 
-    def reject(self, delivery: Delivery) -> None:
+    def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good; see :meth:`qindex.queue.queue.Queue.reject`."""
-        self._owner_of(delivery).reject(delivery)
+        self._owner_of(delivery).reject(delivery, reason)
+
+    def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+    ) -> None:
+        """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
+        self._owner_of(delivery).move(delivery, queue, headers, delay)
 
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""

@@ -144,9 +144,11 @@ class Moves:
 
     def _serve(self, requests: Sequence[_Request]) -> None:
         """Do moves, those of a source together; notes in each what is left of it, and why."""
-        by_source: dict[int, list[_Request]] = {}
+        by_source: dict[tuple[int, str | None, int], list[_Request]] = {}
         for one in requests:
-            by_source.setdefault(id(one.source), []).append(one)
+            first = one.left[0] if one.left else None
+            way = (None, 0) if first is None else (first.target, first.due)
+            by_source.setdefault((id(one.source), *way), []).append(one)
         for alike in by_source.values():
             error = self._move_all(alike)
             if isinstance(error, QueueFullError) and len(alike) > 1:
@@ -166,9 +168,9 @@ class Moves:
     def _move_all(self, requests: Sequence[_Request]) -> StoreError | None:
         """Move what is left of these, all of one source; gives why anything still is."""
         source = requests[0].source
-        name = source.target
-        assert name is not None
         left = [letter for one in requests for letter in one.left]
+        name = (left[0].target if left else None) or source.target
+        assert name is not None
         try:
             target = self._queue_of(name)
             for one in requests:
@@ -200,7 +202,7 @@ class Moves:
     @staticmethod
     def _drop_rounds(source: DeadLetters, letters: list[Letter], name: str) -> list[Letter]:
         """Drop the letters that go round in a loop; gives the others."""
-        rounds = [one for one in letters if goes_round(one, name)]
+        rounds = [one for one in letters if one.target is None and goes_round(one, name)]
         if not rounds:
             return letters
         for one in rounds:
@@ -239,7 +241,9 @@ class Moves:
                     raise ClosedError("the engine is closed")
                 self._poison.check()
                 expiry = producer.expiry(None)
-                producer.store_and_append(items, expiry, persistent, held=held, notes=note)
+                producer.store_and_append(
+                    items, expiry, persistent, held=held, notes=note, due=letters[0].due
+                )
             finally:
                 target.room.give_back(held)
             source.moved(letters)
@@ -358,6 +362,8 @@ def _sync(queue: QueueState) -> None:
 
 def _prepared(target: Producer, source: str, letter: Letter) -> Prepared:
     """Encode a letter for its queue; as it was, where the headers of its death do not fit."""
+    if letter.target is not None:
+        return target.prepared(letter.message, letter.persistent)
     message: Message = with_death(letter, source)
     try:
         return target.prepared(message, letter.persistent)

@@ -104,6 +104,7 @@ class ReadOnlyQueue:
     flush = _refuse
     sync = _refuse
     cancel = _refuse
+    move = _refuse
 
     def __repr__(self) -> str:
         return f"<ReadOnlyQueue {self.name!r}>"
@@ -166,7 +167,6 @@ class ReadOnlyEngine:
     delete_queue = _refuse
     compact = _refuse
     sync = _refuse
-    cancel = _refuse
     flush = _refuse
 
     @property

@@ -5,7 +5,8 @@
     {"queue": "orders", "reason": "rejected", "seq_id": 17, "time": 1700000000, "count": 2}
 
 ``queue``, ``seq_id``: where it was (the latest time); ``reason``: one of :data:`Reason`; ``time``:
-seconds since 1970 UTC, of the latest time; ``count``: how often. ``x-first-death-queue`` and
+seconds since 1970 UTC, of the latest time; ``count``: how often; ``cause``: what the consumer said
+that rejected it, if it did. ``x-first-death-queue`` and
 ``x-first-death-reason`` stay those of the first time. Key, body, properties, timestamp and the
 other headers are kept; an expiry is not.
 """
@@ -35,12 +36,18 @@ _BY_CONSUMERS = ("rejected", "limit")
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One message that is to leave its queue. ``persistent``: as it was published."""
+    """One message that is to leave its queue. ``persistent``: as it was published. ``cause``: what
+    its consumer said as it rejected it. ``target``: the queue that its consumer moves it to, as it
+    is, and ``due``: when it is due there, in microseconds since 1970, 0 for at once; None: it goes
+    to the dead-letter queue, with headers that tell why."""
 
     seq_id: int
     message: Message
     reason: Reason
     persistent: bool
+    cause: str = ""
+    target: str | None = None
+    due: int = 0
 
 
 def _deaths(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -80,6 +87,8 @@ def with_death(letter: Letter, queue: str) -> Message:
         "time": time_ns() // 10**9,
         "count": sum(counts) + 1,
     }
+    if letter.cause:
+        latest["cause"] = letter.cause
     headers = {
         FIRST_QUEUE: queue,
         FIRST_REASON: letter.reason,

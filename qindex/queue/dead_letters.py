@@ -8,10 +8,11 @@ thread at a time moves those of a queue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from journal.errors import ClosedError, DamageError, StoreError
 from journal.locks.call_lock import CallLock
 from journal.locks.lock_order import Rank
 from journal.memory.arrays import I64
+from qindex.format.delays import DUE_HEADER
 from qindex.format.entries import Entry
 from qindex.format.message import Message
 from qindex.index.queue_index import QueueIndex
@@ -188,13 +190,40 @@ class DeadLetters:
 
     # -- moving ---------------------------------------------------------------------------------
 
-    def reject(self, deliveries: Sequence[Delivery], *, waits: bool) -> list[StoreError | None]:
+    def reject(
+        self, deliveries: Sequence[Delivery], *, waits: bool, cause: str = ""
+    ) -> list[StoreError | None]:
         """Move messages to the dead-letter queue; they are there on return. Gives why not, for
         each that is not: it is as it was."""
         with self.state.calls.here():
-            return self._reject(deliveries, waits)
+            return self._reject(deliveries, waits, lambda one: replace(one, cause=cause))
 
-    def _reject(self, deliveries: Sequence[Delivery], waits: bool) -> list[StoreError | None]:
+    def move_to(
+        self,
+        delivery: Delivery,
+        target: str,
+        headers: Mapping[str, Any] | None,
+        due: int,
+        *,
+        waits: bool,
+    ) -> StoreError | None:
+        """Move a message to another queue, with these headers; as :meth:`reject`."""
+
+        def moved(letter: Letter) -> Letter:
+            message = letter.message
+            kept = {**(message.headers if headers is None else headers)}
+            kept.pop(DUE_HEADER, None)
+            if due:
+                kept[DUE_HEADER] = due
+            message = replace(message, headers=kept)
+            return replace(letter, message=message, target=target, due=due)
+
+        with self.state.calls.here():
+            return self._reject([delivery], waits, moved)[0]
+
+    def _reject(
+        self, deliveries: Sequence[Delivery], waits: bool, made: Callable[[Letter], Letter]
+    ) -> list[StoreError | None]:
         state = self.state
         failures: list[StoreError | None] = [None] * len(deliveries)
         letters: dict[int, Letter] = {}
@@ -203,7 +232,8 @@ class DeadLetters:
                 with state.lock, state:
                     self._outstanding.seq_ids_of([delivery])
                     state.index.begin_move(delivery.seq_id)
-                    letters[at] = self._letter(delivery.seq_id, delivery.message, "rejected")
+                    letter = self._letter(delivery.seq_id, delivery.message, "rejected")
+                    letters[at] = made(letter)
             except StoreError as error:
                 failures[at] = error
         left: set[int] = set()
@@ -220,7 +250,7 @@ class DeadLetters:
                     state.index.undo_move(letter.seq_id)
                 elif failures[at] is None:
                     deliveries[at]._queue = None
-                    state.tally.given_up["rejected"] += 1
+                    state.tally.given_up["rejected"] += letter.target is None
         return failures
 
     def move_unlocked(self, waits: bool) -> bool:
@@ -301,7 +331,7 @@ class DeadLetters:
         with state.lock.anyway:
             state.index.count_moved(len(letters))
             if not dropped:
-                state.tally.moved.update(one.reason for one in letters)
+                state.tally.moved.update(one.reason for one in letters if one.target is None)
             for one in letters:
                 state.leases.drop(one.seq_id)
             if state.settled.waiting:

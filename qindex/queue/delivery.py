@@ -32,8 +32,18 @@ class Settles(Protocol):
     def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
         """Give it back, to be delivered again."""
 
-    def reject(self, delivery: Delivery, /) -> None:
+    def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
         """Refuse it for good."""
+
+    def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+        /,
+    ) -> None:
+        """Put it into another queue."""
 
     def extend_lease(self, delivery: Delivery, seconds: float, /) -> None:
         """Let its lease end later."""
@@ -66,7 +76,18 @@ class Refusing:
         """Refuse."""
         raise self.why(delivery.seq_id)
 
-    def reject(self, delivery: Delivery, /) -> NoReturn:
+    def reject(self, delivery: Delivery, reason: str | None = None, /) -> NoReturn:
+        """Refuse."""
+        raise self.why(delivery.seq_id)
+
+    def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+        /,
+    ) -> NoReturn:
         """Refuse."""
         raise self.why(delivery.seq_id)
 
@@ -196,9 +217,15 @@ class Delivery:
         """Give back, to be delivered again; see :meth:`qindex.queue.queue.Queue.nack`."""
         self._its_queue().nack(self, delay, count)
 
-    def reject(self) -> None:
+    def reject(self, reason: str | None = None) -> None:
         """Refuse for good; see :meth:`qindex.queue.queue.Queue.reject`."""
-        self._its_queue().reject(self)
+        self._its_queue().reject(self, reason)
+
+    def move(
+        self, queue: str, *, headers: Mapping[str, Any] | None = None, delay: float | None = None
+    ) -> None:
+        """Put it into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
+        self._its_queue().move(self, queue, headers, delay)
 
     def extend_lease(self, seconds: float) -> None:
         """Keep it for ``seconds`` from now; see :meth:`qindex.queue.queue.Queue.extend_lease`."""

@@ -258,13 +258,43 @@ class Queue:
         """
         return self._settler.cancel(seq_id)
 
-    def reject(self, delivery: Delivery) -> None:
+    def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good: it goes to the dead-letter queue; without one it is dropped.
 
+        ``reason``: a text for the reader of the dead letter, ``cause`` in its header ``x-death``.
         Raises as :meth:`ack`, and :class:`~journal.errors.QueueFullError` when the dead-letter
         queue is full: the delivery is then as it was.
         """
-        self._settler.reject(delivery)
+        self._settler.reject(delivery, reason)
+
+    def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+    ) -> None:
+        """Put a message into another queue of the engine, all or nothing.
+
+        After a crash it is in one of the two queues, as a dead letter is.
+
+        Args:
+            delivery: The message, as it was delivered.
+            queue: The name of the other queue, which is made if there is none.
+            headers: The message's new headers. None: those that it has.
+            delay: Seconds before which it is not delivered there.
+
+        Raises:
+            UsageError: The delivery is of another queue, or was settled; or the other queue is this
+                one.
+            QueueFullError: The other queue is full. The delivery is as it was.
+
+        Example:
+            >>> delivery = orders.get()
+            >>> orders.move(delivery, "large-orders", headers={**delivery.headers, "why": "size"})
+        """
+        self._settler.move(delivery, queue, headers, delay)
 
     def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from journal.locks.call_lock import refuse_twice
 from qindex.format.delays import due_of
 from qindex.format.entries import Entry, make_entry
 from qindex.format.message import Message
+from qindex.format.settings import checked_name
 from qindex.index.segment import HELD, MOVING, OUT, PUBLISHED
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.delays import due_time, now_us, pause_before
@@ -137,17 +139,38 @@ class Settler:
             state.later.sync()
         self._letters.move_waiting(waits)
 
-    def reject(self, delivery: Delivery, waits: bool = True) -> None:
+    def reject(self, delivery: Delivery, reason: str | None = None, *, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.reject`."""
+        if reason is not None and not isinstance(reason, str):
+            raise UsageError(f"a reason is a str, not {reason!r}")
         state = self._state
         if state.settings.dead_letter is None:
             self.ack(delivery, waits=waits)
             with state.lock.anyway:
                 state.tally.given_up["rejected"] += 1
         else:
-            failure = self._letters.reject([delivery], waits=waits)[0]
+            failure = self._letters.reject([delivery], waits=waits, cause=reason or "")[0]
             if failure is not None:
                 raise failure
+
+    def move(
+        self,
+        delivery: Delivery,
+        queue: str,
+        headers: Mapping[str, Any] | None = None,
+        delay: float | None = None,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """See :meth:`qindex.queue.queue.Queue.move`."""
+        checked_name(queue)
+        if queue == self.name:
+            raise UsageError(f"queue {queue!r} is where the message is: give it back by nack")
+        failure = self._letters.move_to(
+            delivery, queue, headers, due_time(delay, None), waits=waits
+        )
+        if failure is not None:
+            raise failure
 
     def _take_back(
         self, delivery: Delivery, delay: float | None = None, counts: bool = True

@@ -83,7 +83,8 @@ DONE, ERROR, PUSH = 0, 1, 2
     DROP,
     FORGET,
     CANCEL_MESSAGE,
-) = range(40)
+    MOVE,
+) = range(41)
 
 BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at"})
 """What PUBLISH_MANY passes on to the engine as it is, but for ``at``, a time in ISO 8601."""

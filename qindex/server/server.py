@@ -563,14 +563,36 @@ class Server(Loop):
 
     def _postpone(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """Give a delivery back with a delay, or uncounted."""
-        served, tag, seq, delay, count = self._queue(request[2]), *request[3:7]
+        delay, count = request[5:7]
+        return self._settle_aside(
+            conn, number, request, lambda queue, one: queue.nack(one, delay=delay, count=count)
+        )
+
+    def _move(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        name, headers, delay = request[5:8]
+        return self._settle_aside(
+            conn,
+            number,
+            request,
+            lambda queue, one: queue.move(one, name, headers=headers, delay=delay),
+        )
+
+    def _settle_aside(
+        self,
+        conn: Connection,
+        number: int,
+        request: list[Any],
+        settle: Callable[[Queue, Delivery], None],
+    ) -> Reply:
+        """Settle a delivery in another thread: it may have to be moved, or something synced."""
+        served, tag, seq = self._queue(request[2]), request[3], request[4]
         session = conn.session
         assert session is not None
         delivery = session.find(served, tag, seq)
 
         def call() -> bytes:
-            served.settler.nack(delivery, delay, bool(count), waits=aside)
-            return self.frame(number, wire.DONE)
+            settle(served.queue, delivery)
+            return wire.frame(number, wire.DONE)
 
         def done(reply: bytes) -> bytes:
             credit = session.forget(tag, seq)
@@ -578,9 +600,7 @@ class Server(Loop):
                 self._renew(credit, conn)
             return reply
 
-        # The due time is to be synced, or the message may have to be moved.
-        aside = served.sync_each or served.queue.settings.dead_letter is not None
-        return self.aside(conn, number, call, done) if aside else done(call())
+        return self.aside(conn, number, call, done)
 
     def _cancel_message(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         served = self._queue(request[2])
@@ -588,6 +608,11 @@ class Server(Loop):
         return self._settled(served, conn, number, self.frame(number, wire.DONE, dropped))
 
     def _reject(self, conn: Connection, number: int, request: list[Any]) -> Reply:
+        if len(request) > 5:
+            reason = request[5]
+            return self._settle_aside(
+                conn, number, request, lambda queue, one: queue.reject(one, reason)
+            )
         return self._give_back(conn, number, request, requeue=False)
 
     def _give_back(
@@ -621,7 +646,7 @@ class Server(Loop):
         if requeue:
             settler.nack(delivery, waits=False)
         else:
-            settler.reject(delivery, False)
+            settler.reject(delivery, waits=False)
         forget()
         return reply if requeue else self._settled(served, conn, number, reply)
 
@@ -776,6 +801,7 @@ class Server(Loop):
             wire.DROP: self._drop,
             wire.FORGET: self._forget,
             wire.CANCEL_MESSAGE: self._cancel_message,
+            wire.MOVE: self._move,
             wire.FINDINGS: self._on_engine(lambda engine: list(engine.findings)),
         }
 

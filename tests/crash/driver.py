@@ -522,6 +522,14 @@ class Driver:
             queue.reject(self._deliveries.pop((name, one.number)))
             self._end_move(name, target, letters)
 
+    def do_move(self, name: str, target: str, first: int = 0, count: int = 1) -> None:
+        """Move outstanding deliveries to another queue."""
+        queue = self._queue(name)
+        for one in self._held(name, first, count):
+            letters = self._begin_move(name, target, [one])
+            queue.move(self._deliveries.pop((name, one.number)), target)
+            self._end_move(name, target, letters)
+
     def do_dead_together(self, name: str, target: str, count: int) -> None:
         """Reject outstanding deliveries as those who come at a time do: with one move."""
         queue = self._queue(name)

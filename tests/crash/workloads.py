@@ -660,6 +660,21 @@ LIMITS: tuple[Workload, ...] = (
         setup=(("open",), ("limited", "a", _FULL), ("queue", "d")),
     ),
     *_many(
+        "deliveries moved",
+        (
+            ("publish_many", "a", 4),
+            ("publish", "a", "stored"),
+            ("get", "a", 5),
+            ("move", "a", "d"),
+            ("sync",),
+            ("move", "a", "d", 0, 2),
+            ("ack", "a"),
+            ("move", "a", "d"),
+            ("consume", "d", 2),
+        ),
+        setup=(("open",), ("queue", "a"), ("queue", "d")),
+    ),
+    *_many(
         "expired dead letters",
         (
             ("expire", "a", "d", 2),
