@@ -23,6 +23,7 @@ from journal.arguments import listed
 from journal.errors import (
     ClosedError,
     DisconnectedError,
+    DuplicateError,
     LeaseExpiredError,
     StoreError,
     UsageError,
@@ -60,9 +61,9 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.is_lost = False
+        self.is_lost: bool = False
         self.pushed: deque[list[Any]] = deque()
-        self.has_come = asyncio.Event()
+        self.has_come: asyncio.Event = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._unread = bytearray()
         self._number = 1  # that of the hello
@@ -190,7 +191,7 @@ class SharedQueue:
     def __init__(self, engine: SharedEngine, name: str, at: tuple[int, int]) -> None:
         self._engine = engine
         self.name: str = name
-        self.at = at
+        self.at: tuple[int, int] = at
 
     async def _call(self, verb: int, *values: Any, generation: int | None = None) -> list[Any]:
         link = self._engine._wire
@@ -236,11 +237,26 @@ class SharedQueue:
         else:
             body = as_bytes(body)
             options |= publish_options(key, headers, properties)
+            if window is not None:
+                return await self._publish_once(body, options)
             if options:
                 found = await self._call(wire.PUBLISH_WITH, body, options)
             else:
                 found = await self._call(wire.PUBLISH, body)
         seq: int = found[0]
+        return seq
+
+    async def _publish_once(self, body: bytes, options: dict[str, Any]) -> int:
+        """Publish a message whose unique key has a window, which a second try can't double."""
+        try:
+            seq: int = (await self._call(wire.PUBLISH_WITH, body, options))[0]
+        except DisconnectedError as error:
+            if not error.maybe_done:
+                raise
+            try:
+                seq = (await self._call(wire.PUBLISH_WITH, body, options))[0]
+            except DuplicateError as first:
+                seq = first.seq_id
         return seq
 
     async def publish_many(

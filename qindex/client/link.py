@@ -42,13 +42,13 @@ class Link:
     __slots__ = ("_number", "_poll", "_unread", "frame", "generation", "is_clean", "pushed", "sock")
 
     def __init__(self, sock: socket.socket, generation: int = 0) -> None:
-        self.sock = sock
-        self.generation = generation
-        self.frame = wire.Framer()
+        self.sock: socket.socket = sock
+        self.generation: int = generation
+        self.frame: wire.Framer = wire.Framer()
         self.pushed: deque[list[Any]] = deque()
         self._unread = bytearray()
         self._number = 0
-        self.is_clean = True
+        self.is_clean: bool = True
         self._poll: select.poll | None = None
 
     def request(self, *values: Any) -> list[Any]:
@@ -149,15 +149,15 @@ class Home:
 
     def __init__(self, directory: str, options: dict[str, Any], linger: float) -> None:
         self.directory = directory
-        self.options = Options(**options)
+        self.options: Options = Options(**options)
         self._given = _not_usual(options)
         self._options = options
         self._linger = linger
-        self.generation = 0
-        self.is_closed = False
+        self.generation: int = 0
+        self.is_closed: bool = False
         self.is_draining = False
-        self.version = ""
-        self.build = ""
+        self.version: str = ""
+        self.build: str = ""
         self._stamp = forks.stamp()
         self._lock = threading.RLock()
         self._is_connecting = False

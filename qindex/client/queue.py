@@ -19,6 +19,7 @@ from journal.arguments import refuse_pickling
 from journal.errors import (
     ClosedError,
     DisconnectedError,
+    DuplicateError,
     LeaseExpiredError,
     StoreError,
     UsageError,
@@ -54,8 +55,8 @@ class Parts:
     __slots__ = ("expiry", "message")
 
     def __init__(self, message: Message, expiry: int) -> None:
-        self.message = message
-        self.expiry = expiry
+        self.message: Message = message
+        self.expiry: int = expiry
 
 
 def delivery_extra(body: bytes, value: Any) -> Any:
@@ -82,14 +83,16 @@ class Owner:
         is_leased: bool,
         consumer: SharedConsumer | None = None,
     ) -> None:
-        self.queue = queue
-        self.name = queue.name
-        self.generation = generation
-        self.is_leased = is_leased
+        self.queue: SharedQueue = queue
+        self.name: str = queue.name
+        self.generation: int = generation
+        self.is_leased: bool = is_leased
         # It ends as its loop does, though the program has some of its messages still.
-        self.consumer = None if consumer is None else weakref.ref(consumer)
+        self.consumer: weakref.ref[SharedConsumer] | None = (
+            None if consumer is None else weakref.ref(consumer)
+        )
         self.settled: set[int] = set()
-        self.is_all_done = False
+        self.is_all_done: bool = False
 
     def ack(self, delivery: Delivery, /) -> None:
         """Acknowledge it."""
@@ -210,7 +213,7 @@ class SharedQueue(Opens):
     def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
         self._home = home
         self.name: str = name
-        self.at = at
+        self.at: tuple[int, int] = at
         self._owner = self._new_owner(at[0])
 
     def _new_owner(self, generation: int) -> Owner:
@@ -281,7 +284,16 @@ class SharedQueue(Opens):
             return seq
         body = as_bytes(body)
         options |= publish_options(key, headers, properties)
-        seq = self._home.call(self, wire.PUBLISH_WITH, body, options)[0]
+        try:
+            seq = self._home.call(self, wire.PUBLISH_WITH, body, options)[0]
+        except DisconnectedError as error:
+            if window is None or not error.maybe_done:
+                raise
+            # The window outlives the message, so a second try can't publish a second one.
+            try:
+                seq = self._home.call(self, wire.PUBLISH_WITH, body, options)[0]
+            except DuplicateError as first:
+                seq = first.seq_id
         return seq
 
     def publish_many(

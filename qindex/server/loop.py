@@ -84,23 +84,23 @@ class Connection:
     )
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
+        self.sock: socket.socket = sock
+        self.fd: int = sock.fileno()
         self.session: Session | None = None
-        self.unread = bytearray()
-        self.wanted = 0
-        self.unsent = bytearray()
-        self.watched = select.EPOLLIN
-        self.most = wire.HELLO_SIZE
+        self.unread: bytearray = bytearray()
+        self.wanted: int = 0
+        self.unsent: bytearray = bytearray()
+        self.watched: int = select.EPOLLIN
+        self.most: int = wire.HELLO_SIZE
         self.given: tuple[int, int] = (0, 0)
         self.parts: list[Any] = []
-        self.parts_size = 0
+        self.parts_size: int = 0
         self.consumer: Any = None
         self.waiting: dict[int, Waiting] = {}
-        self.is_closed = False
-        self.is_paused = False
-        self.under_way = 0
-        self.answered = 0
+        self.is_closed: bool = False
+        self.is_paused: bool = False
+        self.under_way: int = 0
+        self.answered: int = 0
 
 
 Replies = list[tuple[Connection, int, bytes]]
@@ -122,14 +122,14 @@ class Waiting:
         attempt: Callable[[], Reply],
         expire: Callable[[], Reply],
     ) -> None:
-        self.server = server
-        self.conn = conn
-        self.number = number
-        self.state = state
-        self.bell = bell
-        self.attempt = attempt
-        self.expire = expire
-        self.is_over = False
+        self.server: Loop = server
+        self.conn: Connection = conn
+        self.number: int = number
+        self.state: QueueState = state
+        self.bell: Bell = bell
+        self.attempt: Callable[[], Reply] = attempt
+        self.expire: Callable[[], Reply] = expire
+        self.is_over: bool = False
 
     def ring(self) -> bool:
         """The bell rings, in any thread, with the queue's lock held."""
@@ -183,8 +183,8 @@ class Loop:
         self._group = group
         self.most = most
         self._uid = os.getuid()
-        self.epoll = select.epoll()
-        self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.epoll: select.epoll = select.epoll()
+        self.event: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.connections: dict[int, Connection] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
@@ -200,7 +200,7 @@ class Loop:
         self._ended = False
         self._notes = 0
         self._batched: dict[Connection, bytearray] | None = None
-        self.frame = wire.Framer()
+        self.frame: wire.Framer = wire.Framer()
 
     def greet(self, conn: Connection, number: int, request: list[Any]) -> Reply:
         """Answer the first request of a connection, the hello."""

@@ -21,12 +21,12 @@ class Consumer:
     __slots__ = ("conn", "credit", "is_over", "last_tag", "listens", "server")
 
     def __init__(self, server: Loop, conn: Connection, credit: Credit) -> None:
-        self.server = server
-        self.conn = conn
-        self.credit = credit
-        self.listens = False
-        self.is_over = False
-        self.last_tag = 0
+        self.server: Loop = server
+        self.conn: Connection = conn
+        self.credit: Credit = credit
+        self.listens: bool = False
+        self.is_over: bool = False
+        self.last_tag: int = 0
 
     def ring(self) -> bool:
         """A message has come; as :meth:`Waiting.ring`."""

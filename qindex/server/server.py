@@ -61,7 +61,9 @@ class Server(Loop):
             for name, value in asdict(engine.options).items()
             if name not in ("lock_timeout", "read_only")
         }
-        self.handlers = self._all_handlers()
+        self.handlers: dict[Any, Callable[[Connection, int, list[Any]], Reply]] = (
+            self._all_handlers()
+        )
 
     def left(self, conn: Connection) -> None:
         """A connection was closed: its session ends with the last one."""
@@ -86,7 +88,7 @@ class Server(Loop):
         version, known = request[3], request[4]
         if version != wire.VERSION:
             if self.linger is not None:
-                self.linger = 0.0
+                self.linger: float | None = 0.0
             raise UsageError(
                 f"the server of {self.engine.directory} is qindex {_VERSION} with "
                 f"protocol {wire.VERSION}, and this is protocol {version}: it ends when its last "

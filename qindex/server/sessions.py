@@ -6,12 +6,17 @@ Nothing here knows of sockets, or of bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from journal.errors import StoreError, UsageError
+from qindex.queue.delivering import Deliverer
 from qindex.queue.delivery import Batch, Delivery, lease_expired
+from qindex.queue.flushing import Flusher
+from qindex.queue.producing import Producer
 from qindex.queue.queue import Queue
+from qindex.queue.settling import Settler
+from qindex.queue.state import QueueState
 
 _MOST_LAPSED = 1 << 16
 """Deliveries that are remembered of those whose lease has run out unsettled."""
@@ -36,15 +41,15 @@ class Served:
     )
 
     def __init__(self, queue: Queue, number: int) -> None:
-        self.queue = queue
-        self.number = number
+        self.queue: Queue = queue
+        self.number: int = number
         parts = queue._parts
-        self.state = parts.state
-        self.flusher = parts.flusher
-        self.producer = parts.producer
-        self.publish = parts.producer.publish
-        self.deliverer = parts.deliverer
-        self.settler = parts.settler
+        self.state: QueueState = parts.state
+        self.flusher: Flusher = parts.flusher
+        self.producer: Producer = parts.producer
+        self.publish: Callable[..., int] = parts.producer.publish
+        self.deliverer: Deliverer = parts.deliverer
+        self.settler: Settler = parts.settler
         self.sync_each: bool = parts.state.sync_each
 
 
@@ -57,11 +62,11 @@ class Credit:
     __slots__ = ("held", "is_hungry", "lease", "prefetch", "served")
 
     def __init__(self, served: Served, prefetch: int, lease: float | None) -> None:
-        self.served = served
-        self.prefetch = prefetch
-        self.lease = lease
+        self.served: Served = served
+        self.prefetch: int = prefetch
+        self.lease: float | None = lease
         self.held: set[int] = set()
-        self.is_hungry = lease is None
+        self.is_hungry: bool = lease is None
 
     def room(self) -> int:
         """Return how many messages it is to be sent now.

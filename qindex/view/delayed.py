@@ -27,7 +27,7 @@ class Delayed:
         data = read_optional(fs, os.path.join(directory, FILE_NAME))
         self._found = None if data is None else read_notes(data)
         self._now = time_ns() // 1000
-        self.count = 0
+        self.count: int = 0
         self.next_due: int | None = None
 
     def add(self, view: QueueView, columns: Columns, there: Bools) -> None:

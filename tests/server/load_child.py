@@ -1,7 +1,7 @@
 """A client that publishes, or consumes, until it is killed or told to end; it notes in a log, which
 all share, what was promised to it.
 
-``python -m tests.server.load_child ROLE NAME DIRECTORY LOG``. Lines of the log: ``+ ID`` published,
+``python load_child.py ROLE NAME DIRECTORY LOG``. Lines of the log: ``+ ID`` published,
 ``? ID`` perhaps, ``< ID`` taken, ``- ID`` acknowledged.
 """
 

@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -33,7 +35,8 @@ class Clients:
 
     def _start(self, role: str) -> subprocess.Popen[bytes]:
         self._started += 1
-        command = [sys.executable, "-P", "-m", "tests.server.load_child", role, str(self._started)]
+        child = Path(__file__).with_name("load_child.py")
+        command = [sys.executable, "-P", os.fspath(child), role, str(self._started)]
         return subprocess.Popen([*command, *self._arguments])
 
     def kill(self, at: int) -> None:
@@ -242,3 +245,25 @@ def test_a_client_that_is_stopped_past_its_lease_is_told(tmp_path: Path) -> None
         assert not again.settled
         again.ack()
         assert queue.stats().acked == 1
+
+
+def test_a_publish_with_a_window_is_repeated_and_done_once(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, shared=True, linger=0) as engine:
+        queue = engine.queue("q")
+        home = queue._home
+        calls: list[int] = []
+
+        def lose_odd_replies(*request: Any, call: Any = home.call, **options: Any) -> Any:
+            calls.append(1)
+            reply = call(*request, **options)
+            if len(calls) % 2:
+                raise qindex.DisconnectedError("lost", maybe_done=True)
+            return reply
+
+        with mock.patch.object(home, "call", lose_odd_replies):
+            assert queue.publish(b"x", unique="k", window=60) == 0
+            with pytest.raises(qindex.DisconnectedError):
+                queue.publish(b"x", unique="other")
+        assert len(calls) == 3
+        assert queue.stats().messages == 2
+    end_server(tmp_path)
