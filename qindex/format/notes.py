@@ -93,7 +93,7 @@ class Notes:
 def read_notes(data: bytes) -> Notes:
     """Read the file of a queue. About 0.1 us a record."""
     records = np.frombuffer(data[: len(data) - len(data) % RECORD_SIZE], _RECORD)
-    known = _checks(records) == records["check"]
+    known = (_checks(records) == records["check"]) & (records["seq_id"] < CLOSED)
     blank = (records["seq_id"] == 0) & (records["value"] == 0) & (records["check"] == 0)
     damaged = np.flatnonzero(~known & ~blank)
     sound = np.flatnonzero(known)

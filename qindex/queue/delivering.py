@@ -583,6 +583,8 @@ class Deliverer:
             expiry = 0 if isinstance(extra, int) else extra.expiry
             if not 0 < expiry <= run_clock.time_ns() // 1000:
                 return expiry
+            if ahead.staged is not None:
+                self._state.index.release(seq)
             admitted = self._admit(seq, extra)
             if admitted is not None:
                 # The expiry came of a flipped bit, which is reported.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
+import numpy as np
+
 from journal.locks.calls import Calls
 from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages
@@ -91,7 +93,9 @@ class QueueParts:
                         state.release(stored)
                     state.count_ready_bytes()
                     state.room.notify_all()
-                state.forget(returned)
+                # Delayed messages that had come back are not among those that were read.
+                noted = np.array(list(state.returns), np.int64)
+                state.forget({*returned, *noted[~index.are_there(noted)].tolist()})
                 if state.later is not None:
                     state.later.clear()
                 index.ahead.forget(index.next_seq)

@@ -228,6 +228,26 @@ def test_limits_count_delayed_messages_and_drop_head_passes_them(tmp_path: Path)
         assert queue.stats().next_due is None
 
 
+@pytest.mark.parametrize("dead_letter", [None, "dead"])
+def test_a_delayed_message_may_expire_before_it_is_due(
+    tmp_path: Path, dead_letter: str | None
+) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q", dead_letter=dead_letter)
+        queue.publish(b"x", ttl=0.02, delay=0.05)
+        time.sleep(0.06)
+        queue._parts.producer._expirer.on_alarm()
+        assert queue.stats().messages == 0
+        assert queue.stats().given_up.expired == 1
+        if dead_letter is not None:
+            letter = engine.queue(dead_letter).get(timeout=5)
+            assert letter is not None
+            assert letter.headers["x-death"][0]["reason"] == "expired"
+    with qindex.open(tmp_path) as engine:
+        assert engine.queue("q").stats().messages == 0
+    assert not damage_of(tmp_path)
+
+
 def test_at_and_values_that_can_not_be_right(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")
