@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +22,12 @@ import qindex.aio
 from journal.errors import StorageError
 from qindex.engine.opening import open_store
 from qindex.format import delays
+from qindex.format.notes import RECORD_SIZE, pack_note
 from qindex.queue.delays import pause_before
 from qindex.tools.repair import repair
 from qindex.tools.verify import verify
 from tests.cli.support import run
+from tests.effort import by_tier
 from tests.faulty_fs import FaultyFileSystem
 
 YEAR = 3e7
@@ -387,3 +391,34 @@ def test_the_command_line_delays_and_shows(tmp_path: Path) -> None:
     assert "delayed" in run("list", tmp_path).text
     rows = run("inspect", due_file(tmp_path), "--json").rows
     assert [row["record"] for row in rows[:3]] == ["due", "due", "closed"]
+
+
+def test_any_bytes_in_the_notes_let_the_store_open(tmp_path: Path) -> None:
+    """Messages are there, whatever stands in the files beside them."""
+    chance = random.Random(3)
+    with qindex.open(tmp_path / "whole") as engine:
+        queue = engine.queue("q")
+        queue.publish_many([b"x"] * 5, delay=YEAR)
+        queue.publish(b"y", unique="k", window=YEAR)
+        queue.publish_many([b"z"] * 3)
+        for delivery in queue.get_many(2):
+            delivery.nack(delay=YEAR)
+    for number in range(by_tier(quick=40, all=400, nightly=10_000)):
+        copy = tmp_path / f"{number}"
+        shutil.copytree(tmp_path / "whole", copy)
+        for path in (*copy.glob("queues/*/qindex.due"), *copy.glob("queues/*/qindex.keys")):
+            data = bytearray(path.read_bytes())
+            for _ in range(chance.randrange(4)):
+                at = chance.randrange(0, len(data), RECORD_SIZE)
+                fields = [chance.choice((0, 3, 7, 1 << 61, 1 << 63, (1 << 64) - 1)) for _ in "ab"]
+                note = pack_note(*fields) if chance.random() < 0.7 else chance.randbytes(20)
+                data[at : at + RECORD_SIZE] = note
+            path.write_bytes(data[: chance.randrange(len(data) + 1)])
+        with qindex.open(copy, read_only=True) as reading:
+            assert reading.queue("q").stats().messages == 9
+        with qindex.open(copy) as engine:
+            queue = engine.queue("q")
+            stats = queue.stats()
+            assert stats.messages == 9
+            assert queue.purge() == 9 - len(queue.get_many(9))
+        shutil.rmtree(copy)
