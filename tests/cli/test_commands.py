@@ -654,6 +654,18 @@ def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path) -> None:
     assert run("inspect", file).text == f"{file}: no records\n"
 
 
+def test_a_flushed_journal_is_sound(tmp_path: Path) -> None:
+    """Zeros are written ahead: they are no damage, as for verify."""
+    with qindex.open(tmp_path, background=False) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x")
+        engine.flush()
+        (file,) = tmp_path.glob("queues/*/journal.jif")
+        assert not any(file.read_bytes())
+        done = run("inspect", file)
+    assert (done.code, done.text, done.err) == (0, f"{file}: no records\n", "")
+
+
 ODD_NAME = "a\x1b[31m\u202e\x9bq"
 ODD_KEY = "k\x1b[2J\u2066"
 
