@@ -43,6 +43,6 @@ def encoded(text: str, what: str) -> bytes:
 def refuse_pickling(one: object) -> NoReturn:
     """Raise the :class:`UsageError` of an object that only the process can use that has it."""
     raise UsageError(
-        f"a {type(one).__name__} can't be pickled, as for another process: "
-        f"one process has a store open, so send it what it needs of the messages"
+        f"{type(one).__name__} objects can't be pickled: one process has a store open, "
+        "so send another process what it needs of the messages"
     )

@@ -218,6 +218,11 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
+        try:
+            flush()
+        except OSError:
+            # Otherwise the flush of main() would report the same failure a second time.
+            _drop_output()
         return _fail(WRONG_USE, f"{error.filename or 'input or output'}: {error.strerror or error}")
     except _CommandLineError as error:
         return _fail(WRONG_USE, f"{_message_of(error)} (see qindex --help)")

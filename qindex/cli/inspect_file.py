@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from journal.errors import DamageError, NotAStoreError, UsageError, storage_errors
-from journal.findings import Finding
+from journal.findings import Finding, Kind
 from journal.format import ACK, ACTION_SIZE, DELIVER, PAYLOAD, PUBLISH_PERSISTENT
 from journal.fs.files import REAL, FileBytes, opened, read_file, read_optional
 from msgstore.scan import Record, read_record, scan_file
@@ -118,6 +118,10 @@ def _index(
         how, step = segment_layout(number, entries or _entry_count(path)), STEP_SIZE
     reading = read_soundly(path, data, how)
     walk = reading.walk
+    findings = reading.findings
+    if suffix == ".jif" and not len(walk):
+        # After a flush a journal in use is nothing but the zeros that are written ahead.
+        findings = [finding for finding in findings if finding.kind is not Kind.ZEROS]
     rows = zip(
         walk.kinds.tolist(),
         walk.seqs.tolist(),
@@ -125,7 +129,7 @@ def _index(
         walk.lengths.tolist(),
         strict=True,
     )
-    return _records(reading.data, rows, how, step), reading.findings
+    return _records(reading.data, rows, how, step), findings
 
 
 def _records(
