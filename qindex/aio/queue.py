@@ -257,19 +257,28 @@ class Queue:
     # -- delivering -----------------------------------------------------------------------------
 
     @overload
-    async def get(self, timeout: None = None, *, lease: float | None = None) -> Delivery: ...
+    async def get(
+        self, timeout: None = None, *, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery: ...
     @overload
     async def get(
-        self, timeout: float | None, *, lease: float | None = None
+        self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
     async def get(
-        self, timeout: float | None = None, *, lease: float | None = None
+        self,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        ack: Delivery | None = None,
     ) -> Delivery | None:
         """Take the next message; waits for one up to ``timeout`` seconds (``None``: for ever).
 
         Gives ``None`` when there was none in time. It is taken after the last suspension: what
-        is cancelled has taken nothing. See :meth:`qindex.queue.queue.Queue.get`.
+        is cancelled has taken nothing. ``ack``: a delivery that is acknowledged first. See
+        :meth:`qindex.queue.queue.Queue.get`.
         """
+        if ack is not None:
+            await self.ack(ack)
         return await self.get_unless(timeout, lease, _never)
 
     async def get_unless(

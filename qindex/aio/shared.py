@@ -291,15 +291,23 @@ class SharedQueue:
     # -- delivering -----------------------------------------------------------------------------
 
     @overload
-    async def get(self, timeout: None = None, *, lease: float | None = None) -> Delivery: ...
+    async def get(
+        self, timeout: None = None, *, lease: float | None = None, ack: Delivery | None = None
+    ) -> Delivery: ...
     @overload
     async def get(
-        self, timeout: float | None, *, lease: float | None = None
+        self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
     async def get(
-        self, timeout: float | None = None, *, lease: float | None = None
+        self,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        ack: Delivery | None = None,
     ) -> Delivery | None:
         """Take the next message; see :meth:`qindex.aio.queue.Queue.get`."""
+        if ack is not None:
+            await self.ack(ack)
         self._engine._check_delivery()
         values = await self._call(wire.GET, seconds_to_wait(timeout), lease)
         if not values:

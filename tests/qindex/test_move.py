@@ -67,6 +67,10 @@ def test_coroutines_move_and_reject(tmp_path: Path, shared: bool) -> None:
             await queue.publish_many([b"1", b"2"])
             await (await queue.get()).move("b", headers={"x": 1})
             await (await queue.get()).reject("why not")
+            await queue.publish_many([b"3", b"4"])
+            fourth = await queue.get(ack=await queue.get())
+            assert fourth.body == b"4"
+            assert await queue.get(0, ack=fourth) is None
             moved = await (await engine.queue("b")).get(timeout=5)
             letter = await (await engine.queue("d")).get(timeout=5)
             assert moved is not None
