@@ -321,6 +321,9 @@ class Engine:
         path = os.path.join(self._queues_directory, hashed)
         resting = self._resting.get(hashed)
         if resting is None:
+            if given["overflow"] is not None:
+                # Otherwise a call that is refused below would leave the queue behind.
+                NO_SETTINGS.changed(**given).check_overflow()
             resting, names = self._make(path, self._queue_name_file(raw))
             _log.info("%s: queue %r made", self.directory, name)
         else:

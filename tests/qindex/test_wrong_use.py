@@ -643,6 +643,7 @@ def test_settings_that_can_do_nothing(tmp_path: Path) -> None:
         ):
             with pytest.raises(qindex.UsageError, match=what):
                 engine.queue("q", **settings)
+            assert not list(tmp_path.glob("queues/*")), "a call that was refused made the queue"
         queue = engine.queue("q", max_length=5)
         engine.queue("q", overflow="drop-head")
         assert queue.settings.overflow == "drop-head"
