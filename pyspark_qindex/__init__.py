@@ -2,7 +2,8 @@
 
 >>> import pyspark_qindex                                        # doctest: +SKIP
 >>> spark = pyspark_qindex.session()
->>> spark.read.format("qindex").load("/srv/fleet").groupBy("store", "queue").count().show()
+>>> backlog = pyspark_qindex.read(spark, "/srv/fleet", columns=["store", "queue"])
+>>> backlog.groupBy("store", "queue").count().show()
 
 Spark finds the sources ``qindex`` and (once they are registered, which :func:`session` does)
 ``rocketstore`` in a package of this name. Importing this needs neither pyspark nor Java; the first
@@ -15,12 +16,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pyspark_qindex.errors import SparkMissingError, explain
+from pyspark_qindex.frames import read
 
 if TYPE_CHECKING:
     from pyspark_qindex.local_session import register, session
     from pyspark_qindex.qindex_source import QindexSource as DefaultSource
 
-__all__ = ["DefaultSource", "SparkMissingError", "explain", "register", "session"]
+__all__ = ["DefaultSource", "SparkMissingError", "explain", "read", "register", "session"]
 
 _LATER = {
     "DefaultSource": ("pyspark_qindex.qindex_source", "QindexSource"),

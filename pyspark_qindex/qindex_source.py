@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -21,6 +23,8 @@ from pyspark_qindex.options import TABLES, ReadOptions, read_options, with_schem
 from pyspark_qindex.planning import plan_queues, plan_stores
 from pyspark_qindex.reading.read_parts import Parts, PartsReader, read_part
 from pyspark_qindex.schemas import Table, spark_schema
+
+_LOG = logging.getLogger("pyspark_qindex")
 
 
 def can_stream() -> bool:
@@ -64,7 +68,20 @@ class TableSource(DataSource):
         followed = next(iter(self._tables))
         if stream and options.include != followed:
             raise UsageError(f"a stream has {followed}: no option include")
-        return with_schema(options, schema, self._tables)
+        asked = with_schema(options, schema, self._tables)
+        if len(asked.columns) == len(self._tables[asked.include]):
+            log_all_columns(asked.include)
+        return asked
+
+
+@functools.cache
+def log_all_columns(include: str) -> None:
+    """Log, once a process, that queries read columns that they do not use."""
+    _LOG.warning(
+        "each query on these %s reads all columns, also those that it does not use: "
+        "name some (pyspark_qindex.read(spark, path, columns=[...]), or the option columns)",
+        include,
+    )
 
 
 class QindexSource(TableSource):

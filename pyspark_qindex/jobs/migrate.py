@@ -35,6 +35,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from journal.errors import StoreError, UsageError
+from pyspark_qindex.frames import read
 from pyspark_qindex.jobs.fleet import FleetStore, find_fleet, new_stores
 from pyspark_qindex.jobs.left_behind import left_behind
 from pyspark_qindex.jobs.mapping import Origin, from_rocket, to_rocket
@@ -73,6 +74,12 @@ body, in bytes."""
 
 
 _PLACE: Final = ("store", "queue", "seq_id", "priority")
+_MESSAGE_COLUMNS: Final = (*_PLACE, "msg_id", "persistent", "redelivered", "expiry", "envelope",
+                           "body", "error", "size", "timestamp")  # fmt: skip
+_KEPT_FIELDS: Final = ("flag", "sys_flag", "born_timestamp", "born_host", "store_timestamp",
+                       "store_host", "reconsume_times")  # fmt: skip
+_RECORD_COLUMNS: Final = ("store", "offset", "record_size", "topic", "queue_id", "queue_offset",
+                          *_KEPT_FIELDS, "properties_raw", "body", "error")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -123,7 +130,7 @@ def migrate(
     if from_rocketmq:
         moves = _kept(_into_queues(spark, fleet, targets, mode))
     else:
-        messages = spark.read.format("qindex").option("mode", mode).load(urls)
+        messages = read(spark, urls, _MESSAGE_COLUMNS, mode=mode)
         moved = _kept(_into_rocketmq(spark, messages, targets, sizes or {}))
         moves = _kept(moved.unionByName(_left_out(spark, messages, fleet, mode)))
         moved.unpersist()
@@ -142,9 +149,7 @@ def _kept(rows: DataFrame) -> DataFrame:
 def _into_rocketmq(
     spark: SparkSession, messages: DataFrame, targets: dict[str, str], sizes: dict[str, int]
 ) -> DataFrame:
-    columns = (*_PLACE, "msg_id", "persistent", "redelivered", "expiry", "envelope", "body",
-               "error", "size", "timestamp")  # fmt: skip
-    told = messages.where("seq_id is not null or error is not null").select(*columns)
+    told = messages.where("seq_id is not null or error is not null")
     # A row for each store, so that those without messages are made, too.
     stores = spark.createDataFrame([(url,) for url in targets], "store string")
     rows = told.unionByName(stores, allowMissingColumns=True)
@@ -157,10 +162,10 @@ def _left_out(
     """Account for index entries without a message in ``messages``, which was read before."""
     # After the messages were read: what was too old for them is so now.
     now = time_ns() // 1000
-    entries = spark.read.format("qindex").option("mode", mode).option("include", "entries")
-    alive = entries.load([one.store.url for one in fleet]).where(
-        "state in ('published', 'delivered')"
-    )
+    columns = (*_PLACE, "state", "persistent", "expiry", "size")
+    urls = [one.store.url for one in fleet]
+    entries = read(spark, urls, columns, include="entries", mode=mode)
+    alive = entries.where("state in ('published', 'delivered')")
     priority = f.coalesce("priority", f.lit(-1)).alias("priority")
     keys = messages.where("seq_id is not null").select("store", "queue", "seq_id", priority)
     left_out = alive.withColumn("priority", priority).join(keys, list(_PLACE), "left_anti")
@@ -238,8 +243,7 @@ def _into_queues(
 ) -> DataFrame:
     urls = [one.store.url for one in fleet]
     delays = {one.store.url: _delay_offsets(one) for one in fleet}
-    read = spark.read.format("rocketstore").option("mode", mode)
-    records = read.load(urls).drop("properties")
+    records = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
     stores = spark.createDataFrame([(url,) for url in urls], "store string")
     rows = records.unionByName(stores, allowMissingColumns=True)
     fill = partial(_fill_queues, targets=targets, delays=delays)
@@ -287,9 +291,7 @@ def _put_in_queue(fill: QueueFill, row: dict[str, Any], target: str, delays: dic
         except ValueError:
             wrong = properties[REAL_QUEUE_ID]
             return _skipped(row, "damaged", f"property {REAL_QUEUE_ID} is {wrong!r}")
-    names = ("flag", "sys_flag", "born_timestamp", "born_host", "store_timestamp", "store_host",
-             "reconsume_times")  # fmt: skip
-    rest = {name: row[name] for name in names}
+    rest = {name: row[name] for name in _KEPT_FIELDS}
     try:
         place, message = from_rocket(topic, queue_id, row["body"], row["properties_raw"], rest)
     except StoreError as error:

@@ -17,15 +17,16 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from pyspark_qindex.frames import read
 from pyspark_qindex.jobs.fleet import find_fleet
 from pyspark_qindex.jobs.left_behind import committed_offsets
 from pyspark_qindex.schemas import Table, spark_schema
 
-_MESSAGE_COLUMNS: Final = "store,queue,seq_id,size,timestamp,redelivered,key,error"
-_RECORD_COLUMNS: Final = (
-    "store,topic,queue_id,queue_offset,record_size,store_timestamp,reconsume_times,keys,sys_flag,"
-    "error"
-)
+_MESSAGE_COLUMNS: Final = ("store", "queue", "seq_id", "size", "timestamp", "redelivered", "key",
+                           "error")  # fmt: skip
+_RECORD_COLUMNS: Final = ("store", "topic", "queue_id", "queue_offset", "record_size",
+                          "store_timestamp", "reconsume_times", "keys", "sys_flag",
+                          "error")  # fmt: skip
 _OFFSETS: Final[Table] = {
     "store": "string",
     "queue": "string",
@@ -75,17 +76,14 @@ def stats(
     kept: list[DataFrame] = []
     files = lag = None
     if queues:
-        read = spark.read.format("qindex").option("mode", mode)
-        found = read.option("columns", _MESSAGE_COLUMNS).load(queues)
+        found = read(spark, queues, _MESSAGE_COLUMNS, mode=mode)
         kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
         parts.append(common(found))
         damage.append(found.where("error is not null").select("store", "queue", "error"))
-        read = spark.read.format("qindex").option("mode", mode).option("include", "files")
-        files = file_garbage(read.load(queues))
+        files = file_garbage(read(spark, queues, include="files", mode=mode))
     if rockets:
-        read = spark.read.format("rocketstore").option("mode", mode)
-        read = read.option("columns", _RECORD_COLUMNS)
-        found = read.load([store.url for store in rockets])
+        urls = [store.url for store in rockets]
+        found = read(spark, urls, _RECORD_COLUMNS, source="rocketstore", mode=mode)
         kept.append(found.persist(StorageLevel.MEMORY_AND_DISK))
         parts.append(common_records(found))
         place = "concat_ws('/', topic, queue_id) as queue"

@@ -2,7 +2,9 @@
 
 qindex's embedded messages go straight from the bytes of the file into Arrow
 (:mod:`pyspark_qindex.reading.plain_rows`, :mod:`pyspark_qindex.reading.table_rows`). The others
-(from the message store, RabbitMQ's) are decoded one by one, as ``qindex cat`` does.
+(from the message store, RabbitMQ's) are decoded one by one, as ``qindex cat`` does. Where all
+columns that are asked for are in the index, no message is decoded, and the message store is not
+opened.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pyspark_qindex.batches import (
     Maker,
     ReadFailedError,
     batch_of,
+    choices,
     constant,
     fixed_binaries,
     numbers,
@@ -44,6 +47,8 @@ from qindex.view.queue_view import QueueView, Row
 _ROWS_AT_ONCE = 16384
 _BYTES_AT_ONCE = 8 << 20
 _TABLES = frozenset({"headers", "properties"})
+_IN_RECORDS = _TABLES | {"timestamp", "key", "body", "envelope", "error"}
+"""The columns for which the records of messages must be read; the index has the others."""
 
 
 def read_messages(part: QueuePart, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -77,23 +82,33 @@ class _Segment:
         low, high = seq_bounds(self.part, self.options)
         seqs = self.columns.seqs
         wanted = np.flatnonzero((seqs >= low) & (seqs < high))
-        filled = np.cumsum(self.columns.sizes[wanted]) // _BYTES_AT_ONCE
-        filled += np.arange(len(wanted)) // _ROWS_AT_ONCE
+        filled = np.arange(len(wanted)) // _ROWS_AT_ONCE
+        if not self._by_index:
+            filled += np.cumsum(self.columns.sizes[wanted]) // _BYTES_AT_ONCE
         for chosen in np.split(wanted, np.flatnonzero(np.diff(filled)) + 1):
             batch = self._batch(chosen)
             if batch is not None and batch.num_rows:
                 yield batch
+
+    @property
+    def _by_index(self) -> bool:
+        """Whether the index has all that is asked for."""
+        return self.options.key is None and not _IN_RECORDS & self.options.columns.keys()
 
     def _batch(self, chosen: I64) -> pa.RecordBatch | None:
         pieces: list[tuple[I64, pa.RecordBatch]] = []
         slow = [chosen[:0]]
         for which, source in enumerate(self.columns.sources):
             mine = chosen[self.columns.source_of[chosen] == which]
-            if len(mine):
-                quick, rest = self._quick(source, mine)
-                slow.append(rest)
-                if quick is not None:
-                    pieces.append(quick)
+            if not len(mine):
+                continue
+            if self._by_index and source.heads is None:  # ids of version 2 are in its records
+                pieces.append((self.columns.seqs[mine], self._index_batch(source, mine)))
+                continue
+            quick, rest = self._quick(source, mine)
+            slow.append(rest)
+            if quick is not None:
+                pieces.append(quick)
         rest = np.sort(np.concatenate(slow))
         if len(rest):
             pieces.append(self._slow(rest))
@@ -123,11 +138,13 @@ class _Segment:
             return None, mine
         others = np.delete(mine, found.rows)
         mine, heads, starts = mine[found.rows], heads[found.rows], starts[found.rows]
-        try:
-            keys = _keys(data, found)
-        except pa.ArrowInvalid:
-            # A key that is no UTF-8.
-            return None, np.sort(np.concatenate((mine, others)))
+        keys = None
+        if self.options.key is not None or "key" in self.options.columns:
+            try:
+                keys = _keys(data, found)
+            except pa.ArrowInvalid:
+                # A key that is no UTF-8.
+                return None, np.sort(np.concatenate((mine, others)))
         seqs = columns.seqs[mine]
         batch = self._plain_batch(source, mine, heads, starts, found, keys, tables)
         if self.options.key is not None:
@@ -143,31 +160,48 @@ class _Segment:
         heads: npt.NDArray[np.void],
         starts: I64,
         found: PlainRows,
-        keys: pa.Array,
+        keys: pa.Array | None,
         tables: list[pa.Array],
     ) -> pa.RecordBatch:
-        columns, data, count = self.columns, source.data, len(mine)
-        ids = np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, 16)
+        data, count = source.data, len(mine)
         return batch_of(
             self.options.columns,
             count,
             {
-                **self._common(count),
-                "seq_id": lambda: numbers(columns.seqs[mine]),
-                "msg_id": lambda: fixed_binaries(ids),
-                "persistent": lambda: pa.array(columns.persistent[mine]),
-                "redelivered": lambda: pa.array(self.view.redelivered(columns)[mine]),
-                "expiry": lambda: numbers(heads["expiry"].astype(np.int64), absent=0),
+                **self._in_index(source, mine, heads),
                 "timestamp": lambda: numbers(found.stamps, absent=0),
                 "key": lambda: keys,
                 "headers": lambda: tables[0] if tables else constant("{}", count),
                 "properties": lambda: tables[1] if tables else constant("{}", count),
-                "size": lambda: numbers(columns.sizes[mine]),
                 "body": lambda: _slices(data, found.body_starts, found.body_ends),
-                "location": lambda: constant(source.location, count),
                 "envelope": lambda: _slices(data, starts, found.body_starts),
             },
         )
+
+    def _index_batch(self, source: Source, mine: I64) -> pa.RecordBatch:
+        """Return a batch of entries whose records are not looked at."""
+        heads = source.heads_of(self.columns.row_of[mine])
+        return batch_of(self.options.columns, len(mine), self._in_index(source, mine, heads))
+
+    def _in_index(self, source: Source, mine: I64, heads: npt.NDArray[np.void]) -> dict[str, Maker]:
+        columns = self.columns
+        rows = columns.row_of[mine]
+        return {
+            **self._common(len(mine)),
+            "seq_id": lambda: numbers(columns.seqs[mine]),
+            "msg_id": lambda: fixed_binaries(
+                np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, 16)
+            ),
+            "persistent": lambda: pa.array(columns.persistent[mine]),
+            "redelivered": lambda: pa.array(self.view.redelivered(columns)[mine]),
+            "expiry": lambda: numbers(
+                self.view.expiry_of(source, rows, heads).astype(np.int64), absent=0
+            ),
+            "size": lambda: numbers(columns.sizes[mine]),
+            "location": lambda: choices(
+                (heads["embedded"] == 0).astype(np.uint8), (source.location, "store")
+            ),
+        }
 
     def _slow(self, mine: I64) -> tuple[I64, pa.RecordBatch]:
         """Decode one by one. Messages that were acknowledged meanwhile are left out."""
