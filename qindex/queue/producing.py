@@ -37,7 +37,7 @@ from qindex.format.message_record import (
     seal_stored,
 )
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
-from qindex.format.unique import Until
+from qindex.format.unique import Until, without_key
 from qindex.index.seq_ids import RESERVE
 from qindex.queue import run_clock
 from qindex.queue.delays import due_time
@@ -202,7 +202,7 @@ class Producer:
         with state.lock, state:
             taking = Taking(state.unique_keys(), unique, window, until)
             taking.check()
-        message = replace(message, headers={**message.headers, **taking.headers})
+        message = replace(message, headers=without_key(message.headers) | taking.headers)
         self.check_message(message)
         seqs = self._publish_all(
             [message], ttl, persistent, confirm, timeout, due, waits, notes=taking
