@@ -198,12 +198,12 @@ class Producer:
         due: int,
         waits: bool,
     ) -> int:
+        self.check_message(message)
         state = self.state
         with state.lock, state:
             taking = Taking(state.unique_keys(), unique, window, until)
             taking.check()
         message = replace(message, headers=without_key(message.headers) | taking.headers)
-        self.check_message(message)
         seqs = self._publish_all(
             [message], ttl, persistent, confirm, timeout, due, waits, notes=taking
         )

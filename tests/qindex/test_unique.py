@@ -142,6 +142,9 @@ def test_a_republished_message_holds_its_key_in_its_own_way(tmp_path: Path) -> N
         again = queue.get()
         assert again.seq_id == seq
         assert refused(queue, "b") == seq
+        wrong: Any = 5
+        with pytest.raises(qindex.UsageError, match="a mapping with str keys"):
+            queue.publish(b"", headers=wrong, unique="c")
 
 
 def test_values_that_can_not_be_right(tmp_path: Path) -> None:
