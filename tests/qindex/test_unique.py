@@ -132,6 +132,22 @@ def test_a_message_from_another_queue_holds_no_key_after_a_crash(tmp_path: Path,
         there.publish(b"third", unique="k")
 
 
+@pytest.mark.parametrize("at", range(5))
+def test_a_damaged_record_frees_no_key(tmp_path: Path, at: int) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        held = {key: queue.publish(b"x", unique=key) for key in ("a", "b", "c")}
+    path = next(tmp_path.rglob("qindex.keys"))
+    data = bytearray(path.read_bytes())
+    data[20 * at + 9 : 20 * at + 10] = b"\xee"  # 4: behind all records
+    path.write_bytes(data)
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        assert {key: refused(queue, key) for key in held} == held
+    with qindex.open(tmp_path) as engine:
+        assert {key: refused(engine.queue("q"), key) for key in held} == held
+
+
 def test_a_republished_message_holds_its_key_in_its_own_way(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")
