@@ -155,7 +155,8 @@ class FifoDiskQueue:
             last = shared.leave(self._engine, self._name, self._shared)
             self._closed = True
         try:
-            if last and not len(self._queue):
+            # Delayed messages of another program are no items, and stay.
+            if last and not self._queue.stats().messages:
                 self._remove()
         finally:
             shared.release(self._engine)

@@ -237,6 +237,8 @@ class Requests(shared.Shared):
             return
         if waiting.own is not None and self.engine is not None:
             try:
+                if waiting.own.stats().messages:
+                    return  # another program has delayed some
                 self.engine.delete_queue(waiting.name)
             except StoreError as error:
                 _log.warning("%s", error)

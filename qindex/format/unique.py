@@ -18,6 +18,7 @@ KEY_HEADER = "qindex-unique"
 UNTIL_HEADER = "qindex-unique-until"
 WINDOW_HEADER = "qindex-unique-window"
 """When the window ends, in microseconds since 1970 UTC."""
+_KEY_HEADERS = frozenset((KEY_HEADER, UNTIL_HEADER, WINDOW_HEADER))
 WINDOW_AT = 1 << 62
 """Above all seq_ids."""
 Until = Literal["acked", "delivered"]
@@ -26,6 +27,11 @@ Until = Literal["acked", "delivered"]
 def hash_key(key: str) -> int:
     """Return the hash of a key: a number from 1 to 2^62 - 1."""
     return (xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")) >> 2) or 1
+
+
+def without_key(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers but those of a unique key: the message holds none where it goes."""
+    return {name: value for name, value in headers.items() if name not in _KEY_HEADERS}
 
 
 def window_in(headers: Mapping[str, Any]) -> int:

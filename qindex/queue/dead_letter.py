@@ -8,7 +8,7 @@
 seconds since 1970 UTC, of the latest time; ``count``: how often; ``cause``: what the consumer said
 that rejected it, if it did. ``x-first-death-queue`` and
 ``x-first-death-reason`` stay those of the first time. Key, body, properties, timestamp and the
-other headers are kept; an expiry is not.
+other headers are kept; an expiry and a unique key are not.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Literal
 from journal.errors import QueueFullError, StoreError
 from qindex.format.delays import DUE_HEADER
 from qindex.format.message import Message
+from qindex.format.unique import without_key
 
 Reason = Literal["rejected", "expired", "limit", "overflow"]
 """``reject()``; its time was up; ``delivery_limit``; dropped from the head of a queue
@@ -92,7 +93,7 @@ def with_death(letter: Letter, queue: str) -> Message:
     headers = {
         FIRST_QUEUE: queue,
         FIRST_REASON: letter.reason,
-        **message.headers,
+        **without_key(message.headers),
         DEATHS: [latest, *(one for one in deaths if one not in same)],
     }
     headers.pop(DUE_HEADER, None)  # it was due

@@ -23,6 +23,7 @@ from journal.memory.arrays import I64
 from qindex.format.delays import DUE_HEADER
 from qindex.format.entries import Entry
 from qindex.format.message import Message
+from qindex.format.unique import without_key
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import MOVING
 from qindex.queue.dead_letter import Letter, NotMovedError, Reason
@@ -211,7 +212,7 @@ class DeadLetters:
 
         def moved(letter: Letter) -> Letter:
             message = letter.message
-            kept = {**(message.headers if headers is None else headers)}
+            kept = without_key(message.headers if headers is None else headers)
             kept.pop(DUE_HEADER, None)
             if due:
                 kept[DUE_HEADER] = due

@@ -113,6 +113,10 @@ class NotesFile:
         self._end = found.end
         for at in found.damaged:
             self._report(at, RECORD_SIZE, "a damaged record", Kind.CHECKSUM)
+        if found.damaged:
+            # Whose record that was is not known: all messages are asked.
+            found.noted = 0
+            return found, False
         return found, found.closed == (self._index.next_seq, self._index.live)
 
     def _report(self, at: int, length: int, what: str, kind: Kind) -> None:

@@ -37,7 +37,7 @@ from qindex.format.message_record import (
     seal_stored,
 )
 from qindex.format.publish_records import framed_batch, framed_record, plain_batch, plain_record
-from qindex.format.unique import Until
+from qindex.format.unique import Until, without_key
 from qindex.index.seq_ids import RESERVE
 from qindex.queue import run_clock
 from qindex.queue.delays import due_time
@@ -198,12 +198,12 @@ class Producer:
         due: int,
         waits: bool,
     ) -> int:
+        self.check_message(message)
         state = self.state
         with state.lock, state:
             taking = Taking(state.unique_keys(), unique, window, until)
             taking.check()
-        message = replace(message, headers={**message.headers, **taking.headers})
-        self.check_message(message)
+        message = replace(message, headers=without_key(message.headers) | taking.headers)
         seqs = self._publish_all(
             [message], ttl, persistent, confirm, timeout, due, waits, notes=taking
         )

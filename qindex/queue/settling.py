@@ -166,6 +166,10 @@ class Settler:
         checked_name(queue)
         if queue == self.name:
             raise UsageError(f"queue {queue!r} is where the message is: give it back by nack")
+        if headers is not None and not (
+            isinstance(headers, Mapping) and all(isinstance(name, str) for name in headers)
+        ):
+            raise UsageError("headers must be a mapping with str keys")
         failure = self._letters.move_to(
             delivery, queue, headers, due_time(delay, None), waits=waits
         )

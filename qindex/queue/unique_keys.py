@@ -220,6 +220,9 @@ class UniqueKeys:
             self._unnoted += zip(*(column.tolist() for column in more), strict=True)
             seqs = np.concatenate((seqs, more[0]))
             hashes = np.concatenate((hashes, more[1]))
+        # The latest message with a key has it.
+        order = np.argsort(seqs, kind="stable")
+        hashes, seqs = hashes[order], seqs[order]
         known = self._table.all()
         self._table.keep(np.concatenate((known[0], hashes)), np.concatenate((known[1], seqs)))
 

@@ -29,6 +29,10 @@ def test_a_message_is_in_the_other_queue_as_it_was(
             full.move("b")
         with pytest.raises(qindex.UsageError, match="where the message is"):
             full.move("a")
+        wrong: Any
+        for wrong in (5, "text", [("a", 1)], {1: 2}):
+            with pytest.raises(qindex.UsageError, match="a mapping with str keys"):
+                full.move("c", headers=wrong)
         full.ack()
         stats = source.stats()
         assert (stats.messages, stats.acked, stats.dead_letters.total) == (0, 3, 0)

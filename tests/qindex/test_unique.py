@@ -112,6 +112,57 @@ def test_a_window_runs_from_the_publish_and_outlives_message_and_engine(
         refused(queue, "k")
 
 
+@pytest.mark.parametrize("way", ["move", "reject"])
+def test_a_message_from_another_queue_holds_no_key_after_a_crash(tmp_path: Path, way: str) -> None:
+    with qindex.open(tmp_path / "store") as engine:
+        here, there = engine.queue("here", dead_letter="there"), engine.queue("there")
+        first = there.publish(b"first", unique="k")
+        here.publish(b"second", unique="k", until="delivered", window=1000)
+        given = here.get()
+        given.move("there") if way == "move" else given.reject()
+        shutil.copytree(tmp_path / "store", tmp_path / "killed")
+    with qindex.open(tmp_path / "killed") as engine:
+        there = engine.queue("there")
+        assert refused(there, "k") == first
+        one, other = there.get_many(2)
+        assert (one.body, other.body) == (b"first", b"second")
+        other.ack()
+        assert refused(there, "k") == first
+        one.ack()
+        there.publish(b"third", unique="k")
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_damaged_record_frees_no_key(tmp_path: Path, at: int) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        held = {key: queue.publish(b"x", unique=key) for key in ("a", "b", "c")}
+    path = next(tmp_path.rglob("qindex.keys"))
+    data = bytearray(path.read_bytes())
+    data[20 * at + 9 : 20 * at + 10] = b"\xee"  # 4: behind all records
+    path.write_bytes(data)
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        assert {key: refused(queue, key) for key in held} == held
+    with qindex.open(tmp_path) as engine:
+        assert {key: refused(engine.queue("q"), key) for key in held} == held
+
+
+def test_a_republished_message_holds_its_key_in_its_own_way(tmp_path: Path) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue = engine.queue("q")
+        queue.publish(b"x", unique="a", until="delivered")
+        given = queue.get()
+        seq = queue.publish(given.body, headers=given.headers, unique="b")
+        given.ack()
+        again = queue.get()
+        assert again.seq_id == seq
+        assert refused(queue, "b") == seq
+        wrong: Any = 5
+        with pytest.raises(qindex.UsageError, match="a mapping with str keys"):
+            queue.publish(b"", headers=wrong, unique="c")
+
+
 def test_values_that_can_not_be_right(tmp_path: Path) -> None:
     with qindex.open(tmp_path) as engine:
         queue = engine.queue("q")

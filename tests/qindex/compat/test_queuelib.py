@@ -221,3 +221,21 @@ def test_objects_of_one_path_are_one_queue(tmp_path: Path) -> None:
     assert other.pop() == b"b"
     other.close()
     assert not (tmp_path / "q").exists()
+
+
+def test_an_empty_queue_with_delayed_messages_is_not_removed(tmp_path: Path) -> None:
+    queue = FifoDiskQueue(tmp_path / "q")
+    queue.push(b"1")
+    store = queue._engine.directory
+    queue.close()
+    with qindex.open(store) as engine:
+        assert engine.queue("q").publish(b"2", delay=1000) == 1
+    queue = FifoDiskQueue(tmp_path / "q")
+    assert (queue.pop(), len(queue)) == (b"1", 0)
+    queue.close()
+    with qindex.open(store) as engine:
+        assert engine.queue("q").stats().delayed == 1
+        assert engine.queue("q").cancel(1)
+    FifoDiskQueue(tmp_path / "q").close()
+    with qindex.open(store) as engine:
+        assert "q" not in engine.queue_names()
