@@ -95,7 +95,10 @@ class QueueParts:
                     state.room.notify_all()
                 # Delayed messages that had come back are not among those that were read.
                 noted = np.array(list(state.returns), np.int64)
-                state.forget({*returned, *noted[~index.are_there(noted)].tolist()})
+                gone = noted[~index.are_there(noted)].tolist()
+                for seq in gone:
+                    state.stored_out.pop(seq, None)  # its reference was released above
+                state.forget({*returned, *gone})
                 if state.later is not None:
                     state.later.clear()
                 index.ahead.forget(index.next_seq)

@@ -422,3 +422,17 @@ def test_any_bytes_in_the_notes_let_the_store_open(tmp_path: Path) -> None:
             assert stats.messages == 9
             assert queue.purge() == 9 - len(queue.get_many(9))
         shutil.rmtree(copy)
+
+
+def test_a_purge_releases_a_postponed_message_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with qindex.open(tmp_path) as engine:
+        queue, other = engine.queue("q"), engine.queue("other")
+        engine.publish_to(["q", "other"], b"x" * 50_000)
+        queue.get().nack(delay=YEAR)
+        assert queue.purge() == 1
+        engine.compact()
+        assert len(other.get().body) == 50_000
+    assert not caplog.records
+    assert not damage_of(tmp_path)
