@@ -85,7 +85,7 @@ class Player:
         body: Any = rng.choice([self.body(), self.body(), bytearray(b"ba"), "text", 5])
         options = self.parts()
         if not options and rng.random() < 0.3:  # one mistake at a time
-            options["ttl"] = rng.choice([100, -1, "x"])
+            options["ttl"] = rng.choice([10_000, -1, "x"])
         if rng.random() < 0.1:
             options["confirm"] = True
         if rng.random() < 0.1:
@@ -125,7 +125,7 @@ class Player:
             batch.append(Message(b"m", "k", {"h": 1}, {}, 5))
         if self.rng.random() < 0.1:
             batch.append("no body")
-        ttl = self.rng.choice([None, None, 100])
+        ttl = self.rng.choice([None, None, 10_000])
         self.note("publish_many", lambda: queue.publish_many(batch, timeout=0, ttl=ttl))
 
     def publish_to(self, queue: AnyQueue) -> None:
@@ -134,7 +134,7 @@ class Player:
         self.note("publish_to", lambda: self.engine.publish_to(names, body, key="k", timeout=0))
 
     def get(self, queue: AnyQueue) -> None:
-        lease = self.rng.choice([None, None, None, 100, -1])
+        lease = self.rng.choice([None, None, None, 10_000, -1])
         found = self.note("get", lambda: queue.get(timeout=0, lease=lease))
         if found is not None:
             self.held.append(found)
@@ -220,7 +220,7 @@ class Player:
     def extend(self, queue: AnyQueue) -> None:
         if self.held:
             delivery = self.rng.choice(self.held)
-            self.note("extend", lambda: delivery.extend_lease(500))
+            self.note("extend", lambda: delivery.extend_lease(50_000))
 
     def ack_up_to(self, queue: AnyQueue) -> None:
         if self.rng.random() < 0.2:
