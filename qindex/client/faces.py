@@ -79,6 +79,13 @@ class AnyQueue(Protocol):
     def get(
         self, timeout: float | None, *, lease: float | None = None, ack: Delivery | None = None
     ) -> Delivery | None: ...
+    def get(
+        self,
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+        ack: Delivery | None = None,
+    ) -> Delivery | None: ...
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch: ...
