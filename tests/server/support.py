@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+from signal import SIGTERM
 from time import monotonic, sleep
+from typing import Any
 
 from qindex.format import layout
 from qindex.server import spawn
@@ -32,3 +35,15 @@ def end_server(directory: Path) -> None:
     """Wait for the server's end, which its last client's has begun."""
     if os.path.isdir(directory):
         assert spawn.wait_until_gone(str(directory), WAIT), log_of(directory)
+
+
+def end_in_order(process: subprocess.Popen[Any]) -> None:
+    """Send SIGTERM to a program that handles it, once it does, and wait for its clean end."""
+    status = Path(f"/proc/{process.pid}/status")
+    deadline = monotonic() + WAIT
+    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> SIGTERM - 1 & 1:
+        assert process.poll() is None
+        assert monotonic() < deadline
+        sleep(0.005)
+    process.terminate()
+    assert process.wait(WAIT) == 0, process.args

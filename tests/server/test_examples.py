@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.server.support import WAIT, end_server, server_pid
+from tests.server.support import WAIT, end_in_order, end_server, server_pid
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -53,8 +53,7 @@ def test_orders_survive_the_death_of_workers_and_of_the_server(tmp_path: Path) -
             assert time.monotonic() < deadline, lines
             time.sleep(0.02)
         for worker in workers:
-            worker.terminate()
-            assert worker.wait(WAIT) == 0
+            end_in_order(worker)
         report = start("orders_report.py")
         assert report.communicate(timeout=WAIT)[0] == "0 wait, 0 are with a worker, 0 have failed\n"
     finally:

@@ -17,7 +17,7 @@ import pytest
 
 import qindex
 from tests.effort import by_tier, chance
-from tests.server.support import WAIT, end_server, log_of, server_pid
+from tests.server.support import WAIT, end_in_order, end_server, log_of, server_pid
 
 KILLS = by_tier(quick=6, all=20, nightly=200)
 PAIRS = by_tier(quick=2, all=4, nightly=4)
@@ -47,8 +47,7 @@ class Clients:
     def end(self, *roles: str) -> None:
         for at, process in self.running.items():
             if self._roles[at] in roles:
-                process.terminate()
-                assert process.wait(WAIT) == 0, self._roles[at]
+                end_in_order(process)
 
 
 @pytest.fixture
