@@ -76,6 +76,11 @@ class Delivery:
         return self._plain.properties
 
     @property
+    def priority(self) -> int:
+        """Its priority; 0 in a queue without priorities."""
+        return self._plain.priority
+
+    @property
     def timestamp(self) -> Nanoseconds:
         """When it was published, in nanoseconds since 1970 UTC; 0: the record keeps no time."""
         return self._plain.timestamp

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from journal.errors import DamageError
 from journal.fs.files import FileSystem, read_optional, unlink_if_there
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
+from qindex.format.priorities import LOW, SHIFT
 from qindex.format.segment import STEP_SIZE
 from qindex.index.quarantine import quarantine
 from qindex.index.queue_index import QueueIndex
@@ -62,11 +64,12 @@ def finish_moves(
         _log.error("%s: set aside", damage)
         quarantine(fs, path, 0, data)
     for intent, is_done in moves:
-        source, target = queue_of(intent.source), queue_of(intent.target)
+        source, target = _levels_of(intent, queue_of)
         if source is None or target is None:
             continue  # deleted: with what was in it, or without ever getting the message
         certain = is_done and bool(boot) and intent.boot == boot
         certain &= target.state.index.directory not in hurt
+        intent = _in_levels(intent)
         there = intent.seqs if certain else _arrived(intent, target)
         done = [seq for seq in there if _holds(source.state.index, seq)]
         if done:
@@ -78,6 +81,26 @@ def finish_moves(
             )
             source.letters.drop_moved(done)
     return lambda: _remove(fs, path)
+
+
+def _levels_of(
+    intent: Intent, queue_of: Callable[[str], QueueParts | None]
+) -> tuple[QueueParts | None, QueueParts | None]:
+    """Return the levels of the source and of the target; all messages are of one level in each."""
+    source, target = queue_of(intent.source), queue_of(intent.target)
+    first = intent.seqs[0] if intent.seqs else 0
+    return (
+        None if source is None else source.level_at(first),
+        None if target is None else target.level_at(intent.first),
+    )
+
+
+def _in_levels(intent: Intent) -> Intent:
+    """Return an intent with the seq_ids that the directories have; -1 for one that is of another
+    directory than the first."""
+    priority = intent.seqs[0] >> SHIFT if intent.seqs else 0
+    seqs = [seq & LOW if seq >> SHIFT == priority else -1 for seq in intent.seqs]
+    return replace(intent, first=intent.first & LOW, seqs=seqs)
 
 
 def _remove(fs: FileSystem, path: str) -> None:

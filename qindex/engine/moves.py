@@ -179,9 +179,9 @@ class Moves:
             # Where the last try has failed, one of them is tried first.
             most, growing = (1, True) if source.stuck else (_MOST_PENDING, False)
             while left:
-                some = self._next(left, most)
+                some = self._next(target, left, most)
                 try:
-                    self._move_some(source, target, some)
+                    self._move_some(source, target.level_for(some[0].message), some)
                 except QueueFullError:
                     if len(some) == 1:
                         raise
@@ -222,9 +222,12 @@ class Moves:
         self.settle()
 
     @staticmethod
-    def _next(left: list[Letter], most: int) -> list[Letter]:
-        """Give the first of these, equally persistent, ``most`` at the most."""
-        _, group = next(groupby(left, lambda one: one.persistent))
+    def _next(target: QueueParts, left: list[Letter], most: int) -> list[Letter]:
+        """Give the first of these, equally persistent and of one level of the target, ``most`` at
+        the most."""
+        _, group = next(
+            groupby(left, lambda one: (one.persistent, id(target.level_for(one.message))))
+        )
         return list(islice(group, most))
 
     def _move_some(self, source: DeadLetters, target: QueueParts, letters: list[Letter]) -> None:
@@ -234,7 +237,9 @@ class Moves:
         persistent = letters[0].persistent
         held = target.room.take(items, 0, True)
         ids = [item.msg_id for item in items]
-        note = _Note(self, Intent(self._boot, source.name, target.state.name, 0, seqs, ids))
+        known = [one.base + one.seq_id for one in letters]
+        intent = Intent(self._boot, source.name, target.state.name, 0, known, ids)
+        note = _Note(self, intent, target.state.base)
         with self._lock:
             try:
                 if self._closed:
@@ -340,13 +345,15 @@ class Moves:
 class _Note:
     """Notes one move: :class:`qindex.queue.prepared_message.Notes`."""
 
-    def __init__(self, moves: Moves, intent: Intent) -> None:
+    def __init__(self, moves: Moves, intent: Intent, base: int) -> None:
+        """``base``: what stands before the seq_ids of the target in those that users know."""
+        self._base = base
         self._moves = moves
         self._intent = intent
 
     def before(self, first: int) -> None:
         """Announce the move."""
-        self._moves.announce(replace(self._intent, first=first))
+        self._moves.announce(replace(self._intent, first=self._base + first))
 
     def after(self) -> None:
         """Conclude it."""

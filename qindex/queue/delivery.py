@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 from journal.arguments import refuse_pickling
 from journal.errors import LeaseExpiredError, StoreError, UsageError
 from qindex.format.message import Message, Microseconds, Nanoseconds
+from qindex.format.priorities import SHIFT
 
 if TYPE_CHECKING:
     from qindex.format.entries import Entry
@@ -186,6 +187,11 @@ class Delivery:
         return extra if isinstance(extra, int) else self.message.timestamp
 
     @property
+    def priority(self) -> int:
+        """Its priority; 0 in a queue without priorities."""
+        return self.seq_id >> SHIFT
+
+    @property
     def expiry(self) -> Microseconds | None:
         """When it expires, in microseconds since 1970 UTC, or ``None``."""
         extra = self._extra
@@ -310,6 +316,7 @@ class Batch(Sequence[Delivery]):
     """
 
     __slots__ = (
+        "_base",
         "_counts",
         "_extras",
         "_listed",
@@ -330,6 +337,8 @@ class Batch(Sequence[Delivery]):
         self._states = bytearray()
         self._extras: Extras = []
         self._counts: dict[int, int] = {}
+        # What stands before the seq_ids of the index in those that users get.
+        self._base = 0
         # The seq_ids ascend: no delayed message is among them.
         self._ordered = True
 
@@ -367,6 +376,8 @@ class Batch(Sequence[Delivery]):
         """Their seq_ids, in the order of delivery; a list that is made at the first use."""
         if len(self._listed) != len(self._seqs):
             self._listed = self._seqs.tolist()
+            if self._base:
+                self._listed = [self._base + seq for seq in self._listed]
         return self._listed
 
     def __len__(self) -> int:
@@ -382,11 +393,12 @@ class Batch(Sequence[Delivery]):
             part._seqs, part.bodies = self._seqs[index], self.bodies[index]
             part._states, part._extras = self._states[index], self._extras[index]
             part._counts = self._counts
+            part._base = self._base
             part._ordered = self._ordered and (index.step or 1) > 0
             return part
         made = BatchDelivery()
         made._queue = self._queue
-        made.seq_id = self._seqs[index]
+        made.seq_id = self._base + self._seqs[index]
         made.body = self.bodies[index]
         made.redelivered = self._states[index] == DELIVERED
         made._extra = self._extras[index]
@@ -394,7 +406,7 @@ class Batch(Sequence[Delivery]):
         return self._counted(made)
 
     def _counted(self, delivery: Delivery) -> Delivery:
-        count = self._counts.get(delivery.seq_id)
+        count = self._counts.get(delivery.seq_id - self._base)
         if count:
             delivery._count = count
         return delivery
@@ -404,12 +416,12 @@ class Batch(Sequence[Delivery]):
         return map(self._counted, made) if self._counts else made
 
     def _each(self) -> Iterator[Delivery]:
-        queue, taken = self._queue, self._taken
+        queue, taken, base = self._queue, self._taken, self._base
         columns = zip(self._seqs, self.bodies, self._states, self._extras, strict=True)
         for seq_id, body, state, extra in columns:
             made = BatchDelivery()
             made._queue = queue
-            made.seq_id = seq_id
+            made.seq_id = base + seq_id
             made.body = body
             made.redelivered = state == DELIVERED
             made._extra = extra
