@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from time import monotonic, sleep, time_ns
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 from journal import format as journal_format
 from journal.arguments import listed, refuse_pickling
@@ -59,10 +59,13 @@ from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import Segment
 from qindex.index.seq_ids import SeqFile
 from qindex.options import Options
+from qindex.queue.delivery import Delivery
+from qindex.queue.first_ready import take_first
 from qindex.queue.flushing import Flusher, close_together
 from qindex.queue.parts import QueueParts
 from qindex.queue.priorities import PriorityParts
 from qindex.queue.queue import Queue
+from qindex.queue.state import QueueState
 from qindex.queue.stats import EngineStats
 from qindex.queue.timer import Alarm
 from qindex.queue.wake_ups import has_time
@@ -748,6 +751,68 @@ class Engine:
             return []
         self._messages.miscounted |= loaded.unacked != resting.live
         return [msg_id for _, msg_id in loaded.stored]
+
+    @overload
+    def get(
+        self, queues: Sequence[Queue | str], timeout: None = None, *, lease: float | None = None
+    ) -> Delivery: ...
+    @overload
+    def get(
+        self, queues: Sequence[Queue | str], timeout: float | None, *, lease: float | None = None
+    ) -> Delivery | None: ...
+    def get(
+        self,
+        queues: Sequence[Queue | str],
+        timeout: float | None = None,
+        *,
+        lease: float | None = None,
+    ) -> Delivery | None:
+        """Take the next message of the first of several queues that has one.
+
+        A message of a queue that comes earlier in the list is taken first. Where none has a
+        message, the call sleeps until one comes to any of them.
+
+        Args:
+            queues: Queues of this engine, or their names.
+            timeout: Seconds to wait for a message. None: for ever.
+            lease: As in :meth:`qindex.queue.queue.Queue.get`.
+
+        Returns:
+            The delivery, whose `queue_name` says which queue it is from; None when no message came
+            in time.
+
+        Raises:
+            UsageError: No queue is given, or one of another engine.
+            DamageError: As :meth:`qindex.queue.queue.Queue.get`.
+
+        Example:
+            >>> delivery = engine.get(["urgent", "mail"], timeout=5)
+        """
+        sources = self._sources(queues)
+
+        def take() -> tuple[QueueState, Delivery] | None:
+            for one in sources:
+                found = one.deliverer.get(0, lease)
+                if found is not None:
+                    return one.state, found
+            return None
+
+        taken = take()
+        if taken is not None or not has_time(timeout):
+            return None if taken is None else taken[1]
+        return take_first([one.state for one in sources], take, timeout)
+
+    def _sources(self, queues: Sequence[Queue | str]) -> list[QueueParts]:
+        """Return the queues of a call, each once. Raises :class:`UsageError`."""
+        sources: dict[QueueParts, None] = {}
+        for one in listed(queues, "queues"):
+            queue = one if isinstance(one, Queue) else self.queue(one)
+            if queue._parts.state.calls is not self._calls:
+                raise UsageError(f"queue {queue.name!r} is of another engine")
+            sources[queue._parts] = None
+        if not sources:
+            raise UsageError("get needs at least one queue")
+        return list(sources)
 
     def publish_to(
         self,

@@ -187,6 +187,11 @@ class Delivery:
         return extra if isinstance(extra, int) else self.message.timestamp
 
     @property
+    def queue_name(self) -> str:
+        """The name of the queue that delivered it; empty once it is settled."""
+        return "" if self._queue is None else self._queue.name
+
+    @property
     def priority(self) -> int:
         """Its priority; 0 in a queue without priorities."""
         return self.seq_id >> SHIFT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import qindex
+import qindex.aio
 from qindex.format.priorities import SHIFT, split_seq_id
 from qindex.format.rabbitmq.names import directory_name
 from tests.waiting import WAIT
@@ -46,7 +48,7 @@ def run_and_kill(code: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-# -- order ----------------------------------------------------------------------------------------
+# -- order --------------------------------------------------------------------------------------
 
 
 def test_higher_numbers_come_first_and_first_in_first_out_within_one(engine: qindex.Engine) -> None:
@@ -152,7 +154,7 @@ def test_a_queue_without_priorities_refuses_one(engine: qindex.Engine) -> None:
     assert len(queue) == 0
 
 
-# -- settling -------------------------------------------------------------------------------------
+# -- settling -----------------------------------------------------------------------------------
 
 
 def test_batches_are_of_one_priority(engine: qindex.Engine) -> None:
@@ -264,7 +266,7 @@ def test_dead_letters_and_moves_between_priority_queues_keep_their_priority(
     assert (jobs.get().priority, dead.get().priority) == (8, 5)
 
 
-# -- limits, purge, figures -----------------------------------------------------------------------
+# -- limits, purge, figures ---------------------------------------------------------------------
 
 
 def test_limits_are_of_all_priorities_together(engine: qindex.Engine) -> None:
@@ -471,7 +473,7 @@ def test_stop_and_drain_end_consumers(tmp_path: Path) -> None:
         queue.get(timeout=1)
 
 
-# -- the directory --------------------------------------------------------------------------------
+# -- the directory ------------------------------------------------------------------------------
 
 
 def test_a_directory_for_each_priority_is_made_at_first_use(
@@ -646,3 +648,207 @@ def test_an_early_close_and_flush_leave_all_levels_on_disk(tmp_path: Path) -> No
         queue.publish(b"after", priority=2)
     with qindex.open(tmp_path) as engine:
         assert bodies(engine.queue("jobs")) == [b"3", b"2", b"after", b"1", b"0"]
+
+
+# -- the first of several queues ------------------------------------------------------------------
+
+
+def test_the_first_of_several_queues_that_has_a_message(engine: qindex.Engine) -> None:
+    one, other = engine.queue("one"), engine.queue("other", max_priority=2)
+    assert engine.get([one, other], timeout=0) is None
+    other.publish(b"b", priority=2)
+    one.publish(b"a")
+    first = engine.get([one, "other"], timeout=0)
+    assert first is not None
+    assert (first.body, first.queue_name) == (b"a", "one")
+    first.ack()
+    assert first.queue_name == ""
+    second = engine.get([one, other, one], timeout=WAIT, lease=60)
+    assert second is not None
+    assert (second.body, second.queue_name, second.priority) == (b"b", "other", 2)
+    second.extend_lease(100)
+    began = time.monotonic()
+    assert engine.get([one, other], timeout=0.1) is None
+    assert time.monotonic() - began >= 0.1
+
+
+def test_a_message_for_any_of_several_queues_wakes_who_waits(engine: qindex.Engine) -> None:
+    names = ["a", "b", "c"]
+    found: list[tuple[str, bytes]] = []
+
+    def consume() -> None:
+        while (delivery := engine.get(names, timeout=WAIT)) is not None:
+            found.append((delivery.queue_name, delivery.body))
+            delivery.ack()
+            if delivery.body == b"end":
+                return
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    for name in ("c", "a", "b"):
+        time.sleep(0.03)
+        engine.queue(name).publish(name.encode())
+    time.sleep(0.03)
+    engine.queue("b").publish(b"end", delay=0.05)
+    thread.join(WAIT)
+    assert found == [("c", b"c"), ("a", b"a"), ("b", b"b"), ("b", b"end")]
+
+
+def test_a_ring_that_is_not_used_wakes_another_one(engine: qindex.Engine) -> None:
+    """Consumers of several queues, and of one of them, share the messages; none is left behind."""
+    one, other = engine.queue("one"), engine.queue("other")
+    taken: list[bytes] = []
+
+    def of_both() -> None:
+        while (delivery := engine.get([one, other], timeout=1)) is not None:
+            taken.append(delivery.body)
+            delivery.ack()
+
+    def of_one() -> None:
+        while (delivery := other.get(timeout=1)) is not None:
+            taken.append(delivery.body)
+            delivery.ack()
+
+    threads = [threading.Thread(target=of_both) for _ in range(3)]
+    threads.append(threading.Thread(target=of_one))
+    for thread in threads:
+        thread.start()
+    for number in range(300):
+        (one if number % 2 else other).publish(b"%d" % number)
+        if number % 50 == 0:
+            time.sleep(0.01)
+    for thread in threads:
+        thread.join(WAIT)
+    assert sorted(map(int, taken)) == list(range(300))
+
+
+def test_wrong_lists_of_queues_are_refused(engine: qindex.Engine, tmp_path: Path) -> None:
+    with pytest.raises(qindex.UsageError, match="at least one queue"):
+        engine.get([], timeout=0)
+    with pytest.raises(qindex.UsageError, match="queues"):
+        engine.get("jobs", timeout=0)
+    with qindex.open(tmp_path / "other") as another:
+        foreign = another.queue("q")
+        with pytest.raises(qindex.UsageError, match="is of another engine"):
+            engine.get([foreign], timeout=0)
+
+
+def test_the_end_of_the_engine_ends_who_waits_for_several_queues(tmp_path: Path) -> None:
+    engine = qindex.open(tmp_path)
+    raised: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            engine.get(["a", "b"])
+        except qindex.ClosedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    time.sleep(0.1)
+    engine.close()
+    thread.join(WAIT)
+    assert len(raised) == 1
+
+
+# -- coroutines -----------------------------------------------------------------------------------
+
+
+def test_coroutines_use_priorities_and_several_queues(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with qindex.aio.open(tmp_path, durability="fsync") as engine:
+            jobs = await engine.queue("jobs", max_priority=5)
+            await asyncio.gather(*(jobs.publish(b"%d" % n, priority=n) for n in range(6)))
+            await jobs.publish(b"none")
+            seqs = await jobs.publish_many([b"a", b"b"], priority=4)
+            assert seqs.start >> SHIFT == 4
+            message = qindex.Message(b"m", properties={"priority": 3})
+            assert await jobs.publish(message) >> SHIFT == 3
+            batch = await jobs.get_many(10)
+            assert batch.bodies == [b"5"]
+            await jobs.ack_many(batch)
+            order = []
+            async for delivery in jobs.consume(timeout=0):
+                order.append((delivery.priority, delivery.body))
+                await delivery.ack()
+            wanted = [(4, b"4"), (4, b"a"), (4, b"b"), (3, b"3"), (3, b"m"), (2, b"2"), (1, b"1")]
+            assert order == [*wanted, (0, b"0"), (0, b"none")]
+            with pytest.raises(qindex.UsageError, match="priority must be"):
+                await jobs.publish(b"x", priority=6)
+
+            other = await engine.queue("other")
+            waiting = asyncio.create_task(engine.get([other, "jobs"], timeout=WAIT))
+            await asyncio.sleep(0.05)
+            await jobs.publish(b"late", priority=2)
+            late = await waiting
+            assert late is not None
+            assert (late.body, late.queue_name, late.priority) == (b"late", "jobs", 2)
+            await late.ack()
+            assert await engine.get([other, jobs], timeout=0.01) is None
+            with pytest.raises(qindex.UsageError, match="at least one queue"):
+                await engine.get([])
+
+    asyncio.run(use())
+
+
+def test_a_cancelled_wait_for_several_queues_takes_nothing(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with qindex.aio.open(tmp_path) as engine:
+            one, other = await engine.queue("one"), await engine.queue("other")
+            waiting = [asyncio.create_task(engine.get([one, other])) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            await other.publish(b"x")
+            waiting[0].cancel()
+            done, _ = await asyncio.wait(
+                waiting[1:], timeout=WAIT, return_when=asyncio.FIRST_COMPLETED
+            )
+            (first,) = done
+            taken = first.result()
+            assert taken is not None
+            assert taken.body == b"x"
+            for task in waiting:
+                task.cancel()
+
+    asyncio.run(use())
+
+
+# -- shared mode ----------------------------------------------------------------------------------
+
+
+def test_a_shared_store_has_priority_queues(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, shared=True) as engine:
+        jobs = engine.queue("jobs", max_priority=5)
+        assert jobs.settings.max_priority == 5
+        seqs = [jobs.publish(b"%d" % n, priority=n) for n in (0, 5, 2)]
+        assert [seq >> SHIFT for seq in seqs] == [0, 5, 2]
+        jobs.publish_many([b"a", b"b"], priority=2)
+        jobs.publish(qindex.Message(b"m", key="k"), priority=4)
+        assert jobs.stats().ready_by_priority == (1, 0, 3, 0, 1, 1)
+        assert len(jobs) == 6
+        first = jobs.get()
+        assert (first.body, first.priority) == (b"5", 5)
+        first.nack()
+        batch = list(jobs.get_many(100))
+        assert [one.body for one in batch] == [b"5", b"m", b"2", b"a", b"b", b"0"]
+        jobs.ack_many(batch)
+        assert jobs.stats().messages == 0
+        with pytest.raises(qindex.UsageError, match="priority must be 0 to 5"):
+            jobs.publish(b"x", priority=6)
+        with pytest.raises(qindex.UsageError, match="has no priorities"):
+            engine.queue("plain").publish(b"x", priority=1)
+
+
+def test_with_a_prefetch_of_one_a_shared_consumer_gets_an_urgent_message_next(
+    tmp_path: Path,
+) -> None:
+    """Demand, priority: with concurrency 1, at most the running job precedes it."""
+    with qindex.open(tmp_path, shared=True) as engine:
+        jobs = engine.queue("jobs", max_priority=3)
+        jobs.publish_many([b"low"] * 20)
+        done = []
+        for delivery in jobs.consume(prefetch=1, timeout=0.5):
+            done.append(delivery.body)
+            if len(done) == 5:
+                jobs.publish(b"urgent", priority=3)
+            delivery.ack()
+        assert done == [b"low"] * 5 + [b"urgent"] + [b"low"] * 15
