@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, overload
 
@@ -441,3 +442,51 @@ class Batch(Sequence[Delivery]):
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} deliveries>"
+
+
+class MixedBatch(Batch):
+    """Deliveries of several levels of a priority queue, taken at once: a batch of each."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Batch]) -> None:
+        super().__init__(parts[0]._queue, 0)
+        self._parts = parts
+        self._ordered = False
+        self._extras = []
+        for part in parts:
+            self._seqs += array("q", part.seq_ids)
+            self.bodies += part.bodies
+            self._states += part._states
+            self._extras += part._extras
+            self._counts |= {part._base + seq: count for seq, count in part._counts.items()}
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> Batch: ...
+    def __getitem__(self, index: int | slice) -> Delivery | Batch:
+        chosen = range(len(self))[index]
+        if isinstance(chosen, int):
+            for part in self._parts:
+                if chosen < len(part):
+                    return part[chosen]
+                chosen -= len(part)
+        assert isinstance(chosen, range)
+        parts, start = [], 0
+        for part in self._parts:
+            inside = [at - start for at in chosen if start <= at < start + len(part)]
+            start += len(part)
+            if inside:
+                end = inside[-1] + (1 if chosen.step > 0 else -1)
+                parts.append(part[inside[0] : end if end >= 0 else None : chosen.step])
+        parts = parts if chosen.step > 0 else parts[::-1]
+        return MixedBatch(parts) if parts else self._parts[0][:0]
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return chain.from_iterable(self._parts)
+
+
+def parts_of(batch: Batch) -> Sequence[Batch]:
+    """Return the batches that a batch is made of, each of one level of a queue."""
+    return batch._parts if isinstance(batch, MixedBatch) else (batch,)

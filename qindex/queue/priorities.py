@@ -18,13 +18,13 @@ from operator import add, attrgetter
 from typing import Any
 
 from journal.durations import NO_DURATIONS, Durations
-from journal.errors import StoreError, UsageError
+from journal.errors import DamageError, StoreError, UsageError
 from qindex.format.message import Body, Message, as_bytes
 from qindex.format.priorities import LOW, PROPERTY, SHIFT, priority_of
 from qindex.format.unique import Until
 from qindex.queue.dead_letters import DeadLetters
 from qindex.queue.delivering import Consumer, Deliverer
-from qindex.queue.delivery import Batch, Delivery
+from qindex.queue.delivery import Batch, Delivery, MixedBatch, parts_of
 from qindex.queue.first_ready import take_first
 from qindex.queue.flushing import Flusher, close_together
 from qindex.queue.limits import Limits
@@ -366,6 +366,8 @@ class PriorityProducer(Producer):
 
 def with_priority(message: Message, priority: int) -> Message:
     """Return a message with a priority among its properties."""
+    if message.properties.get(PROPERTY) == priority:
+        return message  # properties that a node wrote keep their types
     return replace(message, properties={**message.properties, PROPERTY: priority})
 
 
@@ -425,7 +427,7 @@ class PriorityDeliverer(Deliverer):
         lease: float | None = None,
         waits: bool = True,
     ) -> Batch:
-        """See :meth:`qindex.queue.queue.Queue.get_many`. A batch is of one priority."""
+        """See :meth:`qindex.queue.queue.Queue.get_many`."""
         batch = self._take_batch(most, lease, waits)
         if batch or not has_time(timeout):
             return batch
@@ -437,13 +439,30 @@ class PriorityDeliverer(Deliverer):
         return take_first([self._state], take, timeout) or batch
 
     def _take_batch(self, most: int, lease: float | None, waits: bool) -> Batch:
+        """Take messages of the highest level that has any, and of those below while there is room.
+        An error ends the batch before its message, which raises it at the next call."""
+        parts: list[Batch] = []
+        count = 0
         for level in self._parts.deliverers:
             state = level._state
-            batch = level.get_many(most, 0, lease=lease, waits=waits)
-            if batch or not state.base:
-                batch._base = state.base
-                return batch
-        raise AssertionError("there is a level of priority 0")
+            # As for one message, the level of priority 0 is asked in any case.
+            if state.base and not (state.index.has_any() or level._owed or state.index.changing):
+                continue
+            if parts and count == most:
+                break
+            try:
+                batch = level.get_many(most - count, 0, lease=lease, waits=waits)
+            except StoreError as error:
+                if not parts:
+                    raise
+                if isinstance(error, DamageError):
+                    level._owed = error
+                break
+            batch._base = state.base
+            if batch or not (parts or state.base):
+                parts.append(batch)
+                count += len(batch)
+        return parts[0] if len(parts) == 1 else MixedBatch(parts)
 
     def peek(self, most: int) -> list[Delivery]:
         """See :meth:`qindex.queue.queue.Queue.peek`."""
@@ -509,12 +528,14 @@ class PrioritySettler(Settler):
 
     def ack_many(self, deliveries: Iterable[Delivery], *, waits: bool = True) -> None:
         """See :meth:`qindex.queue.queue.Queue.ack_many`. One write for each priority."""
+        groups: dict[Settler, Iterable[Delivery]] = {}
         if isinstance(deliveries, Batch):
-            # It is of one level. One of another queue is refused there.
-            first = self._parts.level_at(deliveries._base) or self._parts.level(0)
-            first.settler.ack_many(deliveries, waits=waits)
-            return
-        groups = self._grouped(deliveries)
+            # Those of another queue are refused by the level that has their priorities here.
+            for part in parts_of(deliveries):
+                level = self._parts.level_at(part._base) or self._parts.level(0)
+                groups[level.settler] = part
+        else:
+            groups.update(self._grouped(deliveries))
         if len(groups) < 2:
             for settler, listed in groups.items():
                 settler.ack_many(listed, waits=waits)

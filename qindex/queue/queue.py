@@ -199,8 +199,7 @@ class Queue:
         Waits up to ``timeout`` seconds for the first one only (default: not at all); gives an
         empty batch when there is none. ``lease`` as in :meth:`get`, of each of them. A damaged
         message ends the batch before it; the next call raises its :class:`DamageError`. One append
-        to the journal for the batch. In a priority queue all messages of a batch have the same
-        priority, the highest there is.
+        to the journal for the batch, or for each priority in it.
         """
         return self._deliverer.get_many(max_messages, timeout, lease=lease)
 

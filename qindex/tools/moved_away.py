@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from journal.fs.files import FileSystem, is_there, read_optional
 from journal.memory.arrays import I64
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
-from qindex.format.rabbitmq.names import directory_name
+from qindex.format.priorities import LOW, SHIFT
+from qindex.format.rabbitmq.names import MAX_PRIORITY, directory_name
 from qindex.format.settings import checked_name
 from qindex.tools.saved import loses
 
@@ -61,8 +63,11 @@ def moved_away(
     for intent, is_done in moves:
         if not (_can_be_one(intent.source) and _can_be_one(intent.target)):
             continue
-        source = directory_name(vhost, intent.source)
-        target = directory_name(vhost, intent.target)
+        first = intent.seqs[0] if intent.seqs else 0
+        source = _directory_of(fs, directory, vhost, intent.source, first)
+        target = _directory_of(fs, directory, vhost, intent.target, intent.first)
+        seqs = [seq & LOW for seq in intent.seqs]
+        intent = replace(intent, first=intent.first & LOW, seqs=seqs)
         if is_done and boot and intent.boot == boot and target not in hurt:
             known = is_there(fs, os.path.join(directory, layout.QUEUES, target))
             arrived = set(intent.seqs) if known else set()
@@ -72,6 +77,16 @@ def moved_away(
             arrived = set(_found(intent, there[target]))
         gone.setdefault(source, set()).update(arrived)
     return {name: np.array(sorted(seqs), np.int64) for name, seqs in gone.items()}
+
+
+def _directory_of(fs: FileSystem, directory: str, vhost: str, name: str, seq_id: int) -> str:
+    """Return the name of the directory that holds a message of a queue."""
+    priority = seq_id >> SHIFT
+    if priority <= MAX_PRIORITY:
+        found = directory_name(vhost, name, priority)
+        if priority or is_there(fs, os.path.join(directory, layout.QUEUES, found)):
+            return found
+    return directory_name(vhost, name)
 
 
 def _can_be_one(name: str) -> bool:

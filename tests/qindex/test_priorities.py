@@ -157,25 +157,58 @@ def test_a_queue_without_priorities_refuses_one(engine: qindex.Engine) -> None:
 # -- settling -----------------------------------------------------------------------------------
 
 
-def test_batches_are_of_one_priority(engine: qindex.Engine) -> None:
-    queue = engine.queue("jobs", max_priority=2)
-    queue.publish_many([b"l"] * 3)
-    high = queue.publish_many([b"h"] * 3, priority=2)
-    batch = queue.get_many(10)
-    assert batch.seq_ids == list(high)
-    assert [one.seq_id for one in batch] == list(high)
-    assert batch[1:].seq_ids == list(high)[1:]
-    assert not batch[0].settled
-    queue.ack_many(batch)
-    assert batch[0].settled
-    rest = queue.get_many(10)
-    assert rest.bodies == [b"l"] * 3
-    queue.publish(b"h", priority=1)
-    mixed = [*rest, queue.get()]
-    queue.ack_many(mixed)
-    assert queue.stats().messages == 0
+def test_a_batch_goes_on_with_the_next_priority(engine: qindex.Engine) -> None:
+    queue = engine.queue("jobs", max_priority=5)
+    low = queue.publish_many([b"l%d" % n for n in range(3)])
+    high = queue.publish_many([b"h%d" % n for n in range(3)], priority=2)
+    seqs = [*high, *low]
+    first = queue.get()
+    first.nack()
+    batch = queue.get_many(5)
+    assert batch.seq_ids == seqs[:5]
+    assert batch.bodies == [b"h0", b"h1", b"h2", b"l0", b"l1"]
+    assert [(one.seq_id, one.body) for one in batch] == list(
+        zip(batch.seq_ids, batch.bodies, strict=True)
+    )
+    assert [one.redelivered for one in batch] == [True, False, False, False, False]
+    assert [batch[at].delivery_count for at in range(5)] == [2, 1, 1, 1, 1]
+    assert batch[-1].body == b"l1"
+    for part in (slice(1, 4), slice(None, None, 2), slice(None, None, -1), slice(4, 0, -2)):
+        assert batch[part].seq_ids == seqs[:5][part]
+        assert [one.seq_id for one in batch[part]] == seqs[:5][part]
+    assert len(batch[2:2]) == 0
+    with pytest.raises(IndexError):
+        batch[5]
+    batch[1].ack()
     with pytest.raises(qindex.UsageError, match="settled already"):
-        queue.ack_many(mixed)
+        queue.ack_many(batch)
+    assert queue.stats().unacked == 4
+    queue.ack_many(batch[2:])
+    assert [one.settled for one in batch] == [False, True, True, True, True]
+    batch[0].nack()
+    rest = queue.get_many(10)
+    assert rest.bodies == [b"h0", b"l2"]
+    with pytest.raises(qindex.UsageError, match="settled already"):
+        batch[0].ack()
+    queue.ack_many([*rest])
+    assert queue.stats().messages == 0
+
+
+def test_a_damaged_message_ends_a_batch_before_it(tmp_path: Path) -> None:
+    with qindex.open(tmp_path, segment_entry_count=4) as engine:
+        queue = engine.queue("jobs", max_priority=2)
+        queue.publish_many([b"high"] * 2, priority=2)
+        queue.publish_many([b"x" * 50, b"sound"])
+        queue.flush()
+        file = tmp_path / "queues" / directory_name("/", "jobs", 0) / "0.idx"
+        data = bytearray(file.read_bytes())
+        data[data.index(b"x" * 50)] ^= 0xFF
+        file.write_bytes(data)
+        batch = queue.get_many(10)
+        assert batch.bodies == [b"high", b"high"]
+        with pytest.raises(qindex.DamageError):
+            queue.get_many(10)
+        assert queue.get_many(10).bodies == [b"sound"]
 
 
 def test_nothing_of_a_mixed_batch_is_acknowledged_if_one_is_wrong(engine: qindex.Engine) -> None:
@@ -764,7 +797,7 @@ def test_coroutines_use_priorities_and_several_queues(tmp_path: Path) -> None:
             assert seqs.start >> SHIFT == 4
             message = qindex.Message(b"m", properties={"priority": 3})
             assert await jobs.publish(message) >> SHIFT == 3
-            batch = await jobs.get_many(10)
+            batch = await jobs.get_many(1)
             assert batch.bodies == [b"5"]
             await jobs.ack_many(batch)
             order = []
