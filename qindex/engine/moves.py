@@ -271,11 +271,15 @@ class Moves:
     # -- transactions ---------------------------------------------------------------------------
 
     def commit(
-        self, number: int, parts: Sequence[Part], acks: Sequence[tuple[Settler, Delivery]]
+        self,
+        number: int,
+        parts: Sequence[Part],
+        acks: Sequence[tuple[Settler, Delivery]],
+        decided: Callable[[], None],
     ) -> None:
         """Commit a transaction: what it has published can be delivered, and its deliveries, which
-        are marked as being moved, are acknowledged. Raises :class:`StoreError`; nothing has changed
-        then, or writes are refused from now on."""
+        are marked as being moved, are acknowledged. ``decided`` is called at the commit point.
+        Raises :class:`StoreError`; nothing has changed then, or writes are refused from now on."""
         targets = list({id(one.parts): one.parts.state for one in parts}.values())
         by_owner: dict[Settler, list[Delivery]] = {}
         for owner, delivery in acks:
@@ -292,6 +296,7 @@ class Moves:
             states = {id(one): one for one in (*targets, *sources)}
             with self._poison.whole(), held_together(list(states.values())):
                 self.log.note(number, pack_committed(number, self._boot, noted))
+                decided()
                 try:
                     for part in parts:
                         part.admit()

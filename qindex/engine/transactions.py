@@ -255,8 +255,9 @@ class Transaction:
     def _commit(self) -> None:
         every = self._checked()
         with every.calls.here():
-            every.moves.commit(self._number, self._parts, self._acks)
-        every.open.discard(self)
+            every.moves.commit(
+                self._number, self._parts, self._acks, lambda: every.open.discard(self)
+            )
 
     def _roll_back(self) -> None:
         """Undo all, unless it is decided. A failure leaves it to the next open."""
