@@ -8,7 +8,7 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import msgpack
@@ -30,6 +30,8 @@ _unpack = msgpack.unpackb
 _PAGE = forks.PAGE
 """The stamp of this process, as :func:`forks.stamp` gives it, without a call."""
 _TRIES = 5
+ANY = -1
+"""The generation of a request that is about no delivery."""
 
 
 class UnsentError(Exception):
@@ -261,30 +263,47 @@ class Home:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def call(
-        self, queue: Opens | None, verb: int, *values: Any, generation: int | None = None
-    ) -> list[Any]:
-        """Make a request, again where no server got it. Return what the reply has.
+    def call(self, queue: Opens | None, generation: int, *request: Any) -> list[Any]:
+        """Make a request, again where no server got it. Return the values of its reply.
 
-        ``generation``: of the session that holds what the request is about. Raises what the server
-        raises, :class:`DisconnectedError`, :class:`LeaseExpiredError` where that has ended.
+        Args:
+            queue: The queue whose number goes behind the verb, if any.
+            generation: The session that holds what the request is about, or :data:`ANY`.
+            request: The verb and its other arguments.
+
+        Raises:
+            DisconnectedError: The server has gone in the middle of the call.
+            LeaseExpiredError: The session of ``generation`` has ended.
+            StoreError: What the server has raised.
         """
+        return self.call_together(queue, generation, (request,))[1]
+
+    def call_together(
+        self, queue: Opens | None, generation: int, requests: Sequence[tuple[Any, ...]]
+    ) -> tuple[int, list[Any]]:
+        """Make requests on one connection, with no other between them; see :meth:`call`. Return the
+        session that they were made in, and the values of the last reply."""
         for _ in range(_TRIES):
             link = self.take()
+            made = False
+            reply: list[Any] = []
             try:
-                if queue is None:
-                    reply = link.request(verb, *values)
-                elif generation is None and queue.at[0] == link.generation:
-                    reply = link.request(verb, queue.at[1], *values)
-                else:
-                    if generation is not None and generation != link.generation:
-                        raise went_back()
-                    at = queue.at
-                    if at[0] != link.generation:
-                        at = queue.open(link)
-                    reply = link.request(verb, at[1], *values)
-            except UnsentError:
+                if generation != ANY and generation != link.generation:
+                    raise went_back()
+                if queue is not None and queue.at[0] != link.generation:
+                    queue.open(link)
+                for request in requests:
+                    if queue is None or request[0] == wire.PART_OF_BATCH:
+                        reply = link.request(*request)
+                    else:
+                        reply = link.request(request[0], queue.at[1], *request[1:])
+                    if reply[1]:
+                        raise wire.error_of(*reply[2:5])
+                    made = True
+            except UnsentError as error:
                 self.lost(link)
+                if made:
+                    raise DisconnectedError(_GONE, maybe_done=False) from error
                 continue
             except DisconnectedError:
                 self.lost(link)
@@ -295,46 +314,9 @@ class Home:
                 else:
                     link.drop()
                 raise
-            if link.generation == self.generation and not self.is_closed:
-                self._idle.append(link)
-            else:
-                link.close()
-            if not reply[1]:
-                return reply[2:]
-            raise wire.error_of(*reply[2:5])
+            self.give(link)
+            return link.generation, reply[2:]
         raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
-
-    @contextlib.contextmanager
-    def borrowed(self, queue: Opens | None = None) -> Iterator[Link]:
-        """Lend a connection for several requests. Raises as :meth:`call`."""
-        for _ in range(_TRIES):
-            link = self.take()
-            try:
-                if queue is not None and queue.at[0] != link.generation:
-                    queue.open(link)
-                elif queue is None:
-                    result(link.request(wire.HELD))  # the server is there
-            except UnsentError:
-                self.lost(link)
-                continue
-            break
-        else:
-            raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
-        try:
-            yield link
-        except UnsentError as error:
-            self.lost(link)
-            raise DisconnectedError(_GONE, maybe_done=False) from error
-        except DisconnectedError:
-            self.lost(link)
-            raise
-        except BaseException:
-            if link.is_clean:
-                self.give(link)
-            else:
-                link.drop()
-            raise
-        self.give(link)
 
     def close(self) -> None:
         """Say good-bye: what this session holds goes back, as if it had not been delivered."""
@@ -353,8 +335,8 @@ class Home:
 
 
 class Opens:
-    """What a queue of the client is to :class:`Home`: ``at``: the session that its number is of,
-    and the number."""
+    """A queue of the client, for :class:`Home`. ``at``: the session that its number is of, and the
+    number; ``open`` asks the server for it."""
 
     __slots__ = ()
     at: tuple[int, int]

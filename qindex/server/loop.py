@@ -53,7 +53,7 @@ Reply = bytes | None
 
 
 class Rung(Protocol):
-    """What a bell of a queue has rung for."""
+    """Be tried again when a bell of a queue has rung."""
 
     def retry(self) -> None:
         """Try again."""

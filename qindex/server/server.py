@@ -1,4 +1,4 @@
-"""What the requests of clients do: one engine, its queues, and who holds which deliveries."""
+"""Do what the requests of clients ask for, with one engine and its queues."""
 
 from __future__ import annotations
 
