@@ -50,6 +50,13 @@ MODULES = (
     "qindex.queue.settling",
     "qindex.queue.delivering",
     "qindex.queue.queue",
+    "qindex.server.protocol",
+    "qindex.server.sessions",
+    "qindex.server.loop",
+    "qindex.server.server",
+    "qindex.client.link",
+    "qindex.client.calls",
+    "qindex.client.queue",
     "qindex.following.piece",
     "rocketstore.log.store_clock",
     "rocketstore.queues.route",
@@ -80,6 +87,7 @@ _PRIMITIVES = (
     "journal.memory.read_words",
     "qindex.format.plain_rows",
     "qindex.format.tables",
+    "qindex.server.frames",
     "rocketstore.format.words",
 )
 """Interpreted they are modules; the compiled ones have them within them."""

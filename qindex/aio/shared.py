@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, time_ns
 from types import TracebackType
@@ -205,11 +205,11 @@ class SharedQueue:
         self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
     ) -> range:
         """Append a batch; see :meth:`qindex.aio.queue.Queue.publish_many`."""
-        *parts, (verb, last, given) = calls.batch_requests(messages, options)
+        *parts, (_, verb, last, given) = calls.batch_requests(messages, options)
         link = await self._link()
         for part in parts:
             # Sent without a suspension, so that no other request comes between them.
-            link.tell(*part)
+            link.tell(*part[1:])
         return range(*await link.request(verb, self.at[1], last, given))
 
     async def reserve(self, count: int) -> int:
@@ -236,9 +236,17 @@ class SharedQueue:
     ) -> Delivery | None:
         """Take the next message; see :meth:`qindex.aio.queue.Queue.get`."""
         self._engine._check_delivery()
-        before = None if ack is None else _plain(ack)
-        found = await self._run(calls.get(self, timeout, lease, before, _Owner))
-        return None if found is None else Delivery(self, found)
+        request: calls.Request = wire.GET, calls.seconds_to_wait(timeout), lease
+        if ack is None:
+            values = await self._call(ANY, *request)
+        elif cast("Owner", _plain(ack)._queue).ahead is None:
+            values = await self._settle(ack, *request)
+        else:
+            await self.ack(ack)
+            values = await self._call(ANY, *request)
+        if not values:
+            return None
+        return Delivery(self, calls.received(_Owner(self, self.at[0], lease), values))
 
     async def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
@@ -260,21 +268,26 @@ class SharedQueue:
 
     # -- settling -------------------------------------------------------------------------------
 
-    async def _settle(
-        self, steps: Callable[..., Steps[Any]], delivery: Delivery, *values: Any
-    ) -> None:
+    async def _settle(self, delivery: Delivery, verb: int, *values: Any) -> list[Any]:
         one = _plain(delivery)
-        await self._run(steps(owner_of(self, one), one, *values))
+        owner = owner_of(self, one)
+        # A cancelled call stays settled: its request is on the way.
+        request = calls.begin(owner, one, verb, values)
+        try:
+            return await self._call(*request)
+        except Exception as error:
+            calls.failed(owner, one, error)
+            raise
 
     async def ack(self, delivery: Delivery) -> None:
         """Acknowledge."""
-        await self._settle(calls.settle, delivery, wire.ACK)
+        await self._settle(delivery, wire.ACK)
 
     async def nack(
         self, delivery: Delivery, *, delay: float | None = None, count: bool = True
     ) -> None:
         """Give a message back; see :meth:`qindex.queue.queue.Queue.nack`."""
-        await self._settle(calls.nack, delivery, delay, count)
+        await self._settle(delivery, wire.NACK, *calls.nack_values(delay, count))
 
     async def cancel(self, seq_id: int) -> bool:
         """Drop a message that was never delivered; see
@@ -284,7 +297,7 @@ class SharedQueue:
 
     async def reject(self, delivery: Delivery, reason: str | None = None) -> None:
         """Refuse a message for good."""
-        await self._settle(calls.reject, delivery, reason)
+        await self._settle(delivery, wire.REJECT, *(() if reason is None else (reason,)))
 
     async def move(
         self,
@@ -295,7 +308,7 @@ class SharedQueue:
         delay: float | None = None,
     ) -> None:
         """Put a message into another queue; see :meth:`qindex.queue.queue.Queue.move`."""
-        await self._settle(calls.move, delivery, queue, headers, delay)
+        await self._settle(delivery, wire.MOVE, *calls.move_values(queue, headers, delay))
 
     async def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
@@ -313,7 +326,10 @@ class SharedQueue:
 
     async def extend_lease(self, delivery: Delivery, seconds: float) -> None:
         """Let the lease of a delivery end ``seconds`` from now."""
-        await self._settle(calls.extend_lease, delivery, seconds)
+        one = _plain(delivery)
+        owner = owner_of(self, one)
+        await self._call(*calls.lease_request(owner, one, seconds))
+        owner.ends = monotonic() + seconds
 
     # -- the rest -------------------------------------------------------------------------------
 

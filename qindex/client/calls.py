@@ -55,13 +55,13 @@ _LONG_HELD = 5.0
 _LONGEST_WAIT = 1e8
 
 
-def run(steps: Steps[T], make: Callable[..., list[Any]]) -> T:
-    """Make the requests of a call, each with ``make(*request)``, and return the call's result."""
+def run(steps: Steps[T], make: Callable[[Request], list[Any]]) -> T:
+    """Make the requests of a call, each with ``make(request)``, and return the call's result."""
     try:
         request = next(steps)
         while True:
             try:
-                values = make(*request)
+                values = make(request)
             except BaseException as error:
                 request = steps.throw(error)
             else:
@@ -202,8 +202,8 @@ def batch_requests(messages: Iterable[Body | Message], given: BatchOptions) -> l
             raise UsageError(f"message {number} of the batch: {error}") from error
         parts[-1].append(made)
         size += len(made[0] if isinstance(made, list) else made)
-    last = (wire.PUBLISH_MANY, parts.pop(), options_of(given, BatchOptions))
-    return [*((wire.PART_OF_BATCH, part) for part in parts), last]
+    last = (ANY, wire.PUBLISH_MANY, parts.pop(), options_of(given, BatchOptions))
+    return [*((ANY, wire.PART_OF_BATCH, part) for part in parts), last]
 
 
 # -- deliveries -----------------------------------------------------------------------------------
@@ -329,57 +329,41 @@ def owner_of(queue: AnyShared, delivery: Any) -> Owner:
     )
 
 
-def settle(owner: Owner, delivery: Delivery, verb: int, *values: Any) -> Steps[list[Any]]:
-    """Settle a delivery. It counts as settled from the request on, and again as outstanding if that
-    fails. A cancelled call closes this generator: the request is on its way, so it stays settled.
-    """
+def begin(owner: Owner, delivery: Delivery, verb: int, values: tuple[Any, ...] = ()) -> Request:
+    """Return the request that settles a delivery, which counts as settled from now on; call
+    :func:`failed` if the request fails."""
     owner.check(delivery)
     owner.mark(delivery)
-    tag, seq = cast("BatchDelivery", delivery).taken, delivery.seq_id
-    try:
-        if verb == wire.GET:
-            return (yield owner.generation, verb, *values, tag, seq)
-        return (yield owner.generation, verb, tag, seq, *values)
-    except GeneratorExit:
-        raise
-    except LeaseExpiredError:
-        delivery._queue = LAPSED
-        raise
-    except BaseException:
-        owner.unmark(delivery)
-        raise
+    one = cast("BatchDelivery", delivery)
+    tag, seq = one.taken, one.seq_id
+    if verb == wire.GET:
+        return (owner.generation, verb, *values, tag, seq)
+    return (owner.generation, verb, tag, seq, *values)
 
 
-def nack(
-    owner: Owner, delivery: Delivery, delay: float | None = None, count: bool = True
-) -> Steps[list[Any]]:
-    """Give a delivery back."""
-    return settle(owner, delivery, wire.NACK, *(() if delay is None and count else (delay, count)))
+def failed(owner: Owner, delivery: Delivery, error: BaseException) -> None:
+    """Mark a delivery as outstanding again, or as lapsed, after an error of what settles it."""
+    owner.unmark(delivery)
+    if isinstance(error, LeaseExpiredError):
+        owner.mark(delivery, LAPSED)
 
 
-def reject(owner: Owner, delivery: Delivery, reason: str | None = None) -> Steps[list[Any]]:
-    """Refuse a delivery for good."""
-    return settle(owner, delivery, wire.REJECT, *(() if reason is None else (reason,)))
+def nack_values(delay: float | None, count: bool) -> tuple[Any, ...]:
+    """Return the arguments of a NACK."""
+    return () if delay is None and count else (delay, count)
 
 
-def move(
-    owner: Owner,
-    delivery: Delivery,
-    queue: str,
-    headers: Mapping[str, Any] | None = None,
-    delay: float | None = None,
-) -> Steps[list[Any]]:
-    """Put a delivery into another queue."""
+def move_values(queue: str, headers: Mapping[str, Any] | None, delay: float | None) -> Request:
+    """Return the arguments of a MOVE."""
     if headers is not None:
         headers = wire.table(headers, "headers") or {}
-    return settle(owner, delivery, wire.MOVE, queue, headers, delay)
+    return queue, headers, delay
 
 
-def extend_lease(owner: Owner, delivery: Delivery, seconds: float) -> Steps[None]:
-    """Let the lease of a delivery end later."""
+def lease_request(owner: Owner, delivery: Delivery, seconds: float) -> Request:
+    """Return the request that extends a lease."""
     tag = cast("BatchDelivery", delivery).taken
-    yield owner.generation, wire.EXTEND_LEASE, tag, delivery.seq_id, seconds
-    owner.ends = monotonic() + seconds
+    return owner.generation, wire.EXTEND_LEASE, tag, delivery.seq_id, seconds
 
 
 def ack_many(queue: AnyShared, deliveries: Iterable[Any]) -> Steps[None]:
@@ -408,7 +392,7 @@ def ack_many(queue: AnyShared, deliveries: Iterable[Any]) -> Steps[None]:
         its_owner.mark(one)
 
 
-def received(owner: Settles, values: list[Any]) -> BatchDelivery:
+def received(owner: Any, values: list[Any]) -> BatchDelivery:
     """Return the delivery of a reply to GET."""
     made = BatchDelivery()
     made._queue = owner
@@ -416,29 +400,6 @@ def received(owner: Settles, values: list[Any]) -> BatchDelivery:
     made.body = body
     made._extra = extra if type(extra) is int else _extra_of(body, extra)
     return made
-
-
-def get(
-    queue: AnyShared,
-    timeout: float | None,
-    lease: float | None,
-    ack: Delivery | None,
-    owner: Callable[..., Any],
-) -> Steps[BatchDelivery | None]:
-    """Take the next message; ``ack``: a delivery that is acknowledged in the same request.
-    ``owner``: makes the owner of the message, as :class:`Owner` does."""
-    seconds = seconds_to_wait(timeout)
-    if ack is None:
-        values = yield ANY, wire.GET, seconds, lease
-    else:
-        its_owner = owner_of(queue, ack)
-        if its_owner.ahead is None:
-            values = yield from settle(its_owner, ack, wire.GET, seconds, lease)
-        else:
-            # The consumer that was sent it has a connection of its own.
-            yield from settle(its_owner, ack, wire.ACK)
-            values = yield ANY, wire.GET, seconds, lease
-    return received(owner(queue, queue.at[0], lease), values) if values else None
 
 
 def get_many(

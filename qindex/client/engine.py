@@ -84,8 +84,8 @@ class SharedEngine:
         known = self._queues.get(name)
         if known is not None and not values and not unset and self._is_there(known):
             return known
-        opening = (wire.OPEN, name, True, values, unset)
-        generation, found = self._home.call_together(None, ANY, (opening,))
+        opening = (ANY, wire.OPEN, name, True, values, unset)
+        generation, found = self._home.call_together(None, (opening,))
         known = self._queues.get(name)
         at = generation, found[0]
         if known is None or (known.at[0] == generation and known.at != at):

@@ -8,8 +8,9 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 import msgpack
 
@@ -19,16 +20,13 @@ from journal.errors import (
     LeaseExpiredError,
     UsageError,
 )
-from journal.memory import forks
+from journal.memory import forks, words
 from qindex.options import Options
+from qindex.server import frames, spawn
 from qindex.server import protocol as wire
-from qindex.server import spawn
 
 _READ = 1 << 16
-_FRAME = wire.HEAD.unpack_from
-_unpack = msgpack.unpackb
-_PAGE = forks.PAGE
-"""The stamp of this process, as :func:`forks.stamp` gives it, without a call."""
+_unpack = partial(msgpack.unpackb, strict_map_key=False)
 _TRIES = 5
 ANY = -1
 """The generation of a request that is about no delivery."""
@@ -41,10 +39,21 @@ class UnsentError(Exception):
 class Link:
     """One connection; for one thread at a time. ``generation``: of its session."""
 
-    __slots__ = ("_number", "_poll", "_unread", "frame", "generation", "is_clean", "pushed", "sock")
+    __slots__ = (
+        "_number",
+        "_poll",
+        "_unread",
+        "fd",
+        "frame",
+        "generation",
+        "is_clean",
+        "pushed",
+        "sock",
+    )
 
     def __init__(self, sock: socket.socket, generation: int = 0) -> None:
         self.sock: socket.socket = sock
+        self.fd: int = sock.fileno()
         self.generation: int = generation
         self.frame: wire.Framer = wire.Framer()
         self.pushed: deque[list[Any]] = deque()
@@ -58,13 +67,18 @@ class Link:
 
         Raises :class:`UnsentError`, :class:`DisconnectedError`, :class:`UsageError`.
         """
+        return self.exchange((ANY, *values))
+
+    def exchange(self, request: tuple[Any, ...], queue: int | None = None) -> list[Any]:
+        """Make a request as :meth:`request` does. Its first item, a generation, is left out, and
+        the number of a ``queue`` goes behind the verb."""
         self._number = number = self._number + 1
-        data = self.frame(number, *values)
+        data = frames.frame_of(number, queue, request)
+        if data is None:
+            where = () if queue is None else (queue,)
+            data = self.frame.of((number, request[1], *where, *request[2:]))
         self.is_clean = False
-        try:
-            self.sock.sendall(data)
-        except OSError as error:
-            raise UnsentError from error
+        self.send(data)
         while True:
             found = self.read()
             if found[0] == number:
@@ -80,8 +94,11 @@ class Link:
 
     def send(self, data: bytes) -> None:
         """Send a frame. Raises :class:`UnsentError`."""
+        done = frames.sent(self.fd, data)
+        if done == len(data):
+            return
         try:
-            self.sock.sendall(data)
+            self.sock.sendall(memoryview(data)[max(done, 0) :])
         except OSError as error:
             raise UnsentError from error
 
@@ -90,9 +107,13 @@ class Link:
         unread = self._unread
         try:
             if not unread:
-                data = self.sock.recv(_READ)
-                if len(data) >= 4 and _FRAME(data)[0] == len(data) - 4:
-                    found: list[Any] = _unpack(data[4:], strict_map_key=False)
+                data = frames.received(self.fd, True)
+                if data is None:
+                    data = self.sock.recv(_READ)
+                if len(data) >= 4 and frames.size_of(data, 0) == len(data) - 4:
+                    found: list[Any] | None = frames.values_of(data, 4)
+                    if found is None:
+                        found = _unpack(data[4:])
                     return found
                 if not data:
                     _gone()
@@ -107,7 +128,7 @@ class Link:
         except OSError as error:
             raise DisconnectedError(_GONE, maybe_done=True) from error
         with memoryview(unread) as view:
-            found = msgpack.unpackb(view[4:wanted], strict_map_key=False)
+            found = _unpack(view[4:wanted])
         del unread[:wanted]
         return found
 
@@ -131,6 +152,7 @@ class Link:
 
     def close(self) -> None:
         """Close it. In a forked child, that of the parent stays open."""
+        self.fd = -1
         with contextlib.suppress(OSError):
             self.sock.close()
 
@@ -173,7 +195,7 @@ class Home:
     def take(self) -> Link:
         """Return a connection that no other thread uses. Raises :class:`ClosedError`, and what
         starting a server raises."""
-        if (forks.stamp() if _PAGE is None else _PAGE[0]) != self._stamp:
+        if words.kept_stamp() != self._stamp:
             self.leave_parent()
         if self.is_closed:
             raise ClosedError(f"{self.directory}: the engine is closed")
@@ -263,26 +285,31 @@ class Home:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def call(self, queue: Opens | None, generation: int, *request: Any) -> list[Any]:
+    def call(self, queue: Opens | None, *request: Any) -> list[Any]:
+        """Make a request; see :meth:`make`."""
+        return self.make(queue, request)
+
+    def make(self, queue: Opens | None, request: tuple[Any, ...]) -> list[Any]:
         """Make a request, again where no server got it. Return the values of its reply.
 
         Args:
-            queue: The queue whose number goes behind the verb, if any.
-            generation: The session that holds what the request is about, or :data:`ANY`.
-            request: The verb and its other arguments.
+            queue: The queue whose number goes behind the verb (:class:`Opens`), or None.
+            request: The session that holds what it is about, or :data:`ANY`; the verb; and the
+                other arguments.
 
         Raises:
             DisconnectedError: The server has gone in the middle of the call.
-            LeaseExpiredError: The session of ``generation`` has ended.
+            LeaseExpiredError: The session that is named has ended.
             StoreError: What the server has raised.
         """
-        return self.call_together(queue, generation, (request,))[1]
+        return self.call_together(queue, (request,))[1]
 
     def call_together(
-        self, queue: Opens | None, generation: int, requests: Sequence[tuple[Any, ...]]
+        self, queue: Opens | None, requests: Sequence[tuple[Any, ...]]
     ) -> tuple[int, list[Any]]:
-        """Make requests on one connection, with no other between them; see :meth:`call`. Return the
+        """Make requests on one connection, with no other between them; see :meth:`make`. Return the
         session that they were made in, and the values of the last reply."""
+        generation = requests[0][0]
         for _ in range(_TRIES):
             link = self.take()
             made = False
@@ -293,10 +320,10 @@ class Home:
                 if queue is not None and queue.at[0] != link.generation:
                     queue.open(link)
                 for request in requests:
-                    if queue is None or request[0] == wire.PART_OF_BATCH:
-                        reply = link.request(*request)
-                    else:
-                        reply = link.request(request[0], queue.at[1], *request[1:])
+                    number = None
+                    if queue is not None and request[1] != wire.PART_OF_BATCH:
+                        number = queue.at[1]
+                    reply = link.exchange(request, number)
                     if reply[1]:
                         raise wire.error_of(*reply[2:5])
                     made = True
@@ -334,13 +361,14 @@ class Home:
                 self._forget()
 
 
-class Opens:
+class Opens(Protocol):
     """A queue of the client, for :class:`Home`. ``at``: the session that its number is of, and the
-    number; ``open`` asks the server for it."""
+    number."""
 
-    __slots__ = ()
     at: tuple[int, int]
-    open: Callable[[Link], tuple[int, int]]
+
+    def open(self, link: Link) -> tuple[int, int]:
+        """Ask the server of this session for the number."""
 
 
 def result(reply: list[Any]) -> list[Any]:

@@ -19,11 +19,14 @@ from qindex.client.calls import (
     BatchOptions,
     Owner,
     PublishOptions,
+    Request,
+    begin,
     owner_of,
+    received,
     run,
     seconds_to_wait,
 )
-from qindex.client.link import ANY, Home, Link, Opens, UnsentError, result, went_back
+from qindex.client.link import ANY, Home, Link, UnsentError, result, went_back
 from qindex.format.message import Body, Message
 from qindex.format.settings import QueueSettings
 from qindex.queue.delivery import Batch, Delivery
@@ -51,26 +54,36 @@ class SharedOwner(Owner):
         super().__init__(queue, generation, lease, ahead=ahead, is_batch=is_batch)
         self.consumer = consumer
 
-    def make(self, generation: int, *request: Any) -> list[Any]:
+    def make(self, request: Request) -> list[Any]:
         """Make a request about a delivery."""
-        consumer = None if self.consumer is None else self.consumer()
-        if consumer is not None and len(request) == 3:
-            found = consumer.make(self, *request)
+        if self.consumer is not None and len(request) == 4:
+            consumer = self.consumer()
+            found = None if consumer is None else consumer.make(request)
             if found is not None:
                 return found
-        return self.home.call(cast("SharedQueue", self.queue), generation, *request)
+        queue: Any = self.queue
+        return self.home.make(queue, request)
+
+    def settle(self, delivery: Delivery, verb: int, values: Request = ()) -> list[Any]:
+        """Settle a delivery, and return the values of the reply."""
+        request = begin(self, delivery, verb, values)
+        try:
+            return self.make(request)
+        except BaseException as error:
+            calls.failed(self, delivery, error)
+            raise
 
     def ack(self, delivery: Delivery, /) -> None:
         """Acknowledge it."""
-        run(calls.settle(self, delivery, wire.ACK), self.make)
+        self.settle(delivery, wire.ACK)
 
     def nack(self, delivery: Delivery, delay: float | None = None, count: bool = True, /) -> None:
         """Give it back, to be delivered again."""
-        run(calls.nack(self, delivery, delay, count), self.make)
+        self.settle(delivery, wire.NACK, calls.nack_values(delay, count))
 
     def reject(self, delivery: Delivery, reason: str | None = None, /) -> None:
         """Refuse it for good."""
-        run(calls.reject(self, delivery, reason), self.make)
+        self.settle(delivery, wire.REJECT, () if reason is None else (reason,))
 
     def move(
         self,
@@ -81,11 +94,11 @@ class SharedOwner(Owner):
         /,
     ) -> None:
         """Put it into another queue."""
-        run(calls.move(self, delivery, queue, headers, delay), self.make)
+        self.settle(delivery, wire.MOVE, calls.move_values(queue, headers, delay))
 
     def extend_lease(self, delivery: Delivery, seconds: float, /) -> None:
         """Let its lease end later."""
-        run(calls.extend_lease(self, delivery, seconds), self.make)
+        self.make(calls.lease_request(self, delivery, seconds))
 
     def take_back_uncounted(self, deliveries: Iterable[Delivery], /) -> None:
         """Take back those that are not settled, as if they had not been delivered."""
@@ -109,12 +122,13 @@ class SharedOwner(Owner):
             if self.ends is None:
                 return True, False
             with suppress(DisconnectedError, LeaseExpiredError):
-                is_out, has_lapsed = self.make(self.generation, wire.IS_OUT, taken, seq_id)
+                request = (self.generation, wire.IS_OUT, taken, seq_id)
+                is_out, has_lapsed = self.make(request)
                 return is_out, has_lapsed
         return False, True
 
 
-class SharedQueue(Opens):
+class SharedQueue:
     """One durable queue of a shared store. Made by
     :meth:`qindex.client.engine.SharedEngine.queue`.
 
@@ -124,13 +138,14 @@ class SharedQueue(Opens):
     raise :class:`~journal.errors.LeaseExpiredError` when they are settled.
     """
 
-    __slots__ = ("__weakref__", "_call", "_home", "_owner", "at", "name")
+    __slots__ = ("__weakref__", "_call", "_home", "_make", "_owner", "at", "name")
 
     def __init__(self, home: Home, name: str, at: tuple[int, int]) -> None:
         self._home = home
         self.name: str = name
         self.at: tuple[int, int] = at
         self._call: Callable[..., list[Any]] = partial(home.call, self)
+        self._make: Callable[[Request], list[Any]] = partial(home.make, self)
         self._owner = SharedOwner(self, at[0])
 
     def _own(
@@ -161,16 +176,16 @@ class SharedQueue(Opens):
     def publish(self, body: Body | Message, **options: Unpack[PublishOptions]) -> int:
         """Append a message; see :meth:`qindex.queue.queue.Queue.publish`."""
         if not options and type(body) is bytes:
-            seq: int = self._call(ANY, wire.PUBLISH, body)[0]
+            seq: int = self._home.make(self, (ANY, wire.PUBLISH, body))[0]
             return seq
-        return run(calls.publish(body, options), self._call)
+        return run(calls.publish(body, options), self._make)
 
     def publish_many(
         self, messages: Iterable[Body | Message], **options: Unpack[BatchOptions]
     ) -> range:
         """Append a batch; see :meth:`qindex.queue.queue.Queue.publish_many`."""
         requests = calls.batch_requests(messages, options)
-        return range(*self._home.call_together(self, ANY, requests)[1])
+        return range(*self._home.call_together(self, requests)[1])
 
     def reserve(self, count: int) -> int:
         """Reserve seq_ids; see :meth:`qindex.queue.queue.Queue.reserve`."""
@@ -199,14 +214,29 @@ class SharedQueue(Opens):
         ``ack``: a delivery of this queue that is acknowledged first, in the same request.
         """
         self._check_delivery()
-        return run(calls.get(self, timeout, lease, ack, self._own), self._call)
+        seconds = seconds_to_wait(timeout)
+        if ack is None:
+            values = self._home.make(self, (ANY, wire.GET, seconds, lease))
+        else:
+            its_owner = self._owner_of(ack)
+            if its_owner.ahead is None:
+                values = its_owner.settle(ack, wire.GET, (seconds, lease))
+            else:
+                its_owner.ack(ack)  # the consumer that was sent it has a connection of its own
+                values = self._home.make(self, (ANY, wire.GET, seconds, lease))
+        if not values:
+            return None
+        owner = self._owner
+        if lease is not None or owner.generation != self.at[0]:
+            owner = self._own(self, self.at[0], lease)
+        return received(owner, values)
 
     def get_many(
         self, max_messages: int, timeout: float | None = 0, *, lease: float | None = None
     ) -> Batch:
         """Take up to ``max_messages`` at once; see :meth:`qindex.queue.queue.Queue.get_many`."""
         self._check_delivery()
-        return run(calls.get_many(self, max_messages, timeout, lease, self._own), self._call)
+        return run(calls.get_many(self, max_messages, timeout, lease, self._own), self._make)
 
     def consume(
         self, prefetch: int = 100, timeout: float | None = None, *, lease: float | None = None
@@ -220,7 +250,7 @@ class SharedQueue(Opens):
 
     def peek(self, max_messages: int = 1) -> list[Delivery]:
         """Look at the next messages without taking them."""
-        return list(run(calls.peek(max_messages), self._call))
+        return list(run(calls.peek(max_messages), self._make))
 
     def _check_delivery(self) -> None:
         if self._home.is_draining:
@@ -237,7 +267,7 @@ class SharedQueue(Opens):
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge a batch with one write. Raises as :meth:`ack`; then none is acknowledged."""
-        run(calls.ack_many(self, deliveries), self._call)
+        run(calls.ack_many(self, deliveries), self._make)
 
     def ack_up_to(self, seq_id: int) -> int:
         """Acknowledge all outstanding deliveries, of all processes, with a seq_id up to this one;
@@ -392,9 +422,9 @@ class SharedConsumer(Iterator[Delivery]):
         link = self._link
         assert link is not None
 
-        def make(*request: Any) -> Any:
+        def make(request: Request) -> Any:
             if len(request) > 1:
-                return result(link.request(*request[1:]))
+                return result(link.exchange(request))
             self._is_waiting = True
             try:
                 if self.stopped:
@@ -410,18 +440,18 @@ class SharedConsumer(Iterator[Delivery]):
         with self._busy:
             return run(self._ahead.await_one(link, link.generation, deadline), make)
 
-    def make(self, owner: Owner, verb: int, tag: int, seq: int) -> list[Any] | None:
+    def make(self, request: Request) -> list[Any] | None:
         """Settle a delivery through the connection of the consumer, where no other thread waits
         there: the reply brings the next messages. None: it is to be done elsewhere."""
         link = self._link
-        if link is None or owner.generation != link.generation or not link.is_clean:
+        if link is None or request[0] != link.generation or not link.is_clean:
             return None
         if not self._busy.acquire(blocking=False):
             return None
         try:
             if self._link is not link:
                 return None
-            reply = link.request(verb, self._queue.at[1], tag, seq)
+            reply = link.exchange(request, self._queue.at[1])
         except UnsentError:
             self._lose()
             raise went_back() from None

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from journal.errors import StoreError, UsageError
 from qindex.queue.state import QueueState
 from qindex.queue.wake_ups import Bell
+from qindex.server import frames
 from qindex.server import protocol as wire
 from qindex.server.sessions import Served, Session
 
@@ -199,7 +200,7 @@ class Loop:
         self._thread = get_ident()
         self._ended = False
         self._notes = 0
-        self._batched: dict[Connection, bytearray] | None = None
+        self._batched: dict[Connection, bytes] | None = None
         self.frame: wire.Framer = wire.Framer()
 
     def greet(self, conn: Connection, number: int, request: list[Any]) -> Reply:
@@ -321,20 +322,25 @@ class Loop:
         return False
 
     def _read(self, conn: Connection) -> None:
-        try:
-            data = conn.sock.recv(_READ)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
+        data = frames.received(conn.fd, False)
+        if data is None:
+            try:
+                data = conn.sock.recv(_READ)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
         if not data:
             self._close(conn)
             return
         unread = conn.unread
-        if not unread and _HEAD <= len(data) < conn.most and _FRAME(data)[0] == len(data) - _HEAD:
+        size = len(data)
+        if not unread and _HEAD <= size < conn.most and frames.size_of(data, 0) == size - _HEAD:
             # Most often it is one request, whole.
             try:
-                request = wire.decode(data[_HEAD:])
+                request = frames.values_of(data, _HEAD)
+                if request is None or len(request) < 2 or type(request[0]) is not int:
+                    request = wire.decode(data[_HEAD:])
             except ValueError as error:
                 self._refuse_frame(conn, str(error))
                 return
@@ -395,9 +401,10 @@ class Loop:
         while self.renewed:
             self.renewed.pop().retry()
         batched, self._batched = self._batched, None
-        for other, out in (batched or {}).items():
-            other.answered = 0
-            self.send(other, out)
+        if batched:
+            for other, out in batched.items():
+                other.answered = 0
+                self.send(other, out)
 
     def _resume(self, conn: Connection) -> None:
         """Read on, where that was put off, and there is room for it again."""
@@ -424,29 +431,29 @@ class Loop:
             self._notes += 1
             _log.warning(what, value)
 
-    def send(self, conn: Connection, data: bytes | bytearray) -> None:
+    def send(self, conn: Connection, data: bytes) -> None:
         """Send bytes, at the end of what is being read now."""
         if conn.is_closed:
             return
         if self._batched is not None:
             out = self._batched.get(conn)
-            if out is None:
-                self._batched[conn] = bytearray(data)
-            else:
-                out += data
+            # Most often there is one reply, which is sent as it is.
+            self._batched[conn] = data if out is None else out + data
             conn.answered += len(data)
             return
         if conn.unsent:
             conn.unsent += data
             self._watch(conn)
             return
-        try:
-            sent = conn.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._close(conn)
-            return
+        sent = frames.sent(conn.fd, data)
+        if sent < 0:
+            try:
+                sent = conn.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._close(conn)
+                return
         if sent < len(data):
             conn.unsent += memoryview(data)[sent:]
             self._watch(conn)

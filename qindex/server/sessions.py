@@ -94,7 +94,6 @@ class Session:
 
     def __init__(self) -> None:
         self.id: bytes = os.urandom(16)
-        self.connections: int = 0
         self.has_said_bye = False
         self._held: dict[int, Held | HeldBatch] = {}
         self._next_tag = 1

@@ -251,14 +251,14 @@ def test_a_publish_with_a_window_is_repeated_and_done_once(tmp_path: Path) -> No
         queue = engine.queue("q")
         calls: list[int] = []
 
-        def lose_odd_replies(*request: Any, call: Any = queue._call) -> Any:
+        def lose_odd_replies(request: Any, call: Any = queue._make) -> Any:
             calls.append(1)
-            reply = call(*request)
+            reply = call(request)
             if len(calls) % 2:
                 raise qindex.DisconnectedError("lost", maybe_done=True)
             return reply
 
-        with mock.patch.object(queue, "_call", lose_odd_replies):
+        with mock.patch.object(queue, "_make", lose_odd_replies):
             assert queue.publish(b"x", unique="k", window=60) == 0
             with pytest.raises(qindex.DisconnectedError):
                 queue.publish(b"x", unique="other")
