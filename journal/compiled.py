@@ -50,6 +50,7 @@ MODULES = (
     "qindex.queue.settling",
     "qindex.queue.delivering",
     "qindex.queue.queue",
+    "qindex.queue.priorities",
     "qindex.server.protocol",
     "qindex.server.sessions",
     "qindex.server.loop",

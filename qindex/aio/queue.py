@@ -86,6 +86,7 @@ class Queue:
         unique: str | None = None,
         window: float | None = None,
         until: Until = "acked",
+        priority: int | None = None,
     ) -> int:
         """Append a message; gives its seq_id. With ``confirm=True`` it is on disk then.
 
@@ -107,6 +108,7 @@ class Queue:
             and delay is None
             and at is None
             and unique is None
+            and priority is None
             and persistent is True
             and body.__class__ is bytes
             and len(body) <= self._state.most_plain
@@ -129,15 +131,19 @@ class Queue:
                 timeout=timeout,
                 delay=delay,
                 at=at,
+                priority=priority,
             )
             return given.start
         if body.__class__ is not bytes and not isinstance(body, Message):
             body = as_bytes(body)
+        append = self._publish
+        if priority is not None:
+            append = partial(self._producer.publish_at, priority)
         large = len(body.body if isinstance(body, Message) else body) > _ON_LOOP
         seq = -1
         if not large:
             try:
-                seq = self._publish(
+                seq = append(
                     body,
                     key,
                     headers,
@@ -155,7 +161,7 @@ class Queue:
                 seq = -1
         if seq < 0:
             publish = partial(
-                self._publish,
+                append,
                 body,
                 key,
                 headers,
@@ -189,6 +195,7 @@ class Queue:
         timeout: float | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        priority: int | None = None,
     ) -> range:
         """Append a batch, in order, with one write; gives the range of its seq_ids. See
         :meth:`qindex.queue.queue.Queue.publish_many`.
@@ -202,7 +209,13 @@ class Queue:
             confirm,
             timeout,
             lambda: producer.publish_many(
-                batch, ttl=ttl, persistent=persistent, delay=delay, at=at, waits=False
+                batch,
+                ttl=ttl,
+                persistent=persistent,
+                delay=delay,
+                at=at,
+                priority=priority,
+                waits=False,
             ),
         )
 
@@ -498,7 +511,7 @@ class Queue:
         """Make all that returned before durable against power loss; shares syncs with others."""
         queue = self._queue
         self._state.check_open()
-        if self._flusher.mover.pending:
+        if self._flusher.mover.is_behind():
             await self._aside_run(self._flusher.mover.settle)
         await self._ports.here().durable(queue)
 

@@ -95,6 +95,7 @@ class BatchOptions(FanOutOptions, total=False):
 
     delay: float | None
     at: datetime | None
+    priority: int | None
 
 
 class PublishOptions(BatchOptions, total=False):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
 from journal.locks.calls import Calls
+from qindex.format.message import Message
+from qindex.format.priorities import SHIFT
 from qindex.format.settings import QueueSettings
 from qindex.index.messages import Messages
 from qindex.index.queue_index import QueueIndex
@@ -30,7 +32,8 @@ class QueueParts:
     """The parts of a queue over one state: one each produces, delivers, settles and flushes.
 
     ``request_flush``: asks the engine's background thread for a flush; ``None``: there is none.
-    ``files``: the names in its directory.
+    ``files``: the names in its directory. ``priority``: of the level of a priority queue that these
+    are, and ``beside``: the level of priority 0, where these are another one.
     """
 
     __slots__ = ("deliverer", "flusher", "letters", "producer", "room", "settler", "state")
@@ -48,9 +51,19 @@ class QueueParts:
         messages: Messages | None = None,
         request_flush: Callable[[Flusher], bool] | None = None,
         files: Container[str] = (),
+        beside: QueueParts | None = None,
+        priority: int | None = None,
     ) -> None:
         self.state: QueueState = QueueState(
-            name, index, options, settings=settings, alarm=alarm, calls=calls, messages=messages
+            name,
+            index,
+            options,
+            settings=settings,
+            alarm=alarm,
+            calls=calls,
+            messages=messages,
+            beside=None if beside is None else beside.state,
+            priority=priority,
         )
         state = self.state
         self.flusher: Flusher = Flusher(state, mover, request_flush)
@@ -65,6 +78,35 @@ class QueueParts:
         expirer = Expirer(state, self.flusher, self.deliverer, self.letters)
         self.producer: Producer = Producer(state, self.flusher, self.room, expirer)
         state.load_notes(files)
+
+    @property
+    def levels(self) -> Sequence[QueueParts]:
+        """The levels of a priority queue, the highest first; this alone for any other queue."""
+        return (self,)
+
+    def level_for(self, message: Message) -> QueueParts:
+        """Return the level that a message belongs to. No lock is held."""
+        return self
+
+    def level_at(self, seq_id: int) -> QueueParts | None:
+        """Return the level that has given out a seq_id, if there is one."""
+        return None if seq_id >> SHIFT else self
+
+    def ready(self) -> int:
+        """Count the messages that are ready. O(1)."""
+        return self.state.ready()
+
+    def out(self) -> int:
+        """Count the messages that are with consumers. O(1)."""
+        return self.state.index.out
+
+    def sync_all(self) -> None:
+        """Make messages and journals durable."""
+        self.state.sync_all()
+
+    def close(self) -> None:
+        """See :meth:`qindex.queue.flushing.Flusher.close`."""
+        self.flusher.close()
 
     def is_in_call_here(self) -> bool:
         """Tell whether the calling thread is in the middle of a call on this queue."""
@@ -108,33 +150,38 @@ class QueueParts:
 
     def stats(self) -> QueueStats:
         """See :meth:`qindex.queue.queue.Queue.stats`."""
-        with self.state.lock, self.state as state:
-            index, tally = state.index, state.tally
-            sizes = [segment.file_size for segment in index.segments.values()]
-            return QueueStats(
-                name=state.name,
-                ready=state.ready(),
-                delayed=state.delayed(),
-                next_due=None if state.later is None else state.later.next_due(),
-                unacked=index.out,
-                segments=len(sizes),
-                segment_bytes=sum(sizes),
-                journal_bytes=index.journal.end,
-                journal_entries=index.dirty,
-                next_seq_id=index.next_seq,
-                published=index.next_seq - state.first_seq,
-                acked=index.acks + index.dropped - tally.moved.total(),
-                flushes=index.flushes,
-                flushed_bytes=index.flushed_bytes,
-                journal_syncs=index.journal.syncs,
-                delivered=index.taken - tally.withheld,
-                requeued=index.nacks,
-                dropped=index.dropped,
-                flush_durations=self.flusher.times.durations(),
-                sync_durations=index.journal.sync_durations,
-                redelivered=tally.again,
-                refused=tally.refused,
-                given_up=by_reason(tally.given_up),
-                dead_letters=by_reason(tally.moved),
-                settings=state.settings,
-            )
+        with self.state.lock, self.state:
+            return self.stats_held()
+
+    def stats_held(self) -> QueueStats:
+        """Return the figures of this level. Lock held."""
+        state = self.state
+        index, tally = state.index, state.tally
+        sizes = [segment.file_size for segment in index.segments.values()]
+        return QueueStats(
+            name=state.name,
+            ready=state.ready(),
+            delayed=state.delayed(),
+            next_due=None if state.later is None else state.later.next_due(),
+            unacked=index.out,
+            segments=len(sizes),
+            segment_bytes=sum(sizes),
+            journal_bytes=index.journal.end,
+            journal_entries=index.dirty,
+            next_seq_id=index.next_seq,
+            published=index.next_seq - state.first_seq,
+            acked=index.acks + index.dropped - tally.moved.total(),
+            flushes=index.flushes,
+            flushed_bytes=index.flushed_bytes,
+            journal_syncs=index.journal.syncs,
+            delivered=index.taken - tally.withheld,
+            requeued=index.nacks,
+            dropped=index.dropped,
+            flush_durations=self.flusher.times.durations(),
+            sync_durations=index.journal.sync_durations,
+            redelivered=tally.again,
+            refused=tally.refused,
+            given_up=by_reason(tally.given_up),
+            dead_letters=by_reason(tally.moved),
+            settings=state.settings,
+        )

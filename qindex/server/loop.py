@@ -638,9 +638,9 @@ class Loop:
             for served, replies in asked.items():
                 error: BaseException | None = None
                 try:
-                    if served.flusher.mover.pending:
+                    if served.flusher.mover.is_behind():
                         served.flusher.mover.settle()
-                    served.state.sync_all()
+                    served.queue._parts.sync_all()
                 except BaseException as caught:
                     error = caught
                 self.finished.append(partial(self._answer, replies, error))

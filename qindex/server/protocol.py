@@ -87,7 +87,7 @@ DONE, ERROR, PUSH = 0, 1, 2
     MOVE,
 ) = range(41)
 
-BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at"})
+BATCH_OPTIONS = frozenset({"ttl", "persistent", "delay", "at", "priority"})
 """The options of PUBLISH_MANY that the engine takes as they are; ``at`` is in ISO 8601."""
 PUBLISH_OPTIONS = BATCH_OPTIONS | {"key", "headers", "properties", "unique", "window", "until"}
 """The same for a publish."""

@@ -41,6 +41,7 @@ from qindex.format import layout
 from qindex.format.entries import decode_any
 from qindex.format.rabbitmq.bridge import basic_message, encode_rabbitmq
 from qindex.format.rabbitmq.names import (
+    MAX_PRIORITY,
     QueueNameError,
     directory_name,
     format_queue_name,
@@ -70,7 +71,7 @@ from qindex.tools.store_check import StoreCheck, is_in, pack_ids
 from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
 from qindex.view.columns import take_rows
-from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory
+from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory, raw_name
 from qindex.view.reader import StoreReader
 
 _log = logging.getLogger("qindex.tools")
@@ -94,11 +95,11 @@ class StoreCopy:
     ``entry_count``: entries a segment of the new store. ``names``: queue names to try for
     directories that have lost theirs. ``report`` is filled; after :meth:`check` ``checked`` and
     ``messages`` are what was found of queues and message store. ``moved``: seq_ids to be left out,
-    ascending, by queue directory. ``version``: of the new queue files; ``pair_entries``: entries a
-    segment of version 2. ``basic_for``: records become those that a node before 3.13 reads, of this
-    virtual host. ``progress`` is called with the messages that were copied and those there are.
-    Raises :class:`StoreError` when the source changes meanwhile,
-    :class:`OSError`.
+    ascending, by queue directory; ``undone``: likewise, because of transactions. ``version``: of
+    the new queue files; ``pair_entries``: entries a segment of version 2. ``basic_for``: records
+    become those that a node before 3.13 reads, of this virtual host. ``progress`` is called with
+    the messages that were copied and those there are. Raises :class:`StoreError` when the source
+    changes meanwhile, :class:`OSError`.
     """
 
     fs: FileSystem
@@ -113,6 +114,7 @@ class StoreCopy:
     checked: list[CheckedQueue] = field(default_factory=list)
     messages: StoreCheck = field(init=False)
     moved: dict[str, I64] = field(default_factory=dict)
+    undone: dict[str, I64] = field(default_factory=dict)
     _kept_pairs: dict[str, int] = field(default_factory=dict)
     _sizes: list[tuple[npt.NDArray[np.bytes_], I64]] = field(default_factory=list)
     _doubles: dict[str, list[int]] = field(default_factory=dict)
@@ -255,14 +257,13 @@ class StoreCopy:
             self._write_pieces(target, pieces)
 
     def copy_queue(
-        self, checked: CheckedQueue, directory: str, name: bytes | None, saved: SavedQueue, at: int
-    ) -> int:
-        """Copy the entries of a queue into queue directory ``directory`` of the new store,
-        under their own seq_ids, or numbered from ``at`` on where that is not negative; gives the
-        next number."""
+        self, checked: CheckedQueue, directory: str, name: bytes | None, saved: SavedQueue
+    ) -> None:
+        """Copy the entries of a queue into queue directory ``directory`` of the new store, under
+        their own seq_ids."""
         writer = self._writer(directory, name)
         if not checked.readable:
-            return at
+            return
         view = self.reader.pin_as(ThoroughView, checked.queue)
         for _, batch in view.all_batches():
             self._advance(len(batch.seqs))
@@ -270,21 +271,16 @@ class StoreCopy:
             kept = self._not_moved(kept, checked.queue.directory, saved)
             if not len(kept.seqs):
                 continue
-            seqs = kept.seqs
-            if at >= 0:
-                seqs = np.arange(at, at + len(seqs))
-                at += len(seqs)
             sizes = self._true_sizes(kept)
             if not (kept.version2 and directory in self._kept_pairs):
                 basic = kept if self.basic_for is None else _basic(kept, self.basic_for)
-                writer.add(basic, seqs, sizes)
-            saved.messages += len(seqs)
+                writer.add(basic, kept.seqs, sizes)
+            saved.messages += len(kept.seqs)
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
         saved.unnamed += view.unnamed
         saved.lost += self._lost_in_pairs(checked)
-        return at
 
     def _lost_in_pairs(self, checked: CheckedQueue) -> int:
         """Count the entries of version 2 whose message should be in ``K.qs``, and is not sound
@@ -364,13 +360,16 @@ class StoreCopy:
         its name file. Raises :class:`UsageError` for what a node can't have."""
         directory = checked.queue.directory
         saved.name, raw = self.name_of(checked.queue, saved.vhost)
+        if checked.queue.priority is not None:
+            saved.max_priority = max(saved.max_priority or 1, checked.queue.priority)
         if raw is not None:
             raw = format_queue_name(*parse_queue_name(raw, directory), version=self.version)
         try:
-            self.copy_queue(checked, directory, raw, saved, -1)
+            self.copy_queue(checked, directory, raw, saved)
         except UsageError as error:
             raise UsageError(f"queue {saved.name!r}: {error}") from error
-        saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
+        if not checked.queue.priority:
+            saved.next_seq_id = max(saved.next_seq_id, checked.next_seen)
 
     def _advance(self, count: int) -> None:
         """Tell how far it has come: messages of the store are copied first, and counted with the
@@ -393,6 +392,9 @@ class StoreCopy:
         return take_rows(batch, ~dropped & ~lost & ~double)
 
     def _not_moved(self, batch: Batch, directory: str, saved: SavedQueue) -> Batch:
+        undone = self.undone.get(directory)
+        if undone is not None:
+            batch = take_rows(batch, ~np.isin(batch.seqs, undone))
         moved = self.moved.get(directory)
         if moved is None:
             return batch
@@ -459,10 +461,12 @@ class StoreCopy:
                 if candidate is not raw:
                     self.report.restored.add(path)
                 return found.queue.decode("utf-8", "surrogateescape"), candidate
-        for name in self.names:
-            if directory_name(vhost, name) == directory:
-                self.report.restored.add(path)
-                return name, format_queue_name(vhost, name)
+        with_priorities = [one.queue.name for one in self.checked if one.queue.priority is not None]
+        for name in dict.fromkeys((*self.names, *with_priorities)):
+            for priority in (None, *range(MAX_PRIORITY + 1)):
+                if directory_name(vhost, raw_name(name), priority) == directory:
+                    self.report.restored.add(path)
+                    return name, format_queue_name(vhost, name, priority)
         return queue.name, None
 
     # -- what is set aside ----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qindex.engine.opening import open_store
-from qindex.following.follower import follow_store
+from qindex.following.start import follow_store
 from tests.schedules.registry import workload
 from tests.schedules.scheduler import Run
 from tests.schedules.world import LARGE, SMALL, World
