@@ -256,7 +256,7 @@ def waiter(contender: str, directory: str, count: int) -> None:
     else:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(os.path.join(directory, "echo.sock"))
-        get = partial(sock.recv, 4096)
+        get = partial(sock.recv, 20, socket.MSG_WAITALL)
     print("ready", flush=True)
     late = sorted(-int(get()) + time.monotonic_ns() for _ in range(count))
     print(late[count // 2] / 1e6, late[count * 99 // 100] / 1e6, flush=True)
@@ -398,7 +398,7 @@ def latency(contender: str, count: int = 400) -> tuple[float, float]:
             send = sock.sendall
         for _ in range(count):
             time.sleep(0.003)
-            send(b"%d" % time.monotonic_ns())
+            send(b"%020d" % time.monotonic_ns())
         median, slow = map(float, one.communicate()[0].split())
         return median, slow
 
