@@ -247,7 +247,7 @@ class Owner:
         ahead: Ahead | None = None,
         is_batch: bool = False,
     ) -> None:
-        self.queue = queue
+        self.queue: AnyShared = queue
         self.name: str = queue.name
         self.home: Home = queue._home
         self.generation: int = generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -259,7 +260,10 @@ class Home:
             if link is not None:
                 return link
             self._forget()
-        raise DisconnectedError(f"{self.directory}: servers end as soon as they begin")
+        raise DisconnectedError(
+            f"{self.directory}: its server closes the connection: it does not let user "
+            f"{os.geteuid()} in, or it ends as soon as it begins (see its log)"
+        )
 
     def _greet(self, session: bytes | None) -> Link | None:
         """Connect and say hello; ``None`` where the server ended meanwhile."""

@@ -52,7 +52,7 @@ class SharedOwner(Owner):
         consumer: weakref.ref[SharedConsumer] | None = None,
     ) -> None:
         super().__init__(queue, generation, lease, ahead=ahead, is_batch=is_batch)
-        self.consumer = consumer
+        self.consumer: weakref.ref[SharedConsumer] | None = consumer
 
     def make(self, request: Request) -> list[Any]:
         """Make a request about a delivery."""

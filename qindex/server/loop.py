@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import struct
+from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,8 @@ _THREADS = 4
 _HELLO_TIME = 30.0
 """Seconds that a connection has for its hello."""
 _PEER = struct.Struct("3i")
+_PEER_GROUPS = 59
+"""SO_PEERGROUPS, which the module socket does not name."""
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _FRAME = wire.HEAD.unpack_from
 _HEAD = wire.HEAD_SIZE
@@ -316,7 +319,7 @@ class Loop:
         _, uid, gid = _PEER.unpack(raw)
         if uid == self._uid or (self._group is not None and gid == self._group):
             return True
-        if self._group is not None and self._group in _groups_of(uid):
+        if self._group is not None and self._group in _groups_of(sock):
             return True
         self._note("a connection of user %d is refused", uid)
         return False
@@ -664,11 +667,11 @@ class Loop:
             listener.close()
 
 
-def _groups_of(uid: int) -> list[int]:
-    import pwd
-
-    try:
-        user = pwd.getpwuid(uid)
-    except KeyError:
-        return []
-    return os.getgrouplist(user.pw_name, user.pw_gid)
+def _groups_of(sock: socket.socket) -> array[int]:
+    """Return the groups that the process at the other end has beside its first one."""
+    groups = array("I")
+    with suppress(
+        OSError
+    ):  # Linux before 4.13, or more than the 256 groups that Python has room for
+        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, 1024))
+    return groups
