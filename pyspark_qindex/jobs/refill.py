@@ -34,10 +34,10 @@ from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
 from qindex.options import Options
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import pack_count
+from qindex.recovery.columns import Batch
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.repair import begin_store, reserve_seq_ids, settle
 from qindex.tools.staging import Staging
-from qindex.tools.thorough_view import Batch
 from rocketstore.format.compose import Delivered
 from rocketstore.format.delay import SCHEDULE_TOPIC
 from rocketstore.format.message import PutResult

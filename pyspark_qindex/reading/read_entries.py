@@ -23,7 +23,7 @@ from pyspark_qindex.options import ReadOptions
 from pyspark_qindex.planning import QueuePart
 from pyspark_qindex.stores import StoreNotHereError
 from qindex.index.segment import ACKED, DELIVERED, PUBLISHED
-from qindex.view.columns import IndexEntries
+from qindex.recovery.columns import IndexEntries
 from qindex.view.queue_view import QueueView
 
 _STATES = ("", "published", "delivered", "acked")

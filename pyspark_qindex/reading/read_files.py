@@ -24,7 +24,7 @@ from qindex.format.segment import PUBLISH_HEAD_SIZE, STEP_SIZE
 from qindex.index.messages import check_record
 from qindex.index.pair_scan import Depth, PinnedPair, read_pair
 from qindex.index.segment import DELIVERED, PUBLISHED
-from qindex.view.columns import IndexEntries
+from qindex.recovery.columns import IndexEntries
 from qindex.view.freed_room import concerning
 from qindex.view.queue_view import QueueView
 from qindex.view.reader import StoreReader

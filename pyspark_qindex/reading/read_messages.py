@@ -41,7 +41,7 @@ from pyspark_qindex.reading.table_rows import json_tables
 from qindex.format.envelope import make_envelope
 from qindex.format.message import Message
 from qindex.format.resynchronise import Data
-from qindex.view.columns import Columns, Source, take_rows
+from qindex.recovery.columns import Columns, Source, take_rows
 from qindex.view.queue_view import QueueView, Row
 
 _ROWS_AT_ONCE = 16384

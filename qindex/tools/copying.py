@@ -60,16 +60,15 @@ from qindex.format.rabbitmq.vhost_config import format_vhost_config
 from qindex.format.segment import file_number
 from qindex.format.stored_id import vouches
 from qindex.index.messages import PERSISTENT_DIRECTORY, check_record
-from qindex.index.pair_scan import entry_count_of
+from qindex.index.pair_scan import Depth, entry_count_of
 from qindex.index.quarantine import DIRECTORY as QUARANTINE
+from qindex.recovery.columns import Batch, take_rows
 from qindex.tools.pair_writer import PairWriter
 from qindex.tools.queue_check import CheckedQueue, StoredEntries
 from qindex.tools.queue_writer import QueueWriter
 from qindex.tools.saved import SavedQueue, SaveReport
 from qindex.tools.store_check import StoreCheck, is_in, pack_ids
-from qindex.tools.thorough_view import Batch, ThoroughView
 from qindex.tools.verify import Figures, StoreVerification
-from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import VHOST_FILE, QueueDirectory
 from qindex.view.reader import StoreReader
 
@@ -263,8 +262,8 @@ class StoreCopy:
         writer = self._writer(directory, name)
         if not checked.readable:
             return at
-        view = self.reader.pin_as(ThoroughView, checked.queue)
-        for _, batch in view.all_batches():
+        view = self.reader.pin(checked.queue, Depth.DECODE)
+        for batch in view.all_batches():
             self._advance(len(batch.seqs))
             kept = self._kept(batch, saved)
             kept = self._not_moved(kept, checked.queue.directory, saved)
@@ -282,7 +281,7 @@ class StoreCopy:
             saved.bytes += int(sizes.sum())
             saved.redelivered += int(kept.delivered.sum())
             saved.expiring += int((kept.expiry != 0).sum())
-        saved.unnamed += view.unnamed
+        saved.unnamed += view.image.unnamed
         saved.lost += self._lost_in_pairs(checked)
         return at
 
@@ -406,8 +405,8 @@ class StoreCopy:
         for checked in self.checked:
             if checked.queue.directory != directory or not checked.readable:
                 continue
-            view = self.reader.pin_as(ThoroughView, checked.queue)
-            for _, batch in view.all_batches():
+            view = self.reader.pin(checked.queue, Depth.DECODE)
+            for batch in view.all_batches():
                 kept = self._kept(batch, SavedQueue("", ""))
                 ids = pack_ids(kept.ids)
                 for seq, msg_id in zip(kept.seqs.tolist(), ids.tolist(), strict=True):

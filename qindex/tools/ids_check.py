@@ -19,7 +19,7 @@ from journal.memory.arrays import I64, U64, Bools
 from qindex.format.message_record import MAGIC
 from qindex.format.segment import STEP_SIZE
 from qindex.format.stored_id import vouches
-from qindex.tools.thorough_view import Batch
+from qindex.recovery.columns import Batch
 
 _LOST = "the messages can't be told apart"
 

@@ -16,9 +16,8 @@ from qindex.format.message_record import gather_bytes
 from qindex.format.rabbitmq import queue_index_v2 as index_format
 from qindex.format.rabbitmq import queue_store_v2 as store_format
 from qindex.index.segment import segment_numbers
+from qindex.recovery.columns import Batch, take_rows
 from qindex.tools.queue_writer import write_name
-from qindex.tools.thorough_view import Batch
-from qindex.view.columns import take_rows
 
 
 class PairWriter:

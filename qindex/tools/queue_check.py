@@ -29,13 +29,13 @@ from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.seq_ids import FLOOR_SLOTS, RESERVE_SLOTS, SLOT_SIZE, pack_slot, sound_slots
 from qindex.format.settings import unpack_settings
 from qindex.format.unique import FILE_NAME as UNIQUE_KEYS
+from qindex.index.pair_scan import Depth
 from qindex.index.seq_ids import SeqFile
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
-from qindex.recovery.early_steps import ahead_findings, ahead_of_publishes
+from qindex.recovery.columns import Batch, take_rows
 from qindex.tools.ids_check import QueueIds
-from qindex.tools.thorough_view import Batch, ThoroughView
-from qindex.view.columns import take_rows
+from qindex.view.queue_view import QueueView
 from qindex.view.rabbitmq_vhost import QueueDirectory
 from qindex.view.reader import StoreReader, lacks_its_name
 
@@ -122,7 +122,7 @@ def check_queue(
 
     Beside a writer nothing that comes of its work is found; a queue that is deleted meanwhile has
     no findings. Memory: the journal, one segment file at a time, 40 bytes for each entry whose
-    message is in the message store. Raises :class:`qindex.view.point_in_time.BusyError`.
+    message is in the message store. Raises :class:`qindex.recovery.point_in_time.BusyError`.
     """
     directory = reader.path_of(checked.queue)
     ours = reader.marker is not None
@@ -130,8 +130,9 @@ def check_queue(
         identity = _identity(fs, directory)
         seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
         checked.same_run = seq_file.same_run
-        sums = list(_check_sum_files(fs, directory, checked.same_run)) if ours else []
-        view = reader.pin_as(ThoroughView, checked.queue)
+        vouched = reader.rules(checked.queue).vouched
+        sums = list(_check_sum_files(fs, directory, checked.same_run)) if vouched else []
+        view = reader.pin(checked.queue, Depth.DECODE)
         yield from _check_entries(view, checked, of_node=not ours)
         yield from _judged(view, checked.same_run)
         # The view has said how much a file lacks that was cut, where it can't be a crash's doing.
@@ -139,7 +140,6 @@ def check_queue(
         yield from (one for one in sums if (one.path, one.offset) not in cut)
         if ours:
             yield from _check_gaps(view, directory)
-            yield from _check_steps(fs, view, directory)
             busy = reader.may_be_written
             yield from _check_seq_file(fs, directory, checked, identity, busy, closed=closed)
             yield from _check_small_files(fs, directory, checked.same_run)
@@ -153,7 +153,7 @@ def check_queue(
         yield from _check_terms(reader, checked)
 
 
-def _judged(view: ThoroughView, same_run: bool) -> Iterator[Finding]:
+def _judged(view: QueueView, same_run: bool) -> Iterator[Finding]:
     """Give the findings of a view. Where no power was lost since the queue was written to, a block
     without its checksum is damage, and a journal that ends inside a record was cut: the death of
     its process leaves the file as long as it was, with zeros at its end."""
@@ -168,11 +168,9 @@ def _judged(view: ThoroughView, same_run: bool) -> Iterator[Finding]:
             yield finding
 
 
-def _check_entries(
-    view: ThoroughView, checked: CheckedQueue, *, of_node: bool
-) -> Iterator[Finding]:
+def _check_entries(view: QueueView, checked: CheckedQueue, *, of_node: bool) -> Iterator[Finding]:
     ids = QueueIds()
-    for _, batch in view.all_batches():
+    for batch in view.all_batches():
         checked.count(batch)
         ids.take(batch)
         for finding in _check_sizes(batch):
@@ -181,7 +179,7 @@ def _check_entries(
             yield replace(finding, cause=Cause.CRASH) if crash else finding
     yield from ids.findings()
     checked.unacked = view.unacked
-    checked.next_seen = view.highest + 1
+    checked.next_seen = view.image.seen
 
 
 def _check_sizes(batch: Batch) -> Iterator[Finding]:
@@ -247,7 +245,7 @@ def _check_sum_files(fs: FileSystem, directory: str, same_run: bool) -> Iterator
             yield replace(finding, cause=Cause.CRASH) if crash else finding
 
 
-def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
+def _check_gaps(view: QueueView, directory: str) -> Iterator[Finding]:
     """An engine gives each publish the next seq_id and empties its journal from the front, so the
     seq_ids of a journal follow one another; a break in them was reported, or cut out."""
     walk = view.pinned.reading.walk
@@ -261,18 +259,6 @@ def _check_gaps(view: ThoroughView, directory: str) -> Iterator[Finding]:
         missing = int(seqs[at + 1] - seqs[at]) - 1
         lost = f"{missing} messages are lost"
         yield Finding(path, int(offsets[at + 1]), 0, Cause.DAMAGE, what, lost, Kind.GAP)
-
-
-def _check_steps(fs: FileSystem, view: ThoroughView, directory: str) -> Iterator[Finding]:
-    """Find delivers and acks of seq_ids not published by then. All entries were read before."""
-    # Read anew, after the journal: seq_ids that a flush has dropped from it meanwhile are in there.
-    seq_file = SeqFile(fs, os.path.join(directory, SEQ_FILE_NAME), Poison())
-    reading = view.pinned.reading
-    if not seq_file.same_run or any(one.cause is Cause.DAMAGE for one in reading.findings):
-        return
-    given_out = max(seq_file.next_after_crash(0), view.highest_filed + 1)
-    ahead = ahead_of_publishes(reading.walk, given_out)
-    yield from ahead_findings(view.pinned.journal_path, reading.walk, ahead)
 
 
 def _check_seq_file(

@@ -25,8 +25,7 @@ from qindex.format.segment import (
 )
 from qindex.index.segment import segment_numbers
 from qindex.index.segment_file import append_sums
-from qindex.tools.thorough_view import Batch
-from qindex.view.columns import take_rows
+from qindex.recovery.columns import Batch, take_rows
 
 _COLUMNS = (("ids", 2, 18), ("expiry", 18, 26), ("sizes", 26, 30), ("embedded", 30, 34))
 

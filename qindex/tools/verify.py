@@ -20,6 +20,8 @@ from journal.locks.directory_lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
 from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.index.pair_scan import Depth
+from qindex.recovery.columns import take_rows
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import unpack_snapshot
 from qindex.tools.marker_check import check_marker
@@ -27,8 +29,6 @@ from qindex.tools.names_check import check_names
 from qindex.tools.queue_check import CheckedQueue, StoredEntries, check_queue
 from qindex.tools.snapshot_check import check_messages, check_queues
 from qindex.tools.store_check import StoreCheck
-from qindex.tools.thorough_view import ThoroughView
-from qindex.view.columns import take_rows
 from qindex.view.rabbitmq_vhost import find_vhosts
 from qindex.view.reader import StoreReader
 
@@ -87,7 +87,7 @@ class Verification:
         or of all virtual hosts of a RabbitMQ node's directory.
 
         Raises :class:`NotAStoreError`, :class:`StorageError`,
-        :class:`qindex.view.point_in_time.BusyError`.
+        :class:`qindex.recovery.point_in_time.BusyError`.
         """
         directory = os.path.abspath(self.directory)
         self.fs = beneath(self.fs, directory)
@@ -230,7 +230,7 @@ class StoreVerification:
                 continue
             now = CheckedQueue(checked.queue)
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                for _, batch in self.reader.pin_as(ThoroughView, checked.queue).all_batches():
+                for batch in self.reader.pin(checked.queue, Depth.DECODE).all_batches():
                     now.count(batch)
             named = {id for one in now.stored for id in map(bytes, self._lasting(one).ids)}
             found |= named & ids
@@ -273,7 +273,7 @@ def verify(directory: PathLike, *, segment_entry_count: int | None = None) -> Ve
     the longest journal, and about 150 bytes for each message in the message store.
     ``segment_entry_count``: of a RabbitMQ virtual host that has lost its ``.config``. Raises
     :class:`NotAStoreError`, :class:`StorageError`, :class:`UsageError` where this number has to be
-    given, :class:`qindex.view.point_in_time.BusyError`.
+    given, :class:`qindex.recovery.point_in_time.BusyError`.
     """
     return verify_store(directory, segment_entry_count=segment_entry_count, fs=REAL)
 

@@ -112,6 +112,7 @@ class Vhost:
             repeats_are_damage=True,
             redelivered=frozenset() if terms is None else terms.delivered,
             clean=clean,
+            vouched=False,
         )
 
     def directories(self, fs: FileSystem) -> list[QueueDirectory]:

@@ -2,7 +2,7 @@
 
 The directory may be in use (by our engine or a node), closed, or left by a crash. Nothing is ever
 written and no lock is taken. Of a queue in use one moment is shown, see
-:mod:`qindex.view.point_in_time`.
+:mod:`qindex.recovery.point_in_time`.
 
 A reader shows the messages that our engine or a node would deliver, in that order, and those that
 it would move to a dead-letter queue. It does not show those that it would drop (acknowledged,
@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,17 +44,18 @@ from qindex.format.rabbitmq.names import QueueNameError, directory_name, parse_q
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
 from qindex.index.messages import PERSISTENT_DIRECTORY
+from qindex.index.pair_scan import Depth
 from qindex.index.seq_ids import SeqFile
 from qindex.recovery import store_directory
+from qindex.recovery.columns import Columns
+from qindex.recovery.point_in_time import BusyError
 from qindex.recovery.settings_file import read_settings
 from qindex.recovery.snapshot import FILE_NAME as SNAPSHOT
 from qindex.recovery.snapshot import RestingQueue, read_snapshot
 from qindex.view.backlog import ready_and_unacked
-from qindex.view.columns import Columns
 from qindex.view.delayed import Delayed
 from qindex.view.entry_count import settle_entry_count
 from qindex.view.freed_room import frees_room_inside
-from qindex.view.point_in_time import BusyError
 from qindex.view.queue_view import Location, QueueView, Row
 from qindex.view.rabbitmq_vhost import (
     QueueDirectory,
@@ -82,7 +83,6 @@ __all__ = [
 ]
 
 Kind = Literal["qindex", "rabbitmq"]
-View = TypeVar("View", bound=QueueView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,13 @@ class StoreReader:
                 clean=True,
                 journalled_pairs=True,
             )
-        return DirectoryRules(self.marker.entry_count, keeps_expired=moves_expired)
+        return DirectoryRules(
+            self.marker.entry_count, keeps_expired=moves_expired, vouched=not self._with_a_node
+        )
+
+    @cached_property
+    def _with_a_node(self) -> bool:
+        return store_directory.was_with_a_node(self._fs, self.directory)
 
     def in_use(self) -> bool:
         """Tell whether a process has the store open, or may have: of a node that was not stopped in
@@ -402,20 +408,17 @@ class StoreReader:
         with storage_errors(path, "the due times can't be read"):
             return Delayed(self._fs, path)
 
-    def pin(self, one: QueueDirectory) -> QueueView:
-        """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`."""
-        return self.pin_as(QueueView, one)
-
-    def pin_as(self, view: type[View], one: QueueDirectory) -> View:
-        """Pin a queue directory as it is now, to be shown by a view of this kind. Raises
-        :class:`FileNotFoundError`, and as :func:`qindex.view.point_in_time.pin_queue`."""
-        return view(
+    def pin(self, one: QueueDirectory, depth: Depth = Depth.READ) -> QueueView:
+        """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`, and as
+        :func:`qindex.recovery.point_in_time.pin_queue`."""
+        return QueueView(
             self._fs,
             self.path_of(one),
             self.rules(one),
             priority=one.priority,
             place=self.place,
             busy=self.may_be_written,
+            depth=depth,
         )
 
     @property

@@ -12,8 +12,8 @@ from journal.findings import Kind
 from journal.format import PAYLOAD_SIZE
 from qindex.format.message_record import MAGIC
 from qindex.format.stored_id import make_id
+from qindex.recovery.columns import Batch
 from qindex.tools.ids_check import QueueIds
-from qindex.tools.thorough_view import Batch
 
 
 def batch_of(

@@ -1,7 +1,8 @@
-"""Columns (numpy arrays) of index entries, as :mod:`qindex.view.queue_view` gives them."""
+"""Columns (numpy arrays) of the entries of an image (:mod:`qindex.recovery.queue_image`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from journal.format import PAYLOAD_SIZE, PUBLISH_PERSISTENT
-from journal.memory.arrays import I64, U8, Bools
+from journal.memory.arrays import I64, U8, U64, Bools
 from journal.replay import Walk
 from qindex.format.message_record import column, gather_bytes
 from qindex.format.resynchronise import Data
@@ -25,6 +26,8 @@ Location = Literal["journal", "segment", "store"]
 
 assert HEAD.fields is not None
 _FIELDS = HEAD.fields
+
+_TERM = 0x83
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -128,6 +131,44 @@ class IndexEntries:
     def _field(self, name: str) -> npt.NDArray[Any]:
         kind, start = _FIELDS[name][:2]
         return column(self.heads, start, kind)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Entries of one segment, from one file, that are not acknowledged; columns of shape ``(n,)``.
+
+    ``data``: the file's bytes, damage corrected. ``payloads``: offsets of the message ids in it,
+    ``offsets``: of the entries in the file ``path``. ``version2``: see
+    :class:`Source`; ``bodies`` as there. ``delivered``: they come again as
+    redelivered. ``dropped``: transient ones that are not delivered after a restart. ``ids``:
+    message ids, shape ``(n, 16)``. ``expiry``: microseconds since 1970. ``sizes``: of the bodies.
+    ``embedded``: bytes of the record in the index, 0 = in the message store.
+    """
+
+    path: str
+    in_journal: bool
+    data: Data
+    version2: bool
+    seqs: I64
+    payloads: I64
+    offsets: I64
+    delivered: Bools
+    persistent: Bools
+    dropped: Bools
+    ids: U8
+    expiry: U64
+    sizes: I64
+    embedded: I64
+    bodies: I64 | None = None
+
+    def foreign_records(self) -> Iterator[tuple[int, bytes]]:
+        """Give the rows of the entries that embed a record of RabbitMQ's, and these."""
+        flat = np.frombuffer(self.data, np.uint8)
+        starts = self.payloads + PAYLOAD_SIZE
+        rows = np.flatnonzero(self.embedded)
+        for at in rows[flat[starts[rows]] == _TERM].tolist():
+            start = int(starts[at])
+            yield at, bytes(self.data[start : start + int(self.embedded[at])])
 
 
 def source_of(path: str, data: Data, location: Location, head_size: int, walk: Walk) -> Source:
