@@ -39,8 +39,9 @@ from msgstore import CompactionReport
 from qindex.engine.fan_out import publish_to_all
 from qindex.engine.housekeeper import Housekeeper
 from qindex.engine.idle_queues import Roster
-from qindex.engine.move_recovery import finish_moves
+from qindex.engine.move_recovery import finish_moves, finish_transactions
 from qindex.engine.moves import Moves
+from qindex.engine.transactions import Transaction, Transactions
 from qindex.format import layout
 from qindex.format.message import Body, Message, message_of
 from qindex.format.rabbitmq.names import directory_name, format_queue_name
@@ -116,6 +117,7 @@ class Engine:
         self._roster = Roster(budget.journals, ask, order)
         self._alarm = Alarm(order)
         self._moves = Moves(fs, directory, self._poison, self._parts_of, options, self._alarm)
+        self._transactions = Transactions(self._moves, self._calls, self._parts_of)
         self._directory_lock = self._enter(outside)
         try:
             self._open()
@@ -230,10 +232,16 @@ class Engine:
             return self._parts_of(name) if is_there else None
 
         hurt = {os.path.dirname(one.path) for one in self.findings if one.cause is Cause.DAMAGE}
-        remove = finish_moves(self._fs, self.directory, queue_of, hurt, repair=self.options.repair)
-        if remove is not None:
+        fs, directory = self._fs, self.directory
+        finished = [
+            # First: what a transaction has published may have been moved since.
+            finish_moves(fs, directory, queue_of, hurt, repair=self.options.repair),
+            finish_transactions(fs, directory, queue_of, hurt, self.findings),
+        ]
+        if any(finished):
             for queue in self._awake_queues():
                 queue._parts.flusher.sync()
+        for remove in filter(None, finished):
             remove()
 
     def _put_to_rest(self, hashed: str) -> None:
@@ -570,6 +578,28 @@ class Engine:
             targets = [self._parts_of(name).producer for name in names]
             return publish_to_all(targets, message, ttl, persistent, confirm, timeout, waits=waits)
 
+    def transaction(self) -> Transaction:
+        """Return a transaction: publishes and acks in several queues, all of them or none.
+
+        It is used in a ``with`` block, whose end commits. An exception in it rolls back. After a
+        crash at any moment the transaction has happened whole or not at all. No other thread sees
+        a part of it, and readers of the files see its messages once they are committed.
+
+        Returns:
+            A transaction, with :meth:`~qindex.Transaction.publish` and
+            :meth:`~qindex.Transaction.ack`.
+
+        Raises:
+            ClosedError: The engine was closed.
+
+        Example:
+            >>> delivery = orders.get()
+            >>> with engine.transaction() as tx:
+            ...     seq_id = tx.publish("invoices", delivery.body)
+            ...     tx.ack(delivery)
+        """
+        return Transaction(self._transactions)
+
     # -- the whole store ------------------------------------------------------------------------
 
     def sync(self) -> None:
@@ -730,6 +760,7 @@ class Engine:
         """Close the queues, and leave a snapshot if all went well."""
         failure: Exception | None = None
         try:
+            self._transactions.roll_back()
             self._moves.close()
             if self._poison.reason is None:
                 self._messages.sync()

@@ -1,4 +1,4 @@
-"""Finish, at the open of a store, the moves to dead-letter queues that a crash cut short.
+"""Finish, at the open of a store, the moves and the transactions that a crash cut short.
 
 For each message that an intent names and that its source still holds: is it in the target? In the
 run of the operating system in which the intent was written nothing is lost, so an intent that is
@@ -6,26 +6,32 @@ noted as done is done: the message may have been consumed since. Otherwise (it i
 power was lost, or the target is damaged) an entry in the target decides, with the seq_id and the
 message id of the intent. Messages that have arrived are acknowledged in the source, all others stay
 there, so that a message is in one of the two queues.
+
+A transaction that was not committed never was: what it has published is dropped. The acks of one
+that was committed are made as those of moves are.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
 import numpy as np
 
 from journal.errors import DamageError
+from journal.findings import Finding
 from journal.fs.files import FileSystem, read_optional, unlink_if_there
 from qindex.format import layout
 from qindex.format.moves import Intent, sound_moves
 from qindex.format.segment import STEP_SIZE
+from qindex.format.transactions import Noted, Published, damage_in, read_transactions
 from qindex.index.quarantine import quarantine
 from qindex.index.queue_index import QueueIndex
 from qindex.index.segment import ABSENT, ACKED
 from qindex.queue.parts import QueueParts
+from qindex.recovery.damage import report
 
 _log = logging.getLogger("qindex.moves")
 
@@ -67,7 +73,7 @@ def finish_moves(
             continue  # deleted: with what was in it, or without ever getting the message
         certain = is_done and bool(boot) and intent.boot == boot
         certain &= target.state.index.directory not in hurt
-        there = intent.seqs if certain else _arrived(intent, target)
+        there = intent.seqs if certain else _moved(intent, target)
         done = [seq for seq in there if _holds(source.state.index, seq)]
         if done:
             _log.info(
@@ -80,14 +86,84 @@ def finish_moves(
     return lambda: _remove(fs, path)
 
 
+def finish_transactions(
+    fs: FileSystem,
+    directory: str,
+    queue_of: Callable[[str], QueueParts | None],
+    hurt: Collection[str],
+    findings: list[Finding],
+) -> Callable[[], None] | None:
+    """Finish the transactions of the last run; as :func:`finish_moves`. Damage, which is added to
+    ``findings``, is no error: the file is copied to quarantine."""
+    path = os.path.join(directory, layout.TRANSACTIONS)
+    data = read_optional(fs, path)
+    if data is None:
+        return None
+    boot = fs.boot_id()
+    damage = damage_in(path, data)
+    if damage:
+        for one in damage:
+            report(one)
+        quarantine(fs, path, 0, data)
+        findings += damage
+    for noted in read_transactions(data)[0].values():
+        if noted.boot is None:
+            _undo(noted, queue_of)
+        else:
+            _acknowledge(noted, queue_of, hurt, same_run=bool(boot) and noted.boot == boot)
+    return lambda: _remove(fs, path)
+
+
+def _undo(noted: Noted, queue_of: Callable[[str], QueueParts | None]) -> None:
+    for one in noted.published:
+        target = queue_of(one.queue)
+        undone = [] if target is None else list(_arrived(one, target.state.index))
+        if target is not None and undone:
+            _log.info(
+                "queue %r: %d messages of a transaction that was not committed are dropped",
+                one.queue,
+                len(undone),
+            )
+            target.letters.drop_moved(undone)
+
+
+def _acknowledge(
+    noted: Noted,
+    queue_of: Callable[[str], QueueParts | None],
+    hurt: Collection[str],
+    *,
+    same_run: bool,
+) -> None:
+    for one in noted.published if noted.acks else ():
+        target = queue_of(one.queue)
+        if target is None:
+            continue  # it was deleted, with what was in it
+        index = target.state.index
+        certain = same_run and index.directory not in hurt
+        if not certain and len(list(_arrived(one, index))) < len(one.ids):
+            return  # power was lost, and so were messages: those that are acknowledged stay
+    for name, seqs in noted.acks:
+        source = queue_of(name)
+        done = [] if source is None else [seq for seq in seqs if _holds(source.state.index, seq)]
+        if source is not None and done:
+            source.letters.drop_moved(done)
+
+
+def _arrived(published: Published, index: QueueIndex) -> Iterator[int]:
+    """Yield the seq_ids that messages of a transaction have in their queue, if they are there."""
+    for seq, wanted in enumerate(published.ids, published.first):
+        if message_id(index, seq) == wanted:
+            yield seq
+
+
 def _remove(fs: FileSystem, path: str) -> None:
     if unlink_if_there(fs, path):
         fs.sync_dir(os.path.dirname(path))
 
 
-def _arrived(intent: Intent, target: QueueParts) -> list[int]:
+def _moved(intent: Intent, target: QueueParts) -> list[int]:
     """Give the seq_ids, in the source, of the messages that are found in the target."""
-    found = (_message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
+    found = (message_id(target.state.index, intent.first + at) for at in range(len(intent.seqs)))
     return [
         seq
         for seq, wanted, there in zip(intent.seqs, intent.ids, found, strict=True)
@@ -95,7 +171,7 @@ def _arrived(intent: Intent, target: QueueParts) -> list[int]:
     ]
 
 
-def _message_id(index: QueueIndex, seq: int) -> bytes | None:
+def message_id(index: QueueIndex, seq: int) -> bytes | None:
     """Give the message id of an entry that is not acknowledged."""
     if not _holds(index, seq):
         return None

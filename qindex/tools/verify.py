@@ -19,6 +19,7 @@ from journal.fs.files import REAL, FileSystem, PathLike, checked_path, read_opti
 from journal.locks.directory_lock import is_held, read_owner
 from qindex.format import layout
 from qindex.format.moves import sound_moves
+from qindex.format.transactions import damage_in
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.pair_scan import Depth
 from qindex.recovery.columns import take_rows
@@ -174,6 +175,8 @@ class StoreVerification:
         if wrong is not None:
             what, lost = f"moves to dead-letter queues: {wrong}", "the engine does not open it"
             yield Finding(path, 0, len(data), Cause.DAMAGE, what, lost, Kind.RECORD)
+        path = os.path.join(self.reader.directory, layout.TRANSACTIONS)
+        yield from damage_in(path, read_optional(self.fs, path) or b"")
 
     def _queues(self) -> Iterator[Finding]:
         for queue in self.reader.directories():

@@ -231,6 +231,8 @@ class QueueView:
         parts: list[tuple[I64, I64, Bools, U8, I64]] = []
         for index, source in enumerate(segment.sources):
             rows = np.flatnonzero(alive[source.seqs - segment.base])
+            if self.rules.pending:
+                rows = rows[~np.isin(source.seqs[rows], list(self.rules.pending))]
             if not len(rows):
                 continue
             heads = source.heads_of(rows)

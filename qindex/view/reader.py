@@ -23,7 +23,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -43,6 +43,7 @@ from qindex.format.delivery_rules import ALL_REDELIVERED, DirectoryRules
 from qindex.format.rabbitmq.names import QueueNameError, directory_name, parse_queue_name
 from qindex.format.seq_ids import FILE_NAME as SEQ_FILE_NAME
 from qindex.format.settings import NO_SETTINGS, QueueSettings
+from qindex.format.transactions import pending_in
 from qindex.index.messages import PERSISTENT_DIRECTORY
 from qindex.index.pair_scan import Depth
 from qindex.index.seq_ids import SeqFile
@@ -411,7 +412,7 @@ class StoreReader:
     def pin(self, one: QueueDirectory, depth: Depth = Depth.READ) -> QueueView:
         """Pin a queue directory as it is now. Raises :class:`FileNotFoundError`, and as
         :func:`qindex.recovery.point_in_time.pin_queue`."""
-        return QueueView(
+        pinned = QueueView(
             self._fs,
             self.path_of(one),
             self.rules(one),
@@ -420,6 +421,13 @@ class StoreReader:
             busy=self.may_be_written,
             depth=depth,
         )
+        if self.vhost is None:
+            # Later than the queue: what was published by then is noted by now.
+            data = read_optional(self._fs, os.path.join(self.directory, layout.TRANSACTIONS))
+            if data:
+                pending = pending_in(data, one.name)
+                pinned.rules = replace(pinned.rules, pending=pending)
+        return pinned
 
     @property
     def place(self) -> StorePlace:
