@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +31,6 @@ from journal.errors import ClosedError, StorageError, storage_errors
 from journal.findings import Finding, Kind
 from journal.fs.files import FileSystem, is_zeros, sync_file, unlink_if_there
 from journal.locks.flag import Flag
-from journal.memory.arrays import I64
 from journal.poison import Poison, is_passing
 from msgstore.errors import StaleSnapshotError
 from qindex.format import layout
@@ -302,20 +300,6 @@ class StoreRecovery:
 # -- read a queue: nothing is written -------------------------------------------------------------
 
 
-_NONE: I64 = np.empty(0, np.int64)
-
-
-class JournalEntries(NamedTuple):
-    """Publish records found in a journal that no segment has: sorted by seq_id."""
-
-    seqs: I64
-    offsets: I64
-    data: Data
-
-
-_NO_ENTRIES = JournalEntries(_NONE, _NONE, b"")
-
-
 @dataclass(slots=True)
 class LoadedQueue:
     """A queue as its files have it.
@@ -323,7 +307,8 @@ class LoadedQueue:
     ``names``: of its files. ``journal_size``: bytes of the journal that say something.
     ``segments``: by number; those that the journal touches are loaded and dirty, others know
     their counts only. ``seen``: one above the highest seq_id met. ``transient``: seq_ids of
-    messages published as transient and not acknowledged. ``unacked``: messages held.
+    messages published as transient and not acknowledged. ``unacked``: messages held. ``fresh``:
+    the publish records that the journal alone has, by segment; they are in the bytes ``journal``.
     ``repaired``: what the files of damaged segments (by number) should hold; the states and
     offsets of those are of these bytes. ``stored``: seq_id and message id of each entry whose
     message is in the persistent message store.
@@ -333,7 +318,8 @@ class LoadedQueue:
     entry_count: int
     names: Sequence[str]
     segments: Segments = field(default_factory=Segments)
-    journal: JournalEntries = _NO_ENTRIES
+    journal: Data = b""
+    fresh: dict[int, Source] = field(default_factory=dict)
     journal_size: int = 0
     seen: int = 0
     transient: set[int] = field(default_factory=set)
@@ -372,20 +358,15 @@ def load_queue(
     """
     rules = DirectoryRules(entry_count, vouched=not with_a_node)
     pinned = at_rest(fs, directory, names, given_out, vouched=rules.vouched)
-    loaded = LoadedQueue(directory, entry_count, names, journal_size=pinned.reading.walk.end)
+    reading = pinned.reading
+    loaded = LoadedQueue(
+        directory, entry_count, names, journal=reading.data, journal_size=reading.walk.end
+    )
     image = QueueImage(fs, directory, rules, pinned=pinned, busy=None)
-    fresh: list[Source] = []
     for number in image.numbers:
         part = image.segment(number)
         assert part is not None
         _take(loaded, number, part)
-        fresh += (one for one in part.sources if one.location == "journal")
-    if fresh:
-        loaded.journal = JournalEntries(
-            np.concatenate([one.seqs for one in fresh]),
-            np.concatenate([one.offsets for one in fresh]),
-            pinned.reading.data,
-        )
     loaded.seen = image.seen
     loaded.findings = image.findings
     # A node that deletes a segment leaves its checksums.
@@ -415,6 +396,7 @@ def _take(loaded: LoadedQueue, number: int, part: SegmentImage) -> None:
     else:
         return
     loaded.segments[number] = segment
+    loaded.fresh.update((number, one) for one in part.sources if one.location == "journal")
     transient = set(part.transient())
     loaded.transient |= transient
     loaded.stored += (one for one in part.stored() if one[0] not in transient)
@@ -534,17 +516,15 @@ def _flush(fs: FileSystem, loaded: LoadedQueue, next_seq: int) -> dict[int, tupl
     """Append what the journal holds to the segments; gives the entries not acknowledged and the
     bytes of each segment that is left."""
     plans = []
-    entries = loaded.journal
-    for segment in loaded.segments.values():
+    for number, segment in loaded.segments.items():
         if segment.dirty:
             offsets = np.full(loaded.entry_count, -1, np.int64)
-            low, high = np.searchsorted(
-                entries.seqs, (segment.base, segment.base + loaded.entry_count)
-            )
-            offsets[entries.seqs[low:high] - segment.base] = entries.offsets[low:high]
+            if number in loaded.fresh:
+                entries = loaded.fresh[number]
+                offsets[entries.seqs - segment.base] = entries.offsets
             plans.append(plan_segment(segment, 0, offsets))
     if plans:
-        plan = FlushPlan(loaded.directory, entries.data, 0, 0, next_seq, plans)
+        plan = FlushPlan(loaded.directory, loaded.journal, 0, 0, next_seq, plans)
         write_plan(fs, plan)
     segments = {
         number: (segment.unacked, segment.file_size) for number, segment in loaded.segments.items()

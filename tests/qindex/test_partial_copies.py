@@ -128,11 +128,11 @@ def test_sums_say_how_much_was_there(tmp_path: Path) -> None:
     path = tmp_path / journal_format.FILE_NAME
     path.write_bytes(front + NO_START + batch[START_SIZE:] + bytes(200))
     loaded = load_queue(REAL, str(tmp_path), 4096, os.listdir(tmp_path), GivenOut(LIMIT, 7))
-    assert loaded.journal.seqs.tolist() == [7, 8]
+    assert loaded.fresh[0].seqs.tolist() == [7, 8]
     assert loaded.seen == 9
     (tmp_path / "journal.jif.sum").write_bytes(extent(front + batch, 0))
     loaded = load_queue(REAL, str(tmp_path), 4096, os.listdir(tmp_path), GivenOut(LIMIT, 7))
-    assert loaded.journal.seqs.tolist() == [7, 8, 10, 11, 12, 13]
+    assert loaded.fresh[0].seqs.tolist() == [7, 8, 10, 11, 12, 13]
 
 
 def test_a_loss_of_power_loses_sectors_and_no_more() -> None:
