@@ -185,7 +185,6 @@ class _Segment:
 
     def _in_index(self, source: Source, mine: I64, heads: npt.NDArray[np.void]) -> dict[str, Maker]:
         columns = self.columns
-        rows = columns.row_of[mine]
         return {
             **self._common(len(mine)),
             "seq_id": lambda: numbers(columns.seqs[mine]),
@@ -193,10 +192,8 @@ class _Segment:
                 np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, 16)
             ),
             "persistent": lambda: pa.array(columns.persistent[mine]),
-            "redelivered": lambda: pa.array(self.view.redelivered(columns)[mine]),
-            "expiry": lambda: numbers(
-                self.view.expiry_of(source, rows, heads).astype(np.int64), absent=0
-            ),
+            "redelivered": lambda: pa.array(columns.redelivered[mine]),
+            "expiry": lambda: numbers(columns.expiry[mine].astype(np.int64), absent=0),
             "size": lambda: numbers(columns.sizes[mine]),
             "location": lambda: choices(
                 (heads["embedded"] == 0).astype(np.uint8), (source.location, "store")

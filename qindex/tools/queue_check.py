@@ -16,7 +16,6 @@ from journal.errors import StorageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.format import DELIVER
 from journal.fs.files import FileSystem, read_optional
-from journal.memory.arrays import I64, U8, Bools
 from journal.poison import Poison
 from qindex.format import layout
 from qindex.format.delays import FILE_NAME as DUE_TIMES
@@ -33,7 +32,7 @@ from qindex.index.pair_scan import Depth
 from qindex.index.seq_ids import SeqFile
 from qindex.queue.delivery_counts import FILE_NAME as DELIVERIES
 from qindex.queue.delivery_counts import RECORD_SIZE, unpack_count
-from qindex.recovery.columns import Batch, take_rows
+from qindex.recovery.columns import Entries, take_rows
 from qindex.tools.ids_check import QueueIds
 from qindex.view.queue_view import QueueView
 from qindex.view.rabbitmq_vhost import QueueDirectory
@@ -48,29 +47,14 @@ _MOST_READ = 4096
 
 
 @dataclass(slots=True)
-class StoredEntries:
-    """Index entries of one file whose messages are in the message store; columns of shape
-    ``(n,)``, ``ids`` of ``(n, 16)``. ``offsets``: of their publish records in ``path``."""
-
-    path: str
-    queue: QueueDirectory
-    in_journal: bool
-    seqs: I64
-    offsets: I64
-    ids: U8
-    sizes: I64
-    persistent: Bools
-    version2: bool = False
-
-
-@dataclass(slots=True)
 class CheckedQueue:
     """The results of one queue's check that the check of the whole store needs.
 
     ``unacked``: entries not acknowledged, by segment. ``next_seen``: one above the highest seq_id
     that was met. ``same_run``: no power was lost since the queue was written to. ``entries``,
     ``bytes``: not acknowledged, and of their bodies; ``persistent_entries``, ``persistent_bytes``
-    those of persistent messages. ``readable``: the system let us read the journal.
+    those of persistent messages. ``stored``: entries whose messages are in the message store, by
+    file, without its bytes. ``readable``: the system let us read the journal.
     """
 
     queue: QueueDirectory
@@ -81,10 +65,10 @@ class CheckedQueue:
     bytes: int = 0
     persistent_entries: int = 0
     persistent_bytes: int = 0
-    stored: list[StoredEntries] = field(default_factory=list)
+    stored: list[Entries] = field(default_factory=list)
     readable: bool = True
 
-    def count(self, batch: Batch) -> None:
+    def count(self, batch: Entries) -> None:
         """Take the entries of a batch in."""
         self.entries += len(batch.seqs)
         self.bytes += int(batch.sizes.sum())
@@ -94,19 +78,7 @@ class CheckedQueue:
         if not bare.any():
             return
         mine = take_rows(batch, bare)
-        self.stored.append(
-            StoredEntries(
-                path=batch.path,
-                queue=self.queue,
-                in_journal=batch.in_journal,
-                seqs=mine.seqs,
-                offsets=mine.offsets,
-                ids=mine.ids,
-                sizes=mine.sizes,
-                persistent=mine.persistent & ~mine.dropped,
-                version2=batch.version2,
-            )
-        )
+        self.stored.append(replace(mine, data=b"", persistent=mine.persistent & ~mine.dropped))
 
 
 def check_queue(
@@ -121,7 +93,7 @@ def check_queue(
     ``checked``. ``closed``: the store was closed in order, so no crash can have cut anything short.
 
     Beside a writer nothing that comes of its work is found; a queue that is deleted meanwhile has
-    no findings. Memory: the journal, one segment file at a time, 40 bytes for each entry whose
+    no findings. Memory: the journal, one segment file at a time, 80 bytes for each entry whose
     message is in the message store. Raises :class:`qindex.recovery.point_in_time.BusyError`.
     """
     directory = reader.path_of(checked.queue)
@@ -170,19 +142,19 @@ def _judged(view: QueueView, same_run: bool) -> Iterator[Finding]:
 
 def _check_entries(view: QueueView, checked: CheckedQueue, *, of_node: bool) -> Iterator[Finding]:
     ids = QueueIds()
-    for batch in view.all_batches():
+    for batch in view.all_alive():
         checked.count(batch)
         ids.take(batch)
         for finding in _check_sizes(batch):
             # Where a sector of the journal was lost, no checksum of RabbitMQ's record tells.
-            crash = batch.in_journal and not checked.same_run and not of_node
+            crash = batch.location == "journal" and not checked.same_run and not of_node
             yield replace(finding, cause=Cause.CRASH) if crash else finding
     yield from ids.findings()
     checked.unacked = view.unacked
     checked.next_seen = view.image.seen
 
 
-def _check_sizes(batch: Batch) -> Iterator[Finding]:
+def _check_sizes(batch: Entries) -> Iterator[Finding]:
     """Hold the sizes of the entries that embed a RabbitMQ record, which no checksum covers,
     against their bodies."""
     if batch.version2:

@@ -149,7 +149,7 @@ def _shown(
                 source = columns.sources[which]
                 offset = int(source.places_of(np.array([at]))[0])
                 parts.append(b"%s %d" % (os.path.basename(source.path).encode(), offset))
-            parts.append(view.redelivered(columns).tobytes())
+            parts.append(columns.redelivered.tobytes())
     return b"\n".join(parts)
 
 

@@ -18,11 +18,10 @@ from journal.errors import DamageError, StoreError
 from journal.findings import Cause, Finding, Kind
 from journal.format import (
     PAYLOAD_SIZE,
-    PUBLISH_PERSISTENT,
     TYPE_SHIFT,
 )
 from journal.fs.files import FileSystem
-from journal.memory.arrays import I64, U8, U64, Bools
+from journal.memory.arrays import I64
 from msgstore.errors import MissingMessageError
 from qindex.format.delivery_rules import DirectoryRules, Transient
 from qindex.format.entries import (
@@ -36,15 +35,12 @@ from qindex.format.entries import (
 )
 from qindex.format.message import Message
 from qindex.index.pair_scan import Depth
-from qindex.index.segment import DELIVERED
-from qindex.index.segment_scan import MSG_ID_SIZE
 from qindex.recovery.columns import (
-    Batch,
     Columns,
-    IndexEntries,
+    Entries,
     Location,
     Source,
-    all_entries,
+    entries_of,
 )
 from qindex.recovery.point_in_time import (
     Pinned,
@@ -176,127 +172,96 @@ class QueueView:
     def columns(self, number: int, *, counting: bool = False) -> Columns | None:
         """Read segment ``number``; ``None`` when nothing of it would be delivered. ``counting``:
         messages of a queue of version 2 are not looked at, so that it costs its index alone."""
-        segment = self.image.segment(number, Depth.COUNT if counting else None)
-        return None if segment is None else self._deliverable(segment)
+        part = self.image.segment(number, Depth.COUNT if counting else None)
+        if part is None:
+            return None
+        now = time_ns() // 1000
+        pieces = []
+        for which, source in enumerate(part.sources):
+            rows, found = self._alive(part, source)
+            expiry = found.expiry
+            keep = ~found.dropped & (self.rules.keeps_expired | (expiry == 0) | (expiry > now))
+            if self.rules.pending:
+                keep &= ~np.isin(found.seqs, list(self.rules.pending))
+            kept = (found.seqs, found.sizes, found.persistent, found.delivered, expiry)
+            of = np.full(len(rows), which, np.uint8)
+            pieces.append([one[keep] for one in (*kept, of, rows)])
+        table = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+        if not table or not len(table[0]):
+            return None
+        order = np.argsort(table[0], kind="stable")
+        seqs, sizes, persistent, redelivered, expiry, of, rows = (one[order] for one in table)
+        return Columns(part.sources, seqs, sizes, persistent, redelivered, expiry, of, rows)
 
-    def entries(self, number: int) -> list[IndexEntries]:
+    def entries(self, number: int) -> list[Entries]:
         """Read all entries of segment ``number``, also those that are done with, file by file."""
-        segment = self.image.segment(number, Depth.DECODE)
-        if segment is None:
+        part = self.image.segment(number, Depth.DECODE)
+        if part is None:
             return []
-        return [all_entries(one, segment.states, segment.base) for one in segment.sources]
+        return [
+            entries_of(one, slice(None), part.states[one.seqs - part.base]) for one in part.sources
+        ]
 
-    def batches(self, number: int) -> Iterator[Batch]:
+    def alive(self, number: int) -> Iterator[Entries]:
         """Read the entries of segment ``number`` that are not acknowledged, expired ones included:
         those in its file, then those in the journal. Counts them in ``unacked``."""
-        segment = self.image.segment(number)
-        if segment is None:
-            return
-        alive, states = segment.alive, segment.states
-        self.unacked[number] = int(np.count_nonzero(alive))
-        for source in segment.sources:
-            rows = np.flatnonzero(alive[source.seqs - segment.base])
-            if not len(rows):
-                continue
-            heads = source.heads_of(rows)
-            persistent, dropped = self._persistence(source, rows, heads)
-            seqs = source.seqs[rows]
-            yield Batch(
-                path=source.path,
-                in_journal=source.location == "journal",
-                data=source.data,
-                version2=source.heads is not None,
-                seqs=seqs,
-                payloads=source.offsets[rows] + source.head_size,
-                offsets=source.places_of(rows),
-                delivered=self._redelivered(seqs, states[seqs - segment.base]),
-                persistent=persistent,
-                dropped=dropped,
-                ids=np.ascontiguousarray(heads["id"]).view(np.uint8).reshape(-1, MSG_ID_SIZE),
-                expiry=self.expiry_of(source, rows, heads),
-                sizes=heads["size"].astype(np.int64),
-                embedded=heads["embedded"].astype(np.int64),
-                bodies=None if source.bodies is None else source.bodies[rows],
-            )
+        part = self.image.segment(number)
+        if part is not None:
+            self.unacked[number] = int(np.count_nonzero(part.alive))
+            for source in part.sources:
+                rows, found = self._alive(part, source)
+                if len(rows):
+                    yield found
 
-    def all_batches(self) -> Iterator[Batch]:
-        """Read the batches of all segments, in order."""
+    def all_alive(self) -> Iterator[Entries]:
+        """Read the entries of all segments that are not acknowledged, in order."""
         for number in self.numbers:
-            yield from self.batches(number)
+            yield from self.alive(number)
 
-    def _deliverable(self, segment: SegmentImage) -> Columns | None:
-        """Put the sources together, without what is done with, expired, or dropped."""
-        now = time_ns() // 1000
-        alive = segment.alive
-        parts: list[tuple[I64, I64, Bools, U8, I64]] = []
-        for index, source in enumerate(segment.sources):
-            rows = np.flatnonzero(alive[source.seqs - segment.base])
-            if self.rules.pending:
-                rows = rows[~np.isin(source.seqs[rows], list(self.rules.pending))]
-            if not len(rows):
-                continue
-            heads = source.heads_of(rows)
-            persistent, dropped = self._persistence(source, rows, heads)
-            expiry = self.expiry_of(source, rows, heads)
-            keep = ~dropped & (self.rules.keeps_expired | (expiry == 0) | (expiry > now))
-            which = np.full(int(keep.sum()), index, np.uint8)
-            sizes = heads["size"][keep].astype(np.int64)
-            parts.append((source.seqs[rows][keep], sizes, persistent[keep], which, rows[keep]))
-        if not parts:
-            return None
-        seqs, sizes, persistent, which, rows = (
-            np.concatenate([part[column] for part in parts]) for column in range(5)
-        )
-        if not len(seqs):
-            return None
-        order = np.argsort(seqs, kind="stable")
-        return Columns(
-            seqs[order],
-            segment.states[seqs[order] - segment.base],
-            sizes[order],
-            persistent[order].astype(np.bool_),
-            segment.sources,
-            which[order].astype(np.uint8),
-            rows[order],
-        )
+    def _alive(self, part: SegmentImage, source: Source) -> tuple[I64, Entries]:
+        """Give the entries of a file that are not acknowledged, by the rules of the queue, and
+        their rows in the source."""
+        rows = np.flatnonzero(part.alive[source.seqs - part.base])
+        found = entries_of(source, rows, part.states[source.seqs[rows] - part.base])
+        self._judge_persistence(found)
+        rules = self.rules
+        if rules.redelivered_below is not None:
+            found.delivered = found.seqs < rules.redelivered_below
+        if rules.redelivered:
+            found.delivered |= np.isin(found.seqs, list(rules.redelivered))
+        # Times that only a flipped bit explains.
+        expiry = found.expiry
+        wrong = (expiry > 0) & (expiry <= LONG_AGO) & (found.embedded == 0)
+        for at in np.flatnonzero(wrong).tolist():
+            self._find_entry(source, int(rows[at]), *EXPIRED_LONG_AGO)
+        if wrong.any():
+            found.heads = found.heads.copy()
+            found.heads["expiry"][wrong] = 0
+        return rows, found
 
-    def expiry_of(self, source: Source, rows: I64, heads: npt.NDArray[np.void]) -> U64:
-        """Return when these entries expire, without times that only a flipped bit explains."""
-        expiry = heads["expiry"].astype(np.uint64)
-        wrong = (expiry > 0) & (expiry <= LONG_AGO) & (heads["embedded"] == 0)
-        for row in rows[wrong].tolist():
-            self._find_entry(source, row, *EXPIRED_LONG_AGO)
-        expiry[wrong] = 0
-        return expiry
-
-    def _persistence(
-        self, source: Source, rows: I64, heads: npt.NDArray[np.void]
-    ) -> tuple[Bools, Bools]:
+    def _judge_persistence(self, found: Entries) -> None:
         """Tell which entries are persistent, and which are dropped for being transient."""
-        by_index = source.kinds[rows] == PUBLISH_PERSISTENT
-        persistent = by_index.copy()
-        if source.heads is not None:
-            return persistent, ~persistent
-        if self.rules.transient is Transient.KEPT:
-            return persistent, np.zeros(len(rows), np.bool_)
-        flat = np.frombuffer(source.data, np.uint8)
-        records = source.offsets[rows] + source.head_size + PAYLOAD_SIZE
-        embedded = heads["embedded"].astype(np.int64)
+        if found.version2:
+            found.dropped = ~found.persistent
+        if found.version2 or self.rules.transient is Transient.KEPT:
+            return
+        flat = np.frombuffer(found.data, np.uint8)
+        records, embedded = found.payloads + PAYLOAD_SIZE, found.embedded
         theirs = np.flatnonzero(embedded)
         theirs = theirs[flat[records[theirs]] == _RABBITMQ_FIRST]
         # A record ends in the atom true or false: is_persistent.
         ends = flat[records[theirs] + embedded[theirs] - 2]
         said = ends != _LAST_BUT_ONE_OF_FALSE
-        for at in theirs[said & ~by_index[theirs]].tolist():
-            offset = int(source.offsets[rows[at]])
-            length = source.head_size + PAYLOAD_SIZE + int(embedded[at])
+        for at in theirs[said & ~found.persistent[theirs]].tolist():
+            offset = int(found.offsets[at])
+            length = int(records[at] + embedded[at]) - offset
             what = "the index has the message as transient, the message itself as persistent"
             kind = Kind.PERSISTENCE
-            damage = Finding(source.path, offset, length, Cause.DAMAGE, what, kind=kind)
+            damage = Finding(found.path, offset, length, Cause.DAMAGE, what, kind=kind)
             self._found[damage] = None
         if self.rules.transient is Transient.BY_MESSAGE:
-            persistent[theirs] = said
-        return persistent, ~persistent
+            found.persistent[theirs] = said
+        found.dropped = ~found.persistent
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -315,23 +280,12 @@ class QueueView:
         """Let go of the message store's files; they are opened again when they are needed."""
         self._stored.close()
 
-    def redelivered(self, columns: Columns) -> Bools:
-        """Tell which entries were delivered before. Shape ``(n,)``."""
-        return self._redelivered(columns.seqs, columns.states)
-
-    def _redelivered(self, seqs: I64, states: U8) -> Bools:
-        below = self.rules.redelivered_below
-        again: Bools = states == DELIVERED if below is None else seqs < below
-        if self.rules.redelivered:
-            again |= np.isin(seqs, list(self.rules.redelivered))
-        return again
-
     def rows_of(self, columns: Columns, chosen: I64 | slice = _ALL) -> Iterator[Row]:
         """Give the messages of the ``chosen`` entries (indexes into the columns); see
         :meth:`rows`."""
         table = zip(
             columns.seqs[chosen].tolist(),
-            self.redelivered(columns)[chosen].tolist(),
+            columns.redelivered[chosen].tolist(),
             columns.persistent[chosen].tolist(),
             columns.source_of[chosen].tolist(),
             columns.row_of[chosen].tolist(),

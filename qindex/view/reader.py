@@ -173,7 +173,7 @@ class QueueReader:
                 columns = view.columns(number, counting=True)
                 if columns is None:
                     continue
-                again = view.redelivered(columns)
+                again = columns.redelivered
                 there = ~self._store.gone(view, columns)
                 total += int(there.sum())
                 delivered += int((again & there).sum())
